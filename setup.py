@@ -30,6 +30,7 @@ BUILD_KERNELS = Path(__file__).resolve().parent / "csrc" / "build.py"
 
 PACKAGES = [
     *find_packages(include=["megatrain", "megatrain.*"]),
+    *find_packages("launcher", include=["megatrain_job", "megatrain_job.*"]),
     *find_packages("launcher", include=["megatrain_launcher", "megatrain_launcher.*"]),
     *find_packages("diagnostics", include=["megatrain_diagnostics", "megatrain_diagnostics.*"]),
 ]
@@ -65,6 +66,7 @@ def extensions() -> list[Extension]:
 setup(
     packages=PACKAGES,
     package_dir={
+        "megatrain_job": "launcher/megatrain_job",
         "megatrain_launcher": "launcher/megatrain_launcher",
         "megatrain_diagnostics": "diagnostics/megatrain_diagnostics",
     },

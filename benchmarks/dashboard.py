@@ -26,9 +26,9 @@ from benchmarks.result import Result
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.contracts.diag_records import DashboardRecord
 from megatrain.contracts.record import decode, encode
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain_launcher.etcd_process import free_ports
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_launcher.etcd.process import free_ports
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.synthetic_run import LARGEST, NUM_STEPS, write_run
 from tests.helpers.waiting import wait_until

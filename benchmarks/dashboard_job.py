@@ -12,7 +12,7 @@ from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import JobRecord, Round, RoundHost
-from megatrain.coordination.client import EtcdClient
+from megatrain_job.coordination.client import EtcdClient
 
 KEYS = JobKeys("largest")
 NUM_HOSTS = 1536

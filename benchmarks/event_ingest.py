@@ -28,9 +28,9 @@ from benchmarks.event_ingest_hosts import RANKS_A_HOST, Orders
 from benchmarks.process_memory import peak_resident_mb
 from benchmarks.result import Result
 from megatrain.contracts.job_keys import JobKeys
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
 from megatrain_diagnostics.store.segments import not_superseded
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
 from tests.helpers.etcd_server import EtcdServers
 
 SECONDS = 60.0

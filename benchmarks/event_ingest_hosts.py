@@ -18,11 +18,11 @@ import numpy as np
 
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.operations import Operation
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
 from megatrain_diagnostics.events.tables import Spans, from_columns
 from megatrain_diagnostics.wire.discovery import WatchedDaemon
 from megatrain_diagnostics.wire.sender import Sender, SenderLimits
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
 
 RANKS_A_HOST = 8
 _FULL_BYTES = 12 << 20

@@ -93,5 +93,6 @@ def _number(text: str) -> float | None:
 
 
 def _environment() -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "diagnostics"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    places = [ROOT, ROOT / "launcher", ROOT / "diagnostics"]
+    path = os.pathsep.join([*map(str, places), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path}

@@ -19,11 +19,11 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_records import HostPhase, HostStatus
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.watch import Changes, Watch
-from megatrain.coordination.wire import KeyRange
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.watch import Changes, Watch
+from megatrain_job.coordination.wire import KeyRange
 
 _STACK_BYTES = 256 << 10
 _POLL_S = 0.5

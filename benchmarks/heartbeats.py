@@ -28,11 +28,11 @@ from benchmarks.heartbeat_hosts import Findings, Orders
 from benchmarks.result import Result
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.contracts.job_keys import JobKeys
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.maintenance import status
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.watch import ChangeKind, Changes, Watch
-from megatrain.coordination.wire import KeyRange
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.maintenance import status
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.watch import ChangeKind, Changes, Watch
+from megatrain_job.coordination.wire import KeyRange
 from tests.helpers.etcd_server import EtcdServers
 
 HOSTS = 1250

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.bars import at_least
 from benchmarks.result import Result
-from megatrain.failures.classifier import LogClassifier
+from megatrain_job.failures.classifier import LogClassifier
 
 CHUNK_BYTES = 1 << 16
 TEXT_BYTES = 16_000_000

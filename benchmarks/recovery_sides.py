@@ -15,7 +15,7 @@ from typing import Protocol
 
 from megatrain.contracts.incident import IncidentState, phase_seconds
 from megatrain.contracts.run_directory import own_box_paths
-from megatrain_launcher.etcd_process import free_ports
+from megatrain_launcher.etcd.process import free_ports
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_job
 from tests.helpers.processes import descendants

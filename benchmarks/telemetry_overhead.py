@@ -24,13 +24,13 @@ from typing import Any
 from benchmarks.bars import at_most
 from benchmarks.result import Result
 from benchmarks.telemetry_rank import is_on
-from megatrain.commands.etcd_flags import etcd_arguments
 from megatrain.config.config import Config
 from megatrain.config.serialize import to_toml
 from megatrain.contracts.process import HOST_VARIABLE
-from megatrain.coordination.settings import EtcdSettings
 from megatrain_diagnostics.launched import job_commands, streamer_command
-from megatrain_launcher.etcd_process import free_ports
+from megatrain_job.commands.etcd_flags import etcd_arguments
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_launcher.etcd.process import free_ports
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.tiny_data import write_corpus
 

@@ -36,8 +36,9 @@ ENTRY_POINT_GROUP = "megatrain.commands"
 BUILT_IN_VERBS: Mapping[str, str] = {
     **{
         verb: f"megatrain.commands.{verb}"
-        for verb in ("annotate", "blackbox", "ckpt", "config", "data", "doctor", "sample", "train")
+        for verb in ("blackbox", "ckpt", "config", "data", "doctor", "sample", "train")
     },
+    "annotate": "megatrain_job.commands.annotate",
     "logs": "megatrain_diagnostics.commands.logs",
 }
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from megatrain.contracts.bounded_files import open_below
 from megatrain.contracts.errors import DataError, NotFoundError
 from megatrain.contracts.incident import PHASES, Incident, phase_seconds
+from megatrain.contracts.recorded_incidents import read_incidents
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.jobs.recorded_incidents import read_incidents
 from megatrain.reporting.report import EvaluationReport, IntervalReport, StepReport
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ from pathlib import Path
 
 import megatrain
 from megatrain.commands.argument_types import utf8_path, utf8_text
-from megatrain.commands.etcd_flags import add_etcd_arguments, etcd_flags
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.config.serialize import config_of_values
 from megatrain.contracts.diag_records import DaemonRecord
@@ -36,10 +35,6 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import JobRecord
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.announcement import Announcement
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.jobs.etcd_job import EtcdJob
 from megatrain.programs.own_output import keep_own_log
 from megatrain.programs.stop_signals import stopped_by_signals
 from megatrain_diagnostics.analysis.device_states import WINDOW_S
@@ -67,6 +62,11 @@ from megatrain_diagnostics.metrics.training_metrics import TrainingMetrics
 from megatrain_diagnostics.store.event_store import EventStore
 from megatrain_diagnostics.store.retention import Retention
 from megatrain_diagnostics.store.segments import StoreError
+from megatrain_job.commands.etcd_flags import add_etcd_arguments, etcd_flags
+from megatrain_job.coordination.announcement import Announcement
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.jobs.etcd_job import EtcdJob
 
 _logger = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"

@@ -25,10 +25,10 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain_launcher.interfaces import Assignment, Orders, WorkerEnd, WorkerListener
+from megatrain_launcher.logs.worker_logs import WorkerLogs
 from megatrain_launcher.standby.client import StandbyClient, StandbyError, WorkerExit
 from megatrain_launcher.standby.messages import WorkerStart
 from megatrain_launcher.worker_environment import MAX_RESTARTS, ROLE, worker_environment
-from megatrain_launcher.worker_logs import WorkerLogs
 
 _logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from megatrain.contracts.rounds import Round, RoundDeadlines, RoundHost
-from megatrain.failures.verdict import Verdict
+from megatrain_job.failures.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)

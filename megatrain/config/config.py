@@ -42,8 +42,8 @@ from megatrain.config.telemetry import TelemetryConfig
 from megatrain.config.train import TrainConfig
 from megatrain.contracts.errors import ConfigError, TopologyError
 from megatrain.contracts.layout import Holders, Layout
-from megatrain.failures.fence import FenceRule
-from megatrain.failures.patience import Patience
+from megatrain.fencing.fence import FenceRule
+from megatrain.fencing.patience import Patience
 
 _PART_OF_TIMEOUT = 0.9
 _FURTHER = "further_sections"

@@ -1,7 +1,7 @@
 """The audit of people's actions on a job, <run>/diagnosis/actions.jsonl: one line before each action, one after.
 
-The page writes it, and the command line when it writes notes (megatrain.jobs.notes). Each line holds the hash of the
-line before and its own, SHA-256 over its canonical JSON. So a changed or removed line breaks the chain; a break is
+The page writes it, and the command line when it writes notes (megatrain_job.jobs.notes). Each line holds the hash of
+the line before and its own, SHA-256 over its canonical JSON. So a changed or removed line breaks the chain; a break is
 reported and never repaired. Lines are appended under a lock of the file and are durable when `append` returns. An
 action whose line cannot be written is not done. A cut-off tail leaves an intact chain, so this process checks only that
 the newest entry that it wrote is still there; no more can be detected.

@@ -55,7 +55,7 @@ class HostPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """How one rank ended, and the cause that its log shows (labels and actions of megatrain.failures)."""
+    """How one rank ended, and the cause that its log shows (labels and actions of megatrain_job.failures)."""
 
     rank: int
     exit_code: int

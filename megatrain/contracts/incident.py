@@ -58,6 +58,8 @@ class Moments:
 
 
 TOPIC_PREFIX = "incident/"
+OVER_NOTE = "over_unix_s"
+"""The note of a held incident with the time at which the hold ended."""
 
 
 @dataclass(frozen=True, slots=True)

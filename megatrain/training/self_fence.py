@@ -13,7 +13,7 @@ from pathlib import Path
 
 from megatrain.contracts.black_box import BlackBoxReader
 from megatrain.contracts.black_box_values import ControlPage, Progress
-from megatrain.failures.fence import FenceAction, FenceRule, LeaseView, fence, step_silence
+from megatrain.fencing.fence import FenceAction, FenceRule, LeaseView, fence, step_silence
 
 _NS = 1_000_000_000
 

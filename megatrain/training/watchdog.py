@@ -27,7 +27,7 @@ from typing import NoReturn, Self
 
 from megatrain.contracts.black_box import BlackBoxReader
 from megatrain.contracts.errors import DataError
-from megatrain.failures.fence import FenceAction, FenceRule, longer_stop_s, step_ns_of
+from megatrain.fencing.fence import FenceAction, FenceRule, longer_stop_s, step_ns_of
 from megatrain.programs.forks import GROUP_SIGNALS, call_in_forked_children
 from megatrain.programs.processes import set_parent_death_signal
 from megatrain.programs.stop_signals import STOP_SIGNALS

@@ -13,9 +13,9 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, JobRequest
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import TURN_MARK, JobEnd
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.watch import ChangeKind, Changes, Watch
-from megatrain.coordination.wire import Delete, KeyRange, Put
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.watch import ChangeKind, Changes, Watch
+from megatrain_job.coordination.wire import Delete, KeyRange, Put
 
 Said = Answer | CheckReport | JobEnd
 Reply = Callable[[JobRequest], Sequence[Said]]

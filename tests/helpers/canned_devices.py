@@ -6,14 +6,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from megatrain.devices.gpu_readings import DriverReading, GpuReading, XidEvent
-from megatrain.devices.links import LinkReading
 from megatrain_diagnostics.dashboard.api.devices.document import HostDevicesDocument
 from megatrain_diagnostics.dashboard.api.devices.view import host_devices_document
 from megatrain_diagnostics.devices.rows import HostPlace, device_tables
 from megatrain_diagnostics.devices.sample import HostSample
 from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Xids, joined
 from megatrain_diagnostics.store.device_queries import HostDeviceRows
+from megatrain_job.devices.gpu_readings import DriverReading, GpuReading, XidEvent
+from megatrain_job.devices.links import LinkReading
 
 NUM_GPUS = 8
 _HOT_GPU, _LOST_GPU, _TIRED_GPU = 3, 6, 5

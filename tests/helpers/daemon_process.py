@@ -15,8 +15,8 @@ from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.diag_records import DaemonRecord
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
-from megatrain.coordination.client import EtcdClient
 from megatrain.programs.processes import install_parent_death_guard
+from megatrain_job.coordination.client import EtcdClient
 from tests.helpers.waiting import DEADLINE_S
 
 KEYS = JobKeys("demo")

@@ -14,7 +14,6 @@ from fastapi import APIRouter
 
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.dashboard.actions.handler import ActionHandler
 from megatrain_diagnostics.dashboard.api.live.streams import LiveStreams
 from megatrain_diagnostics.dashboard.app import make_app
@@ -28,6 +27,7 @@ from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.daemon_state import DaemonState
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence
 from megatrain_diagnostics.store.reader import StoredEvents
+from megatrain_job.jobs.snapshot import JobSnapshot
 from tests.helpers.waiting import DEADLINE_S
 
 JOB = "demo"

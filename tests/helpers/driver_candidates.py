@@ -11,10 +11,10 @@ from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus, 
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import RecordType, decode, encode
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lease_keeper import LeaseKeeper
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.wire import KeyRange
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.lease_keeper import LeaseKeeper
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.driver.driver import Driver, SteadyClock
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.notify.notifier import notifier_of

@@ -23,8 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from megatrain.coordination.client import EtcdClient
 from megatrain.programs.processes import install_parent_death_guard
+from megatrain_job.coordination.client import EtcdClient
 from tests.helpers.ports import free_ports
 from tests.helpers.require import require
 from tests.helpers.waiting import DEADLINE_S, wait_until

@@ -17,7 +17,7 @@ from typing import Any
 
 from megatrain.config.load import load_config
 from megatrain.contracts.errors import MegatrainError
-from megatrain.coordination.settings import EtcdSettings
+from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.executor.settings import ExecutorSettings
 from tests.helpers.source_tree import ROOT
 

@@ -9,9 +9,9 @@ from megatrain.contracts.host_records import HostPhase, HostStatus
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Round
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.watch import Change, ChangeKind, Changes, Watch
-from megatrain.coordination.wire import KeyRange, KeyValue
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.watch import Change, ChangeKind, Changes, Watch
+from megatrain_job.coordination.wire import KeyRange, KeyValue
 
 _READ_S = 30.0
 _DRIVERS_OWN = ("rounds", "halts", "deadlines", "commands", "incidents", "outcomes", "end", "report")

@@ -19,9 +19,9 @@ from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import RecordType, decode
 from megatrain.contracts.rounds import Halt, JobEnd, Round
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.wire import KeyRange
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.wire import KeyRange
 from tests.helpers.source_tree import ROOT
 from tests.helpers.step_faults import VARIABLE, FaultDirectory
 from tests.helpers.tiny_data import write_corpus

@@ -15,7 +15,7 @@ from megatrain.contracts.host_records import (
 )
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
 from megatrain.contracts.rounds import Cordon, Halt, JobRecord, Round, RoundHost
-from megatrain.jobs.snapshot import JobSnapshot
+from megatrain_job.jobs.snapshot import JobSnapshot
 
 NOW_S = 1_800_000_000.0
 NUM_WORKERS = 2

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from megatrain.jobs.health import Reason, ReasonCode, health_of
 from megatrain_diagnostics.metrics.readings import HostReading, JobReading, RankReading
+from megatrain_job.jobs.health import Reason, ReasonCode, health_of
 
 JOB = "demo"
 NOW_S = 1_800_000_000.0

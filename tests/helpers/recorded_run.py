@@ -18,7 +18,6 @@ from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.record import encode
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.step_values import StepValue
-from megatrain.jobs.lost_time import MEDIAN_NOTE
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import (
     Clocks,
@@ -32,6 +31,7 @@ from megatrain_diagnostics.events.tables import (
     joined,
 )
 from megatrain_diagnostics.store.segment_store import SegmentStore
+from megatrain_job.jobs.lost_time import MEDIAN_NOTE
 from tests.helpers.checkpoint_tree import put_main
 from tests.helpers.launched_job import make_failure, make_incident
 from tests.helpers.source_tree import ROOT

@@ -17,7 +17,7 @@ from megatrain.contracts.host_records import (
 )
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import Halt, JobEnd, Round, RoundDeadlines
-from megatrain.coordination.watch import Change, ChangeKind
+from megatrain_job.coordination.watch import Change, ChangeKind
 from tests.helpers.simulated_etcd import KEYS, SimulatedEtcd
 
 

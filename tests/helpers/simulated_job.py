@@ -16,8 +16,8 @@ from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictOu
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Round
-from megatrain.coordination.watch import ChangeKind
-from megatrain.coordination.wire import Compare, KeyValue, Operation, Put
+from megatrain_job.coordination.watch import ChangeKind
+from megatrain_job.coordination.wire import Compare, KeyValue, Operation, Put
 from megatrain_launcher.driver.actions import Decision, Probe
 from megatrain_launcher.driver.decide import decide
 from megatrain_launcher.driver.folding import fold
@@ -25,7 +25,7 @@ from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.probe import ProbeResult
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.writes import writes_of
-from megatrain_launcher.executor.liveness import Vitality
+from megatrain_launcher.liveness import Vitality
 from tests.helpers.job_history import JobHistory
 from tests.helpers.simulated_etcd import KEYS, SimulatedEtcd
 from tests.helpers.simulated_host import SimulatedHost

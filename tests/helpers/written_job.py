@@ -6,7 +6,7 @@ from typing import Any
 
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
-from megatrain.coordination.client import EtcdClient
+from megatrain_job.coordination.client import EtcdClient
 from tests.helpers.launched_job import make_snapshot
 
 

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from megatrain.contracts.action_log import ActionLog
 from megatrain.contracts.config_changes import CHANGES_NAME, ChangedKey, ConfigChange, append_change
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.jobs.notes import Author, NoteWriter, log_path
+from megatrain_job.jobs.notes import Author, NoteWriter, log_path
 from tests.helpers.canned_job import SLOW_HOST
 from tests.helpers.recorded_run import FAILED_S, end_s, write_recorded_run
 from tests.helpers.served_run import served_run

@@ -15,9 +15,9 @@ from typing import Any
 from megatrain.contracts.black_box_values import RecordFlag
 from megatrain.contracts.operations import MAX_OPERATIONS, operation_name
 from megatrain.formatting.terminal import printable
-from megatrain.jobs.notes import Note
 from megatrain_diagnostics.analysis.timeline import LANES, Timeline, counter_names, rank_name
 from megatrain_diagnostics.events.tables import NO_DURATION
+from megatrain_job.jobs.notes import Note
 
 _PIECE = 10_000
 _FLOW_NAME = "pipeline"

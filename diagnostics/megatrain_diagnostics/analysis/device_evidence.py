@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.host_verdict import Cause
-from megatrain.devices.gpu_readings import FAULTY_REASONS, throttle_text
 from megatrain_diagnostics.analysis.device_limits import LIMITS, gpu_name, mhz_text
 from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.events.source import EventSource, Where
 from megatrain_diagnostics.events.tables import Float64, Gpus, NetworkLinks, num_rows, select
+from megatrain_job.devices.gpu_readings import FAULTY_REASONS, throttle_text
 
 _logger = logging.getLogger(__name__)
 MAX_RANKS = 4

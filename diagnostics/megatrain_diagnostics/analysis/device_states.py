@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from megatrain.contracts.diag_records import DeviceTrouble, DeviceTroubleKind
-from megatrain.devices.gpu_readings import FAULTY_REASONS, throttle_text
-from megatrain.failures.xids import XidKind, xid_of
 from megatrain_diagnostics.analysis.device_limits import LIMITS, gpu_name, mhz_text
+from megatrain_job.devices.gpu_readings import FAULTY_REASONS, throttle_text
+from megatrain_job.failures.xids import XidKind, xid_of
 
 WINDOW_S = 3600.0
 """How long an error is reported."""

@@ -1,9 +1,9 @@
 """How much of a job's time went into steps that count: over all of it, and over any part of it.
 
-The terms are those of megatrain.jobs.lost_time, with which the driver computes the ratio of the whole job. Incidents
-have only the number of steps that were repeated. Events have more: where they give the last step that counts and the
-first one after it, all time between them is lost. So the ratio of the last hour contains the time that was lost within
-it, and long gaps between launches count too.
+The terms are those of megatrain_job.jobs.lost_time, with which the driver computes the ratio of the whole job.
+Incidents have only the number of steps that were repeated. Events have more: where they give the last step that counts
+and the first one after it, all time between them is lost. So the ratio of the last hour contains the time
+that was lost within it, and long gaps between launches count too.
 Source: MegaScale sec. 6.3.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from megatrain.contracts.incident import Incident
-from megatrain.jobs.lost_time import Interval, covered_s, median_of, once_a_round, recoveries
+from megatrain_job.jobs.lost_time import Interval, covered_s, median_of, once_a_round, recoveries
 
 
 @dataclass(frozen=True, slots=True)

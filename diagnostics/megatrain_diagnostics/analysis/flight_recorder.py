@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatrain.contracts.errors import DataError
-from megatrain.failures.hang import Position
 from megatrain_diagnostics.analysis.hang import RankStanding
+from megatrain_job.failures.hang import Position
 
 _NONE_YET = -1
 _MAX_RANKS = 1_000_000

@@ -1,6 +1,6 @@
 """Which ranks hold up a job without progress, from each rank's state: which rank never entered which collective.
 
-The rule is megatrain.failures.hang's, by which the driver acts too. Here its input comes from spans, black boxes or
+The rule is megatrain_job.failures.hang's, by which the driver acts too. Here its input comes from spans, black boxes or
 Flight Recorder dumps, and its result is reported with hosts and coordinates. Spans, unlike black boxes, do not show for
 which of several open exchanges a rank waits; with spans it therefore matters which rank computes.
 Source: MegaScale sec. 5.2 and fig. 8.
@@ -15,10 +15,10 @@ import numpy as np
 
 from megatrain.contracts.layout import Coordinate
 from megatrain.contracts.operations import operation_name
-from megatrain.failures.culprit import Culprit, culprit_of_positions
-from megatrain.failures.hang import IMMOBILE, HangReport, Position, closest, hang_suspects, is_own_work
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import NO_DURATION, Selection, Spans
+from megatrain_job.failures.culprit import Culprit, culprit_of_positions
+from megatrain_job.failures.hang import IMMOBILE, HangReport, Position, closest, hang_suspects, is_own_work
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The output of all ranks: lines that match, and what failed, with the root cause before its consequences.
 
-The incident of the round names the culprit. Without an incident, megatrain.failures judges the logs: a rank whose own
-log names a cause comes before ranks that only lost it or waited.
+The incident of the round names the culprit. Without an incident, megatrain_job.failures judges the logs: a rank whose
+own log names a cause comes before ranks that only lost it or waited.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.failures.bundle import RankLog, judge, read_rank
-from megatrain.failures.culprit import Culprit, FailureRole, culprit_of_logs
-from megatrain.failures.verdict import NO_FAILURE, Verdict
 from megatrain_diagnostics.events.roster import Roster, newest_round
 from megatrain_diagnostics.events.source import EventSource, Where
 from megatrain_diagnostics.events.tables import LogLines, Ranks, Selection, num_rows
+from megatrain_job.failures.bundle import RankLog, judge, read_rank
+from megatrain_job.failures.culprit import Culprit, FailureRole, culprit_of_logs
+from megatrain_job.failures.verdict import NO_FAILURE, Verdict
 
 _TAIL_LINES = 2000
 """Number of newest lines of a rank that are judged: the reason for a rank's end is in its last lines."""

@@ -10,11 +10,11 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import JobRecord, Round
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.follower import Follower
-from megatrain.coordination.watch import WatchEvent
-from megatrain.coordination.wire import KeyRange, KeyValue
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.follower import Follower
+from megatrain_job.coordination.watch import WatchEvent
+from megatrain_job.coordination.wire import KeyRange, KeyValue
 
 _logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.config.diagnostics import DiagnosticsConfig
-from megatrain.coordination.settings import EtcdSettings
+from megatrain_job.coordination.settings import EtcdSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,13 @@ from typing import TypeAlias
 from megatrain.commands.argument_types import former_word_of, utf8_text, whole_number
 from megatrain.commands.printing import print_note
 from megatrain.contracts.errors import DataError, MegatrainError, NotFoundError, UsageError
+from megatrain.contracts.recorded_incidents import read_incidents
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.failures.culprit import Culprit, recorded_culprit
 from megatrain.formatting.lists import names_text
-from megatrain.jobs.recorded_incidents import read_incidents
 from megatrain_diagnostics.events.roster import newest_round
 from megatrain_diagnostics.events.source import EventSource
 from megatrain_diagnostics.events.tables import Ranks
+from megatrain_job.failures.culprit import Culprit, recorded_culprit
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 RUN_HELP = (
@@ -104,7 +104,7 @@ def rank_list(text: str) -> tuple[int, ...]:
 
 def check_run(args: argparse.Namespace) -> None:
     """Choose the only run where the command line names none. Raises: UsageError, NotFoundError."""
-    from megatrain.commands.job_place import RUNS  # loaded late, because only some commands need it
+    from megatrain_job.commands.job_place import RUNS  # loaded late, because only some commands need it
 
     if args.place:
         return
@@ -119,7 +119,7 @@ def check_run(args: argparse.Namespace) -> None:
 def events_directory(text: str) -> Path:
     """Return the directory of segments that RUN means. Raises: NotFoundError where there is none."""
     # loaded late, because only some commands need it
-    from megatrain.commands.job_place import RUNS, run_at
+    from megatrain_job.commands.job_place import RUNS, run_at
 
     found = run_at(text)
     if found is None:
@@ -165,7 +165,7 @@ def chosen_round(args: argparse.Namespace, source: EventSource) -> int:
 
 def incident_culprit(args: argparse.Namespace, round_number: int) -> Culprit | None:
     """Return the culprit of a round's incident in PLACE; None where its directory has no incident."""
-    from megatrain.commands.job_place import run_at
+    from megatrain_job.commands.job_place import run_at
 
     run = run_at(args.place)
     return None if run is None else recorded_culprit(read_incidents(RunDirectory(run))[0], round_number)

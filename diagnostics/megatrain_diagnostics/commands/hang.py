@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.job_place import run_at
 from megatrain.commands.printing import facts, print_json, print_lines, print_note, table
 from megatrain.contracts.errors import DataError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
@@ -51,6 +50,7 @@ from megatrain_diagnostics.store.hang_answer import (
 )
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence, read_boxes, read_dumps, read_incident
 from megatrain_diagnostics.streamer.stacks import DumpTarget, collect_stacks
+from megatrain_job.commands.job_place import run_at
 
 _MAX_ROWS = 16
 _MAX_FRAMES = 4

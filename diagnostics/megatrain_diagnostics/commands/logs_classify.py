@@ -19,12 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.job_place import run_at
 from megatrain.commands.printing import facts, print_json, print_lines, table
 from megatrain.contracts.errors import DataError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.failures.bundle import classify_bundle
-from megatrain.failures.classifier import LogClassifier, classify
 from megatrain.formatting.terminal import printable, short
 from megatrain_diagnostics.commands.arguments import (
     add_ranks,
@@ -34,6 +31,9 @@ from megatrain_diagnostics.commands.arguments import (
     report_problems,
 )
 from megatrain_diagnostics.commands.log_file import as_utf8, opened_log
+from megatrain_job.commands.job_place import run_at
+from megatrain_job.failures.bundle import classify_bundle
+from megatrain_job.failures.classifier import LogClassifier, classify
 
 if TYPE_CHECKING:
     from megatrain_diagnostics.analysis.log_search import LogFinding

@@ -12,15 +12,15 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from megatrain.commands.argument_types import real_number, utf8_text, whole_number
-from megatrain.commands.job_place import add_job, opened_job
 from megatrain.commands.printing import facts, print_json, print_lines
 from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.record import to_plain
 from megatrain.formatting.quantities import seconds_text
-from megatrain.jobs.recording import change_recording, configured_period, read_recording, switched
-from megatrain.jobs.send_request import asker
+from megatrain_job.commands.job_place import add_job, opened_job
+from megatrain_job.jobs.recording import change_recording, configured_period, read_recording, switched
+from megatrain_job.jobs.send_request import asker
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 

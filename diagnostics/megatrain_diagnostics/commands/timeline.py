@@ -14,7 +14,6 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.formatting.quantities import bytes_text
-from megatrain.jobs.notes import Note, read_notes
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
 from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, newest_steps, read_step_events
 from megatrain_diagnostics.analysis.timeline import MAX_SLICES, Timeline, lay_out
@@ -32,6 +31,7 @@ from megatrain_diagnostics.commands.arguments import (
 from megatrain_diagnostics.events.clocks import align
 from megatrain_diagnostics.events.source import EventSource, Where
 from megatrain_diagnostics.events.tables import Clocks, Spans, Values
+from megatrain_job.jobs.notes import Note, read_notes
 
 _NUM_DEFAULT_STEPS = 2
 

@@ -15,7 +15,6 @@ from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.errors import CoordinationError, DataError
 from megatrain.contracts.host_verdict import Cause, HostVerdict, VerdictConfidence, VerdictKind
 from megatrain.contracts.job_keys import JobKeys
-from megatrain.coordination.client import EtcdClient
 from megatrain.formatting.quantities import count_text
 from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, thresholds_of
 from megatrain_diagnostics.analysis.live import LiveDetection
@@ -27,6 +26,7 @@ from megatrain_diagnostics.controller.span_window import SpanWindow
 from megatrain_diagnostics.controller.verdict_log import VerdictLog
 from megatrain_diagnostics.controller.verdict_rules import VerdictAuthor, WrittenVerdicts, verdicts_to_write
 from megatrain_diagnostics.events.tables import Clocks, Groups, Ranks, Spans, StepTotals, Table, Values, select
+from megatrain_job.coordination.client import EtcdClient
 
 _logger = logging.getLogger(__name__)
 _MAX_WAITING = 50

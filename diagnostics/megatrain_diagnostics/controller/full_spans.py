@@ -9,8 +9,8 @@ from dataclasses import replace
 from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.wire import Compare, Put
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.wire import Compare, Put
 
 _logger = logging.getLogger(__name__)
 BURST_S = 30.0

@@ -8,9 +8,9 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_verdict import HostVerdict
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.wire import Compare, KeyRange, Put
 from megatrain_diagnostics.controller.verdict_rules import WrittenVerdicts, key_of
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.wire import Compare, KeyRange, Put
 
 _logger = logging.getLogger(__name__)
 

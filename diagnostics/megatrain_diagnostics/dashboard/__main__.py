@@ -12,18 +12,18 @@ import sys
 from collections.abc import Sequence
 
 from megatrain.commands.argument_types import utf8_path, utf8_text
-from megatrain.commands.etcd_flags import add_etcd_arguments, etcd_flags
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.contracts.errors import MegatrainError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.client import EtcdClient
 from megatrain.programs.own_output import keep_own_log
 from megatrain.programs.stop_signals import stopped_by_signals
 from megatrain_diagnostics.dashboard.arguments import add_dashboard_arguments, given_settings
 from megatrain_diagnostics.dashboard.command import ended
 from megatrain_diagnostics.dashboard.program import checked_settings, serve_live
+from megatrain_job.commands.etcd_flags import add_etcd_arguments, etcd_flags
+from megatrain_job.coordination.client import EtcdClient
 
 _logger = logging.getLogger(__name__)
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatrain.commands.argument_types import utf8_path, utf8_text
-from megatrain.commands.etcd_flags import EtcdFlags, etcd_flags
-from megatrain.commands.job_place import RUNS, NoPlaceError, PlaceError, add_job, named_job, opened_job, run_at
 from megatrain.commands.printing import print_note
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.config.serialize import config_of_values
@@ -20,10 +18,12 @@ from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import JobRecord
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.programs.stop_signals import stopped_by_signals
+from megatrain_job.commands.etcd_flags import EtcdFlags, etcd_flags
+from megatrain_job.commands.job_place import RUNS, NoPlaceError, PlaceError, add_job, named_job, opened_job, run_at
 
 if TYPE_CHECKING:
-    from megatrain.commands.job_place import OpenJob
-    from megatrain.coordination.settings import EtcdSettings
+    from megatrain_job.commands.job_place import OpenJob
+    from megatrain_job.coordination.settings import EtcdSettings
 
 SUMMARY = "show all jobs in the browser, or one job: a running one, or with --replay the history of a run"
 _JOB_HELP = "a run directory or a job's name (default: all jobs)"

@@ -20,9 +20,6 @@ from megatrain.contracts.diag_records import DashboardRecord
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.announcement import Announcement
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
 from megatrain.formatting.quantities import count_text
 from megatrain_diagnostics.dashboard.actions.backend import EtcdBackend
 from megatrain_diagnostics.dashboard.actions.handler import ActionHandler
@@ -35,6 +32,9 @@ from megatrain_diagnostics.dashboard.sources.live_job import LiveJob
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
+from megatrain_job.coordination.announcement import Announcement
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
 
 _logger = logging.getLogger(__name__)
 _SWITCH_S = 0.001

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from megatrain.contracts.network_address import is_loopback
-from megatrain.devices.gpu_readings import DriverReading, GpuReading, XidEvent
+from megatrain_job.devices.gpu_readings import DriverReading, GpuReading, XidEvent
 
 _logger = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from megatrain.devices.gpu_readings import GpuReading
-from megatrain.devices.links import LinkReading
 from megatrain_diagnostics.devices.sample import HostSample
 from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Table, Xids, columns_of, from_columns
+from megatrain_job.devices.gpu_readings import GpuReading
+from megatrain_job.devices.links import LinkReading
 
 MAX_DEVICES = 64
 """Limit per kind and host: no machine has more, and each is a row every few seconds. Further ones are left out."""

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from megatrain.devices.gpu_readings import DriverReading, XidEvent
-from megatrain.devices.links import SYS, LinkReading, read_links
-from megatrain.devices.nvml import NvmlMissingError, NvmlSession
+from megatrain_job.devices.gpu_readings import DriverReading, XidEvent
+from megatrain_job.devices.links import SYS, LinkReading, read_links
+from megatrain_job.devices.nvml import NvmlMissingError, NvmlSession
 
 _logger = logging.getLogger(__name__)
 _NOTHING = DriverReading("")

@@ -11,13 +11,13 @@ from megatrain.contracts.diag_records import DaemonRecord, DaemonReport, DeviceT
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
-from megatrain.coordination.client import EtcdClient
 from megatrain.formatting.lists import ranges_text
-from megatrain.jobs.reasons.diagnosis import REPORT_S
-from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.collector.counters import Ledger
 from megatrain_diagnostics.metrics.job_metrics import AssessmentSource
 from megatrain_diagnostics.metrics.training_metrics import TrainingMetrics
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.jobs.reasons.diagnosis import REPORT_S
+from megatrain_job.jobs.snapshot import JobSnapshot
 
 _logger = logging.getLogger(__name__)
 _WRITE_S = 2.0

@@ -11,10 +11,10 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from megatrain.devices.gpu_readings import THROTTLE_REASONS, GpuReading
-from megatrain.devices.links import LinkReading
-from megatrain.failures.xids import XidKind, xid_of
 from megatrain_diagnostics.metrics.readings import DevicesReading
+from megatrain_job.devices.gpu_readings import THROTTLE_REASONS, GpuReading
+from megatrain_job.devices.links import LinkReading
+from megatrain_job.failures.xids import XidKind, xid_of
 
 MAX_GPUS = 16
 MAX_LINKS = 32

@@ -21,7 +21,6 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from megatrain.jobs.health import HealthLevel
 from megatrain_diagnostics.metrics.device_metrics import device_metrics
 from megatrain_diagnostics.metrics.readings import (
     MAX_SCORES,
@@ -30,6 +29,7 @@ from megatrain_diagnostics.metrics.readings import (
     JobReading,
     RankReading,
 )
+from megatrain_job.jobs.health import HealthLevel
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from typing import Protocol
 from megatrain import __version__
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.errors import ConfigError
-from megatrain.jobs.etcd_job import EtcdJob
 from megatrain_diagnostics.analysis.findings import StragglerAssessment
 from megatrain_diagnostics.collector.counters import Ledger
 from megatrain_diagnostics.metrics.exposition import JobCollector, registry_of
@@ -21,6 +20,7 @@ from megatrain_diagnostics.metrics.job_records import SavedCheckpointWatch, Save
 from megatrain_diagnostics.metrics.readings import JobReading
 from megatrain_diagnostics.metrics.server import MetricsServer, read_token
 from megatrain_diagnostics.metrics.training_metrics import TrainingMetrics, refused_by_reason
+from megatrain_job.jobs.etcd_job import EtcdJob
 
 _logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from megatrain.contracts.checkpoint_files import COMMIT_NAME, committed_steps, s
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.notices import ReceiverRecord
-from megatrain.coordination.restarting_thread import RestartingThread
-from megatrain.jobs.etcd_job import EtcdPoll
-from megatrain.jobs.health import Health
+from megatrain_job.coordination.restarting_thread import RestartingThread
+from megatrain_job.jobs.etcd_job import EtcdPoll
+from megatrain_job.jobs.health import Health
 
 _logger = logging.getLogger(__name__)
 _PERIOD_S = 5.0

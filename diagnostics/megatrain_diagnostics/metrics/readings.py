@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from megatrain.contracts.layout import Coordinate
-from megatrain.jobs.health import Health
 from megatrain_diagnostics.devices.sample import HostSample
+from megatrain_job.jobs.health import Health
 
 
 @dataclass(frozen=True, slots=True)

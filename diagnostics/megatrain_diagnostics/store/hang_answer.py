@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatrain.contracts.layout import Layout
-from megatrain.failures.culprit import Culprit
 from megatrain_diagnostics.analysis.flight_recorder import Disagreement
 from megatrain_diagnostics.analysis.hang import HangFinding, find_hang, roster_groups, standings_of_spans
 from megatrain_diagnostics.analysis.hang_grid import rank_letters
@@ -15,6 +14,7 @@ from megatrain_diagnostics.events.roster import Roster, make_roster
 from megatrain_diagnostics.events.source import EventSource, Where
 from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, Stacks
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence
+from megatrain_job.failures.culprit import Culprit
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from megatrain.contracts.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.record import decode
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.failures.hang import Position
-from megatrain.failures.hang_standing import standing_of
 from megatrain_diagnostics.analysis.flight_recorder import FlightDump, parse_dump
 from megatrain_diagnostics.analysis.hang import RankStanding, group_key
 from megatrain_diagnostics.events.roster import GroupMembers, Roster
+from megatrain_job.failures.hang import Position
+from megatrain_job.failures.hang_standing import standing_of
 
 _ROUND = re.compile(r"round-(\d+)$")
 _RANK_AT_END = re.compile(r"(\d+)(\.json)?$")

@@ -11,12 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from megatrain.commands.etcd_flags import add_etcd_arguments, etcd_flags
 from megatrain.contracts.clock_base import read_clock_base
 from megatrain.contracts.errors import ConfigError, MegatrainError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
-from megatrain.coordination.client import EtcdClient
 from megatrain.programs.background import lower_process_priority
 from megatrain.programs.own_output import keep_own_log
 from megatrain.programs.stop_signals import stopped_by_signals
@@ -30,6 +28,8 @@ from megatrain_diagnostics.streamer.stacks import DumpTarget, StackWatch, target
 from megatrain_diagnostics.streamer.streamer import Streamer
 from megatrain_diagnostics.wire.discovery import WatchedDaemon
 from megatrain_diagnostics.wire.sender import Sender, SenderLimits
+from megatrain_job.commands.etcd_flags import add_etcd_arguments, etcd_flags
+from megatrain_job.coordination.client import EtcdClient
 
 _logger = logging.getLogger(__name__)
 _NICENESS = 10

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from megatrain.contracts.branches import MAIN_BRANCH
 from megatrain.contracts.run_directory import RunDirectory, safe_name
-from megatrain.failures.patience import Patience
+from megatrain.fencing.patience import Patience
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Which ranks of this host are silent: no box at all, or nothing new in it for longer than their phase may take.
 
-The rule is the executor's (megatrain.failures.patience); a rank without telemetry is a finding of its own.
+The rule is the executor's (megatrain.fencing.patience); a rank without telemetry is a finding of its own.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from megatrain.failures.patience import Patience, find_stall
+from megatrain.fencing.patience import Patience, find_stall
 from megatrain_diagnostics.streamer.expected_ranks import HostRanks
 from megatrain_diagnostics.streamer.rank_tail import RankTail
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 
-from megatrain.commands.job_place import add_job, opened_job
 from megatrain.commands.printing import print_note
 from megatrain.programs.stop_signals import stopped_by_signals
+from megatrain_job.commands.job_place import add_job, opened_job
 from megatrain_launcher.launch.flags import PLATFORMS
-from megatrain_launcher.program_log import log_to_stderr
+from megatrain_launcher.logs.program_log import log_to_stderr
 
 SUMMARY = "drive a job from a machine that does not train; hosts drive it too, unless launched with --no-driver"
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.job_place import OpenJob, add_job, former_word, opened_job
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import CoordinationError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
@@ -24,11 +23,12 @@ from megatrain.contracts.record import to_plain
 from megatrain.contracts.rounds import JobEnd
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import age_text
-from megatrain.jobs.cordons import cordon_host, uncordon_host
-from megatrain.jobs.documents import check_document, host_document
-from megatrain.jobs.host_view import host_views
-from megatrain.jobs.send_request import Gone, asker, check_accepts_requests, checked, make_request, news_of
-from megatrain.jobs.snapshot import JobSnapshot, read_job
+from megatrain_job.commands.job_place import OpenJob, add_job, former_word, opened_job
+from megatrain_job.jobs.cordons import cordon_host, uncordon_host
+from megatrain_job.jobs.documents import check_document, host_document
+from megatrain_job.jobs.host_view import host_views
+from megatrain_job.jobs.send_request import Gone, asker, check_accepts_requests, checked, make_request, news_of
+from megatrain_job.jobs.snapshot import JobSnapshot, read_job
 from megatrain_launcher.commands.host_table import check_lines, host_lines
 from megatrain_launcher.commands.job import print_answer
 from megatrain_launcher.commands.status import known

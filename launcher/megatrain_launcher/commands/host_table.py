@@ -9,7 +9,7 @@ from megatrain.contracts.host_records import CheckOutcome, CheckReport
 from megatrain.formatting.lists import ranges_text
 from megatrain.formatting.quantities import age_text, seconds_text
 from megatrain.formatting.terminal import short
-from megatrain.jobs.host_view import HostView
+from megatrain_job.jobs.host_view import HostView
 
 _COLUMNS = ("host", "state", "ranks", "step", "step time", "last step", "")
 _MAX_REMARK_CHARS = 160

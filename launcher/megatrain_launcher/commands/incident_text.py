@@ -9,12 +9,12 @@ from megatrain.commands.printing import facts, table
 from megatrain.contracts.exit_codes import exit_text
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentState, phase_seconds
-from megatrain.failures.culprit import FailureRole, failures_by_role
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import age_text, count_text, seconds_text, time_text
 from megatrain.formatting.terminal import short
-from megatrain.jobs.incident_phrases import KIND_TEXTS, down_s, phase_text, receipt_text, where_text
-from megatrain.jobs.notes import Note, place_text
+from megatrain_job.failures.culprit import FailureRole, failures_by_role
+from megatrain_job.jobs.incident_phrases import KIND_TEXTS, down_s, phase_text, receipt_text, where_text
+from megatrain_job.jobs.notes import Note, place_text
 
 _COLUMNS = ("id", "ago", "kind", "state", "where", "did", "down", "steps lost", "why")
 _MAX_REASON_CHARS = 100

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.job_place import PlaceError, add_job, named_job, opened_job, run_at
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import (
     CoordinationError,
@@ -24,11 +23,12 @@ from megatrain.contracts.errors import (
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.record import to_plain
+from megatrain.contracts.recorded_incidents import read_incidents
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.jobs.documents import incident_document
-from megatrain.jobs.notes import Note, read_notes
-from megatrain.jobs.recorded_incidents import read_incidents
-from megatrain.jobs.snapshot import read_job
+from megatrain_job.commands.job_place import PlaceError, add_job, named_job, opened_job, run_at
+from megatrain_job.jobs.documents import incident_document
+from megatrain_job.jobs.notes import Note, read_notes
+from megatrain_job.jobs.snapshot import read_job
 from megatrain_launcher.commands.incident_text import (
     ids_text,
     incident_lines,

@@ -6,13 +6,13 @@ import argparse
 from typing import TypeAlias
 
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.job_place import add_job, former_word, opened_job
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.errors import UsageError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
-from megatrain.jobs.send_request import check_accepts_requests, make_request
-from megatrain.jobs.snapshot import read_job
+from megatrain_job.commands.job_place import add_job, former_word, opened_job
+from megatrain_job.jobs.send_request import check_accepts_requests, make_request
+from megatrain_job.jobs.snapshot import read_job
 from megatrain_launcher.commands.wait_for_answer import wait_for_answer
 from megatrain_launcher.commands.waiting_time import add_waiting
 

@@ -15,13 +15,13 @@ from typing import TextIO
 
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain.contracts.job_keys import JobKeys
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.watch import Watch
-from megatrain.coordination.wire import KeyRange
 from megatrain.formatting.quantities import age_text, time_text
 from megatrain.formatting.terminal import printable, short
-from megatrain.jobs.assessment import Assessment, assess
-from megatrain.jobs.snapshot import JobSnapshot, read_job
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.watch import Watch
+from megatrain_job.coordination.wire import KeyRange
+from megatrain_job.jobs.assessment import Assessment, assess
+from megatrain_job.jobs.snapshot import JobSnapshot, read_job
 from megatrain_launcher.commands.status_text import status_lines
 
 _REDRAW_S = 1.0

@@ -15,7 +15,7 @@ from megatrain.config.config import Config
 from megatrain.config.load import load_config
 from megatrain.contracts.errors import ConfigError, DataError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.jobs.health import HealthLevel
+from megatrain_job.jobs.health import HealthLevel
 from megatrain_launcher.notify.delivery import DeliveryError
 from megatrain_launcher.notify.message import Message, PageLinks
 from megatrain_launcher.notify.receivers import Receiver, receivers_of

@@ -10,18 +10,18 @@ import time
 from enum import IntEnum
 from pathlib import Path
 
-from megatrain.commands.etcd_flags import EtcdFlags, etcd_flags
-from megatrain.commands.job_place import PlaceError, add_job, job_place, named_job, opened_job, run_at
 from megatrain.commands.printing import facts, print_json, print_lines, print_note
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError, MegatrainError, UnknownJobError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting.quantities import age_text
 from megatrain.formatting.terminal import short
-from megatrain.jobs.assessment import Assessment, assess
-from megatrain.jobs.documents import incident_document, status_document
-from megatrain.jobs.health import HealthLevel
-from megatrain.jobs.job_state import JobState
-from megatrain.jobs.run_standing import (
+from megatrain_job.commands.etcd_flags import EtcdFlags, etcd_flags
+from megatrain_job.commands.job_place import PlaceError, add_job, job_place, named_job, opened_job, run_at
+from megatrain_job.jobs.assessment import Assessment, assess
+from megatrain_job.jobs.documents import incident_document, status_document
+from megatrain_job.jobs.health import HealthLevel
+from megatrain_job.jobs.job_state import JobState
+from megatrain_job.jobs.run_standing import (
     LastKnown,
     RunKind,
     RunStanding,
@@ -29,7 +29,7 @@ from megatrain.jobs.run_standing import (
     read_last_known,
     run_standing,
 )
-from megatrain.jobs.snapshot import JobSnapshot, read_job
+from megatrain_job.jobs.snapshot import JobSnapshot, read_job
 from megatrain_launcher.commands.live_view import LiveView
 from megatrain_launcher.commands.status_text import MANY_HOSTS, MANY_REASONS, status_lines
 

@@ -11,12 +11,12 @@ from megatrain.contracts.network_address import is_loopback
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import age_text
 from megatrain.formatting.terminal import short
-from megatrain.jobs.assessment import Assessment
-from megatrain.jobs.health import HealthLevel, Reason
-from megatrain.jobs.host_view import HostState, HostView
-from megatrain.jobs.incident_phrases import cost_text, current_phase
-from megatrain.jobs.job_state import open_incident
-from megatrain.jobs.snapshot import JobSnapshot
+from megatrain_job.jobs.assessment import Assessment
+from megatrain_job.jobs.health import HealthLevel, Reason
+from megatrain_job.jobs.host_view import HostState, HostView
+from megatrain_job.jobs.incident_phrases import cost_text, current_phase
+from megatrain_job.jobs.job_state import open_incident
+from megatrain_job.jobs.snapshot import JobSnapshot
 from megatrain_launcher.commands.host_table import host_lines
 
 MANY_HOSTS = 16

@@ -10,8 +10,8 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.rounds import JobEnd
-from megatrain.coordination.client import EtcdClient
-from megatrain.jobs.send_request import GONE_S, Gone, RefusedError, checked, news_of
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.jobs.send_request import GONE_S, Gone, RefusedError, checked, news_of
 
 _GOOD_ENDS = (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
 

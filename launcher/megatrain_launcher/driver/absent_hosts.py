@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.incident import OVER_NOTE, Incident, IncidentKind, IncidentState
 from megatrain.contracts.rounds import Round, RoundHost
 from megatrain.formatting.quantities import count_text
 from megatrain_launcher.driver.actions import Alarm, Decision, DriverAction, OpenIncident
@@ -24,11 +24,11 @@ from megatrain_launcher.driver.breaking import (
     stalled_hosts,
 )
 from megatrain_launcher.driver.fences import gone_by
-from megatrain_launcher.driver.incidents import OVER_NOTE, median_step_s, new_incident
+from megatrain_launcher.driver.incidents import median_step_s, new_incident
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.responses import HOLD
 from megatrain_launcher.driver.state import ClusterState
-from megatrain_launcher.executor.liveness import Vitality
+from megatrain_launcher.liveness import Vitality
 
 _SLOW_STEPS = 3
 """A host without a lease is evicted if no step is completed for this many times the median step."""

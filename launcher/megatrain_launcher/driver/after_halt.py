@@ -9,7 +9,7 @@ from megatrain.contracts.exit_codes import ExitCode, end_text
 from megatrain.contracts.host_records import HostPhase, RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, Rollback, Round, RoundHost
-from megatrain.failures.culprit import is_victim
+from megatrain_job.failures.culprit import is_victim
 from megatrain_launcher.driver.actions import (
     CordonHost,
     Decision,
@@ -37,7 +37,7 @@ from megatrain_launcher.driver.requests import asked_to_stop
 from megatrain_launcher.driver.responses import REQUEUE, STOP, Facts, Response, respond
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.verdict_actions import cordon_removals
-from megatrain_launcher.executor.order_delivery import orders_lost_within_s
+from megatrain_launcher.order_delivery import orders_lost_within_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.contracts.rounds import Halt, Round, RoundHost
-from megatrain.failures.culprit import is_victim
-from megatrain.jobs.host_view import stall_text
+from megatrain_job.failures.culprit import is_victim
+from megatrain_job.jobs.host_view import stall_text
 from megatrain_launcher.driver.actions import Decision, DriverAction, HaltRound, OpenIncident, Probe
 from megatrain_launcher.driver.folding import plausible_time
 from megatrain_launcher.driver.incidents import new_incident, statuses_in

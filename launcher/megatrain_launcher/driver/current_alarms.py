@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from megatrain.coordination.maintenance import EtcdAlarm
+from megatrain_job.coordination.maintenance import EtcdAlarm
 from megatrain_launcher.driver.actions import Alarm, Decision
 
 _logger = logging.getLogger(__name__)

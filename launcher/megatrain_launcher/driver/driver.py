@@ -21,13 +21,13 @@ from megatrain.contracts.host_records import HostRecord
 from megatrain.contracts.host_verdict import AuditEntry, VerdictOutcome
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.election import Election, Leadership
-from megatrain.coordination.errors import LeadershipLostError, LeaseLostError, NoSpaceError, UnknownOutcomeError
-from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
-from megatrain.coordination.maintenance import HistoryTrimmer, alarms
-from megatrain.coordination.watch import Snapshot, Watch, WatchEvent
-from megatrain.coordination.wire import Compare, KeyRange, KeyValue, Operation, Put
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.election import Election, Leadership
+from megatrain_job.coordination.errors import LeadershipLostError, LeaseLostError, NoSpaceError, UnknownOutcomeError
+from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain_job.coordination.maintenance import HistoryTrimmer, alarms
+from megatrain_job.coordination.watch import Snapshot, Watch, WatchEvent
+from megatrain_job.coordination.wire import Compare, KeyRange, KeyValue, Operation, Put
 from megatrain_launcher.driver.actions import (
     AnswerRequest,
     Decision,
@@ -50,7 +50,7 @@ from megatrain_launcher.driver.resume_point_watch import ResumePointWatch
 from megatrain_launcher.driver.run_watch import RunWatch
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.writes import trims_of, writes_of
-from megatrain_launcher.executor.liveness import LivenessReader, Vitality
+from megatrain_launcher.liveness import LivenessReader, Vitality
 from megatrain_launcher.notify.notifier import MakeNotifier, Notifier
 
 _logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from megatrain.contracts.host_verdict import HostVerdict
 from megatrain.contracts.rounds import Round
 from megatrain.formatting.quantities import count_text
-from megatrain.jobs.lost_time import restart_price_s
+from megatrain_job.jobs.lost_time import restart_price_s
 from megatrain_launcher.driver.incidents import last_step, median_step_s
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.state import ClusterState

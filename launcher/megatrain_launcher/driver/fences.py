@@ -1,6 +1,6 @@
 """When the workers of unreachable hosts are certainly gone, and the deadlines that hosts get for this. Pure.
 
-The rule is `megatrain.failures.fence`: hosts obey it, and the driver waits until its deadlines have passed. This module
+The rule is `megatrain.fencing.fence`: hosts obey it, and the driver waits until its deadlines have passed. This module
 finds the rule's inputs for a round.
 """
 

@@ -19,8 +19,8 @@ from megatrain.contracts.job_requests import Answer, JobRequest
 from megatrain.contracts.notices import ReceiverRecord
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round, RoundDeadlines
-from megatrain.coordination.watch import ChangeKind, Changes, Snapshot, WatchEvent
-from megatrain.coordination.wire import KeyValue
+from megatrain_job.coordination.watch import ChangeKind, Changes, Snapshot, WatchEvent
+from megatrain_job.coordination.wire import KeyValue
 from megatrain_launcher.driver.state import ClusterState, Departed, Seen
 
 _KEPT_FAILURE_ROUNDS = 2

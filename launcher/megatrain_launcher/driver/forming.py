@@ -14,6 +14,7 @@ from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.rounds import Cordon, JobEnd, Rollback, Round
 from megatrain.formatting.quantities import count_text
 from megatrain_launcher.driver.actions import CordonHost, Decision, EndJob, UpdateIncident, WriteRound
+from megatrain_launcher.driver.evictions import EvictionReason
 from megatrain_launcher.driver.incidents import CHECK_NOTE, PAIRS_NOTE, as_ended, no_earlier
 from megatrain_launcher.driver.pair_checks import PairCheck, findings_text, follow_pairs
 from megatrain_launcher.driver.policy import CHECK_TIMEOUT_S, WAIT_FOR_MORE_S, Policy
@@ -184,11 +185,10 @@ def _after_pairs(now: float, tests: PairCheck, culprits: Mapping[str, str], inci
     """Continue the pair tests, or cordon the hosts at fault; a later decision forms a round without them."""
     if tests.waiting:
         return Decision(tests.actions, tests.waiting)
-    text = f"pair tests: {findings_text(tests.findings)}"
+    text = EvictionReason.PAIR_TESTS.text(findings=findings_text(tests.findings))
     incident_id = "" if incident is None else incident.incident_id
-    cordons = [
-        CordonHost(Cordon(host, f"pair tests: {why}", "driver", now, incident_id)) for host, why in culprits.items()
-    ]
+    reasons = {host: EvictionReason.PAIR_TESTS.text(findings=why) for host, why in culprits.items()}
+    cordons = [CordonHost(Cordon(host, reason, "driver", now, incident_id)) for host, reason in reasons.items()]
     if incident is None:
         return Decision(tuple(cordons), text)
     named = replace(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from megatrain.contracts.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.rounds import Round, RoundHost
-from megatrain.failures.hang import IMMOBILE, Confidence, HangReport, Position, hang_suspects
+from megatrain_job.failures.hang import IMMOBILE, Confidence, HangReport, Position, hang_suspects
 
 _MAX_SENTENCES = 12
 _RANGE = 3

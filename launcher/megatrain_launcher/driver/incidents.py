@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from megatrain.contracts.host_records import HostStatus
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
 from megatrain.contracts.rounds import Round
-from megatrain.jobs.lost_time import MEDIAN_NOTE, effective_time_ratio
+from megatrain_job.jobs.lost_time import MEDIAN_NOTE, effective_time_ratio
 from megatrain_launcher.driver.state import ClusterState
 
 EXIT_CODE_NOTE = "exit_code"
@@ -18,7 +18,6 @@ REQUEST_NOTE = "request"
 CHECK_NOTE = "check"
 PAIRS_NOTE = "pairs"
 """The note of an incident without a culprit: all hosts run pair tests with their neighbours before the next round."""
-OVER_NOTE = "over_unix_s"
 HOSTS_NOTE = "num_hosts"
 """The note with the number of hosts that the round after an eviction for slowness must have."""
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase, RankFailure
-from megatrain.contracts.incident import IncidentKind
+from megatrain.contracts.incident import OVER_NOTE, IncidentKind
 from megatrain.contracts.rounds import JobEnd, Round
-from megatrain.failures.culprit import is_victim
 from megatrain.formatting.quantities import count_text
-from megatrain.jobs.incident_phrases import rank_and_end
+from megatrain_job.failures.culprit import is_victim
+from megatrain_job.jobs.incident_phrases import rank_and_end
 from megatrain_launcher.driver.absent_hosts import (
     absent_of,
     hold_of_returned,
@@ -26,7 +26,7 @@ from megatrain_launcher.driver.absent_hosts import (
 from megatrain_launcher.driver.actions import Decision, DriverAction, EndJob, UpdateIncident
 from megatrain_launcher.driver.breaking import break_round, broken_incident, halt, probes_for, stalled_hosts
 from megatrain_launcher.driver.forming import eligible
-from megatrain_launcher.driver.incidents import OVER_NOTE, as_ended, statuses_in
+from megatrain_launcher.driver.incidents import as_ended, statuses_in
 from megatrain_launcher.driver.policy import GROW_AFTER_S, Policy
 from megatrain_launcher.driver.stalls import respond_to_stall
 from megatrain_launcher.driver.state import ClusterState

@@ -14,8 +14,9 @@ from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.contracts.rounds import MAX_SKIPPED_STEPS, Round
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import count_text, seconds_text
-from megatrain.jobs.restart_budget import HOUR_S
+from megatrain_job.jobs.restart_budget import HOUR_S
 from megatrain_launcher.driver.economy import balance_of
+from megatrain_launcher.driver.evictions import EvictionReason
 from megatrain_launcher.driver.forming import eligible
 from megatrain_launcher.driver.incidents import last_step
 from megatrain_launcher.driver.policy import Policy
@@ -153,7 +154,9 @@ def _of_straggler(
             "hour already (diagnostics.evictions_per_hour)"
         )
         return Judgement(OutcomeKind.DECLINED, reason, balance.gain_s, balance.price_s)
-    reason = f"{names_text(hosts)}: slow by its {verdict.cause}; {balance.text}; {_spares_text(spares)}"
+    reason = EvictionReason.STRAGGLER.text(
+        hosts=names_text(hosts), straggler_cause=verdict.cause, balance=balance.text, spares=_spares_text(spares)
+    )
     judged = Judgement(OutcomeKind.ACTED, reason, balance.gain_s, balance.price_s, hosts, num_after)
     return _allowed(policy, judged, is_approved=is_approved)
 

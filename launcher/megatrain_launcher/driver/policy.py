@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from megatrain.config.config import Config
-from megatrain.failures.fence import FenceRule
+from megatrain.fencing.fence import FenceRule
 
 WAIT_FOR_MORE_S = 2.0
 """How long a first round waits for more hosts once the minimum is registered."""

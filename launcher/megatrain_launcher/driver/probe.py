@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from megatrain.contracts.host_records import HostRecord
 from megatrain_launcher.driver.actions import Probe
-from megatrain_launcher.executor.liveness import LivenessReader, Vitality
+from megatrain_launcher.liveness import LivenessReader, Vitality
 
 _logger = logging.getLogger(__name__)
 _MAX_AT_ONCE = 32

@@ -27,6 +27,7 @@ from megatrain_launcher.driver.actions import (
     UpdateIncident,
 )
 from megatrain_launcher.driver.breaking import halt
+from megatrain_launcher.driver.evictions import EvictionReason
 from megatrain_launcher.driver.incidents import EXIT_CODE_NOTE, REQUEST_NOTE, as_ended, new_incident, statuses_in
 from megatrain_launcher.driver.pair_checks import PairCheck, findings_text, follow_pairs
 from megatrain_launcher.driver.policy import REQUEST_TIMEOUT_S, Policy
@@ -264,7 +265,7 @@ def _evict(now: float, state: ClusterState, request: JobRequest) -> tuple[Driver
     is_member = round_ is not None and any(part.host == host for part in round_.hosts)
     if not host or (host not in state.hosts and not is_member and host not in state.cordons):
         return _refuse(now, request, _unknown(state, host))
-    reason = request.reason or f"evicted by {request.by}"
+    reason = request.reason or EvictionReason.REQUEST.text(person=request.by)
     cordon: tuple[DriverAction, ...] = ()
     if host not in state.cordons or request.request_id not in state.answers:
         cordon = (CordonHost(Cordon(host, reason, request.by, now)),)

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind
-from megatrain.failures.culprit import SIGNS_OF_LOSS, root_of
-from megatrain.failures.verdict import LABELS, FailureAction, Label, label_row
-from megatrain.jobs.incident_phrases import rank_and_end
-from megatrain.jobs.restart_budget import HOUR_S, is_automatic, restart_budget, step_of
+from megatrain_job.failures.culprit import SIGNS_OF_LOSS, root_of
+from megatrain_job.failures.verdict import LABELS, FailureAction, Label, label_row
+from megatrain_job.jobs.incident_phrases import rank_and_end
+from megatrain_job.jobs.restart_budget import HOUR_S, is_automatic, restart_budget, step_of
+from megatrain_launcher.driver.evictions import EvictionReason
 from megatrain_launcher.driver.policy import Policy
 
 _FATAL = {
@@ -96,7 +97,8 @@ def _by_cause(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
         return _for_root(root, facts, history, policy, now)
     if facts.lost:
         names = tuple(sorted(facts.lost))
-        reason = f"{_names(names)} {'is' if len(names) == 1 else 'are'} gone: {'; '.join(facts.lost.values())}"
+        are = "is" if len(names) == 1 else "are"
+        reason = EvictionReason.HOST_LOST.text(hosts=_names(names), are=are, evidence="; ".join(facts.lost.values()))
         return Response(EVICT, reason, culprit_hosts=names, kind=IncidentKind.HOST_LOST)
     if facts.suspects:
         return _for_network(facts.suspects, (), facts, history, policy, now)
@@ -121,7 +123,7 @@ def _for_hang(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
     times = _times(hosts, [one for one in _since(history, now - HOUR_S) if one.kind is IncidentKind.HANG])
     cordoned = tuple(host for host in hosts if times[host] >= policy.hangs_per_hour)
     if cordoned:
-        reason = f"{reason}; {_names_with_counts(cordoned, times)} within an hour"
+        reason = EvictionReason.HANGS.text(hang=reason, times=_names_with_counts(cordoned, times))
         return replace(named, action=EVICT, reason=reason, cordoned=cordoned)
     return replace(named, reason=reason)
 
@@ -136,7 +138,8 @@ def _for_root(root: RankFailure, facts: Facts, history: Sequence[Incident], poli
         reason = f"{text}: {_FATAL[ExitCode(root.exit_code)]}, and a restart does not help"
         return replace(named, action=STOP, reason=reason, exit_code=root.exit_code)
     if action == FailureAction.EVICT_HOST and hosts:
-        return replace(named, action=EVICT, reason=f"{text}: {host} is broken", cordoned=hosts)
+        reason = EvictionReason.BROKEN_HOST.text(failure=text, host=host)
+        return replace(named, action=EVICT, reason=reason, cordoned=hosts)
     if action == FailureAction.TOLERATE_THEN_EVICT and hosts:
         return _for_network(hosts, (root.rank,), facts, history, policy, now, text)
     if action == FailureAction.RESTART_THEN_CHECK and hosts and policy.has_health_checks:
@@ -194,7 +197,8 @@ def _for_network(
     times = _times(hosts, [one for one in recent if one.label == Label.NETWORK])
     cordoned = tuple(host for host in hosts if times[host] >= policy.network_failures)
     if cordoned:
-        reason = f"{text}; {_names_with_counts(cordoned, times)} within {policy.network_window_s:g} s"
+        names = _names_with_counts(cordoned, times)
+        reason = EvictionReason.NETWORK_FAILURES.text(failure=text, times=names, window_s=policy.network_window_s)
         return replace(named, action=EVICT, reason=reason, culprit_hosts=cordoned, cordoned=cordoned)
     return named
 
@@ -222,7 +226,7 @@ def _evict_if_recurring(
     often = tuple(host for host in response.culprit_hosts if times[host] >= policy.host_failures_per_hour)
     if not often or set(often) <= set(response.cordoned):
         return response
-    reason = f"{response.reason}; {_names_with_counts(often, times)} within an hour"
+    reason = EvictionReason.FAILURES.text(failure=response.reason, times=_names_with_counts(often, times))
     if not policy.best_count(len(facts.fit - set(often))):
         return replace(response, reason=f"{reason}, and the job cannot go on without it")
     return replace(response, action=EVICT, reason=reason, cordoned=tuple(dict.fromkeys((*response.cordoned, *often))))

@@ -17,7 +17,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.resume_point import resume_point
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.restarting_thread import RestartingThread
+from megatrain_job.coordination.restarting_thread import RestartingThread
 
 _POLL_S = 5.0
 _REST = 20.0

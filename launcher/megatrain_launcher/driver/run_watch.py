@@ -16,7 +16,7 @@ from typing import Self
 from megatrain.config.config import Config
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.vanished_files import Losses, WatchedPath
-from megatrain.coordination.restarting_thread import RestartingThread
+from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_launcher.driver.resume_point_watch import local_checkpoints
 
 _logger = logging.getLogger(__name__)

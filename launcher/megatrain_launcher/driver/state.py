@@ -17,7 +17,7 @@ from megatrain.contracts.job_requests import Answer, JobRequest
 from megatrain.contracts.notices import ReceiverRecord
 from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round, RoundDeadlines, RoundHost
 from megatrain_launcher.driver.probe import ProbeResult
-from megatrain_launcher.executor.liveness import Vitality
+from megatrain_launcher.liveness import Vitality
 
 _STOPPED_PHASES = (HostPhase.STOPPED, HostPhase.PARKED, HostPhase.DONE)
 

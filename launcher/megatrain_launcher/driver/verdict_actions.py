@@ -8,7 +8,7 @@ from megatrain.contracts.host_verdict import HostVerdict, VerdictKind
 from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.contracts.job_requests import JobRequest
 from megatrain.contracts.rounds import Cordon, Rollback, Round
-from megatrain.failures.verdict import Label
+from megatrain_job.failures.verdict import Label
 from megatrain_launcher.driver.actions import CordonHost, DriverAction, DropKey, OpenIncident, UpdateIncident
 from megatrain_launcher.driver.breaking import halt
 from megatrain_launcher.driver.forming import eligible

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from megatrain.contracts.job_keys import JobKeys, key_number
 from megatrain.contracts.record import encode
-from megatrain.coordination.wire import Compare, Delete, KeyRange, Operation, Put, as_bytes
+from megatrain_job.coordination.wire import Compare, Delete, KeyRange, Operation, Put, as_bytes
 from megatrain_launcher.driver.actions import (
     AnswerRequest,
     CordonHost,

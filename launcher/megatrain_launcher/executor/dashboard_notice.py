@@ -9,11 +9,11 @@ from megatrain.contracts.diag_records import DashboardRecord
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.follower import Follower
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.watch import WatchEvent
-from megatrain.coordination.wire import KeyRange
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.follower import Follower
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.watch import WatchEvent
+from megatrain_job.coordination.wire import KeyRange
 
 
 @contextmanager

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 
 from megatrain.contracts.job_keys import JobKeys
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lease_keeper import LeaseKeeper
-from megatrain.coordination.restarting_thread import RestartingThread
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.lease_keeper import LeaseKeeper
+from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_launcher.driver.driver import Driver, SteadyClock
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.resume_point_watch import local_checkpoints

@@ -14,7 +14,7 @@ from megatrain.contracts.black_box import BlackBoxReader
 from megatrain.contracts.black_box_values import GroupRecord, Phase, Progress
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.host_records import HangEvidence, RankEvidence, RankPosition
-from megatrain.failures.hang_standing import standing_of
+from megatrain_job.failures.hang_standing import standing_of
 from megatrain_launcher.executor.progress import RankWatch
 
 _NS = 1_000_000_000

@@ -27,10 +27,10 @@ from megatrain.contracts.job_keys import JobKeys, key_number
 from megatrain.contracts.process import ROUND_COUNTER_VARIABLE
 from megatrain.contracts.rounds import JobRecord, LostLaunch
 from megatrain.contracts.run_directory import safe_name
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lease_keeper import LeaseKeeper
-from megatrain.coordination.wire import KeyRange
 from megatrain.programs.stop_signals import StopSignals
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.lease_keeper import LeaseKeeper
+from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.agent import AgentSettings, RoundAgent
 from megatrain_launcher.executor.check_queue import CheckQueue, CheckQueueParts, HealthChecks
 from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
@@ -42,10 +42,8 @@ from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.job_programs import ProgramSettings
 from megatrain_launcher.executor.job_record import claim_job, leaving_error, record_of
 from megatrain_launcher.executor.launch_mark import leave_mark
-from megatrain_launcher.executor.liveness import LivenessPort
 from megatrain_launcher.executor.lost_launch import find_lost_launch
 from megatrain_launcher.executor.membership import LeaseTimes, Membership
-from megatrain_launcher.executor.order_delivery import OrderDelivery, orders_lost_after_s, unfit_after_s
 from megatrain_launcher.executor.order_state import OrderState
 from megatrain_launcher.executor.program_runner import ProgramRunner, start_program_runner
 from megatrain_launcher.executor.round_follower import FollowerParts, RoundFollower
@@ -53,10 +51,12 @@ from megatrain_launcher.executor.settings import ExecutorSettings, new_session
 from megatrain_launcher.executor.status_writer import StatusWriter
 from megatrain_launcher.executor.storage_watch import StorageWatch
 from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
+from megatrain_launcher.liveness import LivenessPort
+from megatrain_launcher.logs.worker_logs import WorkerLogs
+from megatrain_launcher.order_delivery import OrderDelivery, orders_lost_after_s, unfit_after_s
 from megatrain_launcher.standby.client import StandbyClient
 from megatrain_launcher.store import open_store
 from megatrain_launcher.worker_environment import server_environment
-from megatrain_launcher.worker_logs import WorkerLogs
 
 _logger = logging.getLogger(__name__)
 _LEAVING_S = 5.0

@@ -17,16 +17,16 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import JobRequest, RequestKind
 from megatrain.contracts.record import encode
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lease_keeper import LeaseState
-from megatrain.coordination.restarting_thread import RestartingThread
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.lease_keeper import LeaseState
+from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
-from megatrain_launcher.executor.liveness import LivenessPort
 from megatrain_launcher.executor.membership import FitnessCheck, Membership
-from megatrain_launcher.executor.order_delivery import OrderDelivery
 from megatrain_launcher.executor.order_state import OrderState
 from megatrain_launcher.executor.settings import new_session
 from megatrain_launcher.executor.stopping import StopAction, StopView, next_stop_action
+from megatrain_launcher.liveness import LivenessPort
+from megatrain_launcher.order_delivery import OrderDelivery
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.5

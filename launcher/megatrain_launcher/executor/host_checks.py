@@ -10,7 +10,7 @@ from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckRes
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import HostCommand
-from megatrain.coordination.client import EtcdClient
+from megatrain_job.coordination.client import EtcdClient
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.health.checks import run_checks
 from megatrain_launcher.health.context import context_of

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase, HostStatus, Milestones, RankFailure, Stall
-from megatrain.failures.culprit import first_of
-from megatrain.failures.verdict import Verdict
+from megatrain_job.failures.culprit import first_of
+from megatrain_job.failures.verdict import Verdict
 from megatrain_launcher.executor.order_state import OrdersView
 from megatrain_launcher.executor.progress import HostProgress
 from megatrain_launcher.interfaces import Assignment, WorkerEnd

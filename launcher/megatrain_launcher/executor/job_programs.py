@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatrain.commands.etcd_flags import etcd_arguments, etcd_environment
 from megatrain.config.config import Config
-from megatrain.coordination.settings import EtcdSettings
 from megatrain.programs.child_process import ChildProcess
 from megatrain.programs.supervisor import Supervisor
+from megatrain_job.commands.etcd_flags import etcd_arguments, etcd_environment
+from megatrain_job.coordination.settings import EtcdSettings
 
 ENTRY_POINT_GROUP = "megatrain.job_programs"
 

@@ -19,10 +19,10 @@ from megatrain.contracts.host_records import HostRecord
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import JobEnd, JobRecord, LostLaunch
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.wire import Compare, Delete, KeyRange, KeyValue, Operation, Put, Range
-from megatrain_launcher.executor.liveness import Vitality, ask
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.wire import Compare, Delete, KeyRange, KeyValue, Operation, Put, Range
 from megatrain_launcher.executor.settings import ExecutorSettings
+from megatrain_launcher.liveness import Vitality, ask
 
 _logger = logging.getLogger(__name__)
 _MAX_SHOWN_KEYS = 8

@@ -20,13 +20,13 @@ from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.host_records import HostRecord
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.errors import LeaseLostError
-from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
-from megatrain.coordination.restarting_thread import RestartingThread
-from megatrain.coordination.wire import Compare, KeyRange, KeyValue, Put, Range
-from megatrain.failures.fence import LeaseView
-from megatrain_launcher.executor.liveness import Vitality, ask
+from megatrain.fencing.fence import LeaseView
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.errors import LeaseLostError
+from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain_job.coordination.restarting_thread import RestartingThread
+from megatrain_job.coordination.wire import Compare, KeyRange, KeyValue, Put, Range
+from megatrain_launcher.liveness import Vitality, ask
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.25

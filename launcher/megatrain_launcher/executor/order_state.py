@@ -22,10 +22,10 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.job_keys import JobKeys, key_number
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Halt, HostCommand, JobEnd, Round, RoundDeadlines
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.follower import Follower
-from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot, WatchEvent
-from megatrain.coordination.wire import KeyRange, KeyValue
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.follower import Follower
+from megatrain_job.coordination.watch import Change, ChangeKind, Changes, Snapshot, WatchEvent
+from megatrain_job.coordination.wire import KeyRange, KeyValue
 from megatrain_launcher.interfaces import Assignment
 
 _logger = logging.getLogger(__name__)

@@ -18,11 +18,11 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.rounds import JobRecord
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.election import Election
-from megatrain.coordination.restarting_thread import RestartingThread
-from megatrain.coordination.wire import KeyRange
 from megatrain.programs.supervisor import Supervisor
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.election import Election
+from megatrain_job.coordination.restarting_thread import RestartingThread
+from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.executor.dashboard_notice import reported_dashboard
 from megatrain_launcher.executor.job_programs import ProgramSettings, running_programs
 from megatrain_launcher.executor.launch_mark import why_not_shared

@@ -17,7 +17,7 @@ from megatrain.contracts.black_box_values import ClockBase, Phase, Progress, Rec
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.host_records import Milestones
 from megatrain.contracts.operations import Operation
-from megatrain.failures.fence import interval_of, stop_times
+from megatrain.fencing.fence import interval_of, stop_times
 
 _logger = logging.getLogger(__name__)
 _NS = 1_000_000_000

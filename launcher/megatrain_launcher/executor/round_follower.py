@@ -17,19 +17,19 @@ from megatrain.contracts.black_box_values import Phase, Progress
 from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.host_records import HangEvidence, Stall
 from megatrain.contracts.rounds import HostCommand
-from megatrain.coordination.restarting_thread import RestartingThread
-from megatrain.failures.fence import Deadlines, FenceAction, FenceRule, LeaseView, StepSilence, fence, step_silence
-from megatrain.failures.patience import Patience, find_stall
-from megatrain.jobs.host_view import stall_text
+from megatrain.fencing.fence import Deadlines, FenceAction, FenceRule, LeaseView, StepSilence, fence, step_silence
+from megatrain.fencing.patience import Patience, find_stall
+from megatrain_job.coordination.restarting_thread import RestartingThread
+from megatrain_job.jobs.host_view import stall_text
 from megatrain_launcher.executor.commands import CommandKind, CommandTracker
 from megatrain_launcher.executor.control_pages import ControlPages
 from megatrain_launcher.executor.crash_evidence import BoxPlaces
 from megatrain_launcher.executor.evidence import hang_evidence, is_running
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder, Running
 from megatrain_launcher.executor.membership import Membership
-from megatrain_launcher.executor.order_delivery import orders_lost_after_s
 from megatrain_launcher.executor.order_state import OrderState
 from megatrain_launcher.executor.progress import RankProgress, RoundProgress, host_progress
+from megatrain_launcher.order_delivery import orders_lost_after_s
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.1

@@ -11,8 +11,8 @@ from pathlib import Path
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash, config_values
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.settings import EtcdSettings
-from megatrain_launcher.log_tee import TeeChoice
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_launcher.logs.tee import TeeChoice
 
 
 def new_session() -> str:

@@ -17,9 +17,9 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_records import CheckReport, HangEvidence, HostStatus
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.own_keys import OwnKeys
-from megatrain.coordination.restarting_thread import RestartingThread
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.own_keys import OwnKeys
+from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_launcher.executor.membership import Membership
 
 _logger = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.host_records import DiskSpace, HostSaves
 from megatrain.contracts.run_directory import RunDirectory, safe_name
-from megatrain.coordination.restarting_thread import RestartingThread
-from megatrain.jobs.disk_trend import SpaceSample, full_in_s
-from megatrain_launcher.launch.leftovers import find_snapshots
+from megatrain_job.coordination.restarting_thread import RestartingThread
+from megatrain_job.jobs.disk_trend import SpaceSample, full_in_s
+from megatrain_launcher.leftovers import find_snapshots
 
 _POLL_S = 0.5
 _DISK_S = 10.0

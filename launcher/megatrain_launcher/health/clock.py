@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.coordination.settings import Endpoint, EtcdSettings
+from megatrain_job.coordination.settings import Endpoint, EtcdSettings
 from megatrain_launcher.health.context import HealthContext
 from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import HealthHistory

@@ -11,7 +11,7 @@ from megatrain.config.config import Config
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.contracts.black_box_layout import box_bytes
 from megatrain.contracts.run_directory import safe_name
-from megatrain.coordination.settings import EtcdSettings
+from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.health.child import ProbeRunner, run_probe
 
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from megatrain.failures.xids import XidKind, xid_of
 from megatrain.formatting.quantities import count_text
+from megatrain_job.failures.xids import XidKind, xid_of
 from megatrain_launcher.health.context import HealthContext
 from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import HealthHistory

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from megatrain.devices.gpu_readings import DriverReading, GpuReading
+from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
 
 _FIELDS = (
     "index",

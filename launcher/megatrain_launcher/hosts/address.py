@@ -8,7 +8,7 @@ import socket
 import struct
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.coordination.settings import Endpoint
+from megatrain_job.coordination.settings import Endpoint
 
 _SIOCGIFADDR = 0x8915
 _DISCARD_PORT = 9

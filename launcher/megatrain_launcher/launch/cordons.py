@@ -14,11 +14,11 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Cordon
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.election import Election
-from megatrain.coordination.follower import Follower
-from megatrain.coordination.watch import Changes, WatchEvent
-from megatrain.coordination.wire import KeyRange, KeyValue
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.election import Election
+from megatrain_job.coordination.follower import Follower
+from megatrain_job.coordination.watch import Changes, WatchEvent
+from megatrain_job.coordination.wire import KeyRange, KeyValue
 from megatrain_launcher.hosts.adapter import CordonError, HostAdapter
 
 _logger = logging.getLogger(__name__)

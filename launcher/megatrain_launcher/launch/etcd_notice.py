@@ -11,9 +11,9 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.trouble import Trouble
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.restarting_thread import RestartingThread
-from megatrain_launcher.etcd_process import EtcdProcess
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.restarting_thread import RestartingThread
+from megatrain_launcher.etcd.process import EtcdProcess
 
 SOURCE = "etcd"
 _POLL_S = 0.5

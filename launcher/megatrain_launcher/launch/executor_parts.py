@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 
 from megatrain.contracts.job_keys import JobKeys
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lease_keeper import LeaseKeeper
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.lease_keeper import LeaseKeeper
 from megatrain_launcher.executor.driver_thread import RunDriver, driver_of
 from megatrain_launcher.executor.executor import ExecutorParts
 from megatrain_launcher.executor.settings import ExecutorSettings

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from megatrain.commands.argument_types import spellings
-from megatrain.commands.etcd_flags import EtcdFlags, add_etcd_arguments, etcd_flags
 from megatrain.contracts.errors import ConfigError, FlagError
+from megatrain_job.commands.etcd_flags import EtcdFlags, add_etcd_arguments, etcd_flags
 from megatrain_launcher.launch.torchrun_flags import add_refusals
 
 DEFAULT_MODULE = "megatrain.train"

@@ -11,16 +11,16 @@ from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.wire import KeyRange
-from megatrain_launcher.etcd_process import EtcdProcess
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.wire import KeyRange
+from megatrain_launcher.etcd.process import EtcdProcess
 from megatrain_launcher.hosts.address import interface_address, resolve
 from megatrain_launcher.launch.etcd_notice import published_troubles
 from megatrain_launcher.launch.job_files import why_not_written
-from megatrain_launcher.launch.leftovers import release_snapshots
 from megatrain_launcher.launch.plan import LaunchPlan
 from megatrain_launcher.launch.standalone import Execute, forget_dead_hosts, run_standalone
+from megatrain_launcher.leftovers import release_snapshots
 
 _LEFT_POLL_S = 0.25
 _LEAVE_S = 15.0

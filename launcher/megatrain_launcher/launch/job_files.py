@@ -1,6 +1,6 @@
 """The files of a launch in <run>/coordination: how to reach the job's own etcd, and how the job ended.
 
-endpoint, password, certificate.pem, key.pem    see megatrain.jobs.own_etcd
+endpoint, password, certificate.pem, key.pem    see megatrain_job.jobs.own_etcd
 exit-code   how the last launch ended: for batch scripts, and for `status` when the job's etcd is gone
 etcd/       etcd's data, etcd.log and its unix sockets beside it
 """
@@ -18,8 +18,8 @@ from pathlib import Path
 from megatrain.config.config import Config
 from megatrain.contracts.errors import ConfigError, CoordinationError, DataError, MegatrainError
 from megatrain.contracts.whole_files import write_private
-from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
-from megatrain.jobs.own_etcd import (
+from megatrain_job.coordination.settings import Credentials, EtcdSettings, TlsFiles
+from megatrain_job.jobs.own_etcd import (
     COORDINATION_DIRECTORY,
     ENDPOINT_FILE,
     PASSWORD_BYTES,
@@ -30,8 +30,8 @@ from megatrain.jobs.own_etcd import (
     read_own_etcd,
     read_password,
 )
-from megatrain.jobs.run_standing import EXIT_CODE_FILE
-from megatrain_launcher.etcd_process import EtcdProcess
+from megatrain_job.jobs.run_standing import EXIT_CODE_FILE
+from megatrain_launcher.etcd.process import EtcdProcess
 from megatrain_launcher.private_directory import make_private
 
 _POLL_S = 0.1

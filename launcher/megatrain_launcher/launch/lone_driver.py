@@ -18,9 +18,9 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import JobEnd, JobRecord
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
-from megatrain.coordination.restarting_thread import RestartingThread
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_launcher.driver.driver import Driver, SteadyClock
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.resume_point_watch import local_checkpoints

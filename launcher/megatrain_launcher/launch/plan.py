@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import megatrain
-from megatrain.commands.etcd_flags import without_password
 from megatrain.config.checks import check
 from megatrain.config.config import Config
 from megatrain.config.load import load_config
 from megatrain.config.origin import Origin
 from megatrain.contracts.errors import ConfigError
-from megatrain.coordination.settings import EtcdSettings
+from megatrain_job.commands.etcd_flags import without_password
+from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.adapter import HostAdapter, HostFacts
 from megatrain_launcher.hosts.address import address_towards, interface_address

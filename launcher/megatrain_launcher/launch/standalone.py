@@ -12,26 +12,26 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
-from megatrain.commands.etcd_flags import etcd_arguments, without_password
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import JobEnd
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.wire import KeyRange
 from megatrain.programs.stop_signals import StopSignals
-from megatrain_launcher.etcd_process import EtcdProcess
+from megatrain_job.commands.etcd_flags import etcd_arguments, without_password
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.wire import KeyRange
+from megatrain_launcher.etcd.process import EtcdProcess
 from megatrain_launcher.executor.dashboard_notice import reported_dashboard
 from megatrain_launcher.executor.job_programs import ProgramSettings, running_programs
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.local import LocalHosts
 from megatrain_launcher.launch.etcd_notice import published_troubles
-from megatrain_launcher.launch.leftovers import find_snapshots, release_snapshots, remove_black_boxes
 from megatrain_launcher.launch.plan import LaunchPlan
 from megatrain_launcher.launch.templates import launch_arguments
+from megatrain_launcher.leftovers import find_snapshots, release_snapshots, remove_black_boxes
 
 Execute = Callable[[ExecutorSettings], int]
 _LOOPBACK = "127.0.0.1"

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.network_address import WebAddress
-from megatrain.coordination.connection import EtcdConnection
-from megatrain.coordination.deadline import Deadline
-from megatrain.coordination.http_exchange import GarbageError, HttpExchange
-from megatrain.coordination.settings import Endpoint
 from megatrain.formatting.terminal import printable, short
+from megatrain_job.coordination.errors import GarbageError
+from megatrain_job.coordination.settings import Endpoint
+from megatrain_job.coordination.transport import Deadline, EtcdConnection, HttpExchange
 
 _MAX_ANSWER_BYTES = 64 << 10
 _MAX_ANSWER_CHARS = 200

@@ -17,7 +17,7 @@ from email.utils import format_datetime
 from string import Template
 from typing import Any
 
-from megatrain.jobs.health import HealthLevel
+from megatrain_job.jobs.health import HealthLevel
 from megatrain_launcher.notify.message import Message
 from megatrain_launcher.notify.plan import REFRESH_S
 from megatrain_launcher.notify.topics import Stage, Topic

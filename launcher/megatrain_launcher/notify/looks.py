@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from megatrain.contracts.job_keys import JobKeys
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.restarting_thread import RestartingThread
-from megatrain.jobs.assessment import assess
-from megatrain.jobs.health import ReasonCode
-from megatrain.jobs.snapshot import DecodedRecords, read_job
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.restarting_thread import RestartingThread
+from megatrain_job.jobs.assessment import assess
+from megatrain_job.jobs.health import ReasonCode
+from megatrain_job.jobs.snapshot import DecodedRecords, read_job
 from megatrain_launcher.notify.message import PageLinks
 from megatrain_launcher.notify.topics import Topic, topics_of
 

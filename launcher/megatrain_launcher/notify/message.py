@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from megatrain.formatting.quantities import age_text, count_text, time_text
-from megatrain.jobs.health import HealthLevel
+from megatrain_job.jobs.health import HealthLevel
 from megatrain_launcher.notify.topics import Stage, Topic, is_at_least
 
 _MAX_KEY_CHARS = 255

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from megatrain.config.config import Config
 from megatrain.contracts.job_keys import JobKeys
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.election import Leadership
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.election import Leadership
 from megatrain_launcher.notify.looks import JobLook, Looks
 from megatrain_launcher.notify.message import PageLinks
 from megatrain_launcher.notify.receivers import Receiver, receivers_of

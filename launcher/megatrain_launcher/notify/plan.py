@@ -13,7 +13,7 @@ from enum import StrEnum
 from megatrain.contracts.incident import TOPIC_PREFIX
 from megatrain.contracts.notices import ReceiverRecord
 from megatrain.contracts.receipts import Receipt
-from megatrain.jobs.health import HealthLevel
+from megatrain_job.jobs.health import HealthLevel
 from megatrain_launcher.notify.topics import Event, Stage, Topic, gone_topic, is_at_least
 
 HOUR_S = 3600.0

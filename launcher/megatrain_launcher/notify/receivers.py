@@ -21,8 +21,8 @@ from megatrain.config.notify import (
 )
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.network_address import WebAddress
-from megatrain.coordination.deadline import Deadline
-from megatrain.jobs.health import HealthLevel
+from megatrain_job.coordination.transport import Deadline
+from megatrain_job.jobs.health import HealthLevel
 from megatrain_launcher.notify.delivery import DeliveryError, post, read_template, tls_context
 from megatrain_launcher.notify.formats import (
     TEMPLATE_NAMES,

@@ -11,11 +11,11 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.notices import ReceiverRecord
 from megatrain.contracts.record import decode, encode
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.election import Leadership
-from megatrain.coordination.own_keys import OwnKeys
-from megatrain.coordination.restarting_thread import RestartingThread
-from megatrain.coordination.wire import Compare
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.election import Leadership
+from megatrain_job.coordination.own_keys import OwnKeys
+from megatrain_job.coordination.restarting_thread import RestartingThread
+from megatrain_job.coordination.wire import Compare
 from megatrain_launcher.notify.delivery import DeliveryError
 from megatrain_launcher.notify.looks import Look, Looks
 from megatrain_launcher.notify.message import Message

@@ -12,15 +12,14 @@ from enum import StrEnum
 
 from megatrain.contracts.exit_codes import ExitCode, exit_text
 from megatrain.contracts.host_verdict import HostVerdict, VerdictOutcome
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.incident import OVER_NOTE, Incident, IncidentKind, IncidentState
 from megatrain.contracts.rounds import JobEnd
 from megatrain.formatting.lists import names_text, ranks_text
 from megatrain.formatting.terminal import printable, short
-from megatrain.jobs.health import Health, HealthLevel, Reason, ReasonCode
-from megatrain.jobs.incident_phrases import KIND_TEXTS, cost_text
-from megatrain.jobs.runbooks import runbooks_of
-from megatrain.jobs.snapshot import JobSnapshot
-from megatrain_launcher.driver.incidents import OVER_NOTE
+from megatrain_job.jobs.health import Health, HealthLevel, Reason, ReasonCode
+from megatrain_job.jobs.incident_phrases import KIND_TEXTS, cost_text
+from megatrain_job.jobs.runbooks import runbooks_of
+from megatrain_job.jobs.snapshot import JobSnapshot
 
 JUDGED_S = 1.5
 """An incident whose response is not chosen within this time is sent with what is known of it."""

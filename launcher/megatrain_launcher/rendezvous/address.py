@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 
-from megatrain.coordination.settings import Endpoint
+from megatrain_job.coordination.settings import Endpoint
 
 _LOOPBACK = "127.0.0.1"
 

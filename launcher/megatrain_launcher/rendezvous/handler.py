@@ -27,12 +27,12 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from megatrain.commands.etcd_flags import PASSWORD_VARIABLE
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_records import HostRecord
 from megatrain.contracts.process import ROUND_COUNTER_VARIABLE, ROUND_VARIABLE
 from megatrain.contracts.rounds import Round
-from megatrain.coordination.client import EtcdClient
+from megatrain_job.commands.etcd_flags import PASSWORD_VARIABLE
+from megatrain_job.coordination.client import EtcdClient
 from megatrain_launcher.rendezvous.address import own_address
 from megatrain_launcher.rendezvous.leader import RendezvousLeader
 from megatrain_launcher.rendezvous.membership import NNODES_LABEL, RendezvousMembership

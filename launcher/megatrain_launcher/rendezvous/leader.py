@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import Halt, Round, RoundHost
-from megatrain.coordination.election import Election, Leadership
-from megatrain.coordination.errors import LeadershipLostError, LeaseLostError, UnknownOutcomeError
-from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
-from megatrain.coordination.maintenance import HistoryTrimmer
-from megatrain.coordination.wire import Compare, Delete, KeyRange, Operation, Put
+from megatrain_job.coordination.election import Election, Leadership
+from megatrain_job.coordination.errors import LeadershipLostError, LeaseLostError, UnknownOutcomeError
+from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain_job.coordination.maintenance import HistoryTrimmer
+from megatrain_job.coordination.wire import Compare, Delete, KeyRange, Operation, Put
 from megatrain_launcher.rendezvous.membership import RendezvousMembership
 from megatrain_launcher.rendezvous.rule import BeginRound, EndRound, RendezvousLimits, Since, decide
 from megatrain_launcher.rendezvous.view import View

@@ -17,12 +17,12 @@ from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.errors import LeaseLostError
-from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
-from megatrain.coordination.restarting_thread import RestartingThread
-from megatrain.coordination.watch import Snapshot, Watch, WatchEvent
-from megatrain.coordination.wire import KeyRange, Operation, Put
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.errors import LeaseLostError
+from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain_job.coordination.restarting_thread import RestartingThread
+from megatrain_job.coordination.watch import Snapshot, Watch, WatchEvent
+from megatrain_job.coordination.wire import KeyRange, Operation, Put
 from megatrain_launcher.rendezvous.settings import RendezvousSettings
 from megatrain_launcher.rendezvous.view import View
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatrain.commands.etcd_flags import PASSWORD_VARIABLE
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
-from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
+from megatrain_job.commands.etcd_flags import PASSWORD_VARIABLE
+from megatrain_job.coordination.settings import Credentials, EtcdSettings, TlsFiles
 
 _NO_ID = "none"
 """torchrun's default id."""

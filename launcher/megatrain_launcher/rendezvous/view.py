@@ -14,7 +14,7 @@ from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus
 from megatrain.contracts.job_keys import JobKeys, key_number
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Halt, Round
-from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot, WatchEvent
+from megatrain_job.coordination.watch import Change, ChangeKind, Changes, Snapshot, WatchEvent
 
 _KINDS: dict[str, tuple[str, type[Any]]] = {
     "hosts": ("records", HostRecord),

@@ -18,9 +18,9 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import RequestKind
 from megatrain.contracts.record import encode
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.jobs.send_request import make_request
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.jobs.send_request import make_request
 from tests.helpers.etcd_proxy import LONG_LENGTH, Conduct, EtcdProxy, FirstWatches
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.executor_process import executor_process

@@ -14,12 +14,12 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, RequestKind
-from megatrain.coordination.client import EtcdClient
-from megatrain.jobs.assessment import assess
-from megatrain.jobs.health import HealthLevel, Reason
-from megatrain.jobs.own_etcd import read_own_etcd
-from megatrain.jobs.send_request import checked, make_request, news_of
-from megatrain.jobs.snapshot import read_job
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.jobs.assessment import assess
+from megatrain_job.jobs.health import HealthLevel, Reason
+from megatrain_job.jobs.own_etcd import read_own_etcd
+from megatrain_job.jobs.send_request import checked, make_request, news_of
+from megatrain_job.jobs.snapshot import read_job
 from tests.helpers.etcd_server import etcd_program
 from tests.helpers.job_under_launch import LaunchedJob, make_launched_job
 from tests.helpers.outage_job import OutageJob, outage_job

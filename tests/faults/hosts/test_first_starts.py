@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.coordination.client import EtcdClient
-from megatrain_launcher.etcd_process import EtcdProcess
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_launcher.etcd.process import EtcdProcess
 from megatrain_launcher.launch.job_files import JobFiles
 from tests.helpers.etcd_server import etcd_program
 from tests.helpers.etcd_strangers import racing

@@ -18,10 +18,10 @@ import pytest
 
 from megatrain.contracts.incident import IncidentKind, IncidentState
 from megatrain.contracts.rounds import Cordon
-from megatrain.failures.verdict import Label
-from megatrain.jobs.assessment import assess
-from megatrain.jobs.health import ReasonCode
-from megatrain.jobs.snapshot import read_job
+from megatrain_job.failures.verdict import Label
+from megatrain_job.jobs.assessment import assess
+from megatrain_job.jobs.health import ReasonCode
+from megatrain_job.jobs.snapshot import read_job
 from tests.helpers.recovery_checks import HOSTS, Running, running_job
 from tests.helpers.waiting import wait_until
 

@@ -11,12 +11,12 @@ import pytest
 
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.record import encode
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
 from megatrain_diagnostics.events.tables import Spans
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.wire.discovery import WatchedDaemon
 from megatrain_diagnostics.wire.sender import Sender
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
 from tests.helpers.daemon_process import KEYS, daemon_record, running_daemon
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.event_collector import span_rows

@@ -14,10 +14,10 @@ from megatrain.contracts.rounds import Round, RoundHost
 from megatrain.contracts.run_directory import rank_log_path
 from megatrain_launcher.agent import AgentSettings, RoundAgent
 from megatrain_launcher.interfaces import Assignment
+from megatrain_launcher.logs.worker_logs import WorkerLogs
 from megatrain_launcher.standby.client import StandbyClient
 from megatrain_launcher.store import open_store
 from megatrain_launcher.worker_environment import server_environment
-from megatrain_launcher.worker_logs import WorkerLogs
 from tests.helpers.hand_given_orders import HandGivenOrders, Witness
 from tests.helpers.source_tree import ROOT
 from tests.helpers.standby_workers import Programs, wait_until_gone

@@ -22,8 +22,8 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 MEGATRAIN = """
 import argparse, os, signal, sys, threading, time
 from pathlib import Path
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.wire import KeyRange
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.launch import host
 from megatrain_launcher.launch.flags import add_launch_arguments, launch_flags
 from megatrain_launcher.launch.plan import make_plan

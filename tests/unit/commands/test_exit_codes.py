@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from megatrain.cli import BUILT_IN_VERBS, find_verbs, main
-from megatrain.commands import job_place
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
 from megatrain.programs.stop_signals import STOP_SIGNALS
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import Ranks
 from megatrain_diagnostics.store.segment_store import SegmentStore
+from megatrain_job.commands import job_place
 from megatrain_launcher.commands import driver
 from tests.helpers.ports import free_ports
 from tests.helpers.synthetic_steps import SyntheticJob

@@ -21,7 +21,7 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.whole_files import write_private
 from megatrain.data.output import new_directory
 from megatrain_diagnostics.store.segment_store import SegmentStore
-from megatrain_launcher.etcd_place import take_lock
+from megatrain_launcher.etcd.place import take_lock
 
 logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stdout)
 run = Path(sys.argv[1])

@@ -12,6 +12,7 @@ from tests.helpers.source_tree import ROOT, imported_modules, python_files
 
 PACKAGES = {
     "megatrain": ROOT / "megatrain",
+    "megatrain_job": ROOT / "launcher" / "megatrain_job",
     "megatrain_launcher": ROOT / "launcher" / "megatrain_launcher",
     "megatrain_diagnostics": ROOT / "diagnostics" / "megatrain_diagnostics",
 }

@@ -25,14 +25,14 @@ from megatrain.contracts.job_requests import RequestKind
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import Cordon, JobEnd
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.wire import KeyRange
 from megatrain_diagnostics.dashboard.actions.backend import EtcdBackend
 from megatrain_diagnostics.dashboard.actions.checks import effect_of
 from megatrain_diagnostics.dashboard.actions.handler import ActionHandler
 from megatrain_diagnostics.dashboard.responses.errors import RefusalError
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.wire import KeyRange
 from tests.helpers.action_harness import ADA, BOB, VERDICT, WAITING, ActionHarness, request_of
 from tests.helpers.answering_driver import AnsweringDriver, answer
 from tests.helpers.dashboard_server import OPERATOR_TOKEN, MadeUpJob, ask, bearer, served

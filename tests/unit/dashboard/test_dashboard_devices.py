@@ -12,8 +12,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from megatrain.contracts.layout import Layout
-from megatrain.devices.gpu_readings import DriverReading, GpuReading, XidEvent
-from megatrain.devices.links import LinkReading
 from megatrain_diagnostics.dashboard.api.devices import route as devices_route
 from megatrain_diagnostics.dashboard.api.devices.view import NUM_POINTS
 from megatrain_diagnostics.dashboard.api.heat import route as heat_route
@@ -22,6 +20,8 @@ from megatrain_diagnostics.dashboard.responses.binary import unpack
 from megatrain_diagnostics.devices.rows import HostPlace, device_tables
 from megatrain_diagnostics.devices.sample import HostSample
 from megatrain_diagnostics.events.tables import Table, joined
+from megatrain_job.devices.gpu_readings import DriverReading, GpuReading, XidEvent
+from megatrain_job.devices.links import LinkReading
 from tests.helpers.dashboard_pictures import PictureSource, picture_client, stored_events
 from tests.helpers.source_tree import ROOT
 from tests.helpers.synthetic_steps import SyntheticJob

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
-from megatrain.failures.hang import Position
 from megatrain_diagnostics.analysis.hang import RankStanding
 from megatrain_diagnostics.analysis.waiting import Awaited, waiting_arrows
 from megatrain_diagnostics.dashboard.api.ranks.picture_route import router
@@ -22,6 +21,7 @@ from megatrain_diagnostics.events.tables import StepTotals, joined, select
 from megatrain_diagnostics.store.daemon_state import DaemonState, ranges_of, scores_text
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence
 from megatrain_diagnostics.store.rank_progress import ProgressByRank, rank_progress
+from megatrain_job.failures.hang import Position
 from tests.helpers.dashboard_pictures import PictureSource, picture_client, stored_events
 from tests.helpers.drawn_spans import draw_job
 from tests.helpers.synthetic_steps import SyntheticJob

@@ -14,11 +14,6 @@ import pytest
 
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.jobs.assessment import assess
-from megatrain.jobs.run_standing import read_facts, run_standing
-from megatrain.jobs.snapshot import read_job
 from megatrain_diagnostics.analysis.effective_time import Restart
 from megatrain_diagnostics.dashboard.api.jobs.document import JobRow
 from megatrain_diagnostics.dashboard.api.jobs.view import Choice, chosen_rows, counts_of, job_row
@@ -28,6 +23,11 @@ from megatrain_diagnostics.dashboard.sources.runs import catalog as catalog_modu
 from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
 from megatrain_diagnostics.dashboard.sources.runs.metrics_history import read_metrics_history
 from megatrain_diagnostics.dashboard.sources.runs.run_summary import read_run_summary
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.jobs.assessment import assess
+from megatrain_job.jobs.run_standing import read_facts, run_standing
+from megatrain_job.jobs.snapshot import read_job
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import NOW_S, make_record, make_stall, make_status
 from tests.helpers.many_runs import BEGAN_S, STEP_S, held, report_steps, write_run

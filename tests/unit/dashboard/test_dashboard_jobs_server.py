@@ -19,8 +19,6 @@ from megatrain.cli import main
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
 from megatrain.programs.stop_signals import STOP_SIGNALS
 from megatrain_diagnostics.dashboard.api.compare.view import differences
 from megatrain_diagnostics.dashboard.jobs import open_jobs as open_jobs_module
@@ -28,6 +26,8 @@ from megatrain_diagnostics.dashboard.jobs.app import JobsDashboard, make_jobs_ap
 from megatrain_diagnostics.dashboard.server import DashboardServer, listening_socket
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
 from tests.helpers.dashboard_server import (
     FILES,
     OPERATOR_TOKEN,

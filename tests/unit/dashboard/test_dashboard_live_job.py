@@ -30,11 +30,6 @@ from megatrain.contracts.incident import IncidentState
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.jobs import etcd_job
-from megatrain.jobs.etcd_job import MAX_PAUSE_S
-from megatrain.jobs.snapshot import JobSnapshot, read_job
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.dashboard.api.overview.route import overview_inputs
 from megatrain_diagnostics.dashboard.api.overview.view import overview_document
@@ -44,6 +39,11 @@ from megatrain_diagnostics.dashboard.sources.live_job import LiveJob
 from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Values
 from megatrain_diagnostics.store.daemon_state import write_state
 from megatrain_diagnostics.store.segment_store import SegmentStore
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.jobs import etcd_job
+from megatrain_job.jobs.etcd_job import MAX_PAUSE_S
+from megatrain_job.jobs.snapshot import JobSnapshot, read_job
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.hung_spans import LATE, group_of_four, open_spans
 from tests.helpers.launched_job import (

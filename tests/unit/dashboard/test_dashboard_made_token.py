@@ -11,10 +11,10 @@ import pytest
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
 from megatrain_diagnostics.dashboard.security.made_token import TOKEN_NAME, with_token
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
 from tests.helpers.dashboard_process import dashboard_process
 from tests.helpers.dashboard_server import ask, bearer, served
 from tests.helpers.etcd_server import EtcdServers, etcd_program

@@ -29,14 +29,14 @@ from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
 from megatrain_diagnostics.dashboard.responses.cache import CachedResponse, ResponseCache, cached_response
 from megatrain_diagnostics.dashboard.responses.downloads import Download
 from megatrain_diagnostics.dashboard.responses.errors import RefusalError
 from megatrain_diagnostics.dashboard.security.heavy import HeavyQueries
 from megatrain_diagnostics.dashboard.server import listening_socket, url_of
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
 from tests.helpers.dashboard_server import ask, connected, head_of, read_head, read_rest, served
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import make_host, make_record, make_round, make_snapshot

@@ -15,12 +15,6 @@ from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.record import encode
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.verifications import VERIFIED_NAME, Verification, note_verifications, read_verifications
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.jobs import etcd_job
-from megatrain.jobs.etcd_job import EtcdJob
-from megatrain.jobs.snapshot import JobSnapshot
-from megatrain.jobs.verdict_cases import VerdictWithOutcome, merged_cases, read_cases
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.dashboard.api.hosts.view import HostInputs, host_history_document, hosts_document
 from megatrain_diagnostics.dashboard.api.incidents.view import incident_document
@@ -33,6 +27,12 @@ from megatrain_diagnostics.store.log_query import LogQuery, newest_tails, search
 from megatrain_diagnostics.store.reader import StoredEvents, TooSlowError
 from megatrain_diagnostics.store.rounds import rounds_seen, shown_round
 from megatrain_diagnostics.store.segment_store import SegmentStore
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.jobs import etcd_job
+from megatrain_job.jobs.etcd_job import EtcdJob
+from megatrain_job.jobs.snapshot import JobSnapshot
+from megatrain_job.jobs.verdict_cases import VerdictWithOutcome, merged_cases, read_cases
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import make_cordon, make_failure, make_incident, make_snapshot, make_status
 from tests.helpers.recorded_run import LAYOUT, step_of

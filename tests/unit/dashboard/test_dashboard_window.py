@@ -21,7 +21,6 @@ from megatrain.contracts.lineage import Candidate
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.resume_point import ResumePoint
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.jobs.notes import Author, NoteWriter, log_path
 from megatrain_diagnostics.analysis.effective_time import Restart
 from megatrain_diagnostics.dashboard.api.checkpoints.view import checkpoints_document
 from megatrain_diagnostics.dashboard.api.incidents.view import incidents_within
@@ -37,6 +36,7 @@ from megatrain_diagnostics.dashboard.sources.series_reader import SeriesReader
 from megatrain_diagnostics.dashboard.sources.window import WHOLE_RUN, Window, bound_of, window_of
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.rounds import rounds_seen
+from megatrain_job.jobs.notes import Author, NoteWriter, log_path
 from tests.helpers.launched_job import NOW_S, make_incident
 from tests.helpers.recorded_run import FAILED_S, SPIKE_STEP, START_S, end_s, write_recorded_run
 from tests.helpers.waiting import wait_until

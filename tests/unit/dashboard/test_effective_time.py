@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from megatrain.contracts.incident import Incident, IncidentState
-from megatrain.jobs import lost_time
-from megatrain.jobs.lost_time import MEDIAN_NOTE, covered_s, restart_price_s
 from megatrain_diagnostics.analysis.effective_time import Restart, effective_time_ratio
+from megatrain_job.jobs import lost_time
+from megatrain_job.jobs.lost_time import MEDIAN_NOTE, covered_s, restart_price_s
 from tests.helpers.launched_job import make_incident
 
 BEGIN_S = 1_000_000.0

@@ -17,8 +17,6 @@ from megatrain.contracts.receipts import Receipt
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import Cordon, JobEnd
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.jobs.runbooks import runbooks_of
-from megatrain.jobs.verdict_cases import VerdictWithOutcome
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.dashboard.api.incidents.document import StoryDocument
 from megatrain_diagnostics.dashboard.api.incidents.log_view import LogPlaces, incident_logs
@@ -30,6 +28,8 @@ from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.events.tables import LogLines, from_columns
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.segment_store import SegmentStore
+from megatrain_job.jobs.runbooks import runbooks_of
+from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 from tests.helpers.launched_job import NOW_S, make_incident, make_snapshot
 from tests.helpers.notification_topics import config_with
 from tests.helpers.source_tree import ROOT

@@ -17,12 +17,12 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.step_values import StepValue
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.wire import KeyRange
 from megatrain_diagnostics.controller.controller import Controller
 from megatrain_diagnostics.controller.full_spans import BURST_S
 from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, select
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.wire import KeyRange
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.synthetic_steps import SyntheticJob, empty_groups, step_values, values_of_ranks
 

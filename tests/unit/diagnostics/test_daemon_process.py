@@ -26,8 +26,6 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import JobRecord, Round
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
 from megatrain_diagnostics import daemon
 from megatrain_diagnostics.collector.settings import DaemonSettings
 from megatrain_diagnostics.daemon import Configuration, run_daemon
@@ -39,6 +37,8 @@ from megatrain_diagnostics.store.retention import Retention
 from megatrain_diagnostics.store.segments import StoreError
 from megatrain_diagnostics.wire.discovery import WatchedDaemon
 from megatrain_diagnostics.wire.sender import Sender
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
 from tests.helpers.daemon_process import KEYS, daemon_record, running_daemon
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.event_collector import span_rows

@@ -13,13 +13,13 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_verdict import HostVerdict
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
-from megatrain.jobs.etcd_job import EtcdPoll, EtcdRecords
-from megatrain.jobs.health import HealthLevel, ReasonCode
-from megatrain.jobs.verdict_cases import VerdictWithOutcome
 from megatrain_diagnostics.collector.counters import Ledger
 from megatrain_diagnostics.metrics.daemon_report import DaemonReporter, away_hosts
 from megatrain_diagnostics.metrics.job_records import records_of
 from megatrain_diagnostics.metrics.training_metrics import TrainingMetrics
+from megatrain_job.jobs.etcd_job import EtcdPoll, EtcdRecords
+from megatrain_job.jobs.health import HealthLevel, ReasonCode
+from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 from tests.helpers.launched_job import NOW_S, make_incident, make_snapshot, make_status
 from tests.helpers.written_verdicts import STRAGGLER
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatrain.devices.gpu_readings import DriverReading, GpuReading
 from megatrain_diagnostics.devices.dcgm import DcgmExporter, read_samples, reading_of
+from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
 
 LABELS = 'gpu="{0}",UUID="GPU-{0}",pci_bus_id="00000000:1B:00.0",device="nvidia{0}",modelName="NVIDIA H100 80GB HBM3"'
 FIELDS = {

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from megatrain.contracts.host_verdict import Cause, VerdictConfidence
-from megatrain.devices.gpu_readings import DriverReading, GpuReading
-from megatrain.devices.links import LinkReading
 from megatrain_diagnostics.analysis.device_evidence import with_devices
 from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.controller.device_findings import DeviceFindings
 from megatrain_diagnostics.devices.rows import HostPlace, device_tables
 from megatrain_diagnostics.devices.sample import HostSample
 from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, joined
+from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
+from megatrain_job.devices.links import LinkReading
 from tests.helpers.memory_events import MemoryEvents
 
 FINDING = Finding(

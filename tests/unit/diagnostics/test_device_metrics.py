@@ -8,12 +8,12 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from megatrain.devices.gpu_readings import DriverReading, GpuReading
-from megatrain.devices.links import LinkReading
 from megatrain_diagnostics.devices.sample import HostSample
 from megatrain_diagnostics.metrics.device_metrics import MAX_GPUS, MAX_LINKS
 from megatrain_diagnostics.metrics.exposition import HostCollector, registry_of
 from megatrain_diagnostics.metrics.readings import DevicesReading
+from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
+from megatrain_job.devices.links import LinkReading
 from tests.helpers.metric_readings import make_host_reading
 
 GPU = GpuReading(

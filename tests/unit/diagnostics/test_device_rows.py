@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from megatrain.devices.gpu_readings import DriverReading, GpuReading, XidEvent
-from megatrain.devices.links import LinkReading
 from megatrain_diagnostics.collector.admission import Admission
 from megatrain_diagnostics.collector.rate_limiter import RowRateLimiter
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
@@ -19,6 +17,8 @@ from megatrain_diagnostics.devices.sample import HostSample
 from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Xids, num_rows
 from megatrain_diagnostics.streamer.host_devices import HostDevices
 from megatrain_diagnostics.wire.messages import BatchHeader, batch_bytes
+from megatrain_job.devices.gpu_readings import DriverReading, GpuReading, XidEvent
+from megatrain_job.devices.links import LinkReading
 
 GPU = GpuReading(
     3, "GPU-c", temperature_c=91.0, is_row_remap_pending=True, has_row_remap_failed=False, throttle_reasons=0x40

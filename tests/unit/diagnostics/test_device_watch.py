@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from megatrain.contracts.diag_records import DeviceTrouble, DeviceTroubleKind
-from megatrain.devices.gpu_readings import DriverReading, GpuReading, XidEvent
-from megatrain.devices.links import LinkReading
 from megatrain_diagnostics.controller.device_watch import DeviceWatch
 from megatrain_diagnostics.devices.rows import HostPlace, device_tables
 from megatrain_diagnostics.devices.sample import HostSample
+from megatrain_job.devices.gpu_readings import DriverReading, GpuReading, XidEvent
+from megatrain_job.devices.links import LinkReading
 
 NOW_S = 1_800_000_000.0
 INTERVAL_S = 10.0

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
-from megatrain.failures.hang import Confidence, Position
 from megatrain_diagnostics.analysis.flight_recorder import (
     disagreements,
     flight_groups,
@@ -27,6 +26,7 @@ from megatrain_diagnostics.analysis.flight_recorder import (
 from megatrain_diagnostics.analysis.hang import find_hang
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.hang_evidence import read_dumps
+from megatrain_job.failures.hang import Confidence, Position
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "flight_recorder"
 DEFAULT = GOLDEN.with_name("flight_recorder_default")

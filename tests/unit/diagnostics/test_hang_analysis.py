@@ -9,8 +9,6 @@ import pytest
 
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
-from megatrain.failures.culprit import Culprit
-from megatrain.failures.hang import Confidence, Position
 from megatrain_diagnostics.analysis.hang import (
     RankStanding,
     find_hang,
@@ -21,6 +19,8 @@ from megatrain_diagnostics.analysis.hang import (
 from megatrain_diagnostics.analysis.hang_grid import grid_lines, rank_letters
 from megatrain_diagnostics.events.roster import GroupMembers, Roster
 from megatrain_diagnostics.events.tables import NO_DURATION, Spans, columns_of, from_columns
+from megatrain_job.failures.culprit import Culprit
+from megatrain_job.failures.hang import Confidence, Position
 from tests.helpers.work import assert_grows_linearly
 
 TP, DP, PP = 1, 2, 3

@@ -16,12 +16,12 @@ from megatrain.contracts.incident import IncidentKind
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.record import encode
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.failures.culprit import Culprit, FailureRole
 from megatrain_diagnostics.analysis.log_search import classify_logs, matching_lines
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import LogLines, Ranks, from_columns
 from megatrain_diagnostics.store.segment_store import SegmentStore
+from megatrain_job.failures.culprit import Culprit, FailureRole
 from tests.helpers.launched_job import make_incident
 from tests.helpers.synthetic_steps import SyntheticJob
 

@@ -18,10 +18,10 @@ from prometheus_client.registry import Collector
 
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.layout import AXES
-from megatrain.jobs.health import Reason, ReasonCode, health_of
 from megatrain_diagnostics.metrics.exposition import HostCollector, JobCollector, registry_of
 from megatrain_diagnostics.metrics.readings import MAX_SCORES
 from megatrain_diagnostics.metrics.server import MetricsServer, read_token
+from megatrain_job.jobs.health import Reason, ReasonCode, health_of
 from tests.helpers.metric_readings import make_host_reading, make_job_reading, make_rank_reading
 from tests.helpers.waiting import DEADLINE_S
 

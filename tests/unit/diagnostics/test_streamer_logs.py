@@ -8,8 +8,8 @@ import pytest
 
 from megatrain_diagnostics.events.tables import LogLines
 from megatrain_diagnostics.streamer.log_tail import HostLogs, LogPosition, LogTail
-from megatrain_launcher.log_files import RotatingFile
-from megatrain_launcher.worker_logs import rank_log_path
+from megatrain_launcher.logs.files import RotatingFile
+from megatrain_launcher.logs.worker_logs import rank_log_path
 
 
 @pytest.fixture

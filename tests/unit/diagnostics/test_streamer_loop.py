@@ -26,8 +26,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.run_directory import RunDirectory, black_box_path, previous_black_box
 from megatrain.contracts.step_values import StepValue
-from megatrain.devices.gpu_readings import DriverReading, GpuReading
-from megatrain.failures.patience import Patience
+from megatrain.fencing.patience import Patience
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_diagnostics.devices.sample import HostSample
 from megatrain_diagnostics.events.tables import Gpus, LogLines, Ranks, Spans, StepTotals, Values, joined, num_rows
@@ -37,7 +36,8 @@ from megatrain_diagnostics.streamer.host_devices import DeviceSource
 from megatrain_diagnostics.streamer.settings import StreamerSettings
 from megatrain_diagnostics.streamer.streamer import Streamer
 from megatrain_diagnostics.wire.sender import Sender, SenderState
-from megatrain_launcher.worker_logs import rank_log_path
+from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
+from megatrain_launcher.logs.worker_logs import rank_log_path
 from tests.helpers.fixed_daemon import FixedDaemon
 
 PATIENCE = Patience(init_s=30.0, first_step_s=30.0, checkpoint_s=30.0, evaluation_s=30.0, floor_s=30.0, factor=10.0)

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation as Op
 from megatrain.contracts.step_values import StepValue
-from megatrain.jobs.notes import Note
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
 from megatrain_diagnostics.analysis.step_windows import read_step_events
 from megatrain_diagnostics.analysis.timeline import Timeline, lay_out
 from megatrain_diagnostics.events.tables import Values
+from megatrain_job.jobs.notes import Note
 from tests.helpers.drawn_spans import BASE_NS, Drawing, draw_job
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from megatrain.contracts.host_records import HostRecord
 from megatrain.contracts.job_keys import JobKeys
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.wire import KeyRange
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.executor.membership import LeaseTimes, Membership
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.registered_host import TIMES

@@ -10,8 +10,8 @@ import pytest
 from megatrain.contracts.diag_records import DashboardRecord
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.executor.dashboard_notice import reported_dashboard
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.waiting import wait_until

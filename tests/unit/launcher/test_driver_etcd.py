@@ -16,9 +16,9 @@ from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import Halt, JobEnd, Round
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import Credentials, EtcdSettings
-from megatrain.coordination.wire import KeyRange
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import Credentials, EtcdSettings
+from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.driver.state import Seen
 from megatrain_launcher.driver.writes import trims_of
 from tests.helpers.driver_candidates import KEYS, NOW, Candidate, Hosts

@@ -12,7 +12,7 @@ import pytest
 from megatrain.contracts.host_records import HostRecord
 from megatrain_launcher.driver.actions import Probe
 from megatrain_launcher.driver.probe import Prober, ProbeResult
-from megatrain_launcher.executor.liveness import LivenessPort, LivenessReader, Vitality, ask
+from megatrain_launcher.liveness import LivenessPort, LivenessReader, Vitality, ask
 from tests.helpers.waiting import wait_until
 
 

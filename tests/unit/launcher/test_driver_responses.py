@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
-from megatrain.failures.verdict import LABELS, Label
+from megatrain_job.failures.verdict import LABELS, Label
+from megatrain_launcher.driver.evictions import EvictionCause, EvictionReason
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.responses import Facts, respond
 
@@ -124,6 +127,31 @@ def test_a_host_that_fails_again_and_again_is_given_up() -> None:
     assert respond(killed, THRICE, replace(POLICY, host_failures_per_hour=4), NOW).cordoned == ()
     old = [replace(one, moments=replace(one.moments, detected=NOW - 4000)) for one in THRICE]
     assert respond(killed, old, POLICY, NOW).cordoned == ()
+
+
+EVICTIONS: dict[EvictionReason, tuple[Facts, Sequence[Incident]]] = {
+    EvictionReason.HOST_LOST: (replace(facts(), lost={"b": "b refuses connections"}), ()),
+    EvictionReason.BROKEN_HOST: (facts(failure(label="gpu_hardware")), ()),
+    EvictionReason.NETWORK_FAILURES: (facts(failure(label="network")), [past(200, "network")]),
+    EvictionReason.HANGS: (
+        replace(facts(kind=IncidentKind.HANG), suspects=("b",)), [past(60, "hang", kind=IncidentKind.HANG)],
+    ),
+    EvictionReason.FAILURES: (replace(facts(failure(code=-9)), fit=frozenset({"a", "b", "c"})), THRICE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", EVICTIONS, ids=lambda reason: reason.name)
+def test_an_eviction_has_the_sentence_and_cordon_of_its_row(reason: EvictionReason) -> None:
+    found = respond(*EVICTIONS[reason], POLICY, NOW)
+
+    assert re.fullmatch(re.sub(r"\\{.+?\\}", ".+", re.escape(reason.sentence)), found.reason)
+    assert (found.action, found.is_cordoned) == ("evict", reason.is_cordoned)
+
+
+def test_the_other_evictions_follow_from_pair_tests() -> None:
+    of_driver = {one for one in EvictionReason if one.cause is EvictionCause.DRIVER}
+
+    assert of_driver - EVICTIONS.keys() == {EvictionReason.PAIR_TESTS}
 
 
 def test_a_host_that_the_job_needs_is_not_given_up_for_failing_often() -> None:

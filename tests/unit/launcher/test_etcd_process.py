@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
-from megatrain_launcher import etcd_process
-from megatrain_launcher.etcd_process import EtcdProcess
-from megatrain_launcher.etcd_program import find_etcd
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import Credentials, EtcdSettings, TlsFiles
+from megatrain_launcher.etcd import process
+from megatrain_launcher.etcd.process import EtcdProcess
+from megatrain_launcher.etcd.program import find_etcd
 from tests.helpers.certificates import Authority
 from tests.helpers.etcd_server import EtcdServers, etcd_program, post, user_names
 from tests.helpers.etcd_strangers import tcp_ports
@@ -95,7 +95,7 @@ def test_two_that_count_rounds_each_from_one_are_two_clusters(tmp_path: Path, pr
 def test_it_has_its_password_before_anybody_can_connect(
     place: Path, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    admit_only, moments = etcd_process.admit_only, []
+    admit_only, moments = process.admit_only, []
 
     def admit(settings: EtcdSettings, credentials: Credentials) -> None:
         (endpoint,) = settings.endpoints
@@ -105,7 +105,7 @@ def test_it_has_its_password_before_anybody_can_connect(
         admit_only(settings, credentials)
         moments.append("it has a password")
 
-    monkeypatch.setattr(etcd_process, "admit_only", admit)
+    monkeypatch.setattr(process, "admit_only", admit)
     etcd = EtcdProcess(place, OWN, address="127.0.0.1", tls=tls_in(place), program=program)
     with etcd:
         assert moments == ["it has a password"]
@@ -264,7 +264,7 @@ def test_a_taken_port_is_replaced_by_another(place: Path, program: Path, monkeyp
         port = taken.getsockname()[1]
         answers = [[port]]
         monkeypatch.setattr(
-            etcd_process, "free_ports", lambda count, address="": answers.pop() if answers else free_ports(count)
+            process, "free_ports", lambda count, address="": answers.pop() if answers else free_ports(count)
         )
 
         with EtcdProcess(place, OWN, address="127.0.0.1", tls=tls_in(place), program=program) as etcd:

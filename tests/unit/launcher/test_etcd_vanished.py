@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import ConfigError, CoordinationError
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.maintenance import compact
-from megatrain.coordination.settings import Credentials, EtcdSettings
-from megatrain.coordination.watch import Watch
-from megatrain.coordination.wire import KeyRange
-from megatrain.jobs.own_etcd import read_own_etcd
-from megatrain_launcher.etcd_data import HeldFiles
-from megatrain_launcher.etcd_process import EtcdProcess
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.maintenance import compact
+from megatrain_job.coordination.settings import Credentials, EtcdSettings
+from megatrain_job.coordination.watch import Watch
+from megatrain_job.coordination.wire import KeyRange
+from megatrain_job.jobs.own_etcd import read_own_etcd
+from megatrain_launcher.etcd.data import HeldFiles
+from megatrain_launcher.etcd.process import EtcdProcess
 from megatrain_launcher.launch.job_files import JobFiles
 from tests.helpers.etcd_server import etcd_program, user_names
 from tests.helpers.other_user import where_all_may_look

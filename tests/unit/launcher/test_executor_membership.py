@@ -17,17 +17,17 @@ from megatrain.contracts.host_records import HangEvidence, HostPhase, HostRecord
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import JobEnd, Round, RoundHost
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lease_keeper import LeaseState
-from megatrain.coordination.own_keys import OwnKeys
-from megatrain.coordination.settings import Credentials, EtcdSettings
-from megatrain.coordination.wire import KeyRange, Put
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.lease_keeper import LeaseState
+from megatrain_job.coordination.own_keys import OwnKeys
+from megatrain_job.coordination.settings import Credentials, EtcdSettings
+from megatrain_job.coordination.wire import KeyRange, Put
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.job_record import claim_job, read_job
-from megatrain_launcher.executor.liveness import LivenessPort
 from megatrain_launcher.executor.membership import FitnessCheck, LeaseTimes, Membership
 from megatrain_launcher.executor.order_state import OrderState
 from megatrain_launcher.executor.status_writer import StatusWriter
+from megatrain_launcher.liveness import LivenessPort
 from tests.helpers.etcd_server import EtcdServers, enable_users
 from tests.helpers.ports import free_ports
 from tests.helpers.registered_host import TIMES, a_host, a_job

@@ -14,8 +14,8 @@ from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import Halt, HostCommand, JobEnd, Round, RoundHost
-from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot
-from megatrain.coordination.wire import KeyRange, KeyValue
+from megatrain_job.coordination.watch import Change, ChangeKind, Changes, Snapshot
+from megatrain_job.coordination.wire import KeyRange, KeyValue
 from megatrain_launcher.executor.order_state import OrderState
 from tests.helpers.waiting import DEADLINE_S, wait_until
 

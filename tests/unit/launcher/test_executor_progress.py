@@ -20,7 +20,7 @@ from megatrain.contracts.operations import Operation
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import Round, RoundDeadlines, RoundHost
 from megatrain.contracts.run_directory import RunDirectory, own_box_directory, own_box_paths
-from megatrain.failures.patience import Patience, find_stall
+from megatrain.fencing.patience import Patience, find_stall
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_launcher.executor.control_pages import ControlPages
 from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence

@@ -9,7 +9,7 @@ import pytest
 
 from megatrain.contracts.host_records import HostPhase, HostStatus, Milestones, Stall
 from megatrain.contracts.rounds import Round, RoundHost
-from megatrain.failures.verdict import FailureAction, Label, Verdict
+from megatrain_job.failures.verdict import FailureAction, Label, Verdict
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.order_state import OrdersView
 from megatrain_launcher.executor.progress import HostProgress

@@ -11,8 +11,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from megatrain.contracts.host_records import CheckOutcome
-from megatrain.devices.gpu_readings import DriverReading, GpuReading
-from megatrain.devices.nvml import read_nvml
+from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
+from megatrain_job.devices.nvml import read_nvml
 from megatrain_launcher.health import gpus, kernel_log
 from megatrain_launcher.health.context import HealthContext, Places
 from megatrain_launcher.health.history import HealthHistory

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.host_records import CheckOutcome
-from megatrain.coordination.settings import EtcdSettings
+from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.health import clock, limits, memory, network, storage
 from megatrain_launcher.health.child import ProbeEnd
 from megatrain_launcher.health.context import HealthContext, Places

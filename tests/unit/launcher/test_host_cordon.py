@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from megatrain.commands.etcd_flags import EtcdFlags
 from megatrain.config.load import load_config
+from megatrain_job.commands.etcd_flags import EtcdFlags
 from megatrain_launcher.hosts.adapter import CordonError
 from megatrain_launcher.hosts.kubernetes import REASON_ANNOTATION, KubernetesPlatform
 from megatrain_launcher.hosts.slurm import SlurmPlatform

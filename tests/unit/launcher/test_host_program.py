@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from megatrain.commands.etcd_flags import PASSWORD_VARIABLE, etcd_arguments, etcd_environment
 from megatrain.config.config import Config
-from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
 from megatrain.programs import supervisor
+from megatrain_job.commands.etcd_flags import PASSWORD_VARIABLE, etcd_arguments, etcd_environment
+from megatrain_job.coordination.settings import Credentials, EtcdSettings, TlsFiles
 from megatrain_launcher.executor.host_program import ENTRY_POINT_GROUP, start_host_programs
 from megatrain_launcher.executor.settings import ExecutorSettings
 from tests.helpers.lone_rank import make_config

@@ -24,13 +24,13 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round
-from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot
-from megatrain.coordination.wire import KeyRange, KeyValue, Put, as_bytes
 from megatrain.formatting.terminal import printable
-from megatrain.jobs.assessment import assess
-from megatrain.jobs.documents import host_document, incident_document, status_document
-from megatrain.jobs.host_view import host_views
-from megatrain.jobs.snapshot import read_job
+from megatrain_job.coordination.watch import Change, ChangeKind, Changes, Snapshot
+from megatrain_job.coordination.wire import KeyRange, KeyValue, Put, as_bytes
+from megatrain_job.jobs.assessment import assess
+from megatrain_job.jobs.documents import host_document, incident_document, status_document
+from megatrain_job.jobs.host_view import host_views
+from megatrain_job.jobs.snapshot import read_job
 from megatrain_launcher.commands.host_table import host_lines
 from megatrain_launcher.commands.incident_text import incident_lines, incidents_lines
 from megatrain_launcher.commands.status_text import status_lines

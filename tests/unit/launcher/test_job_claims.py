@@ -12,10 +12,10 @@ from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import JobEnd, JobRecord, Round
-from megatrain.coordination.client import EtcdClient
+from megatrain_job.coordination.client import EtcdClient
 from megatrain_launcher.executor.job_record import claim_job, read_job
-from megatrain_launcher.executor.liveness import LivenessPort
 from megatrain_launcher.executor.membership import Membership
+from megatrain_launcher.liveness import LivenessPort
 from tests.helpers.ports import free_ports
 from tests.helpers.registered_host import TIMES, a_host, a_job
 from tests.helpers.waiting import DEADLINE_S

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.coordination.client import EtcdClient
+from megatrain_job.coordination.client import EtcdClient
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.launch import host
 from megatrain_launcher.launch.host import run_launch

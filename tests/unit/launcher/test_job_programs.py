@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatrain.coordination.settings import EtcdSettings
 from megatrain.programs import supervisor
+from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.executor.job_programs import ProgramSettings, running_programs
 from tests.helpers.lone_rank import make_config
 from tests.helpers.waiting import wait_until

@@ -8,8 +8,8 @@ from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.trouble import Trouble
-from megatrain.coordination.client import EtcdClient
-from megatrain.jobs.snapshot import DecodedRecords, read_job
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.jobs.snapshot import DecodedRecords, read_job
 from tests.helpers.launched_job import make_incident, make_round, make_snapshot
 from tests.helpers.written_job import fill
 

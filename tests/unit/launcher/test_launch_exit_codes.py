@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from megatrain.commands.etcd_flags import add_etcd_arguments, etcd_flags
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import JobEnd
-from megatrain.coordination.client import EtcdClient
+from megatrain_job.commands.etcd_flags import add_etcd_arguments, etcd_flags
+from megatrain_job.coordination.client import EtcdClient
 from megatrain_launcher.hosts.local import LocalHosts
 from megatrain_launcher.launch.host import run_launch
 from megatrain_launcher.launch.plan import LaunchPlan, make_plan

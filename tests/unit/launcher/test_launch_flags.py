@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.commands.argument_types import spellings
-from megatrain.commands.etcd_flags import PASSWORD_VARIABLE, EtcdFlags
 from megatrain.contracts.errors import ConfigError
+from megatrain_job.commands.etcd_flags import PASSWORD_VARIABLE, EtcdFlags
 from megatrain_launcher.launch.flags import LaunchFlags, add_launch_arguments, launch_flags
 from megatrain_launcher.launch.torchrun_flags import REFUSED
 

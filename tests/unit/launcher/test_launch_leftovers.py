@@ -11,11 +11,11 @@ import pytest
 
 from megatrain.arena.directory import Arena, join_arena
 from megatrain.checkpoint.writer import start_writer
-from megatrain.commands.etcd_flags import EtcdFlags
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain_job.commands.etcd_flags import EtcdFlags
 from megatrain_launcher.launch.host import run_launch
-from megatrain_launcher.launch.leftovers import find_snapshots, release_snapshots
 from megatrain_launcher.launch.plan import LaunchPlan, make_plan
+from megatrain_launcher.leftovers import find_snapshots, release_snapshots
 from tests.helpers.arena_snapshots import host_plan, make_arena
 from tests.helpers.etcd_server import etcd_program
 from tests.helpers.launch_cases import small_flags

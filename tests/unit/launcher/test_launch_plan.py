@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.commands.etcd_flags import EtcdFlags
 from megatrain.contracts.errors import ConfigError
-from megatrain.coordination.settings import EtcdSettings
+from megatrain_job.commands.etcd_flags import EtcdFlags
+from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.hosts.address import interface_address, resolve
 from megatrain_launcher.hosts.kubernetes import KubernetesPlatform
 from megatrain_launcher.hosts.local import LocalPlatform, host_name

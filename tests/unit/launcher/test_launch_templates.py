@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from megatrain.commands.etcd_flags import EtcdFlags
 from megatrain.config.load import load_config
 from megatrain.contracts.errors import ConfigError
+from megatrain_job.commands.etcd_flags import EtcdFlags
 from megatrain_launcher.launch.templates import write_template
 from tests.helpers.launch_cases import small_flags
 from tests.helpers.require import require_module

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.commands.etcd_flags import _CONF_KEYS
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.incident import PHASES, IncidentKind, IncidentState
-from megatrain.failures.verdict import Label
+from megatrain_job.commands.etcd_flags import _CONF_KEYS
+from megatrain_job.failures.verdict import Label
 from megatrain_launcher.health.checks import CHECKS
 from megatrain_launcher.rendezvous.settings import _SECONDS
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.failures.verdict import Label
-from megatrain_launcher import log_disk
-from megatrain_launcher.log_disk import LogDisk
-from megatrain_launcher.log_files import RotatingFile
-from megatrain_launcher.worker_logs import WorkerLogs, rank_log_path
+from megatrain_job.failures.verdict import Label
+from megatrain_launcher.logs.disk import MAX_WAITING_BYTES, LogDisk
+from megatrain_launcher.logs.files import RotatingFile
+from megatrain_launcher.logs.worker_logs import WorkerLogs, rank_log_path
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 LINE = b"nothing to see, nothing to see\n"
@@ -36,7 +35,7 @@ def test_ranks_go_on_and_their_failures_are_named(tmp_path: Path) -> None:
     answers = threading.Event()
     with WorkerLogs(tmp_path, tee="none", file_at=partial(HangingFile, answers=answers)) as logs:
         fd = logs.open_rank(1, 0)
-        left = LINE * (2 * log_disk.MAX_WAITING_BYTES // len(LINE)) + b"torch.OutOfMemoryError: CUDA out of memory."
+        left = LINE * (2 * MAX_WAITING_BYTES // len(LINE)) + b"torch.OutOfMemoryError: CUDA out of memory."
         num_bytes = len(left)
         while left:
             left = left[os.write(fd, left) :]
@@ -55,7 +54,7 @@ def test_ranks_go_on_and_their_failures_are_named(tmp_path: Path) -> None:
 
 
 def test_a_hang_is_reported_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_disk, "STUCK_S", 0.0)
+    monkeypatch.setattr("megatrain_launcher.logs.disk.STUCK_S", 0.0)
     disk, done = LogDisk(), threading.Event()
     file = HangingFile(tmp_path / "rank.log")
     disk.write(file, LINE)

@@ -13,11 +13,11 @@ from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import Cordon, JobEnd
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.election import Election
-from megatrain.coordination.lease_keeper import LeaseKeeper
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.wire import KeyRange
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.election import Election
+from megatrain_job.coordination.lease_keeper import LeaseKeeper
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.executor.job_record import record_of
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.adapter import CordonError, HostFacts

@@ -13,9 +13,9 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import JobEnd, LostLaunch
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.jobs.lost_time import restart_price_s
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.jobs.lost_time import restart_price_s
 from megatrain_launcher.executor.job_record import claim_job
 from megatrain_launcher.executor.lost_launch import Sign, find_lost_launch, lost_launch_of
 from tests.helpers.driver_story import begin, go_on, incidents

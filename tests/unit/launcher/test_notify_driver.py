@@ -28,9 +28,9 @@ from megatrain.contracts.job_requests import JobRequest, RequestKind
 from megatrain.contracts.notices import ReceiverRecord
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import Halt, JobEnd, Round
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.wire import KeyRange
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.notify import notifier
 from tests.helpers.driver_candidates import KEYS, NOW, Candidate, Hosts
 from tests.helpers.etcd_server import EtcdServers

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from megatrain.jobs.health import HealthLevel
+from megatrain_job.jobs.health import HealthLevel
 from megatrain_launcher.notify.formats import (
     TEMPLATE_NAMES,
     alertmanager_alerts,

@@ -10,7 +10,7 @@ import pytest
 from megatrain.contracts.notices import ReceiverRecord
 from megatrain.contracts.receipts import Receipt
 from megatrain.contracts.record import decode, encode
-from megatrain.jobs.health import HealthLevel
+from megatrain_job.jobs.health import HealthLevel
 from megatrain_launcher.notify.plan import (
     GIVE_UP_S,
     HOUR_S,

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.incident import OVER_NOTE, Incident, IncidentKind, IncidentState, Moments
 from megatrain.contracts.rounds import JobEnd
-from megatrain.jobs.health import Health, HealthLevel, Reason, ReasonCode
-from megatrain_launcher.driver.incidents import OVER_NOTE
+from megatrain_job.jobs.health import Health, HealthLevel, Reason, ReasonCode
 from megatrain_launcher.notify.topics import JUDGED_S, SETTLED_S, Event, Stage, Topic, topics_of
 from tests.helpers.launched_job import NOW_S, make_incident, make_snapshot
 from tests.helpers.source_tree import ROOT

@@ -12,20 +12,20 @@ from megatrain.contracts.host_records import HostRecord
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import Halt, JobEnd, Round, RoundHost
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.watch import Snapshot, WatchLimits
-from megatrain.coordination.wire import KeyRange
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.watch import Snapshot, WatchLimits
+from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.driver.folding import fold_all
 from megatrain_launcher.driver.forming import Eligible, eligible
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.executor.executor_control import ExecutorControl, ExecutorControlParts
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
-from megatrain_launcher.executor.liveness import LivenessPort
 from megatrain_launcher.executor.membership import FitnessCheck, LeaseTimes, Membership
-from megatrain_launcher.executor.order_delivery import OrderDelivery, unfit_after_s
 from megatrain_launcher.executor.order_state import OrderState
+from megatrain_launcher.liveness import LivenessPort
+from megatrain_launcher.order_delivery import OrderDelivery, unfit_after_s
 from tests.helpers.etcd_proxy import LONG_LENGTH, Conduct, EtcdProxy, FirstWatches, is_watch_of
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.waiting import DEADLINE_S, wait_until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from megatrain_launcher.program_log import PrintableFormatter
+from megatrain_launcher.logs.program_log import PrintableFormatter
 
 
 def test_what_a_rank_wrote_is_shown_and_not_obeyed() -> None:

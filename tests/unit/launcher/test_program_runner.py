@@ -16,10 +16,10 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import JobEnd, JobRecord
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.wire import KeyRange
 from megatrain.programs.supervisor import Supervisor
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.executor import launch_mark, program_runner
 from megatrain_launcher.executor.job_programs import ProgramSettings
 from megatrain_launcher.executor.launch_mark import leave_mark, why_not_shared

@@ -25,10 +25,10 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.process import ROUND_VARIABLE
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lease_keeper import LeaseKeeper
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.wire import Delete, KeyRange
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.lease_keeper import LeaseKeeper
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.wire import Delete, KeyRange
 from megatrain_launcher.rendezvous import leader, torchrun_handler
 from megatrain_launcher.rendezvous.handler import MegatrainRendezvous
 from megatrain_launcher.rendezvous.settings import read_settings

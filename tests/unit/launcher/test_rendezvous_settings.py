@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from megatrain.commands.etcd_flags import PASSWORD_VARIABLE
 from megatrain.contracts.errors import ConfigError
-from megatrain.coordination.settings import Endpoint
+from megatrain_job.commands.etcd_flags import PASSWORD_VARIABLE
+from megatrain_job.coordination.settings import Endpoint
 from megatrain_launcher.rendezvous import torchrun_handler
 from megatrain_launcher.rendezvous.address import own_address
 from megatrain_launcher.rendezvous.handler import create_handler

@@ -16,12 +16,12 @@ from torch.distributed import HashStore
 
 from megatrain.contracts.process import process_from_environment
 from megatrain.contracts.rounds import Rollback, Round, RoundDeadlines, RoundHost
-from megatrain.failures.verdict import Label
+from megatrain_job.failures.verdict import Label
 from megatrain_launcher.agent import AgentSettings, RoundAgent
 from megatrain_launcher.interfaces import Assignment
+from megatrain_launcher.logs.worker_logs import WorkerLogs, rank_log_path
 from megatrain_launcher.standby.client import StandbyClient
 from megatrain_launcher.worker_environment import server_environment, worker_environment
-from megatrain_launcher.worker_logs import WorkerLogs, rank_log_path
 from tests.helpers.hand_given_orders import HandGivenOrders, Witness
 from tests.helpers.standby_workers import wait_until_gone
 from tests.helpers.waiting import DEADLINE_S, wait_until

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from megatrain.commands.etcd_flags import etcd_arguments
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.own_files import make_own_directory
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import JobEnd
 from megatrain.contracts.run_directory import RunDirectory, black_box_path
-from megatrain.coordination.client import EtcdClient
-from megatrain.jobs.own_etcd import read_own_etcd
 from megatrain.programs.stop_signals import StopSignals, note_only
+from megatrain_job.commands.etcd_flags import etcd_arguments
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.jobs.own_etcd import read_own_etcd
 from megatrain_launcher.commands.launch import StoppedEarly, stop_early
 from megatrain_launcher.executor import job_programs
 from megatrain_launcher.executor.settings import ExecutorSettings

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.run_directory import rank_log_path
-from megatrain.failures.verdict import Label, Verdict
-from megatrain_launcher.log_files import RotatingFile
-from megatrain_launcher.log_tee import Tee, is_shown
-from megatrain_launcher.log_watch import LogWatch
-from megatrain_launcher.worker_logs import WorkerLogs
+from megatrain_job.failures.verdict import Label, Verdict
+from megatrain_launcher.logs.files import RotatingFile
+from megatrain_launcher.logs.tee import Tee, is_shown
+from megatrain_launcher.logs.watch import LogWatch
+from megatrain_launcher.logs.worker_logs import WorkerLogs
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 OUT_OF_MEMORY = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity\n"
@@ -28,7 +28,7 @@ BROKEN_GPU = b"NVRM: Xid (PCI:0000:10:1c): 79, pid=1234, GPU has fallen off the 
 @pytest.fixture(autouse=True)
 def close_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up soon on a stream without a reader."""
-    monkeypatch.setattr("megatrain_launcher.worker_logs._TEE_CLOSE_S", 0.05)
+    monkeypatch.setattr("megatrain_launcher.logs.worker_logs._TEE_CLOSE_S", 0.05)
 
 
 @contextmanager
@@ -191,7 +191,7 @@ class TestLogWatch:
         def fail(*_: object) -> None:
             raise ZeroDivisionError("oops")
 
-        monkeypatch.setattr("megatrain.failures.classifier.LogClassifier.feed", fail)
+        monkeypatch.setattr("megatrain_job.failures.classifier.LogClassifier.feed", fail)
         watch = LogWatch(3)
         assert watch.feed(b"line\n") is None
         assert "ZeroDivisionError: oops" in watch.trouble

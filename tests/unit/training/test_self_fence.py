@@ -18,7 +18,7 @@ from megatrain.contracts.black_box_values import ControlPage, Identity, Phase
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.run_directory import black_box_path
-from megatrain.failures.fence import FenceAction, FenceRule
+from megatrain.fencing.fence import FenceAction, FenceRule
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.training.self_fence import SelfFence
 from tests.helpers.processes import is_running
@@ -36,7 +36,7 @@ NOTHING = (FenceAction.GO_ON, "")
 # stands still.
 WORKER = """
 import pathlib, signal, subprocess, sys
-from megatrain.failures.fence import FenceRule
+from megatrain.fencing.fence import FenceRule
 from megatrain.programs.stop_signals import StopSignals
 from megatrain.training import watchdog as watchdog_module
 watchdog_module._POLL_S = 0.1

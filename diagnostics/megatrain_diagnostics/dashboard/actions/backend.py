@@ -15,13 +15,13 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, RequestKind
 from megatrain.contracts.rounds import JobEnd
-from megatrain.coordination.client import EtcdClient
-from megatrain.jobs.cordons import cordon_host, uncordon_host
-from megatrain.jobs.recording import change_recording, configured_period, switched
-from megatrain.jobs.send_request import ACCEPT_S, Gone, make_request, news_of
-from megatrain.jobs.snapshot import JobSnapshot, read_job
 from megatrain_diagnostics.dashboard.actions.checks import ASKED_KINDS, HOST_KINDS, VERDICT_KINDS
 from megatrain_diagnostics.dashboard.actions.document import ActionRequest
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.jobs.cordons import cordon_host, uncordon_host
+from megatrain_job.jobs.recording import change_recording, configured_period, switched
+from megatrain_job.jobs.send_request import ACCEPT_S, Gone, make_request, news_of
+from megatrain_job.jobs.snapshot import JobSnapshot, read_job
 
 
 @dataclass(frozen=True, slots=True)

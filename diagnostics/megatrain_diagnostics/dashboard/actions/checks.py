@@ -7,11 +7,11 @@ from megatrain.contracts.natural_order import natural_order
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import count_text
 from megatrain.formatting.terminal import is_control, is_seen
-from megatrain.jobs.send_request import check_accepts_requests
-from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.dashboard.actions.document import ActionRequest
 from megatrain_diagnostics.dashboard.responses.errors import RefusalError, bad_query, conflict, not_found
 from megatrain_diagnostics.dashboard.security.roles import Caller, Role
+from megatrain_job.jobs.send_request import check_accepts_requests
+from megatrain_job.jobs.snapshot import JobSnapshot
 
 HOST_KINDS = ("evict", "cordon", "uncordon")
 VERDICT_KINDS = ("approve", "dismiss")

@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from megatrain.contracts.action_log import INTENT, RESULT, ActionEntry, ActionLog, ActionTrail
 from megatrain.contracts.errors import CoordinationError
 from megatrain.formatting.terminal import printable
-from megatrain.jobs.notes import NoteWriter
-from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.dashboard.actions.backend import ActionBackend, Outcome
 from megatrain_diagnostics.dashboard.actions.checks import check_request, effect_of
 from megatrain_diagnostics.dashboard.actions.document import ActionAnswer, ActionRequest
 from megatrain_diagnostics.dashboard.actions.limits import excess
 from megatrain_diagnostics.dashboard.responses.errors import RefusalError, conflict, too_many, unavailable
 from megatrain_diagnostics.dashboard.security.roles import Caller
+from megatrain_job.jobs.notes import NoteWriter
+from megatrain_job.jobs.snapshot import JobSnapshot
 
 _MAX_KNOWN = 1000
 _MAX_IN_FLIGHT = 4

@@ -20,8 +20,6 @@ from starlette.responses import Response
 from megatrain.contracts.action_log import ACTIONS_NAME, ActionLog
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.client import EtcdClient
-from megatrain.jobs.run_standing import RunStanding
 from megatrain_diagnostics.dashboard.actions.backend import EtcdBackend
 from megatrain_diagnostics.dashboard.actions.handler import ActionHandler
 from megatrain_diagnostics.dashboard.api.jobs.view import why_not_opened
@@ -34,6 +32,8 @@ from megatrain_diagnostics.dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.dashboard.sources.runs.catalog import JobSeen
 from megatrain_diagnostics.dashboard.sources.runs.etcd_polls import Reach
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.jobs.run_standing import RunStanding
 
 _logger = logging.getLogger(__name__)
 MAX_OPEN = 8

@@ -10,11 +10,11 @@ from megatrain.config.config import Config
 from megatrain.contracts.config_changes import ConfigChange
 from megatrain.contracts.host_records import CheckReport, HangEvidence
 from megatrain.contracts.incident import Incident
-from megatrain.jobs.notes import Note
-from megatrain.jobs.run_standing import RunStanding
-from megatrain.jobs.verdict_cases import VerdictWithOutcome
 from megatrain_diagnostics.dashboard.sources.series_builder import EMPTY, SeriesSnapshot
 from megatrain_diagnostics.store.rounds import RoundSeen
+from megatrain_job.jobs.notes import Note
+from megatrain_job.jobs.run_standing import RunStanding
+from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,14 @@ from megatrain.config.serialize import config_of_values
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.client import EtcdClient
 from megatrain.formatting.quantities import age_text
-from megatrain.jobs.etcd_job import MAX_PAUSE_S, EtcdJob, EtcdPoll
-from megatrain.jobs.snapshot import JobSnapshot
-from megatrain.jobs.verdict_cases import cases_of_audit, merged_cases
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.run_history import PERIOD_S
 from megatrain_diagnostics.dashboard.sources.run_source import RunSource, checkpoints_place
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.jobs.etcd_job import MAX_PAUSE_S, EtcdJob, EtcdPoll
+from megatrain_job.jobs.snapshot import JobSnapshot
+from megatrain_job.jobs.verdict_cases import cases_of_audit, merged_cases
 
 
 class LiveJob(RunSource):

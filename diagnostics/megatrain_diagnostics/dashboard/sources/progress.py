@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint
-from megatrain.jobs.assessment import Assessment
 from megatrain_diagnostics.dashboard.sources.facts import CheckpointsSeen, JobFacts
+from megatrain_job.jobs.assessment import Assessment
 
 
 def completed_step(assessment: Assessment | None, facts: JobFacts) -> int | None:

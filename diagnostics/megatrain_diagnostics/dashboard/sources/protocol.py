@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.series_builder import SeriesSnapshot
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence
 from megatrain_diagnostics.store.reader import StoredEvents
+from megatrain_job.jobs.snapshot import JobSnapshot
 
 if TYPE_CHECKING:
     from megatrain_diagnostics.store.daemon_state import DaemonState

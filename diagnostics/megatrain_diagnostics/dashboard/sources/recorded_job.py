@@ -7,12 +7,12 @@ from pathlib import Path
 from megatrain.config.config import Config
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.formatting.terminal import printable
-from megatrain.jobs.snapshot import JobSnapshot
-from megatrain.jobs.verdict_cases import cases_of_audit
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.run_files import recorded_config
 from megatrain_diagnostics.dashboard.sources.run_source import RunSource, checkpoints_place
 from megatrain_diagnostics.dashboard.sources.runs.run_summary import read_run_summary
+from megatrain_job.jobs.snapshot import JobSnapshot
+from megatrain_job.jobs.verdict_cases import cases_of_audit
 
 
 class RecordedJob(RunSource):

@@ -15,10 +15,10 @@ from megatrain.contracts.config_changes import CHANGES_NAME, ConfigChange, read_
 from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.host_verdict import AuditEntry
 from megatrain.contracts.incident import Incident
+from megatrain.contracts.recorded_incidents import read_incident
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.formatting.quantities import count_text
-from megatrain.jobs.notes import Note, notes_of
-from megatrain.jobs.recorded_incidents import read_incident
+from megatrain_job.jobs.notes import Note, notes_of
 
 MAX_INCIDENTS = 2000
 """Only the newest are read; a job with more has greater problems."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatrain.contracts.errors import UsageError
-from megatrain.jobs.notes import moment
 from megatrain_diagnostics.dashboard.sources.series_builder import SeriesSnapshot
 from megatrain_diagnostics.events.tables import Float64
+from megatrain_job.jobs.notes import moment
 
 _STEP = re.compile(r"[0-9]{1,10}", re.ASCII)
 _BEFORE = re.compile(r"-([0-9]{1,6})([smhd])", re.ASCII)

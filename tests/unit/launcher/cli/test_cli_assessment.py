@@ -15,11 +15,11 @@ from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.host_records import HostPhase, HostStatus
 from megatrain.contracts.incident import IncidentKind, IncidentState, Moments
 from megatrain.contracts.rounds import JobEnd
-from megatrain.jobs.assessment import Assessment, assess
-from megatrain.jobs.documents import incident_document, status_document
-from megatrain.jobs.health import HealthLevel
-from megatrain.jobs.host_view import HostState
-from megatrain.jobs.job_state import JobState
+from megatrain_job.jobs.assessment import Assessment, assess
+from megatrain_job.jobs.documents import incident_document, status_document
+from megatrain_job.jobs.health import HealthLevel
+from megatrain_job.jobs.host_view import HostState
+from megatrain_job.jobs.job_state import JobState
 from megatrain_launcher.commands.incident_text import incident_lines, incidents_lines
 from megatrain_launcher.commands.status_text import status_lines
 from tests.helpers.launched_job import (

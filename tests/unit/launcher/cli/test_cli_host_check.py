@@ -9,7 +9,7 @@ import pytest
 from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import JobRequest
-from megatrain.coordination.client import EtcdClient
+from megatrain_job.coordination.client import EtcdClient
 from tests.helpers.answering_driver import AnsweringDriver, Said, answer
 from tests.helpers.written_job import fill
 from tests.unit.launcher.cli.conftest import Run

@@ -11,7 +11,7 @@ from megatrain.contracts.receipts import Receipt
 from megatrain.formatting.lists import names_text, ranges_text, ranks_text
 from megatrain.formatting.quantities import age_text, count_text, seconds_text, time_text
 from megatrain.formatting.terminal import short
-from megatrain.jobs.incident_phrases import cost_text, current_phase, rank_end_text
+from megatrain_job.jobs.incident_phrases import cost_text, current_phase, rank_end_text
 from megatrain_launcher.commands.incident_text import incident_lines, matching
 from tests.helpers.launched_job import NOW_S, make_failure, make_incident
 

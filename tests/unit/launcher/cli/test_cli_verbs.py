@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.commands.job_place import add_job, list_jobs, opened_job
 from megatrain.contracts.incident import IncidentState
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import Cordon, JobEnd
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.wire import KeyRange, Range
-from megatrain.jobs.send_request import make_request, news_of
-from megatrain.jobs.snapshot import read_job
+from megatrain_job.commands.job_place import add_job, list_jobs, opened_job
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.wire import KeyRange, Range
+from megatrain_job.jobs.send_request import make_request, news_of
+from megatrain_job.jobs.snapshot import read_job
 from megatrain_launcher.commands.status import StatusCode
 from megatrain_launcher.commands.wait_for_answer import wait_for_answer
 from tests.helpers.answering_driver import AnsweringDriver, Said, answer

@@ -14,11 +14,11 @@ from megatrain.contracts.host_verdict import AuditEntry, OutcomeKind, VerdictOut
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.record import encode
-from megatrain.coordination.client import EtcdClient
-from megatrain.jobs.assessment import assess
-from megatrain.jobs.documents import status_document
-from megatrain.jobs.health import HealthLevel
-from megatrain.jobs.snapshot import read_job
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.jobs.assessment import assess
+from megatrain_job.jobs.documents import status_document
+from megatrain_job.jobs.health import HealthLevel
+from megatrain_job.jobs.snapshot import read_job
 from megatrain_launcher.commands.status_text import status_lines
 from megatrain_launcher.driver.incident_files import IncidentFiles
 from tests.helpers.answering_driver import AnsweringDriver

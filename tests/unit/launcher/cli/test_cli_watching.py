@@ -13,8 +13,8 @@ import pytest
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import JobEnd
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.commands.live_view import LiveView
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.waiting import DEADLINE_S, wait_until

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from megatrain.devices.gpu_readings import FAULTY_REASONS, throttle_text
-from megatrain.failures.xids import xid_of
 from megatrain_diagnostics.dashboard.api.devices.document import (
     GpuDocument,
     HostDevicesDocument,
@@ -18,6 +16,8 @@ from megatrain_diagnostics.dashboard.api.devices.document import (
 )
 from megatrain_diagnostics.events.tables import Float64, Gpus, Int64, NetworkLinks, Xids, num_rows, select
 from megatrain_diagnostics.store.device_queries import HostDeviceRows
+from megatrain_job.devices.gpu_readings import FAULTY_REASONS, throttle_text
+from megatrain_job.failures.xids import xid_of
 
 NUM_POINTS = 60
 """Points of a history."""

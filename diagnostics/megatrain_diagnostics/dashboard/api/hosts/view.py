@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from megatrain.contracts.host_records import CheckReport
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.natural_order import natural_order
-from megatrain.failures.culprit import NOBODY, culprit_of_incident
-from megatrain.jobs.host_view import HostView, host_views
-from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.dashboard.api.hosts.document import (
     CheckDocument,
     HostDocument,
@@ -21,6 +18,9 @@ from megatrain_diagnostics.dashboard.responses.thresholds import thresholds_docu
 from megatrain_diagnostics.dashboard.sources.host_names import HostOf
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.daemon_state import DaemonState
+from megatrain_job.failures.culprit import NOBODY, culprit_of_incident
+from megatrain_job.jobs.host_view import HostView, host_views
+from megatrain_job.jobs.snapshot import JobSnapshot
 
 _RECORDED = "recorded"
 """State of a host that is known only from events."""

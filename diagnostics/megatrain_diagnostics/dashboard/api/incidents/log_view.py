@@ -1,7 +1,7 @@
 """The last log lines before an incident: those of the culprit, then those of the others.
 
-A victim's lines are never among the culprit's. The incident names the culprit. The rules of megatrain.failures classify
-the lines, as everywhere else.
+A victim's lines are never among the culprit's. The incident names the culprit. The rules of megatrain_job.failures
+classify the lines, as everywhere else.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.run_directory import RunDirectory, rank_log_path
-from megatrain.failures.culprit import NOBODY, Culprit, culprit_of_incident, is_break
 from megatrain_diagnostics.analysis.log_search import LogFinding, classify_logs
 from megatrain_diagnostics.dashboard.api.incidents.document import IncidentLineDocument, IncidentLogsDocument
 from megatrain_diagnostics.events.roster import Roster
@@ -21,6 +20,7 @@ from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import LogLines
 from megatrain_diagnostics.store.log_query import logged_round, newest_lines, newest_tails, no_lines
 from megatrain_diagnostics.store.reader import StoredEvents, TooSlowError
+from megatrain_job.failures.culprit import NOBODY, Culprit, culprit_of_incident, is_break
 
 _NS = 1_000_000_000
 _MAX_LINES = 40

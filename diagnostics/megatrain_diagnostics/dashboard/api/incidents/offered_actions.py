@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
-from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.dashboard.actions.document import ActionKind
+from megatrain_job.jobs.snapshot import JobSnapshot
 
 _OF_HOSTS = (IncidentKind.FAILURE, IncidentKind.HANG, IncidentKind.HOST_LOST, IncidentKind.STRAGGLER)
 _MAX_HOSTS = 4

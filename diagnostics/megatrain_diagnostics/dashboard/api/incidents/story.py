@@ -6,13 +6,8 @@ from collections.abc import Iterator
 
 from megatrain.config.config import Config
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
-from megatrain.failures.culprit import FailureRole, failures_by_role
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import count_text, seconds_text
-from megatrain.jobs.incident_phrases import KIND_TEXTS, cost_text, rank_and_end, receipt_text, where_text
-from megatrain.jobs.runbooks import runbooks_of
-from megatrain.jobs.snapshot import JobSnapshot
-from megatrain.jobs.verdict_cases import VerdictWithOutcome
 from megatrain_diagnostics.dashboard.api.incidents.document import (
     HappenedDocument,
     OfferedActionDocument,
@@ -20,6 +15,11 @@ from megatrain_diagnostics.dashboard.api.incidents.document import (
 )
 from megatrain_diagnostics.dashboard.api.incidents.offered_actions import offered_actions
 from megatrain_diagnostics.dashboard.sources.host_names import HostOf
+from megatrain_job.failures.culprit import FailureRole, failures_by_role
+from megatrain_job.jobs.incident_phrases import KIND_TEXTS, cost_text, rank_and_end, receipt_text, where_text
+from megatrain_job.jobs.runbooks import runbooks_of
+from megatrain_job.jobs.snapshot import JobSnapshot
+from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 
 _MAX_ENDS = 8
 """The number of ended ranks that are listed one by one."""

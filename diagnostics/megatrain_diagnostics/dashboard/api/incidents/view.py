@@ -9,9 +9,6 @@ from megatrain.contracts.exit_codes import exit_text
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.host_verdict import OutcomeKind
 from megatrain.contracts.incident import PHASES, Incident, IncidentState
-from megatrain.failures.culprit import FailureRole, failures_by_role
-from megatrain.jobs.incident_phrases import KIND_TEXTS, down_s
-from megatrain.jobs.verdict_cases import VerdictWithOutcome
 from megatrain_diagnostics.dashboard.api.incidents.document import (
     DamagedIncidentDocument,
     FailureDocument,
@@ -22,6 +19,9 @@ from megatrain_diagnostics.dashboard.api.incidents.document import (
 )
 from megatrain_diagnostics.dashboard.sources.host_names import HostOf
 from megatrain_diagnostics.dashboard.sources.window import Window
+from megatrain_job.failures.culprit import FailureRole, failures_by_role
+from megatrain_job.jobs.incident_phrases import KIND_TEXTS, down_s
+from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 
 _MAX_SHOWN = 1000
 """The greatest number of incidents, and of verdicts, in one response; the newest are kept."""

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatrain.contracts.natural_order import natural_order
-from megatrain.jobs.assessment import Assessment, assess
-from megatrain.jobs.health import Health, HealthLevel, Reason, ReasonCode
-from megatrain.jobs.run_standing import RunKind
-from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.dashboard.api.jobs.document import JobRow, RowReason, Trouble, TroubleCounts
 from megatrain_diagnostics.dashboard.sources.runs.catalog import JobSeen
 from megatrain_diagnostics.dashboard.sources.runs.metrics_history import Outline
 from megatrain_diagnostics.dashboard.sources.runs.time_spent import TimeSpent, incidents_of, time_of
+from megatrain_job.jobs.assessment import Assessment, assess
+from megatrain_job.jobs.health import Health, HealthLevel, Reason, ReasonCode
+from megatrain_job.jobs.run_standing import RunKind
+from megatrain_job.jobs.snapshot import JobSnapshot
 
 FRESH_TROUBLE_S = 86_400.0
 """A job that broke or is unreachable counts as trouble for this long; after that it counts as ended."""

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.contracts.errors import DataError
-from megatrain.failures.culprit import Culprit, recorded_culprit
 from megatrain_diagnostics.analysis.log_search import classify_logs
 from megatrain_diagnostics.dashboard.api.logs.document import LogCausesDocument, LogLinesDocument
 from megatrain_diagnostics.dashboard.api.logs.view import causes_document, lines_document
@@ -28,6 +27,7 @@ from megatrain_diagnostics.store.log_query import (
     search_lines,
 )
 from megatrain_diagnostics.store.reader import TooSlowError
+from megatrain_job.failures.culprit import Culprit, recorded_culprit
 
 _BUDGET_S = 2.0
 _CAUSES_BUDGET_S = 10.0

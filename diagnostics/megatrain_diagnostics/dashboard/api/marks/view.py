@@ -9,7 +9,6 @@ from megatrain.checkpoint.survey import FoundCheckpoint
 from megatrain.contracts.config_changes import ConfigChange
 from megatrain.formatting.quantities import count_text
 from megatrain.formatting.terminal import printable
-from megatrain.jobs.incident_phrases import KIND_TEXTS
 from megatrain_diagnostics.dashboard.api.marks.document import (
     ChangedKeyDocument,
     ConfigChangeDocument,
@@ -19,6 +18,7 @@ from megatrain_diagnostics.dashboard.api.marks.document import (
 )
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.window import StepClock, Window
+from megatrain_job.jobs.incident_phrases import KIND_TEXTS
 
 MAX_MARKS_OF_A_KIND = 200
 """If there are more, neighbours become one mark: a chart has space for about this number."""

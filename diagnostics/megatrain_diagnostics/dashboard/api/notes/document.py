@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from megatrain.jobs.notes import LEAST_TEXT, MOST_TEXT
 from megatrain_diagnostics.dashboard.responses.document import Document
+from megatrain_job.jobs.notes import LEAST_TEXT, MOST_TEXT
 
 Text = Annotated[str, Field(min_length=LEAST_TEXT, max_length=MOST_TEXT)]
 Key = Annotated[str, Field(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]

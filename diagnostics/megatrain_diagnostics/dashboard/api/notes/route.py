@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.contracts.errors import NotFoundError, UsageError
-from megatrain.jobs.notes import Author, Note, NoteRefusedError, NoteWriter
 from megatrain_diagnostics.dashboard.api.notes.document import (
     NoteDocument,
     NoteRequest,
@@ -23,6 +22,7 @@ from megatrain_diagnostics.dashboard.responses.cache import document_response
 from megatrain_diagnostics.dashboard.responses.errors import RefusalError, conflict, not_found, too_many, unavailable
 from megatrain_diagnostics.dashboard.responses.query_parameters import From, To
 from megatrain_diagnostics.dashboard.security.roles import Caller, Role, caller_of
+from megatrain_job.jobs.notes import Author, Note, NoteRefusedError, NoteWriter
 
 Id = Annotated[str, Path(max_length=64)]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatrain.contracts.incident import Incident
-from megatrain.jobs.notes import Note
 from megatrain_diagnostics.dashboard.api.notes.document import NoteDocument, NotesDocument
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.window import StepClock, Window
+from megatrain_job.jobs.notes import Note
 
 _MAX_SHOWN = 1000
 

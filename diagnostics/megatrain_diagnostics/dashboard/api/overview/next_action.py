@@ -8,12 +8,12 @@ from megatrain.config.config import Config
 from megatrain.contracts.host_verdict import OutcomeKind, VerdictConfidence, VerdictKind
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import seconds_text
-from megatrain.jobs.assessment import Assessment
-from megatrain.jobs.incident_phrases import current_phase
-from megatrain.jobs.job_state import OVER, JobState, open_incident
-from megatrain.jobs.snapshot import JobSnapshot
-from megatrain.jobs.verdict_cases import VerdictWithOutcome
 from megatrain_diagnostics.dashboard.api.overview.document import NextAction
+from megatrain_job.jobs.assessment import Assessment
+from megatrain_job.jobs.incident_phrases import current_phase
+from megatrain_job.jobs.job_state import OVER, JobState, open_incident
+from megatrain_job.jobs.snapshot import JobSnapshot
+from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 
 NOTHING = "nothing"
 

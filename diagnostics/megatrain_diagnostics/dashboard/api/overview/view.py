@@ -14,11 +14,6 @@ import numpy as np
 
 from megatrain.contracts.host_records import HostPhase
 from megatrain.contracts.incident import Incident, IncidentState
-from megatrain.jobs.assessment import Assessment, Unreachable, assess
-from megatrain.jobs.health import Health, HealthLevel, Reason
-from megatrain.jobs.host_view import HostState, HostView
-from megatrain.jobs.job_state import OVER
-from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.analysis.effective_time import effective_time_ratio
 from megatrain_diagnostics.dashboard.api.overview.document import (
     CheckpointAge,
@@ -33,6 +28,11 @@ from megatrain_diagnostics.dashboard.sources.facts import CheckpointsSeen, JobFa
 from megatrain_diagnostics.dashboard.sources.progress import completed_step, newest_saved
 from megatrain_diagnostics.dashboard.sources.series_builder import SeriesSnapshot
 from megatrain_diagnostics.store.daemon_state import DaemonState
+from megatrain_job.jobs.assessment import Assessment, Unreachable, assess
+from megatrain_job.jobs.health import Health, HealthLevel, Reason
+from megatrain_job.jobs.host_view import HostState, HostView
+from megatrain_job.jobs.job_state import OVER
+from megatrain_job.jobs.snapshot import JobSnapshot
 
 _HOUR_S = 3600.0
 _NEWEST_STEPS = 20

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.incident import IncidentKind
-from megatrain.failures.culprit import recorded_culprit
-from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.analysis.hang import RankStanding
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.events.source import Where
@@ -19,6 +17,8 @@ from megatrain_diagnostics.events.tables import Spans
 from megatrain_diagnostics.store.hang_answer import HangAnswer, answer_of_evidence, answer_of_spans
 from megatrain_diagnostics.store.hang_evidence import executors_evidence
 from megatrain_diagnostics.store.rounds import steps_ahead
+from megatrain_job.failures.culprit import recorded_culprit
+from megatrain_job.jobs.snapshot import JobSnapshot
 
 _NEWEST_STEPS = 2
 

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
 from megatrain.contracts.incident import Incident
-from megatrain.jobs.own_etcd import ENDPOINT_FILE
 from megatrain_diagnostics.dashboard.api.runbooks.document import (
     RunbookDocument,
     RunbookNameDocument,
@@ -23,6 +22,7 @@ from megatrain_diagnostics.dashboard.parts import DashboardParts
 from megatrain_diagnostics.dashboard.responses.cache import document_response
 from megatrain_diagnostics.dashboard.responses.errors import not_found, shown
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
+from megatrain_job.jobs.own_etcd import ENDPOINT_FILE
 
 _NO_PAGE = "README.md"
 """It leads from the output of `megatrain status` to the other runbooks; the page shows that output itself."""

@@ -10,8 +10,6 @@ from starlette.responses import Response
 
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.errors import DataError
-from megatrain.jobs.assessment import assess
-from megatrain.jobs.lost_time import restart_price_s
 from megatrain_diagnostics.analysis.findings import Finding, thresholds_of
 from megatrain_diagnostics.analysis.stored_stragglers import NEWEST_STEPS, stored_stragglers
 from megatrain_diagnostics.analysis.straggler_history import StragglerHistory
@@ -34,6 +32,8 @@ from megatrain_diagnostics.dashboard.sources.progress import completed_step
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.daemon_state import DaemonState
+from megatrain_job.jobs.assessment import assess
+from megatrain_job.jobs.lost_time import restart_price_s
 
 _FRESH_S = 1.0
 _COMPUTED_FRESH_S = 60.0

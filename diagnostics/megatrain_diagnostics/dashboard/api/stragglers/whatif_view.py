@@ -1,6 +1,6 @@
 """Make the document of /whatif: what stragglers cost, the sources of that cost, and what each remedy gains and costs.
 
-The price of a restart and the rule that weighs it are those of the driver (megatrain.jobs.lost_time, ADR 0023).
+The price of a restart and the rule that weighs it are those of the driver (megatrain_job.jobs.lost_time, ADR 0023).
 """
 
 from __future__ import annotations

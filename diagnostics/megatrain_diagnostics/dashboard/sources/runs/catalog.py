@@ -19,14 +19,9 @@ from pathlib import Path
 
 from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import count_text
 from megatrain.formatting.terminal import printable
-from megatrain.jobs.etcd_job import EtcdPoll
-from megatrain.jobs.run_standing import RunKind, read_facts
-from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.dashboard.sources.protocol import LiveState
 from megatrain_diagnostics.dashboard.sources.runs.etcd_polls import (
     OneJob,
@@ -41,6 +36,11 @@ from megatrain_diagnostics.dashboard.sources.runs.run_summary import (
     read_run_summary,
     signature_of,
 )
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.jobs.etcd_job import EtcdPoll
+from megatrain_job.jobs.run_standing import RunKind, read_facts
+from megatrain_job.jobs.snapshot import JobSnapshot
 
 _logger = logging.getLogger(__name__)
 PERIOD_S = 2.0

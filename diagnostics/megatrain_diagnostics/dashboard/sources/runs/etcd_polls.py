@@ -9,17 +9,17 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
-from megatrain.commands.job_place import list_jobs
 from megatrain.contracts.errors import ConfigError, CoordinationError, DataError
 from megatrain.contracts.job_keys import JobKeys
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.terminal import short
-from megatrain.jobs.etcd_job import EtcdPoll
-from megatrain.jobs.own_etcd import read_own_etcd
-from megatrain.jobs.snapshot import DecodedRecords, read_job
 from megatrain_diagnostics.dashboard.sources.runs.run_summary import RunSummary
+from megatrain_job.commands.job_place import list_jobs
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.jobs.etcd_job import EtcdPoll
+from megatrain_job.jobs.own_etcd import read_own_etcd
+from megatrain_job.jobs.snapshot import DecodedRecords, read_job
 
 _CALL_S = 1.0
 """How long a call waits for etcd, the same as in `megatrain status`."""

@@ -12,11 +12,13 @@ from pathlib import Path
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.incident import Incident
+from megatrain.contracts.recorded_incidents import read_incident
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.formatting.terminal import printable
-from megatrain.jobs.own_etcd import COORDINATION_DIRECTORY, ENDPOINT_FILE
-from megatrain.jobs.recorded_incidents import read_incident
-from megatrain.jobs.run_standing import (
+from megatrain_diagnostics.dashboard.sources.run_files import read_config
+from megatrain_diagnostics.dashboard.sources.runs.metrics_history import Outline, outline_of, read_metrics_history
+from megatrain_job.jobs.own_etcd import COORDINATION_DIRECTORY, ENDPOINT_FILE
+from megatrain_job.jobs.run_standing import (
     EXIT_CODE_FILE,
     LastKnown,
     RunFacts,
@@ -25,8 +27,6 @@ from megatrain.jobs.run_standing import (
     read_last_known,
     run_standing,
 )
-from megatrain_diagnostics.dashboard.sources.run_files import read_config
-from megatrain_diagnostics.dashboard.sources.runs.metrics_history import Outline, outline_of, read_metrics_history
 
 HISTORY_BYTES = 256 * 1024
 """Read from the metrics: about a thousand steps as a whole; of more, the same number of bytes in pieces of 8 KiB."""

@@ -1,0 +1,265 @@
+"""The client: read, write, delete, transactions and leases. Objects that live longer have their own modules (keeper,
+watch, election, maintenance) and are made from a client.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar
+
+from megatrain_job.coordination.errors import CompactedError, LeaseExistsError, LeaseLostError
+from megatrain_job.coordination.gateway import Gateway
+from megatrain_job.coordination.gateway_response import JsonObject, MalformedError
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.wire import (
+    Compare,
+    Delete,
+    DeleteResponse,
+    KeyRange,
+    KeyValue,
+    Operation,
+    Put,
+    PutResponse,
+    Range,
+    RangeResponse,
+    Text,
+    TxnResponse,
+    as_bytes,
+    int_field,
+    operation_to_json,
+    shown,
+)
+
+Answer = TypeVar("Answer")
+_PAGE_KEYS = 500
+_MAX_ANEW = 5
+_MAX_LEASE_ID = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease as granted: etcd may give a longer TTL than was asked for."""
+
+    lease_id: int
+    ttl_s: int
+
+
+class EtcdClient:
+    """Safe to use from many threads. Raises from every method: CoordinationError naming endpoints and key.
+
+    Calls that do no harm when applied twice are tried at every endpoint until the deadline. By default `put` and
+    `delete` are such calls and `txn` is not; the caller can say otherwise.
+    """
+
+    def __init__(self, settings: EtcdSettings) -> None:
+        self.settings = settings
+        self.gateway = Gateway(settings)
+
+    def close(self) -> None:
+        """End all connections. Objects that were made from this client and are still open fail."""
+        self.gateway.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def get(self, key: Text, *, revision: int = 0, deadline_s: float | None = None) -> KeyValue | None:
+        """Return a key's newest value (or the one at `revision`), None if it does not exist."""
+        items = self.read(Range(KeyRange.key(key), revision=revision), deadline_s=deadline_s).items
+        return items[0] if items else None
+
+    def read(self, request: Range, *, deadline_s: float | None = None) -> RangeResponse:
+        """Return one response of the newest state, from a member that has confirmed that it is up to date."""
+
+        def decode(response: JsonObject) -> RangeResponse:
+            return RangeResponse.from_json(response, request)
+
+        return self._call("/v3/kv/range", request.to_json(), decode, "read", request.keys, deadline_s)
+
+    def read_all(self, keys: KeyRange, *, has_values: bool = True, page_keys: int = _PAGE_KEYS) -> RangeResponse:
+        """Return the whole range as it was at one revision, however many keys it has, in pages.
+
+        Raises: CompactedError when the revision was compacted away between two pages, five times in a row.
+        """
+        for number in range(_MAX_ANEW):
+            try:
+                return self._read_pages(keys, has_values, page_keys)
+            except CompactedError:
+                if number == _MAX_ANEW - 1:
+                    raise
+        raise AssertionError("the last round returns or raises")
+
+    def _read_pages(self, keys: KeyRange, has_values: bool, page_keys: int) -> RangeResponse:
+        page = self.read(Range(keys, limit=page_keys, has_values=has_values))
+        first, items = page, list(page.items)
+        while page.has_more:
+            rest = KeyRange(items[-1].key + b"\0", keys.end)
+            page = self.read(Range(rest, limit=page_keys, revision=first.revision, has_values=has_values))
+            items += page.items
+        return RangeResponse(first.revision, tuple(items), len(items), has_more=False)
+
+    def put(
+        self,
+        key: Text,
+        value: Text,
+        *,
+        lease_id: int = 0,
+        is_repeatable: bool = True,
+        deadline_s: float | None = None,
+    ) -> int:
+        """Write a key and return the new revision. A repeated put may be applied after another writer's.
+
+        Raises: LeaseLostError when the lease does not exist; UnknownOutcomeError when not repeatable and unanswered.
+        """
+        request = Put(key, value, lease_id)
+        keys = KeyRange.key(key)
+        response = self._call(
+            "/v3/kv/put",
+            request.to_json(),
+            PutResponse.from_json,
+            "put",
+            keys,
+            deadline_s,
+            is_write=True,
+            is_repeatable=is_repeatable,
+        )
+        return response.revision
+
+    def delete(self, keys: KeyRange | Text, *, is_repeatable: bool = True) -> DeleteResponse:
+        """Delete a key or a range. The count is that of the last try."""
+        request = Delete(keys if isinstance(keys, KeyRange) else KeyRange.key(keys))
+        return self._call(
+            "/v3/kv/deleterange", request.to_json(), DeleteResponse.from_json, "delete", request.keys, None,
+            is_write=True, is_repeatable=is_repeatable,
+        )  # fmt: skip
+
+    def txn(
+        self,
+        conditions: Sequence[Compare],
+        then: Sequence[Operation],
+        otherwise: Sequence[Operation] = (),
+        *,
+        is_repeatable: bool = False,
+        deadline_s: float | None = None,
+    ) -> TxnResponse:
+        """Carry out `then` if all conditions are met, `otherwise` if not, as one change.
+
+        Raises: UnknownOutcomeError when it may have been applied: read, and decide again.
+        """
+        body = {
+            "compare": [condition.to_json() for condition in conditions],
+            "success": [operation_to_json(operation) for operation in then],
+            "failure": [operation_to_json(operation) for operation in otherwise],
+        }
+
+        def decode(response: JsonObject) -> TxnResponse:
+            return TxnResponse.from_json(response, then, otherwise)
+
+        involved = [condition.key for condition in conditions] + [_first_key(operation) for operation in then]
+        keys = KeyRange.key(involved[0]) if involved else None
+        return self._call(
+            "/v3/kv/txn",
+            body,
+            decode,
+            "transaction on",
+            keys,
+            deadline_s,
+            is_write=not all(isinstance(operation, Range) for operation in (*then, *otherwise)),
+            is_repeatable=is_repeatable,
+        )
+
+    def grant_lease(self, ttl_s: int) -> Lease:
+        """Return a new lease. The client chooses the id, so that a repeated request grants no second one."""
+        lease_id = secrets.randbelow(_MAX_LEASE_ID) + 1
+
+        def decode(response: JsonObject) -> Lease:
+            granted_s = int_field(response, "TTL")
+            if granted_s <= 0 or int_field(response, "ID") != lease_id:
+                raise MalformedError(f"asked for lease {lease_id:x}, got {response!r:.120}")
+            return Lease(lease_id, granted_s)
+
+        body = {"ID": str(lease_id), "TTL": str(ttl_s)}
+        try:
+            return self._call("/v3/lease/grant", body, decode, "grant of a lease", None, None, is_write=True)
+        except LeaseExistsError:
+            # an earlier try was applied and its response lost
+            return Lease(lease_id, self.lease_ttl_s(lease_id, is_granted=True))
+
+    def renew_lease(self, lease_id: int, *, deadline_s: float | None = None) -> int:
+        """Keep a lease alive and return its TTL in seconds. Raises: LeaseLostError when etcd has no such lease."""
+        what = f"renewal of lease {lease_id:x}"
+        ttl_s = self._keep_alive(lease_id, what, deadline_s)
+        if ttl_s <= 0:
+            # A new leader may not have read its whole log yet; after a read that waits for that, it has.
+            self.read(Range(KeyRange.key(b"\0"), limit=1, has_values=False), deadline_s=deadline_s)
+            ttl_s = self._keep_alive(lease_id, what, deadline_s)
+        if ttl_s <= 0:
+            raise LeaseLostError(f"etcd {what}: it has expired or was revoked; its keys are removed")
+        return ttl_s
+
+    def lease_ttl_s(self, lease_id: int, *, is_granted: bool = False) -> int:
+        """Return how many seconds a lease has left, or was granted. Raises: LeaseLostError."""
+
+        def decode(response: JsonObject) -> tuple[int, int]:
+            return int_field(response, "TTL"), int_field(response, "grantedTTL")
+
+        what = f"time left of lease {lease_id:x}"
+        left_s, granted_s = self._call("/v3/lease/timetolive", {"ID": str(lease_id)}, decode, what, None, None)
+        if left_s < 0 or granted_s <= 0:
+            raise LeaseLostError(f"etcd {what}: it has expired or was revoked; its keys are removed")
+        return granted_s if is_granted else left_s
+
+    def revoke_lease(self, lease_id: int, *, deadline_s: float | None = None) -> bool:
+        """End a lease and delete its keys. Return whether it existed."""
+        body = {"ID": str(lease_id)}
+        try:
+            self._call(
+                "/v3/lease/revoke", body, bool, f"revocation of lease {lease_id:x}", None, deadline_s, is_write=True
+            )
+        except LeaseLostError:
+            return False
+        return True
+
+    def _keep_alive(self, lease_id: int, what: str, deadline_s: float | None) -> int:
+        def decode(response: JsonObject) -> int:
+            if int_field(response, "ID") != lease_id:
+                raise MalformedError(f"asked for lease {lease_id:x}, got {response!r:.120}")
+            return int_field(response, "TTL")
+
+        return self._call("/v3/lease/keepalive", {"ID": str(lease_id)}, decode, what, None, deadline_s)
+
+    def _call(
+        self,
+        path: str,
+        body: JsonObject,
+        decode: Callable[[JsonObject], Answer],
+        verb: str,
+        keys: KeyRange | None,
+        deadline_s: float | None,
+        *,
+        is_write: bool = False,
+        is_repeatable: bool = True,
+    ) -> Answer:
+        what = f"etcd {verb}" if keys is None else f"etcd {verb} {keys}"
+        key = None if keys is None else shown(keys.start)
+        return self.gateway.call(
+            path,
+            body,
+            decode,
+            what=what,
+            key=key,
+            deadline_s=deadline_s,
+            is_write=is_write,
+            is_repeatable=is_repeatable,
+        )
+
+
+def _first_key(operation: Operation) -> bytes:
+    return as_bytes(operation.key) if isinstance(operation, Put) else operation.keys.start

@@ -1,0 +1,237 @@
+"""One leader among many candidates, and writes that only a leader can make.
+
+Like etcd's own elections: a candidate's key lives with its lease below a common prefix, the oldest key leads, and each
+candidate watches only the one before it, so that a leader's end wakes one host and not a thousand. A leader's token is
+its key's create revision: later leaders have higher ones, and a guarded transaction is applied only while that key
+exists. A key without a lease is no candidacy: it would never expire, and is skipped.
+
+A leader's leadership revision is its key's mod revision. Each transaction of a leader requires the current one and
+changes it. So a transaction whose response was lost, and which etcd applies late, changes nothing once the leadership
+revision was renewed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.errors import LeadershipLostError, LeaseLostError, UnknownOutcomeError
+from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain_job.coordination.watch import ChangeKind, Changes, Snapshot, Watch
+from megatrain_job.coordination.wire import (
+    Compare,
+    Delete,
+    KeyRange,
+    KeyValue,
+    Operation,
+    Put,
+    Range,
+    Text,
+    TxnResponse,
+    as_bytes,
+    shown,
+)
+
+_logger = logging.getLogger(__name__)
+_POLL_S = 0.25
+"""How often a waiting candidate checks whether it should stop; the event that it waits for wakes it at once."""
+_ASK_S = 1.0
+"""How often a waiting candidate asks whether the one before it is dead."""
+_ASK_AGAIN_S = 0.25
+"""How soon it asks again after the first refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The leader: the value that it campaigned with, and its token."""
+
+    key: bytes
+    value: bytes
+    token: int
+
+    @classmethod
+    def from_item(cls, item: KeyValue) -> Self:
+        return cls(item.key, item.value, item.create_revision)
+
+
+class Leadership:
+    """The result of a won campaign. It ends when the lease is lost, or by `resign`."""
+
+    def __init__(self, client: EtcdClient, keeper: LeaseKeeper, key: bytes, value: Text, token: int) -> None:
+        self.key = key
+        self.token = token
+        self._client = client
+        self._keeper = keeper
+        self._value = value
+        self._revision: int | None = None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether no other candidate can lead at this moment, by the clock of this host. Makes no call."""
+        return self._keeper.state is LeaseState.HELD
+
+    def renew_revision(self) -> int:
+        """Rewrite this leader's key, and return the revision: no earlier transaction of this leader can be applied any
+        more.
+
+        Call it after an UnknownOutcomeError, and before reading the state for the next decision.
+
+        Raises: LeadershipLostError; UnknownOutcomeError, when it must be called again.
+        """
+        return self._write((), (), (), None).revision
+
+    def txn(
+        self,
+        then: Sequence[Operation],
+        conditions: Sequence[Compare] = (),
+        otherwise: Sequence[Operation] = (),
+        *,
+        deadline_s: float | None = None,
+    ) -> TxnResponse:
+        """Do the same as `EtcdClient.txn`, but only while this leadership lasts; no second try after an unknown
+        outcome.
+
+        Raises: LeadershipLostError when it has ended: nothing was written. UnknownOutcomeError as `EtcdClient.txn`.
+        """
+        if self._revision is None:
+            raise RuntimeError("the revision of this leadership must be renewed first")
+        return self._write(then, (Compare.mod_revision(self.key, self._revision), *conditions), otherwise, deadline_s)
+
+    def _write(
+        self,
+        then: Sequence[Operation],
+        conditions: Sequence[Compare],
+        otherwise: Sequence[Operation],
+        deadline_s: float | None,
+    ) -> TxnResponse:
+        before = self._revision
+        own = Put(self.key, self._value, is_lease_kept=True)
+        look = Range(KeyRange.key(self.key), has_values=False)
+        guard = Compare.create_revision(self.key, self.token)
+        try:
+            response = self._client.txn([guard, *conditions], [*then, own], [look, *otherwise], deadline_s=deadline_s)
+        except UnknownOutcomeError:
+            self._revision = None
+            raise
+        if response.succeeded:
+            self._revision = response.revision
+            return response
+        items = response.range_response(0).items
+        if not items or items[0].create_revision != self.token:
+            raise LeadershipLostError(f"leadership with token {self.token} is over", key=shown(self.key))
+        if before is not None and items[0].mod_revision != before:
+            self._revision = None
+            raise UnknownOutcomeError("another client wrote to the key of this leadership", key=shown(self.key))
+        return TxnResponse(response.revision, response.succeeded, response.responses[1:])
+
+    def resign(self) -> None:
+        """Step down; the next candidate leads. The lease lives on."""
+        guard = Compare.create_revision(self.key, self.token)
+        self._client.txn([guard], [Delete(KeyRange.key(self.key))], is_repeatable=True)
+
+
+class Election:
+    """The election below a prefix; `etcdctl elect` may take part."""
+
+    def __init__(self, client: EtcdClient, name: Text) -> None:
+        self._client = client
+        self._prefix = as_bytes(name) + b"/"
+
+    def leader(self) -> Leader | None:
+        """Return the current leader."""
+        first = _oldest_of(self._client.read_all(KeyRange.prefix(self._prefix)).items)
+        return None if first is None else Leader.from_item(first)
+
+    def campaign(
+        self,
+        keeper: LeaseKeeper,
+        value: Text,
+        *,
+        is_cancelled: Callable[[], bool] = lambda: False,
+        is_dead: Callable[[KeyValue], bool] = lambda item: False,
+    ) -> Leadership | None:
+        """Wait until this candidate leads; return None when it was cancelled, its key withdrawn.
+
+        `is_dead` is asked about the key of the candidate before this one, every second. If it twice in a row calls that
+        candidate's process proven dead, this candidate ends that lease, with all its keys, instead of waiting for the
+        TTL.
+
+        Raises: LeaseLostError or LeadershipLostError when the keeper's lease is lost meanwhile; CoordinationError when
+        etcd cannot be reached. Then the key may still exist and win: campaign again with the same keeper, or close the
+        keeper.
+        """
+        key = self._prefix + f"{keeper.lease_id:x}".encode("ascii")
+        token = self._enter(key, value, keeper)
+        leadership = Leadership(self._client, keeper, key, value, token)
+
+        strays: set[bytes] = set()
+        newest = token - 1
+        while not is_cancelled():
+            before_us = Range(KeyRange.prefix(self._prefix), limit=1, max_create_revision=newest, is_newest_first=True)
+            response = self._client.read(before_us)
+            if not response.items:
+                # an empty read does not prove that our own key exists
+                leadership.renew_revision()
+                return leadership
+            (item,) = response.items
+            if item.lease_id:
+                self._wait_for_end(item, response.revision + 1, keeper, is_cancelled, is_dead)
+                newest = token - 1
+                continue
+            newest = item.create_revision - 1
+            if item.key not in strays:
+                strays.add(item.key)
+                _logger.warning("key %s has no lease: it is not a candidacy and is ignored", shown(item.key))
+        leadership.resign()
+        return None
+
+    def _enter(self, key: bytes, value: Text, keeper: LeaseKeeper) -> int:
+        """Put the candidate's key and return its create revision; with the same lease it may exist already."""
+        put = Put(key, value, keeper.lease_id)
+        # a repeated try finds the key of the earlier one
+        response = self._client.txn([Compare.is_absent(key)], [put], [Range(KeyRange.key(key))], is_repeatable=True)
+        if response.succeeded:
+            return response.revision
+        item = response.range_response(0).first()
+        if item.value != as_bytes(value) or item.lease_id != keeper.lease_id:
+            self._client.txn([Compare.create_revision(key, item.create_revision)], [put], is_repeatable=True)
+        return item.create_revision
+
+    def _wait_for_end(
+        self,
+        item: KeyValue,
+        start_revision: int,
+        keeper: LeaseKeeper,
+        is_cancelled: Callable[[], bool],
+        is_dead: Callable[[KeyValue], bool],
+    ) -> None:
+        """Wait until the key of an item is gone, or must be looked up again."""
+        ask_at, was_dead = time.monotonic(), False
+        with Watch(self._client, KeyRange.key(item.key), start_revision=start_revision) as watch:
+            while watch.is_open and not is_cancelled():
+                if keeper.state is LeaseState.LOST:
+                    raise LeaseLostError(f"campaign {shown(self._prefix)}: {keeper.lost_because}", key=shown(item.key))
+                if time.monotonic() >= ask_at:
+                    was_dead, is_sure = is_dead(item), was_dead
+                    ask_at = time.monotonic() + (_ASK_AGAIN_S if was_dead else _ASK_S)
+                    if was_dead and is_sure:
+                        _logger.warning("candidate %s is proven dead: its lease is revoked", shown(item.value))
+                        self._client.revoke_lease(item.lease_id)
+                match watch.next(_POLL_S):
+                    case Snapshot(items=items):
+                        if not items:
+                            return
+                    case Changes(changes=changes):
+                        if any(change.kind is ChangeKind.DELETE for change in changes):
+                            return
+                    case None:
+                        pass
+
+
+def _oldest_of(items: Sequence[KeyValue]) -> KeyValue | None:
+    """Return the key that leads: the oldest that a candidate's lease keeps."""
+    return min((item for item in items if item.lease_id), key=lambda item: item.create_revision, default=None)

@@ -1,0 +1,33 @@
+"""The errors of the etcd client. Those that a caller can handle are `contracts.errors.CoordinationError`."""
+
+from __future__ import annotations
+
+from megatrain.contracts.errors import CoordinationError
+
+
+class UnknownOutcomeError(CoordinationError):
+    """A write that must not be repeated was sent, and no response came: read to see whether it was applied."""
+
+
+class CompactedError(CoordinationError):
+    """The requested revision is no longer kept: read again."""
+
+
+class NoSpaceError(CoordinationError):
+    """etcd's database has reached its quota and takes no writes until it is compacted and the alarm is disarmed."""
+
+
+class LeaseExistsError(CoordinationError):
+    """A lease with this id was granted before."""
+
+
+class LeaseLostError(CoordinationError):
+    """The lease does not exist: it ran out or was revoked, and its keys are gone."""
+
+
+class LeadershipLostError(CoordinationError):
+    """Somebody else may lead by now; nothing was written."""
+
+
+class GarbageError(Exception):
+    """The bytes are no HTTP response, or none of etcd's."""

@@ -1,0 +1,413 @@
+"""Calls to etcd's JSON gateway: another endpoint after any error, a deadline for the whole, tokens renewed internally.
+
+A request that was sent and not answered may have been applied. It is sent again only if its caller says that applying
+it twice does no harm; else the caller gets the error that the outcome is unknown. Measurements led to these rules: no
+client on PyPI survives a restart of etcd (ADR 0018).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import random
+import re
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain_job.coordination.errors import GarbageError, UnknownOutcomeError
+from megatrain_job.coordination.gateway_response import (
+    GatewayError,
+    JsonObject,
+    MalformedError,
+    read_response,
+    unwrap,
+)
+from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings
+from megatrain_job.coordination.transport import Deadline, EndpointRing, EtcdConnection, HttpExchange, JsonStream
+
+Answer = TypeVar("Answer")
+_logger = logging.getLogger(__name__)
+_AUTHENTICATE = "/v3/auth/authenticate"
+_TOKEN = re.compile(r"[!-~]{1,16384}")
+_CLUSTER_ID = re.compile(r"[0-9]{1,20}", re.ASCII)
+_BY_MAJORITY = ("/v3/kv/", "/v3/lease/")
+"""Calls that a member answers only while it is in touch with a leader: our reads are all linearizable."""
+_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""Pauses after each round of all endpoints; the last one repeats."""
+_TELLING_S = 0.3
+"""After waiting in vain for this part of `attempt_s`, a try counts its member as frozen."""
+_SHORTEST_TRY_S = 0.05
+"""With less time left, a try would only replace an informative reason by "no answer in time"."""
+
+
+class AttemptError(Exception):
+    """One try failed at one endpoint in a way that another endpoint may not."""
+
+    def __init__(self, reason: str, *, may_have_applied: bool, is_alive: bool) -> None:
+        super().__init__(reason)
+        self.may_have_applied = may_have_applied
+        self.is_alive = is_alive
+        """Whether etcd itself answered: then its other connections are good."""
+
+
+class Gateway:
+    """What all calls of a client share: connections, standing of endpoints, the token. For many threads at once."""
+
+    def __init__(self, settings: EtcdSettings) -> None:
+        self.settings = settings
+        # each client begins at another member, so that a thousand hosts are spread over all members
+        self.ring = EndpointRing(random.sample(settings.endpoints, len(settings.endpoints)))
+        is_encrypted = any(endpoint.scheme == "https" for endpoint in settings.endpoints)
+        self._context: ssl.SSLContext | None = settings.tls.context() if is_encrypted else None
+        self._lock = threading.Lock()
+        self._idle: dict[Endpoint, list[EtcdConnection]] = {endpoint: [] for endpoint in settings.endpoints}
+        self._busy: set[EtcdConnection] = set()
+        self._streams: set[JsonStream] = set()
+        self._closed = threading.Event()
+        self._token: str | None = None
+        self._token_lock = threading.Lock()
+        self._fetch_lock = threading.Lock()
+        self._cluster_id: str | None = None
+        self._proven_at = dict.fromkeys(settings.endpoints, -math.inf)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        """End all connections; calls and streams under way fail at once."""
+        self._closed.set()
+        with self._lock:
+            idle = [connection for connections in self._idle.values() for connection in connections]
+            self._idle = {endpoint: [] for endpoint in self._idle}
+            for connection in self._busy:
+                connection.interrupt()
+            for stream in self._streams:
+                stream.interrupt()
+        for connection in idle:
+            connection.close()
+
+    def call(
+        self,
+        path: str,
+        body: JsonObject,
+        decode: Callable[[JsonObject], Answer],
+        *,
+        what: str,
+        key: str | None = None,
+        deadline_s: float | None = None,
+        is_write: bool = False,
+        is_repeatable: bool = True,
+    ) -> Answer:
+        """Return the decoded response of the first endpoint that gives one before the deadline.
+
+        Raises: CoordinationError naming `what`, the endpoints and why each failed; UnknownOutcomeError when the call is
+        not repeatable and may have been applied; the typed errors of etcd's own responses.
+        """
+        deadline = Deadline(self.settings.call_s if deadline_s is None else deadline_s)
+        reasons: dict[Endpoint, str] = {}
+        may_have_applied = False
+        tries = 0
+        while not tries or deadline.left_s > _SHORTEST_TRY_S:
+            self._check_open(what, key)
+            endpoint = self.ring.best()
+            try:
+                return self._attempt(endpoint, path, body, decode, what, key, deadline.part(self.settings.attempt_s))
+            except AttemptError as error:
+                reasons[endpoint] = str(error)
+                may_have_applied |= is_write and error.may_have_applied
+                if error.may_have_applied and not is_repeatable:
+                    raise UnknownOutcomeError(
+                        f"{what}: sent to {endpoint}, but {error}; it may have been applied",
+                        endpoints=(str(endpoint),), key=key, may_have_applied=True,
+                    ) from error  # fmt: skip
+            tries += 1
+            if tries % len(self.ring) == 0:
+                pause_s = _PAUSES_S[min(tries // len(self.ring), len(_PAUSES_S)) - 1] * random.uniform(0.5, 1.5)
+                self._closed.wait(min(pause_s, max(deadline.left_s, 0.0)))
+        self._check_open(what, key)
+        shown = ", ".join(f"{endpoint} ({reason})" for endpoint, reason in reasons.items())
+        more = "; it may have been applied" if may_have_applied else ""
+        raise CoordinationError(
+            f"{what}: no answer from etcd within {deadline.seconds:.1f} s: {shown}{more}",
+            endpoints=[str(endpoint) for endpoint in reasons], key=key, may_have_applied=may_have_applied,
+        )  # fmt: skip
+
+    def call_at(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: JsonObject,
+        decode: Callable[[JsonObject], Answer],
+        *,
+        what: str,
+        key: str | None = None,
+        deadline_s: float | None = None,
+    ) -> Answer:
+        """Ask one endpoint, once. Raises: as `call`."""
+        self._check_open(what, key)
+        deadline = Deadline(self.settings.attempt_s if deadline_s is None else deadline_s)
+        try:
+            return self._attempt(endpoint, path, body, decode, what, key, deadline)
+        except AttemptError as error:
+            raise CoordinationError(
+                f"{what}: no answer from {endpoint}: {error}",
+                endpoints=(str(endpoint),), key=key, may_have_applied=error.may_have_applied,
+            ) from error  # fmt: skip
+
+    def open_stream(self, endpoint: Endpoint, path: str, body: JsonObject, *, what: str) -> JsonStream:
+        """Start a call with a streamed response. The caller closes it. Raises: CoordinationError."""
+        deadline = Deadline(self.settings.attempt_s)
+        try:
+            token = self._current_token(endpoint, what, deadline)
+            connection = EtcdConnection(endpoint, self._context_for(endpoint), deadline)
+            exchange = HttpExchange(endpoint.authority, path, _encode(body), token, is_last=True)
+            stream = JsonStream(connection, exchange, self._forget_stream)
+            with self._lock:
+                self._streams.add(stream)
+            if self.is_closed:  # after it was added: either this or close() sees the other
+                stream.interrupt()
+            try:
+                stream.start(deadline)
+            except BaseException:
+                stream.close()
+                raise
+        except (OSError, GarbageError) as error:
+            # garbage in answer to one watch says nothing about the streams of the others
+            self.note_failure(endpoint, _reason(error), is_alive=isinstance(error, GarbageError))
+            raise CoordinationError(
+                f"{what}: no answer from {endpoint}: {_reason(error)}", endpoints=(str(endpoint),)
+            ) from error
+        except AttemptError as error:
+            raise CoordinationError(
+                f"{what}: no answer from {endpoint}: {error}", endpoints=(str(endpoint),)
+            ) from error
+        except GatewayError as error:
+            self._drop_token(token, error)
+            raise error.typed(what, str(endpoint), None) from error
+        return stream
+
+    def proven_at(self, endpoint: Endpoint) -> float:
+        """Return when (time.monotonic) the last call began whose response showed that the member is not cut off."""
+        return self._proven_at[endpoint]
+
+    def note_failure(self, endpoint: Endpoint, reason: str, *, is_alive: bool = False) -> None:
+        """Ask other endpoints first from now on; break this one's streams too, so that no watch trusts a frozen
+        member.
+        """
+        if self.is_closed:
+            return
+        if self.ring.failed(endpoint):
+            _logger.warning("etcd endpoint %s failed: %s", endpoint, reason)
+        if not is_alive:
+            with self._lock:
+                for stream in self._streams:
+                    if stream.endpoint == endpoint:
+                        stream.interrupt()
+
+    def drop_token(self) -> None:
+        """Make the next call fetch a token: etcd refused the present one."""
+        with self._token_lock:
+            self._token = None
+
+    def _attempt(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: JsonObject,
+        decode: Callable[[JsonObject], Answer],
+        what: str,
+        key: str | None,
+        deadline: Deadline,
+    ) -> Answer:
+        for is_second in (False, True):
+            asked_at = time.monotonic()
+            token = self._current_token(endpoint, what, deadline)
+            try:
+                response = self._exchange(endpoint, path, body, token, deadline)
+                cluster_id = self._cluster_of(response, endpoint)
+                decoded = decode(response)
+            except GatewayError as error:
+                if self._drop_token(token, error) and not is_second:
+                    continue
+                if not error.is_passing:
+                    self._note_success(endpoint)
+                    raise error.typed(what, str(endpoint), key) from error
+                self.note_failure(endpoint, error.message, is_alive=True)
+                raise AttemptError(error.message, may_have_applied=error.may_have_applied, is_alive=True) from error
+            except (MalformedError, KeyError, TypeError, ValueError) as error:
+                self.note_failure(endpoint, f"an answer that is not etcd's: {error}")
+                raise AttemptError(
+                    f"an answer that is not etcd's: {error}", may_have_applied=True, is_alive=False
+                ) from error
+            # only after the whole response was read: bytes that are not etcd's say nothing about the cluster
+            with self._lock:
+                self._cluster_id = self._cluster_id or cluster_id
+            self._note_success(endpoint)
+            if path.startswith(_BY_MAJORITY):
+                self._proven_at[endpoint] = asked_at
+            return decoded
+        raise AssertionError("the second try returns or raises")
+
+    def _exchange(
+        self, endpoint: Endpoint, path: str, body: JsonObject, token: str | None, deadline: Deadline
+    ) -> JsonObject:
+        """Send one request and return its response. Raises: GatewayError, AttemptError."""
+        was_sent = False
+        connection: EtcdConnection | None = None
+        is_reusable = False
+        try:
+            exchange = HttpExchange(endpoint.authority, path, _encode(body), token, is_last=False)
+            connection = self._take_connection(endpoint, deadline)
+            connection.send(exchange.request, deadline)
+            was_sent = True  # only now: etcd cannot carry out part of a request
+            content = connection.read_response(exchange, deadline)
+            is_reusable = not exchange.is_last
+            return _without_envelope(read_response(exchange.status, content))
+        except (OSError, GarbageError) as error:
+            reason = _reason(error)
+            # a timeout shorter than usual says nothing about the member and its streams
+            is_telling = not isinstance(error, TimeoutError) or deadline.seconds >= _TELLING_S * self.settings.attempt_s
+            self.note_failure(endpoint, reason, is_alive=not is_telling)
+            raise AttemptError(reason, may_have_applied=was_sent, is_alive=False) from error
+        finally:
+            if connection is not None:
+                self._return_connection(connection, is_reusable=is_reusable)
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster's id; empty before its first response."""
+        return self._cluster_id or ""
+
+    def _cluster_of(self, response: JsonObject, endpoint: Endpoint) -> str | None:
+        """Return the cluster of a response. Raises: MalformedError when it is not ours.
+
+        etcd 3.4 leaves the header out of an empty response.
+        """
+        header = response.get("header")
+        if header is None and not response.keys() - {"alarms"}:
+            return None
+        found = header.get("cluster_id") if isinstance(header, dict) else None
+        if not isinstance(found, str) or not _CLUSTER_ID.fullmatch(found):
+            raise MalformedError("no header")
+        expected = self._cluster_id
+        if expected is not None and found != expected:
+            raise MalformedError(f"{endpoint} is of cluster {found}, the others are of {expected}")
+        return found
+
+    def _current_token(self, endpoint: Endpoint, what: str, deadline: Deadline) -> str | None:
+        credentials = self.settings.credentials
+        if credentials is None:
+            return None
+        token = self._token
+        if token is not None:
+            return token
+        with self._fetching(deadline):
+            # read once: another thread may drop it at any moment
+            token = self._token
+            if token is None:
+                token = self._token = self._authenticate(endpoint, credentials, what, deadline)
+            return token
+
+    def _authenticate(self, endpoint: Endpoint, credentials: Credentials, what: str, deadline: Deadline) -> str:
+        body = {"name": credentials.user, "password": credentials.password}
+        try:
+            response = self._exchange(endpoint, _AUTHENTICATE, body, None, deadline)
+        except GatewayError as error:
+            if error.is_passing:
+                self.note_failure(endpoint, error.message, is_alive=True)
+                raise AttemptError(error.message, may_have_applied=False, is_alive=True) from error
+            raise error.typed(f"{what}: as user {credentials.user!r}", str(endpoint), None) from error
+        except AttemptError as error:
+            # whatever its error, the call that needs the token was not sent
+            raise AttemptError(str(error), may_have_applied=False, is_alive=error.is_alive) from error
+        token = response.get("token")
+        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+            self.note_failure(endpoint, "no token in the answer")
+            raise AttemptError("no token in the answer", may_have_applied=False, is_alive=False)
+        return token
+
+    @contextmanager
+    def _fetching(self, deadline: Deadline) -> Iterator[None]:
+        """Let one thread at a time fetch a token; none waits for another beyond its own deadline."""
+        if not self._fetch_lock.acquire(timeout=max(deadline.left_s, 0.0)):
+            raise AttemptError("no answer in time to a request for a token", may_have_applied=False, is_alive=False)
+        try:
+            yield
+        finally:
+            self._fetch_lock.release()
+
+    def _drop_token(self, token: str | None, error: GatewayError) -> bool:
+        """Forget a token that etcd no longer knows; return whether a new one may help."""
+        if token is None or not error.wants_new_token:
+            return False
+        with self._token_lock:
+            if self._token == token:  # another thread may have a new one already
+                self._token = None
+        return True
+
+    def _take_connection(self, endpoint: Endpoint, deadline: Deadline) -> EtcdConnection:
+        connection: EtcdConnection | None = None
+        while connection is None:
+            with self._lock:
+                if not self._idle[endpoint]:
+                    break
+                connection = self._idle[endpoint].pop()
+            if not connection.is_quiet():
+                connection.close()
+                connection = None
+        if connection is None:
+            connection = EtcdConnection(endpoint, self._context_for(endpoint), deadline)
+        with self._lock:
+            self._busy.add(connection)
+        if self.is_closed:
+            connection.interrupt()
+        return connection
+
+    def _return_connection(self, connection: EtcdConnection, *, is_reusable: bool) -> None:
+        with self._lock:
+            self._busy.discard(connection)
+            is_kept = is_reusable and not self.is_closed
+            if is_kept:
+                self._idle[connection.endpoint].append(connection)
+        if not is_kept:
+            connection.close()
+
+    def _context_for(self, endpoint: Endpoint) -> ssl.SSLContext | None:
+        return self._context if endpoint.scheme == "https" else None
+
+    def _forget_stream(self, stream: JsonStream) -> None:
+        with self._lock:
+            self._streams.discard(stream)
+
+    def _note_success(self, endpoint: Endpoint) -> None:
+        if self.ring.succeeded(endpoint):
+            _logger.info("etcd endpoint %s answers again", endpoint)
+
+    def _check_open(self, what: str, key: str | None) -> None:
+        if self.is_closed:
+            raise CoordinationError(f"{what}: this client is closed", key=key)
+
+
+def _encode(body: JsonObject) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode("ascii")
+
+
+def _without_envelope(response: JsonObject) -> JsonObject:
+    """A call that is a stream for etcd (lease keepalive) is answered with the message of a stream."""
+    return unwrap(response) if response.keys() <= {"result", "error"} and response else response
+
+
+def _reason(error: Exception) -> str:
+    """Return why a try failed, short enough for a line with three of them."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, TimeoutError):
+        return str(error) if str(error) not in ("", "timed out") else "no answer in time"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

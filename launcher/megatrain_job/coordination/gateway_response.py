@@ -1,0 +1,157 @@
+"""The meaning of the gateway's responses: JSON objects, and the two shapes of errors in three versions of etcd.
+
+etcd 3.4 and 3.5 send `{"error": text, "code": n, "message": text}`, 3.6 leaves "error" out; in a stream the error is an
+object, with "grpc_code" (3.4, 3.5) or "code" (3.6). Codes are those of gRPC.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any
+
+from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
+from megatrain_job.coordination.errors import (
+    CompactedError,
+    GarbageError,
+    LeaseExistsError,
+    LeaseLostError,
+    NoSpaceError,
+)
+
+JsonObject = Mapping[str, Any]
+_SHOWN = 80
+_MAX_MESSAGE = 400
+_MAX_VALUES = 1 << 21
+"""Objects, lists and their elements: two million take up to 200 MB. A page of 500 keys has 5,000."""
+
+
+class GrpcCode(IntEnum):
+    """The codes that this client distinguishes."""
+
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
+
+
+_PASSING = frozenset(
+    {
+        GrpcCode.CANCELLED,
+        GrpcCode.UNKNOWN,
+        GrpcCode.DEADLINE_EXCEEDED,
+        GrpcCode.ABORTED,
+        GrpcCode.INTERNAL,
+        GrpcCode.UNAVAILABLE,
+    }
+)
+"""Errors that another member, or the same one a little later, may not return."""
+
+_NOT_APPLIED = ("too many requests", "no leader", "not capable")
+"""Parts of messages of a server that did not begin with the request."""
+
+
+class MalformedError(Exception):
+    """A field of a response is missing or of another type: the server is not etcd."""
+
+
+class GatewayError(Exception):
+    """etcd answered with an error."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether trying again may help."""
+        return self.code in _PASSING or "too many requests" in self.message
+
+    @property
+    def may_have_applied(self) -> bool:
+        return not any(part in self.message for part in _NOT_APPLIED)
+
+    @property
+    def wants_new_token(self) -> bool:
+        return self.code == GrpcCode.UNAUTHENTICATED or "revision of auth store is old" in self.message
+
+    def typed(self, what: str, endpoint: str, key: str | None) -> CoordinationError:
+        """Return the error that a caller can handle."""
+        message = f"{what}: {self.message} ({endpoint})"
+        kind: type[CoordinationError] = CoordinationError
+        if self.wants_new_token or self.code == GrpcCode.PERMISSION_DENIED or "invalid user ID or pass" in self.message:
+            kind = CoordinationRefusedError
+        elif "user name is empty" in self.message:
+            kind = CoordinationRefusedError
+            message += "; this cluster requires a user and a password"
+        elif "authentication is not enabled" in self.message:
+            kind = CoordinationRefusedError
+            message += "; enable it there, or give no user here"
+        elif "database space exceeded" in self.message:
+            kind = NoSpaceError
+            message += "; compact, defragment and disarm the alarm"
+        elif "has been compacted" in self.message:
+            kind = CompactedError
+        elif "lease already exists" in self.message:
+            kind = LeaseExistsError
+        elif "lease not found" in self.message:
+            kind = LeaseLostError
+        return kind(message, endpoints=(endpoint,), key=key)
+
+
+def parse_object(content: bytes) -> JsonObject:
+    """Return a response's JSON object. Raises: GarbageError."""
+    # before they are made: three bytes can become a hundred. Keys and values, as base64, have none of these
+    if sum(map(content.count, (b",", b"[", b"{"))) > _MAX_VALUES:
+        raise GarbageError(f"the answer holds more than {_MAX_VALUES} values: {content[:_SHOWN]!r}")
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise GarbageError(f"the answer is not JSON: {content[:_SHOWN]!r}") from error
+    if not isinstance(value, dict):
+        raise GarbageError(f"the answer is not a JSON object: {content[:_SHOWN]!r}")
+    return value
+
+
+def read_response(status: int, content: bytes) -> JsonObject:
+    """Return the object in a response. Raises: GatewayError, or GarbageError when it is not etcd's."""
+    if status != 200:
+        try:
+            raise read_error(parse_object(content))
+        except (GarbageError, MalformedError) as error:
+            raise GarbageError(f"HTTP status {status}: {content[:_SHOWN]!r}") from error
+    return parse_object(content)
+
+
+def read_error(response: JsonObject) -> GatewayError:
+    """Return the error in a response, or in the "error" of a stream's message. Raises: MalformedError."""
+    code = response.get("code", response.get("grpc_code"))
+    message = response.get("message", response.get("error"))
+    if not isinstance(code, int) or not isinstance(message, str):
+        raise MalformedError(f"an error without code and message: {str(response)[:_SHOWN]}")
+    return GatewayError(code, message[:_MAX_MESSAGE])
+
+
+def unwrap(message: JsonObject) -> JsonObject:
+    """Return the result in a stream's message. Raises: GatewayError; GarbageError when it is not etcd's."""
+    error = message.get("error")
+    if isinstance(error, dict):
+        try:
+            raise read_error(error)
+        except MalformedError as malformed:
+            raise GarbageError(str(malformed)) from malformed
+    result = message.get("result")
+    if not isinstance(result, dict):
+        raise GarbageError(f"a message without result: {str(message)[:_SHOWN]}")
+    return result

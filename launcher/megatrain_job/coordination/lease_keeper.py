@@ -1,0 +1,157 @@
+"""Keeps a lease alive from a separate thread: the heartbeat of a host.
+
+Three states. HELD: renewed within its TTL. DOUBTFUL: not renewed for a TTL because etcd cannot be reached; the lease
+may or may not live (a new etcd leader extends all), and the client cannot know. LOST: etcd has answered that it does
+not exist. Doubt resolves itself in either way; loss is final: to continue, a program takes a new lease and must first
+find out whether it was replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from types import TracebackType
+from typing import Self
+
+from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
+from megatrain_job.coordination.client import EtcdClient, Lease
+from megatrain_job.coordination.errors import LeaseLostError
+from megatrain_job.coordination.restarting_thread import RestartingThread
+
+_logger = logging.getLogger(__name__)
+_JITTER = 0.2
+_RETRY_PART = 0.2
+"""After a failed renewal the next one comes after this part of the period."""
+
+
+class LeaseState(Enum):
+    HELD = "held"
+    DOUBTFUL = "doubtful"
+    LOST = "lost"
+    CLOSED = "closed"
+
+
+class LeaseKeeper:
+    """Takes a lease at once and renews it until `close`. Raises: CoordinationError when none is granted.
+
+    `on_change` is called in the keeper's thread: it must be quick and must not raise.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        *,
+        ttl_s: int = 10,
+        period_s: float = 3.0,
+        on_change: Callable[[LeaseState], None] | None = None,
+    ) -> None:
+        self._client = client
+        self._on_change = on_change
+        asked_at = time.monotonic()
+        self.lease: Lease = client.grant_lease(ttl_s)
+        self._period_s = min(period_s, self.lease.ttl_s / 3)
+        self._lock = threading.Lock()
+        self._valid_until = asked_at + self.lease.ttl_s
+        self._reported_state = LeaseState.HELD
+        self._lost_because = ""
+        self._lost = threading.Event()
+        self._closed = threading.Event()
+        self._thread = RestartingThread(f"etcd lease {self.lease.lease_id:x}", self._run, self._closed)
+
+    @property
+    def lease_id(self) -> int:
+        return self.lease.lease_id
+
+    @property
+    def state(self) -> LeaseState:
+        """The current state, by this host's clock: never HELD longer than etcd promised."""
+        if self._lost.is_set():
+            return LeaseState.LOST
+        if self._closed.is_set():
+            return LeaseState.CLOSED
+        return LeaseState.HELD if self.valid_s > 0 else LeaseState.DOUBTFUL
+
+    @property
+    def valid_s(self) -> float:
+        """The seconds for which etcd has promised to keep the lease, counted from before the request."""
+        with self._lock:
+            return self._valid_until - time.monotonic()
+
+    @property
+    def lost_because(self) -> str:
+        return self._lost_because
+
+    def wait_until_lost(self, timeout_s: float) -> bool:
+        """Wait for the loss; return whether it happened."""
+        return self._lost.wait(timeout_s)
+
+    def close(self, *, is_revoked: bool = True) -> None:
+        """End the thread; with `is_revoked` end the lease too, so that its keys go now and not a TTL later."""
+        was_closed = self._closed.is_set()
+        self._closed.set()
+        if not self._thread.is_current:
+            self._thread.join()
+        if is_revoked and not was_closed and not self._lost.is_set():
+            # it runs out by itself if etcd cannot be reached
+            with suppress(CoordinationError):
+                self._client.revoke_lease(self.lease_id, deadline_s=self._period_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        pause_s = self._period_s
+        while not self._closed.wait(min(self._jittered(pause_s), self._until_doubt_s())):
+            if self._client.gateway.is_closed:
+                return
+            pause_s = self._renew()
+            if self._lost.is_set():
+                return
+
+    def _renew(self) -> float:
+        """Renew once; return the time until the next try."""
+        asked_at = time.monotonic()
+        try:
+            ttl_s = self._client.renew_lease(self.lease_id, deadline_s=self._period_s)
+        except LeaseLostError as error:
+            self._lost_because = str(error)
+            self._lost.set()
+            self._report_change(LeaseState.LOST, str(error))
+            return 0.0
+        except CoordinationRefusedError as error:
+            # rights may come back: only etcd can say that a lease is lost
+            self._report_change(self.state, str(error))
+            return self._period_s
+        except CoordinationError as error:
+            self._report_change(self.state, str(error))
+            return self._period_s * _RETRY_PART
+        with self._lock:
+            self._valid_until = asked_at + min(ttl_s, self.lease.ttl_s)
+        self._report_change(self.state, "renewed again")
+        return self._period_s
+
+    def _until_doubt_s(self) -> float:
+        """Return the time until the next check at the latest, so that doubt is reported when it begins."""
+        valid_s = self.valid_s
+        return valid_s if valid_s > 0 else self._period_s
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * random.uniform(1 - _JITTER, 1 + _JITTER)
+
+    def _report_change(self, state: LeaseState, reason: str) -> None:
+        if state is self._reported_state or state is LeaseState.CLOSED:
+            return
+        self._reported_state = state
+        _logger.warning("etcd lease %x is %s: %s", self.lease_id, state.value, reason)
+        if self._on_change is not None:
+            self._on_change(state)

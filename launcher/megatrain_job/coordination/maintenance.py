@@ -1,0 +1,111 @@
+"""The health of etcd itself: a member's size, alarms, and a history that does not grow forever.
+
+Status values at 250 a second are 9 GB of history a day, and at its quota (2 GB by default) etcd refuses writes. Either
+etcd compacts itself (`--auto-compaction-retention`) or the driver's `HistoryTrimmer` does it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.errors import CompactedError
+from megatrain_job.coordination.gateway_response import JsonObject, MalformedError
+from megatrain_job.coordination.settings import Endpoint
+from megatrain_job.coordination.wire import KeyRange, Range, header_revision, int_field, list_field
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """One member. `database_bytes`: the file's size; `used_bytes`: its size after a defragmentation."""
+
+    member_id: int
+    version: str
+    revision: int
+    leader_id: int
+    database_bytes: int
+    used_bytes: int
+    errors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdAlarm:
+    """NOSPACE or CORRUPT, of one member."""
+
+    name: str
+    member_id: int
+
+
+def status(client: EtcdClient, endpoint: Endpoint) -> MemberStatus:
+    """Ask one member. Raises: CoordinationError."""
+    return client.gateway.call_at(endpoint, "/v3/maintenance/status", {}, _read_status, what="etcd status")
+
+
+def alarms(client: EtcdClient) -> tuple[EtcdAlarm, ...]:
+    """Return etcd's alarms. Raises: CoordinationError."""
+    return client.gateway.call("/v3/maintenance/alarm", {"action": "GET"}, _read_alarms, what="etcd alarms")
+
+
+def compact(client: EtcdClient, revision: int) -> None:
+    """Drop the history before `revision`; the state stays. Nothing happens if that was done before.
+
+    Raises: CoordinationError, also for a revision that does not exist yet.
+    """
+    try:
+        client.gateway.call(
+            "/v3/kv/compaction", {"revision": str(revision)}, bool, what=f"etcd compaction to revision {revision}"
+        )
+    except CompactedError:
+        return
+
+
+class HistoryTrimmer:
+    """Keeps about `retention_s` of history: each call of `tick` compacts to the revision that was newest that
+    long ago.
+    """
+
+    def __init__(self, client: EtcdClient, *, retention_s: float = 600.0, period_s: float = 60.0) -> None:
+        self._client = client
+        self._retention_s = retention_s
+        self._period_s = period_s
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def tick(self, now_s: float) -> int | None:
+        """Note the current revision, at most once a period; return the one compacted to, if any.
+
+        Raises: CoordinationError; call again later.
+        """
+        if self._seen and now_s - self._seen[-1][0] < self._period_s:
+            return None
+        response = self._client.read(Range(KeyRange.key(b"\0"), limit=1, has_values=False))
+        self._seen.append((now_s, response.revision))
+        due: int | None = None
+        while self._seen[0][0] <= now_s - self._retention_s:
+            due = self._seen.popleft()[1]
+        if due is not None:
+            compact(self._client, due)
+        return due
+
+
+def _read_status(response: JsonObject) -> MemberStatus:
+    version, errors = response.get("version"), response.get("errors", [])
+    if not isinstance(version, str) or not isinstance(errors, list):
+        raise MalformedError("no version")
+    header: dict[str, Any] = response["header"]
+    return MemberStatus(
+        member_id=int_field(header, "member_id"),
+        version=version,
+        revision=header_revision(response),
+        leader_id=int_field(response, "leader"),
+        database_bytes=int_field(response, "dbSize"),
+        used_bytes=int_field(response, "dbSizeInUse"),
+        errors=tuple(map(str, errors)),
+    )
+
+
+def _read_alarms(response: JsonObject) -> tuple[EtcdAlarm, ...]:
+    return tuple(
+        EtcdAlarm(str(raw.get("alarm", "NONE")), int_field(raw, "memberID")) for raw in list_field(response, "alarms")
+    )

@@ -1,0 +1,52 @@
+"""Keys that only one program writes, in its order: an abandoned write is never applied after a later one.
+
+A plain put that was sent and not answered may be applied a minute later, and would restore an outdated value. So each
+write here requires the revision of the one before.
+"""
+
+from __future__ import annotations
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.errors import UnknownOutcomeError
+from megatrain_job.coordination.wire import Compare, KeyRange, Put, Range
+
+_TRIES = 3
+"""The second try has the present value; a third one is for a lease that ended meanwhile."""
+
+
+class OwnKeys:
+    """Writes the keys of one program. For one thread. `guard`: a further condition for every write."""
+
+    def __init__(self, client: EtcdClient, guard: Compare | None = None) -> None:
+        self._client = client
+        self._guards = () if guard is None else (guard,)
+        self._revisions: dict[str, int] = {}
+        """The revision of each key's last write; 0: it does not exist."""
+
+    def put(self, key: str, value: bytes, *, lease_id: int = 0, deadline_s: float | None = None) -> None:
+        """Write a key. Raises: LeaseLostError when the lease does not exist; CoordinationError, also when the guard
+        does not hold.
+        """
+        for _ in range(_TRIES):
+            revision = self._revisions.get(key, 0)
+            own = Compare.mod_revision(key, revision) if revision else Compare.is_absent(key)
+            look = Range(KeyRange.key(key), has_values=False)
+            try:
+                response = self._client.txn(
+                    [*self._guards, own], [Put(key, value, lease_id)], [look], deadline_s=deadline_s
+                )
+            except UnknownOutcomeError:
+                self._revisions.pop(key, None)
+                raise
+            if response.succeeded:
+                self._revisions[key] = response.revision
+                return
+            items = response.range_response(0).items
+            self._revisions[key] = items[0].mod_revision if items else 0
+        who = ", or this program may not write it any more" if self._guards else ""
+        raise CoordinationError(f"another client writes this key, too{who}", key=key)
+
+    def forget(self, key: str) -> None:
+        """Forget a key that will not be written again."""
+        self._revisions.pop(key, None)

@@ -1,0 +1,352 @@
+"""Following a range of keys: every change once and in order, whatever happens to connections and members.
+
+A watch continues after the last revision that it delivered, at another member if necessary. If that revision is no
+longer kept, the consumer gets the whole range again instead: no change is lost or doubled without a sign. A silent
+stream is not trusted: its member must periodically prove that it is up to date, and even a good one is replaced after a
+while.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Self
+
+from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.errors import CompactedError, GarbageError
+from megatrain_job.coordination.event_queue import EventQueue
+from megatrain_job.coordination.gateway_response import GatewayError, JsonObject, MalformedError
+from megatrain_job.coordination.settings import Endpoint
+from megatrain_job.coordination.transport import JsonStream
+from megatrain_job.coordination.wire import (
+    KeyRange,
+    KeyValue,
+    Range,
+    flag_field,
+    header_revision,
+    int_field,
+    list_field,
+    shown,
+)
+
+_logger = logging.getLogger(__name__)
+_LONGEST_PAUSE_S = 2.0
+_SHORTEST_WAIT_S = 0.001
+_SETTLED_S = 0.5
+"""etcd sends pending events as soon as a stream is open: a stream this old has no older events to send."""
+_MAX_REFUSALS = 2
+"""A token may run out between the member's proof and the watch: a single refusal is no reason to give up."""
+
+
+class ChangeKind(Enum):
+    PUT = "put"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One key. For a deleted one only the key and `mod_revision`, that of its deletion, have a meaning."""
+
+    kind: ChangeKind
+    item: KeyValue
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """All that one transaction changed within the range."""
+
+    revision: int
+    changes: tuple[Change, ...]
+
+    @property
+    def written(self) -> tuple[KeyValue, ...]:
+        """The keys that were put."""
+        return tuple(change.item for change in self.changes if change.kind is ChangeKind.PUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole range at a revision: it replaces the consumer's earlier content. `reason` says why it was sent."""
+
+    revision: int
+    items: tuple[KeyValue, ...]
+    reason: str
+
+    @property
+    def written(self) -> tuple[KeyValue, ...]:
+        """The keys that exist."""
+        return self.items
+
+
+WatchEvent = Changes | Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class WatchLimits:
+    """`silence_s`: after this long without an event the member must prove itself; `renew_s`: the stream is opened
+    again; `capacity`: events that wait for the consumer before etcd has to keep them.
+    """
+
+    silence_s: float = 5.0
+    renew_s: float = 60.0
+    capacity: int = 1024
+
+
+class Watch:
+    """A thread that follows a range until `close`. Without `start_revision` it begins with a Snapshot."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: KeyRange,
+        *,
+        start_revision: int | None = None,
+        limits: WatchLimits | None = None,
+    ) -> None:
+        self.keys = keys
+        self._client = client
+        self._gateway = client.gateway
+        self._limits = limits or WatchLimits()
+        self._next_revision = start_revision
+        self._reason = "the beginning"
+        self._queue: EventQueue[WatchEvent] = EventQueue(self._limits.capacity)
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._stream: JsonStream | None = None
+        self._num_failures = 0
+        self._num_refusals = 0
+        self._trouble = ""
+        self._confirmed_at: float | None = None
+        self._standing: Endpoint | None = None
+        """The member whose stream is open and has delivered all events so far."""
+        self._thread = threading.Thread(target=self._run, name=f"etcd watch {shown(keys.start)}", daemon=True)
+        self._thread.start()
+
+    @property
+    def trouble(self) -> str:
+        """Why no events can be received at the moment; empty if they can."""
+        return self._trouble
+
+    @property
+    def confirmed_at(self) -> float | None:
+        """When (time.monotonic) it was last certain that all events had been received; None before the first time.
+
+        While a stream is open, each call that proves its member to be up to date is such a time.
+        """
+        confirmed_at, standing = self._confirmed_at, self._standing
+        if confirmed_at is None or standing is None:
+            return confirmed_at
+        return max(confirmed_at, self._gateway.proven_at(standing))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there may be more to come."""
+        return not self._queue.is_closed
+
+    @property
+    def next_revision(self) -> int | None:
+        """The first revision that is yet to come; None until a snapshot says where the watch begins."""
+        return self._next_revision
+
+    def next(self, timeout_s: float | None = None) -> WatchEvent | None:
+        """Return the next event, None if none came in time or the watch is closed.
+
+        Raises: CoordinationRefusedError when this user may not read this range.
+        """
+        return self._queue.take(timeout_s)
+
+    def __iter__(self) -> Iterator[WatchEvent]:
+        while (event := self.next()) is not None:
+            yield event
+
+    def close(self) -> None:
+        """End the thread, at the latest when the current call is over (`attempt_s`)."""
+        self._closed.set()
+        self._queue.close()
+        with self._lock:
+            if self._stream is not None:
+                self._stream.interrupt()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._closed.is_set() or self._gateway.is_closed
+
+    def _run(self) -> None:
+        while not self._is_over:
+            try:
+                if self._next_revision is None:
+                    self._read_anew()
+                else:
+                    self._follow(self._next_revision)
+            except CompactedError as error:
+                self._next_revision, self._reason = None, str(error)
+                self._pause()
+            except CoordinationRefusedError as error:
+                self._queue.close(error)
+                return
+            except CoordinationError as error:
+                self._rest(str(error))
+            except Exception as error:  # noqa: BLE001 -- a mistake of ours ends no watch, and is reported
+                self._rest(f"{type(error).__name__}: {error}", mistake=error)
+        self._queue.close()
+
+    def _rest(self, reason: str, mistake: Exception | None = None) -> None:
+        if self._is_over:
+            return
+        if not self._trouble:
+            _logger.warning(
+                "watch of %s failed and continues at another endpoint: %s", self.keys, reason, exc_info=mistake
+            )
+        self._trouble = reason
+        self._pause()
+
+    def _pause(self) -> None:
+        self._num_failures += 1
+        if self._num_failures > 1:  # the first time another member is asked at once
+            pause_s = min(0.05 * 2 ** min(self._num_failures, 10), _LONGEST_PAUSE_S)
+            self._closed.wait(pause_s * random.uniform(0.5, 1.0))
+
+    def _read_anew(self) -> None:
+        response = self._client.read_all(self.keys)
+        # set before the event is delivered: a consumer that waits for space may be closed, but never sees half of it
+        self._next_revision = response.revision + 1
+        self._queue.put(Snapshot(response.revision, response.items, self._reason))
+
+    def _follow(self, start_revision: int) -> None:
+        """Deliver events until the stream ends, or has been silent for long. Raises: CoordinationError."""
+        endpoint = self._gateway.ring.best()
+        what = f"etcd watch of {self.keys}"
+        self._prove(endpoint, start_revision)
+        body = {
+            "create_request": self.keys.to_json() | {"start_revision": str(start_revision), "progress_notify": True}
+        }
+        with self._gateway.open_stream(endpoint, "/v3/watch", body, what=what) as stream:
+            with self._lock:
+                self._stream = stream
+            if self._closed.is_set():  # close() may have come just before
+                return
+            try:
+                self._listen(stream, endpoint)
+            except GatewayError as error:
+                self._gateway.note_failure(endpoint, error.message, is_alive=True)
+                raise error.typed(what, str(endpoint), shown(self.keys.start)) from error
+            except (OSError, GarbageError, MalformedError) as error:
+                if not self._is_over:
+                    self._gateway.note_failure(endpoint, f"a watch ended: {error}", is_alive=True)
+                raise CoordinationError(f"{what} at {endpoint}: {error}", endpoints=(str(endpoint),)) from error
+            finally:
+                self._confirmed_at, self._standing = self.confirmed_at, None
+                with self._lock:
+                    self._stream = None
+
+    def _listen(self, stream: JsonStream, endpoint: Endpoint) -> None:
+        opened_at = confirmed_at = proven_at = time.monotonic()
+        while not self._is_over:
+            wake_at = proven_at + self._limits.silence_s
+            if self._standing is None:
+                wake_at = min(wake_at, opened_at + _SETTLED_S)
+            message = stream.next(max(wake_at - time.monotonic(), _SHORTEST_WAIT_S))
+            if message is not None:
+                has_events = self._take(message, endpoint)
+                confirmed_at = time.monotonic()
+                # no events, no proof: a member that lost the others continues to send signs of progress
+                proven_at = confirmed_at if has_events else proven_at
+            elif time.monotonic() - confirmed_at >= self._limits.renew_s:
+                return
+            elif self._standing is None and time.monotonic() - opened_at >= _SETTLED_S:
+                self._note_confirmed(endpoint)
+            proven_at = max(proven_at, self._gateway.proven_at(endpoint))
+            if time.monotonic() - proven_at >= self._limits.silence_s:
+                assert self._next_revision is not None
+                self._prove(endpoint, self._next_revision)
+                proven_at = time.monotonic()
+
+    def _prove(self, endpoint: Endpoint, next_revision: int) -> None:
+        """Check that the member answers for the majority, and that its history is the one we follow."""
+        revision = self._gateway.call_at(
+            endpoint, "/v3/kv/range", Range(KeyRange(self.keys.start), limit=1, has_values=False).to_json(),
+            header_revision, what=f"etcd watch of {self.keys}", key=shown(self.keys.start),
+        )  # fmt: skip
+        _check_history(next_revision, revision)
+
+    def _take(self, message: JsonObject, endpoint: Endpoint) -> bool:
+        """Deliver a message's events; return whether it has any: only a majority can make events."""
+        if flag_field(message, "canceled"):
+            self._take_end(message, endpoint)
+        if flag_field(message, "created"):
+            return False
+        assert self._next_revision is not None
+        newest = header_revision(message)
+        _check_history(self._next_revision, newest)
+        changes = [_read_change(raw, self.keys, newest) for raw in list_field(message, "events")]
+        if changes or self._standing is None:
+            self._note_confirmed(endpoint)
+        if not changes:
+            # a sign of progress: all up to this revision has been sent
+            self._advance(newest)
+        for revision, group in itertools.groupby(changes, lambda one: one.item.mod_revision):
+            if revision >= self._next_revision and self._queue.put(Changes(revision, tuple(group))):
+                self._advance(revision)
+        return bool(changes)
+
+    def _note_confirmed(self, endpoint: Endpoint) -> None:
+        self._num_failures = self._num_refusals = 0
+        self._confirmed_at, self._standing = time.monotonic(), endpoint
+        if self._trouble:
+            self._trouble = ""
+            _logger.info("watch of %s continues at %s", self.keys, endpoint)
+
+    def _advance(self, revision: int) -> None:
+        assert self._next_revision is not None
+        self._next_revision = max(self._next_revision, revision + 1)
+
+    def _take_end(self, message: JsonObject, endpoint: Endpoint) -> None:
+        """Raise the error with which etcd ended the watch."""
+        compacted = int_field(message, "compact_revision")
+        if compacted:
+            raise CompactedError(f"etcd keeps no history before revision {compacted}")
+        reason = f"{message.get('cancel_reason', 'no reason given')!s:.200}"
+        text = f"etcd watch of {self.keys} at {endpoint}: ended by etcd: {reason}"
+        if any(word in reason for word in ("ermission", "auth token", "user name is empty", "Unauthenticated")):
+            # etcd 3.5 does not say which of them it was
+            self._num_refusals += 1
+            self._gateway.drop_token()
+            if self._num_refusals >= _MAX_REFUSALS:
+                raise CoordinationRefusedError(text, endpoints=(str(endpoint),), key=shown(self.keys.start))
+        raise CoordinationError(text, endpoints=(str(endpoint),), key=shown(self.keys.start))
+
+
+def _check_history(next_revision: int, newest: int) -> None:
+    """Raises: CompactedError when etcd is at an older revision than one that it reported before."""
+    if newest < next_revision - 1:
+        raise CompactedError(f"etcd's history went back from revision {next_revision - 1} to {newest}: it was restored")
+
+
+def _read_change(raw: JsonObject, keys: KeyRange, newest: int) -> Change:
+    """Return an event of a range, sent when the store was at revision `newest`. Raises: MalformedError."""
+    item, kind = raw.get("kv"), raw.get("type", "PUT")
+    if not isinstance(item, dict) or kind not in ("PUT", "DELETE"):
+        raise MalformedError(f"an event that is not a change of a key: {raw!s:.60}")
+    change = Change(ChangeKind.DELETE if kind == "DELETE" else ChangeKind.PUT, KeyValue.from_json(item))
+    if change.item.key not in keys or change.item.mod_revision > newest:
+        found = f"key {shown(change.item.key)[:60]} at revision {change.item.mod_revision}"
+        raise MalformedError(f"an event of {found}, in a watch of {keys} at revision {newest}")
+    return change

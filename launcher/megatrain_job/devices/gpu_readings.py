@@ -1,0 +1,96 @@
+"""The driver's reading of each GPU: the common form for NVML, nvidia-smi and DCGM's exporter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+THROTTLE_REASONS: Mapping[int, str] = {
+    0x1: "idle",
+    0x2: "clocks set by an administrator",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+"""Why clocks are reduced, by bits of NVML and DCGM (NVML API reference, clocks event reasons)."""
+FAULTY_REASONS = 0x8 | 0x20 | 0x40 | 0x80
+"""Reasons that a healthy GPU in a healthy host does not have: heat, and a power supply below the demand."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU. None: the driver does not report it, or this kind of GPU does not have it."""
+
+    index: int
+    uuid: str = ""
+    name: str = ""
+    uncorrected_errors: int | None = None
+    """Of memory, since the driver was loaded."""
+    is_page_retirement_pending: bool | None = None
+    is_row_remap_pending: bool | None = None
+    has_row_remap_failed: bool | None = None
+    recovery_action: str = ""
+    """What the driver itself asks for, for instance "gpu reset"; empty: nothing, or it is too old to report it."""
+    error: str = ""
+    """The driver cannot reach it: lost, or it needs a reset."""
+    pci_bus_id: str = ""
+    mig_uuids: tuple[str, ...] = ()
+    """Of its MIG devices; empty if it is not partitioned."""
+    temperature_c: float | None = None
+    slowdown_temperature_c: float | None = None
+    """At this temperature its hardware slows it down."""
+    memory_temperature_c: float | None = None
+    sm_clock_mhz: float | None = None
+    max_sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    throttle_reasons: int | None = None
+    """Bits of THROTTLE_REASONS."""
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    """The limit that is currently enforced."""
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    utilization: float | None = None
+    """Fraction of the time in which a kernel ran, 0 to 1."""
+    corrected_errors: int | None = None
+    """Of memory, since the driver was loaded."""
+    lifetime_corrected_errors: int | None = None
+    lifetime_uncorrected_errors: int | None = None
+    retired_pages: int | None = None
+    corrected_rows: int | None = None
+    """Rows of memory that were remapped after corrected errors."""
+    uncorrected_rows: int | None = None
+    nvlink_errors: int | None = None
+    """Of all links: CRC errors, replays and recoveries."""
+    pcie_replays: int | None = None
+    last_xid: int | None = None
+    """From DCGM's exporter, which reports only the last one; NVML reports each as it occurs."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverReading:
+    """All GPUs of a host as its driver sees them. `error`: why the driver gives no readings."""
+
+    source: str
+    """nvml, nvidia-smi, dcgm, or empty if there is none of them."""
+    version: str = ""
+    error: str = ""
+    gpus: tuple[GpuReading, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class XidEvent:
+    """An error that the driver reported, with its time; megatrain_job.failures.xids has the meaning of the number."""
+
+    at_unix_s: float
+    uuid: str
+    number: int
+
+
+def throttle_text(reasons: int) -> str:
+    """Return reasons as text; empty if there are none."""
+    return ", ".join(word for bit, word in THROTTLE_REASONS.items() if reasons & bit)

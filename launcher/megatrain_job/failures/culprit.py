@@ -1,0 +1,162 @@
+"""The culprit of a broken round: one answer for every verb, view and record. Pure.
+
+The driver judges when the workers of a round are gone, and writes the culprit into the incident: from then on that is
+the answer, even if no culprit was found. Before that, and without a driver, the same rules judge the available
+evidence: how workers ended, where ranks stand (`hang`), what their logs say (`bundle`). A failure that follows from the
+culprit's is no cause: it is shown as a consequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_records import RankFailure
+from megatrain.contracts.incident import Incident, IncidentKind
+from megatrain.formatting.lists import names_text, ranks_text
+from megatrain_job.failures.verdict import Label
+
+if TYPE_CHECKING:  # the rules of all logs take long to load for a caller that needs only the end of a worker
+    from megatrain_job.failures.bundle import BundleVerdict
+    from megatrain_job.failures.hang import HangReport
+
+SIGNS_OF_LOSS: Final = ("", Label.NETWORK, Label.COLLECTIVE_TIMEOUT)
+"""Labels of failures that ranks die of when others are gone or stand still, if their logs do not say more."""
+_BREAKS = (IncidentKind.FAILURE, IncidentKind.HANG, IncidentKind.HOST_LOST)
+"""Kinds of incidents in which a round broke; rounds of the other kinds ended on purpose."""
+
+HostOf = Callable[[int], str]
+"""rank -> host, "" if unknown."""
+
+
+class FailureRole(StrEnum):
+    """The relation of a rank's failure to the round's."""
+
+    ROOT = "root"
+    """The failure began here."""
+    CAUSE = "cause"
+    """It failed by itself, too."""
+    FOLLOWS = "follows"
+    """It failed because others had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The culprit of a round, and the source of that judgement. If `ranks` and `hosts` are empty, none is known."""
+
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    reason: str = ""
+    confidence: str = ""
+    label: str = ""
+    action: str = ""
+    """What the driver did, empty if it has not judged."""
+    incident: str = ""
+    """Id of the incident that names it; empty if none does."""
+    kind: IncidentKind | None = None
+
+    @property
+    def is_named(self) -> bool:
+        return bool(self.ranks or self.hosts)
+
+    @property
+    def text(self) -> str:
+        """Return "rank 3 on host-4", as far as it is known; empty without a culprit."""
+        hosts = names_text(self.hosts, most=4)
+        ranks = ranks_text(self.ranks)
+        return f"{ranks} on {hosts}" if hosts and ranks else hosts or ranks
+
+    def blames(self, rank: int, host: str) -> bool:
+        """Return whether a rank is to blame: by itself, or with its host if no rank is named."""
+        return rank in self.ranks if self.ranks else host in self.hosts
+
+    def role(self, rank: int, host: str, label: str, *, is_victim: bool) -> FailureRole:
+        """Return a failure's role. `is_victim`: the failure itself says that another one caused it."""
+        if self.is_named and self.blames(rank, host):
+            return FailureRole.ROOT
+        is_loss = self.is_named and label in SIGNS_OF_LOSS and (label != "" or self.kind is not IncidentKind.FAILURE)
+        return FailureRole.FOLLOWS if is_victim or is_loss else FailureRole.CAUSE
+
+    def role_of(self, failure: RankFailure, host: str) -> FailureRole:
+        """Return the role of a worker's end in the round's failure."""
+        return self.role(failure.rank, host, failure.label, is_victim=is_victim(failure))
+
+
+NOBODY: Final = Culprit()
+
+
+def is_victim(failure: RankFailure) -> bool:
+    """Return whether a worker ended because others had, by its log or its exit code."""
+    return failure.is_cascade or failure.exit_code == ExitCode.COMMUNICATION
+
+
+def root_of(failures: Iterable[RankFailure]) -> RankFailure | None:
+    """Return the earliest failure that follows from no other; None if all are victims."""
+    roots = (failure for failure in failures if not is_victim(failure))
+    return min(roots, key=lambda failure: (failure.at_unix_s, failure.rank), default=None)
+
+
+def first_of(failures: Sequence[RankFailure]) -> RankFailure | None:
+    """Return the failure to report: the root, or the earliest of victims; None if there is none."""
+    return root_of(failures) or min(failures, key=lambda failure: (failure.at_unix_s, failure.rank), default=None)
+
+
+def is_break(incident: Incident) -> bool:
+    """Return whether an incident is of a round that broke: for the others no log gives a reason."""
+    return incident.kind in _BREAKS
+
+
+def recorded_culprit(incidents: Iterable[Incident], round_number: int) -> Culprit | None:
+    """Return the culprit of the newest incident of a round; None if no incident says that the round broke.
+
+    For an incident that is not judged yet the culprit follows from its failures; None while they do not show one.
+    """
+    of_round = [one for one in incidents if one.round == round_number and is_break(one)]
+    return culprit_of_incident(max(of_round, key=lambda one: one.incident_id)) if of_round else None
+
+
+def culprit_of_incident(incident: Incident) -> Culprit | None:
+    """Return the culprit of an incident; None if it is not judged yet and its failures do not show one."""
+    ranks, hosts, label = incident.culprit_ranks, incident.culprit_hosts, incident.label
+    if not ranks and not hosts and incident.moments.halted is None:
+        root = root_of(incident.failures)
+        if root is None:
+            return None
+        ranks, label = (root.rank,), root.label
+    return Culprit(
+        ranks=ranks,
+        hosts=hosts,
+        reason=incident.reason,
+        confidence=incident.confidence,
+        label=label,
+        action=incident.action,
+        incident=incident.incident_id,
+        kind=incident.kind,
+    )
+
+
+def failures_by_role(incident: Incident, hosts: Mapping[int, str]) -> list[tuple[FailureRole, RankFailure]]:
+    """Return how workers ended in an incident, the root first and the victims last. `hosts`: by rank, if known."""
+    culprit = culprit_of_incident(incident) or NOBODY
+    found = [(culprit.role_of(one, hosts.get(one.rank, "")), one) for one in incident.failures]
+    order = list(FailureRole)
+    return sorted(found, key=lambda pair: (order.index(pair[0]), pair[1].at_unix_s, pair[1].rank))
+
+
+def culprit_of_positions(report: HangReport, host_of: HostOf) -> Culprit:
+    """Return the culprit by the positions of the ranks; none if they are not conclusive."""
+    ranks = report.suspects if report.is_firm else ()
+    return Culprit(ranks, _hosts(ranks, host_of), report.reason, str(report.confidence), "hang")
+
+
+def culprit_of_logs(bundle: BundleVerdict, host_of: HostOf) -> Culprit:
+    """Return the culprit by the logs of all ranks."""
+    ranks = (int(bundle.root_rank),) if bundle.root_rank is not None and bundle.root_rank.isdecimal() else ()
+    return Culprit(ranks, _hosts(ranks, host_of), bundle.reason, label=str(bundle.verdict.label))
+
+
+def _hosts(ranks: Iterable[int], host_of: HostOf) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(host for rank in ranks if (host := host_of(rank))))

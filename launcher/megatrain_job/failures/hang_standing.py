@@ -1,0 +1,87 @@
+"""Where a rank stands, by its black box: on its GPU, if the host has run ahead of it, else on the host. Pure.
+
+A host launches work and goes on. When a kernel hangs on one GPU, the hosts of all ranks have entered the same exchanges
+and wait for their GPUs. Only the GPUs show which of them stopped in its own work, or never got to the exchange that the
+others are in. Three facts of each open span are known (RecordFlag): whether the device has begun it, whether its
+compute waits for it, and that it has not ended. Source: MegaScale sec. 5.2 and fig. 8 (hangs), ADR 0061.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from megatrain.contracts.black_box_values import GroupRecord, Progress, Record, RecordFlag
+from megatrain_job.failures.hang import is_own_work
+
+_SEQUENCES = 1 << 32
+"""Records count the exchanges of a group modulo this number."""
+
+
+@dataclass(frozen=True, slots=True)
+class HangStanding:
+    """Where a rank stands."""
+
+    entered: Mapping[int, int]
+    """Group number -> the last exchange that the host has entered, or that the device has begun."""
+    awaited_group: int | None
+    """Group number of the exchange that it waits for, or waited for last; 0: it waits for none; None: not known."""
+    awaited: int
+    """Sequence number of that exchange in the group."""
+    in_flight: str
+    """The innermost operation that it is in; empty where that is not known."""
+    is_busy: bool
+    """Whether it is in work of its own, which needs no other rank."""
+    is_on_device: bool = False
+
+
+def standing_of(records: Sequence[Record], progress: Progress, groups: Mapping[int, GroupRecord]) -> HangStanding:
+    """Return where a rank stands. records: its newest ones, in order. groups: by number."""
+    in_flight = [one for one in records if one.is_span and one.is_in_flight]
+    entered = {number: group.entered for number, group in groups.items() if group.stride}
+    on_device = _on_device([one for one in in_flight if one.flags & RecordFlag.DEVICE_CLOCK], progress, entered)
+    if on_device is not None:
+        return on_device
+    # a host cannot hang in a span that only the accelerator executes
+    held = [one for one in in_flight if not one.flags & RecordFlag.HOST_DONE] or in_flight
+    operation = held[-1].operation if held else ""
+    return HangStanding(
+        entered, progress.awaited_group or None, progress.awaited_place, operation, is_busy=is_own_work(operation)
+    )
+
+
+def _on_device(launched: Sequence[Record], progress: Progress, entered: Mapping[int, int]) -> HangStanding | None:
+    """Return where the device stands; None if it has done all work, or if nobody has looked since the last launch."""
+    seen_ns = progress.device_seen_ns
+    if not launched or seen_ns is None or seen_ns < max(one.launch_ns for one in launched):
+        return None
+    exchanges = [(one, _whole_sequence(one, entered)) for one in launched if one.group in entered]
+    begun = dict(entered)
+    for record, sequence in reversed(exchanges):
+        if not record.flags & RecordFlag.DEVICE_BEGUN:
+            begun[record.group] = sequence - 1
+    awaited = _awaited(exchanges)
+    if awaited is not None:
+        record, sequence = awaited
+        return HangStanding(begun, record.group, sequence, record.operation, is_busy=False, is_on_device=True)
+    computes = [one for one in launched if not one.group and one.flags & RecordFlag.DEVICE_BEGUN]
+    operation = computes[-1].operation if computes else ""
+    return HangStanding(begun, 0, 0, operation, is_busy=True, is_on_device=True)
+
+
+def _awaited(exchanges: Iterable[tuple[Record, int]]) -> tuple[Record, int] | None:
+    """Return the exchange that the device's compute waits for, or None.
+
+    An exchange that has not begun is behind another one on its stream: then that one is waited for.
+    """
+    known = list(exchanges)
+    awaited = next((one for one in known if one[0].flags & RecordFlag.DEVICE_AWAITED), None)
+    if awaited is None or awaited[0].flags & RecordFlag.DEVICE_BEGUN:
+        return awaited
+    return next((one for one in known if one[0].flags & RecordFlag.DEVICE_BEGUN), awaited)
+
+
+def _whole_sequence(record: Record, entered: Mapping[int, int]) -> int:
+    """Return the number of a record's exchange in its group, without the modulus: it is at most what was entered."""
+    newest = entered[record.group]
+    return newest - (newest - record.collective_sequence) % _SEQUENCES

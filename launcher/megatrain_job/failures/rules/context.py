@@ -1,0 +1,34 @@
+"""Lines that are no sign of failure but identify the source of the next ones: tracebacks' frames, torch's table of
+failures, sequence numbers of NCCL's watchdog. The weight of such a rule limits the decisions that its lines affect.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from megatrain_job.failures.rule import Rule, rule
+from megatrain_job.failures.verdict import Label
+from megatrain_job.failures.weights import ABORT, EXCEPTION, SPECIFIC, TIMEOUT
+
+FRAME: Final = "traceback-frame"
+TABLE_HEAD: Final = "table-head"
+TABLE_FIELD: Final = "table-field"
+SEQUENCE: Final = "watchdog-sequence"
+IGNORED: Final = "exception-ignored"
+
+RULES: tuple[Rule, ...] = (
+    rule(FRAME, Label.BENIGN, EXCEPTION, "file \" & line", pattern=r'File "[^"]+", line \d+', is_context=True),
+    rule(IGNORED, Label.BENIGN, SPECIFIC, "exception ignored in", "error in sys.excepthook", is_context=True),
+    rule(
+        TABLE_HEAD, Label.BENIGN, ABORT, "root cause (first observed failure)", "failures:",
+        pattern=r"Root Cause \(first observed failure\)|^\W*Failures:\s*$", is_context=True,
+    ),
+    rule(
+        TABLE_FIELD, Label.BENIGN, ABORT, "rank      : & (local_rank", "host      : ",
+        pattern=r"^\s*(?:rank\s+: \d+ \(local_rank|host\s+: \S)", is_context=True,
+    ),
+    rule(
+        SEQUENCE, Label.BENIGN, TIMEOUT + 1, "seqnum=", "last enqueued", "last completed",
+        pattern=r"SeqNum=\d+|last (?:enqueued|completed)", is_context=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,46 @@
+"""Messages of megatrain's own programs. Their exit codes say more, but a log may be all that is left of a worker."""
+
+from __future__ import annotations
+
+from megatrain_job.failures.rule import Rule, rule
+from megatrain_job.failures.verdict import Label
+from megatrain_job.failures.weights import LOST_PEER, NOISE, SIGNAL_FROM_OUTSIDE, SPECIFIC
+
+RULES: tuple[Rule, ...] = (
+    rule(
+        # the trainer itself reports when there are too many of them in a row
+        "skipped-step", Label.BENIGN, NOISE,
+        "| skipped & loss nan & data wait", "| skipped & loss inf & data wait", "| skipped & norm nan & data wait",
+        "| skipped & norm inf & data wait",
+        is_silencer=True, names_own_rank=False,
+    ),
+    rule(
+        # training continues; whatever ends this process later has its own reason
+        "checkpoint-tried-again", Label.BENIGN, NOISE, "a checkpoint failed and is tried again at the next",
+        is_silencer=True, names_own_rank=False,
+    ),
+    rule("too-many-skipped-steps", Label.NUMERICS, SPECIFIC, "train.max_skipped_steps & in a row"),
+    # every rank prints it, about the ranks that differ
+    rule(
+        "replicas-differ", Label.NUMERICS, SPECIFIC, "parameters differ & train.checksum_interval",
+        names_own_rank=False,
+    ),
+    rule(
+        "exchange-failed", Label.NETWORK, LOST_PEER, "an exchange of this phase may take",
+        is_cascade=True, is_fallback=True, names_own_rank=False,
+    ),
+    rule(
+        "killed-without-save", Label.PREEMPTION, SIGNAL_FROM_OUTSIDE + 3,
+        "did not finish its step & runtime.save_grace_s", "came to no step boundary & runtime.save_grace_s",
+        names_own_rank=False,
+    ),
+    rule(
+        "saving-failed", Label.STORAGE, SPECIFIC,
+        "megatrain: error: & could not be written", "megatrain: error: & its snapshot is not in storage after",
+        unless=r"another rank waits for storage",
+    ),
+    rule(
+        "waits-for-rank-at-storage", Label.STORAGE, SPECIFIC, "another rank waits for storage",
+        is_cascade=True, names_own_rank=False,
+    ),
+)  # fmt: skip

@@ -1,0 +1,74 @@
+"""The state of a job: its activity, its health, its hosts. The one judgement that every verb and page shows. Pure.
+
+It uses one revision of etcd's content, and the time: so its parts agree with each other, and all who ask at the same
+moment get the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megatrain_job.jobs.health import Health, Reason, ReasonCode, health_of
+from megatrain_job.jobs.host_view import HostView
+from megatrain_job.jobs.job_state import OVER, JobProgress, JobState, Standing, standing_of
+from megatrain_job.jobs.reasons.coordination import reasons_of_coordination
+from megatrain_job.jobs.reasons.diagnosis import reasons_of_diagnosis
+from megatrain_job.jobs.reasons.saves import reasons_of_saves
+from megatrain_job.jobs.reasons.training import reasons_of_end, reasons_of_hosts, reasons_of_training
+from megatrain_job.jobs.snapshot import JobSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """etcd does not answer: what is known is old. `since_unix_s`: of the last answer, None if there was none."""
+
+    why: str
+    since_unix_s: float | None = None
+
+    @property
+    def reason(self) -> Reason:
+        return Reason(ReasonCode.UNREACHABLE, self.why, self.since_unix_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """The answer of `megatrain status`. `headline` says more than `state`; `since_unix_s` is when that began."""
+
+    state: JobState
+    headline: str
+    since_unix_s: float | None
+    progress: JobProgress
+    health: Health
+    hosts: tuple[HostView, ...]
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in OVER
+
+
+def assess(snapshot: JobSnapshot, now_s: float, unreachable: Unreachable | None = None) -> Assessment:
+    """Return the state of a job.
+
+    `unreachable`: why nothing newer than this snapshot is known, if etcd is unavailable.
+    """
+    standing = standing_of(snapshot)
+    health = health_of(_reasons(snapshot, standing, now_s, unreachable))
+    return Assessment(
+        standing.state, standing.headline, standing.since_unix_s, standing.progress, health, standing.views
+    )  # fmt: skip
+
+
+def _reasons(
+    snapshot: JobSnapshot, standing: Standing, now_s: float, unreachable: Unreachable | None
+) -> Iterator[Reason]:
+    if snapshot.end is not None:
+        yield from reasons_of_end(snapshot, snapshot.end)
+        return
+    if unreachable is not None:
+        yield unreachable.reason
+    yield from reasons_of_training(snapshot, standing, now_s)
+    yield from reasons_of_hosts(standing)
+    yield from reasons_of_saves(snapshot, standing, now_s)
+    yield from reasons_of_coordination(snapshot, now_s)
+    yield from reasons_of_diagnosis(snapshot, standing, now_s)

@@ -1,0 +1,228 @@
+"""A running job as stored in etcd, kept current by a thread: it reads when a watch reports a change.
+
+It reads at most twice a second, and by default at least every five seconds. While etcd is unavailable the last state
+stays, with its age and the reason; the watch and the client recover by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.host_records import CheckReport, HangEvidence
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import RecordType, decode
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.restarting_thread import RestartingThread
+from megatrain_job.coordination.watch import Changes, Watch, WatchEvent
+from megatrain_job.coordination.wire import KeyRange, Range, shown
+from megatrain_job.jobs.assessment import Unreachable, assess
+from megatrain_job.jobs.health import Health, health_of
+from megatrain_job.jobs.snapshot import DecodedRecords, JobSnapshot, read_job
+from megatrain_job.jobs.verdict_cases import VerdictWithOutcome, read_cases
+
+_logger = logging.getLogger(__name__)
+MAX_PAUSE_S = 5.0
+"""How long nothing is read while no change is reported, by default."""
+_MIN_PAUSE_S = 0.5
+_POLL_S = 0.2
+_MAX_CHARACTERS = 300
+_PART_BUSY = 4.0
+"""After a long read, the pause is this multiple of its length: thousands of hosts write all the time. A read that
+failed only waited, so the next one follows soon; otherwise a returning etcd would be missed for a minute."""
+_WATCH_AGAIN_S = 30.0
+_ANSWER_S = 0.7
+"""Limit for etcd's answer: a page with an old answer must say so within two seconds."""
+_BESIDES = frozenset({"verdicts", "outcomes", "checks", "evidence"})
+"""Directories of keys that a JobSnapshot does not contain."""
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdRecords:
+    """etcd's records that are not in the snapshot."""
+
+    cases: tuple[VerdictWithOutcome, ...] = ()
+    checks: dict[str, CheckReport] = field(default_factory=dict)
+    evidence: tuple[HangEvidence, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdPoll:
+    """The result of polling etcd: the last state that was read, and when; `trouble`: why no newer one could be read."""
+
+    snapshot: JobSnapshot | None = None
+    records: EtcdRecords = EtcdRecords()
+    at_unix_s: float = 0.0
+    trouble: str = ""
+
+    @property
+    def unreachable(self) -> Unreachable | None:
+        """Why nothing newer is known; None while etcd answers."""
+        if not self.trouble:
+            return None
+        since_s = None if self.snapshot is None else self.at_unix_s
+        return Unreachable(f"etcd is out of reach: {self.trouble}", since_s)
+
+    def health(self, now_s: float) -> Health | None:
+        """Return the health of the job at a given time, as far as this state shows; None before the first answer."""
+        if self.snapshot is not None:
+            return assess(self.snapshot, now_s, self.unreachable).health
+        return None if self.unreachable is None else health_of([self.unreachable.reason])
+
+
+class EtcdJob:
+    """Reads until `close`."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: JobKeys,
+        changed: Callable[[EtcdPoll, EtcdPoll], None],
+        *,
+        clock: Callable[[], float] = time.time,
+        max_pause_s: float = MAX_PAUSE_S,
+    ) -> None:
+        """The thread calls `changed` with the earlier and the new state, at least every `max_pause_s` seconds."""
+        settings = client.settings
+        self._client, self._keys, self._changed, self._clock = client, keys, changed, clock
+        self._max_pause_s = max_pause_s
+        self._reader = EtcdClient(replace(settings, attempt_s=min(settings.attempt_s, _ANSWER_S), call_s=_ANSWER_S))
+        self._last_poll = EtcdPoll()
+        self._decoded = DecodedRecords()
+        self._is_stale = self._has_news_besides = True
+        self._watch: Watch | None = None
+        self._next_watch_s = 0.0
+        self._closed = threading.Event()
+        self._thread = RestartingThread("job in etcd", self._run, self._closed)
+
+    @property
+    def last_poll(self) -> EtcdPoll:
+        return self._last_poll
+
+    def close(self) -> None:
+        """End the thread, at the latest when the current call is over."""
+        self._closed.set()
+        self._thread.join()
+        self._reader.close()
+
+    def _run(self) -> None:
+        next_s = 0.0
+        try:
+            while not self._closed.is_set():
+                now_s = time.monotonic()
+                if self._is_stale or now_s >= next_s + self._patience_s:
+                    self._closed.wait(max(0.0, next_s - now_s))
+                    began_s = time.monotonic()
+                    self._read()
+                    ended_s = time.monotonic()
+                    busy_s = 0.0 if self._last_poll.trouble else ended_s - began_s
+                    next_s = ended_s + max(_MIN_PAUSE_S, _PART_BUSY * busy_s)
+                self._listen(next_s + self._patience_s - time.monotonic())
+        finally:
+            self._drop_watch()
+
+    @property
+    def _patience_s(self) -> float:
+        """How much longer than the shortest pause the next read waits, if no change is reported."""
+        is_current = self._last_poll.snapshot is not None and not self._last_poll.trouble
+        return self._max_pause_s - _MIN_PAUSE_S if is_current else _MIN_PAUSE_S
+
+    def _read(self) -> None:
+        before, self._is_stale = self._last_poll, False
+        try:
+            snapshot = read_job(self._reader, self._keys, num_incidents=0, decoded=self._decoded)
+            records = before.records
+            if self._has_news_besides or before.trouble:
+                records = read_records(self._reader, self._keys)
+                self._has_news_besides = False
+            self._last_poll = EtcdPoll(snapshot, records, self._clock())
+        except CoordinationError as error:
+            self._last_poll = replace(before, trouble=str(error).partition("\n")[0])
+        except Exception as error:  # noqa: BLE001 -- reported, and tried again
+            # a defect of ours: the displayed state must not look new
+            self._last_poll = replace(before, trouble=f"a bug in this program: {error!r}"[:_MAX_CHARACTERS])
+        if self._last_poll.trouble and not before.trouble:
+            _logger.warning(
+                "the state of job %s cannot be updated from etcd: %s", self._keys.job, self._last_poll.trouble
+            )
+        self._changed(before, self._last_poll)
+
+    def _listen(self, timeout_s: float) -> None:
+        """Wait until something has changed, for at most this long."""
+        watch = self._watch or self._opened_watch()
+        if watch is None:
+            self._closed.wait(max(timeout_s, 0.0))
+            return
+        deadline_s = time.monotonic() + timeout_s
+        while not self._closed.is_set() and not self._is_stale and time.monotonic() < deadline_s:
+            try:
+                event = watch.next(min(_POLL_S, max(0.01, deadline_s - time.monotonic())))
+            except CoordinationError as error:
+                job = self._keys.job
+                _logger.warning("job %s cannot be watched, it is read every %g s: %s", job, self._max_pause_s, error)
+                self._drop_watch()
+                return
+            if event is not None:
+                self._take(event)
+            elif watch.trouble and not self._last_poll.trouble:
+                self._is_stale = True
+            elif not watch.is_open:
+                self._drop_watch()
+                return
+
+    def _take(self, event: WatchEvent) -> None:
+        self._is_stale = True
+        kinds: set[str] = set()
+        if isinstance(event, Changes):
+            kinds = {self._kind(change.item.key) for change in event.changes}
+        self._has_news_besides |= bool(kinds & _BESIDES) or not isinstance(event, Changes)
+
+    def _kind(self, key: bytes) -> str:
+        parts = self._keys.parts(key.decode(errors="replace"))
+        return parts[0] if parts else ""
+
+    def _opened_watch(self) -> Watch | None:
+        snapshot = self._last_poll.snapshot
+        if snapshot is None or time.monotonic() < self._next_watch_s:
+            return None
+        keys = KeyRange.prefix(self._keys.prefix)
+        self._watch = Watch(self._client, keys, start_revision=snapshot.revision + 1)
+        return self._watch
+
+    def _drop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        self._watch, self._next_watch_s = None, time.monotonic() + _WATCH_AGAIN_S
+
+
+def read_records(client: EtcdClient, keys: JobKeys) -> EtcdRecords:
+    """Return etcd's records that are not in a JobSnapshot. Raises: CoordinationError."""
+    cases, unreadable = read_cases(client, keys)
+    checks: dict[str, CheckReport] = {}
+    for report in _decoded(client, KeyRange.prefix(keys.directory("checks")), CheckReport, unreadable):
+        before = checks.get(report.host)
+        if before is None or before.at_unix_s <= report.at_unix_s:
+            checks[report.host] = report
+    evidence: list[HangEvidence] = []
+    newest = client.read(
+        Range(KeyRange.prefix(keys.directory("evidence")), limit=1, is_newest_first=True, has_values=False)
+    ).items
+    if newest:
+        of_round, _, _ = newest[0].key.decode(errors="replace").rpartition("/")
+        evidence = _decoded(client, KeyRange.prefix(f"{of_round}/"), HangEvidence, unreadable)
+    return EtcdRecords(tuple(cases), checks, tuple(evidence), tuple(unreadable[:20]))
+
+
+def _decoded(client: EtcdClient, where: KeyRange, kind: type[RecordType], unreadable: list[str]) -> list[RecordType]:
+    found: list[RecordType] = []
+    for item in client.read_all(where).items:
+        try:
+            found.append(decode(kind, item.value, shown(item.key)))
+        except CoordinationError as error:
+            unreadable.append(str(error))
+    return found

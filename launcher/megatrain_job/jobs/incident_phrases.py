@@ -1,0 +1,84 @@
+"""Phrases about incidents and the failures in them, the same in every command and on the dashboard. Pure."""
+
+from __future__ import annotations
+
+from megatrain.contracts.exit_codes import end_text
+from megatrain.contracts.host_records import RankFailure
+from megatrain.contracts.incident import Incident, IncidentKind, phase_seconds
+from megatrain.contracts.receipts import Receipt
+from megatrain.formatting.lists import names_text, ranks_text
+from megatrain.formatting.quantities import count_text, seconds_text
+from megatrain_job.failures.culprit import is_victim
+
+KIND_TEXTS = {
+    IncidentKind.FAILURE: "a worker ended",
+    IncidentKind.HANG: "a hang",
+    IncidentKind.HOST_LOST: "a host was lost",
+    IncidentKind.REQUEST: "it was requested",
+    IncidentKind.CONTROL_PLANE: "leases vanished while training went on",
+    IncidentKind.STRAGGLER: "hosts made the job slow",
+    IncidentKind.NUMERICS: "loss or gradients went wrong",
+    IncidentKind.LAUNCH_LOST: "the previous launch died without recording an end",
+}
+
+
+def rank_end_text(failure: RankFailure) -> str:
+    """Return "rank 3 was killed by SIGKILL (9)", its log's label, and whether others had failed first."""
+    label = f": {failure.label}" if failure.label else ""
+    names = f", which names {failure.culprit}" if failure.culprit else ""
+    victim = ", because others had" if is_victim(failure) else ""
+    return f"rank {failure.rank} {end_text(failure.exit_code)}{label}{names}{victim}"
+
+
+def rank_and_end(failure: RankFailure, host: str | None) -> str:
+    """Return "rank 3 on host-2 was killed by SIGKILL (9)", with the label of its log if it has one."""
+    label = f", {failure.label}" if failure.label else ""
+    return f"rank {failure.rank}{f' on {host}' if host else ''} {end_text(failure.exit_code)}{label}"
+
+
+_STAGE_TEXTS = {"open": "that it began", "under-way": "that the job recovers", "closed": "that it is over"}
+
+
+def receipt_text(receipt: Receipt) -> str:
+    """Return "notified that it began", or "not notified that it began, after 3 tries: answers 404"."""
+    what = _STAGE_TEXTS.get(receipt.stage, receipt.stage)
+    if not receipt.trouble:
+        return f"notified {what}"
+    return f"not notified {what}, after {count_text(receipt.num_failed, 'try', 'tries')}: {receipt.trouble}"
+
+
+def where_text(incident: Incident) -> str:
+    """Return "host-2 (rank 3)"; empty if no culprit is named."""
+    ranks = ranks_text(incident.culprit_ranks)
+    hosts = names_text(incident.culprit_hosts, most=4)
+    return f"{hosts} ({ranks})" if hosts and ranks else hosts or ranks
+
+
+def down_s(incident: Incident) -> float | None:
+    """Return the seconds from the failure until a step was completed again, None while none is."""
+    first_step = incident.moments.first_step
+    return None if first_step is None else max(0.0, first_step - incident.moments.began)
+
+
+def cost_text(incident: Incident) -> str:
+    """Return "3.2 s, 4 steps lost"; as far as it is known."""
+    lost = incident.steps_lost
+    seconds = down_s(incident)
+    texts = [
+        "" if seconds is None else seconds_text(seconds),
+        "" if lost is None else f"{count_text(lost, 'step')} lost",
+    ]
+    return ", ".join(text for text in texts if text)
+
+
+def current_phase(incident: Incident) -> str:
+    """Return the first phase of a recovery that is not over; empty when all are."""
+    for phase, seconds in phase_seconds(incident.moments).items():
+        if seconds is None:
+            return phase_text(phase)
+    return ""
+
+
+def phase_text(phase: str) -> str:
+    """Return the text for a phase of a recovery."""
+    return phase.replace("_", " ")

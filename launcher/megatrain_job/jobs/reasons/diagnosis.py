@@ -1,0 +1,85 @@
+"""Reasons about observation: the diagnostics daemon, the hosts' streamers, and the data from the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatrain.contracts.diag_records import DaemonReport
+from megatrain.formatting.lists import names_text
+from megatrain.formatting.quantities import age_text, count_text
+from megatrain_job.jobs.health import Reason, ReasonCode
+from megatrain_job.jobs.job_state import JobState, Standing
+from megatrain_job.jobs.snapshot import JobSnapshot
+
+BEGIN_S = 30.0
+"""A daemon and its streamers start with the job, and restart within seconds after their end."""
+REPORT_S = 5.0
+"""How often the daemon reports."""
+_SILENT_S = 30.0
+_BEHIND_S = 60.0
+_BEHIND_STEPS = 5.0
+
+
+def reasons_of_diagnosis(snapshot: JobSnapshot, standing: Standing, now_s: float) -> Iterator[Reason]:
+    """Yield what keeps the job from being observed. A job without streamers has no diagnosis, so nothing is missing."""
+    is_streamed = any(view.status is not None and view.status.is_streamed for view in standing.members)
+    began_s = _began(snapshot)
+    if not is_streamed or not standing.is_live or now_s - began_s < BEGIN_S:
+        return
+    report = snapshot.daemon_report
+    if not snapshot.daemon_session:
+        since_s = began_s if report is None else report.at_unix_s
+        text = "the diagnostics daemon does not run: nothing new is recorded, and stragglers are not found"
+        yield Reason(ReasonCode.DAEMON_SILENT, text, since_s)
+    elif report is not None and report.session == snapshot.daemon_session:
+        yield from _of_report(report, standing, now_s)
+
+
+def _of_report(report: DaemonReport, standing: Standing, now_s: float) -> Iterator[Reason]:
+    if now_s - report.at_unix_s > _SILENT_S:
+        text = f"the diagnostics daemon has not reported for {age_text(report.at_unix_s, now_s)}: it hangs"
+        yield Reason(ReasonCode.DAEMON_SILENT, text, report.at_unix_s)
+        return
+    if report.trouble:
+        yield Reason(ReasonCode.DAEMON_TROUBLE, f"the diagnostics daemon cannot store events: {report.trouble}")
+    if report.num_away_hosts:
+        names = names_text(report.away_hosts) if report.num_away_hosts <= len(report.away_hosts) else ""
+        who = names or count_text(report.num_away_hosts, "host")
+        text = f"events of {who} do not reach the diagnostics daemon: the streamer is not connected"
+        yield Reason(ReasonCode.STREAMER_SILENT, text, None, report.away_hosts)
+    if report.num_silent_ranks:
+        who = count_text(report.num_silent_ranks, "rank")
+        yield Reason(ReasonCode.RANK_SILENT, f"no events of {who} in the newest steps: {report.silent_ranks}")
+    yield from _devices(report, standing)
+    yield from _behind(report, standing)
+
+
+def _devices(report: DaemonReport, standing: Standing) -> Iterator[Reason]:
+    """Yield what is wrong with GPUs and links of the hosts that train; health checks cover the other hosts."""
+    members = {view.host for view in standing.members}
+    for one in report.devices:
+        if one.host in members:
+            yield Reason(ReasonCode(one.kind.value), one.text, one.since_unix_s, (one.host,), one.ranks)
+    num_unlisted = report.num_device_troubles - len(report.devices)
+    if num_unlisted > 0:
+        text = f"{count_text(num_unlisted, 'more problem')} of GPUs and links: see the pages of the hosts"
+        yield Reason(ReasonCode.GPU_DEGRADED, text)
+
+
+def _behind(report: DaemonReport, standing: Standing) -> Iterator[Reason]:
+    """Yield the reason if hosts complete steps whose events do not arrive."""
+    newest_s, heard_s = standing.progress.last_step_unix_s, report.heard_unix_s
+    if standing.state is not JobState.TRAINING or newest_s is None:
+        return
+    limit_s = max(_BEHIND_S, _BEHIND_STEPS * (standing.progress.median_step_s or 0.0))
+    firsts = [view.status.milestones.first_step_unix_s for view in standing.members if view.status is not None]
+    since_s = heard_s if heard_s is not None else max((one for one in firsts if one is not None), default=None)
+    if since_s is not None and newest_s - since_s > limit_s:
+        text = f"loss, step times and other metrics are {age_text(since_s, newest_s)} behind the steps of the hosts"
+        yield Reason(ReasonCode.METRICS_SILENT, text, since_s)
+
+
+def _began(snapshot: JobSnapshot) -> float:
+    newest = snapshot.newest_round
+    created_s = 0.0 if snapshot.record is None else snapshot.record.created_unix_s
+    return created_s if newest is None else max(created_s, newest.created_unix_s)

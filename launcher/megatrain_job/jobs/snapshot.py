@@ -1,0 +1,265 @@
+"""A job as stored in etcd at one revision: one transaction of reads, then records.
+
+A record that cannot be read does not hide the others: it is left out and named. Of rounds, halts and incidents only the
+newest are read, so that the read of a large job stays small. Records from before the job's record belong to an earlier
+launch under the same name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from megatrain.contracts.diag_records import DaemonRecord, DaemonReport, DashboardRecord
+from megatrain.contracts.driver_report import DriverReport
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.host_records import HostRecord, HostStatus
+from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictOutcome
+from megatrain.contracts.incident import Incident
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.notices import ReceiverRecord
+from megatrain.contracts.record import decode
+from megatrain.contracts.rounds import Cordon, Halt, JobEnd, JobRecord, Round
+from megatrain.contracts.trouble import Trouble
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.maintenance import alarms
+from megatrain_job.coordination.wire import KeyRange, KeyValue, Range, shown
+
+RecordType = TypeVar("RecordType")
+
+NUM_INCIDENTS = 100
+"""More than an hour of restarts can make."""
+_NUM_VERDICTS = 50
+_NUM_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """Everything that a view of a job needs; rounds, halts and incidents of this launch. No `driver`: none leads."""
+
+    job: str
+    revision: int
+    record: JobRecord | None = None
+    hosts: Mapping[str, HostRecord] = field(default_factory=dict)
+    statuses: Mapping[str, HostStatus] = field(default_factory=dict)
+    rounds: Mapping[int, Round] = field(default_factory=dict)
+    halts: Mapping[int, Halt] = field(default_factory=dict)
+    cordons: Mapping[str, Cordon] = field(default_factory=dict)
+    incidents: tuple[Incident, ...] = ()
+    """In the order of their ids, which is that of time."""
+    earlier_incidents: tuple[Incident, ...] = ()
+    """Of launches before this one."""
+    waiting: tuple[tuple[VerdictOutcome, HostVerdict], ...] = ()
+    """Verdicts that wait for a person."""
+    unanswered: tuple[HostVerdict, ...] = ()
+    """Certain verdicts on the newest round that the driver has not answered."""
+    end: JobEnd | None = None
+    driver: str = ""
+    report: DriverReport | None = None
+    """The last report of the current driver."""
+    dashboard_url: str = ""
+    """Address of the job's web page; empty: none is served."""
+    dashboard_host: str = ""
+    """The machine that serves it; empty: unknown."""
+    daemon_session: str = ""
+    """Of the diagnostics daemon; empty: there is none."""
+    daemon_report: DaemonReport | None = None
+    """The last report of this launch's daemon; of one that is gone if its session is another."""
+    receivers: tuple[ReceiverRecord, ...] = ()
+    """The receivers' records of notifications."""
+    etcd_alarms: tuple[str, ...] = ()
+    """etcd's alarms, if this user may read them: NOSPACE, for instance."""
+    troubles: tuple[Trouble, ...] = ()
+    """Troubles of the job's programs that are no hosts."""
+    unreadable: tuple[str, ...] = ()
+    """What is wrong with records that are left out."""
+
+    @property
+    def exists(self) -> bool:
+        return self.record is not None or bool(self.hosts) or bool(self.rounds) or self.end is not None
+
+    @property
+    def newest_round(self) -> Round | None:
+        return self.rounds[max(self.rounds)] if self.rounds else None
+
+    @property
+    def newest_halt(self) -> Halt | None:
+        """The halt of the newest round, None while that may run."""
+        newest = self.newest_round
+        return None if newest is None else self.halts.get(newest.number)
+
+    @property
+    def effective_time_ratio(self) -> float | None:
+        """Of the job so far, when its last incident was closed."""
+        known = [one.effective_time_ratio for one in self.incidents if one.effective_time_ratio is not None]
+        return known[-1] if known else None
+
+    def status_of(self, host: str, session: str) -> HostStatus | None:
+        """Return a host's status, None if another session of it wrote that."""
+        status = self.statuses.get(host)
+        return status if status is not None and status.session == session else None
+
+
+class DecodedRecords:
+    """The records of the last read, by key: in a large job most are the same in the next one. For one thread."""
+
+    def __init__(self) -> None:
+        self._before: dict[bytes, tuple[int, Any]] = {}
+        self._now: dict[bytes, tuple[int, Any]] = {}
+
+    def begin(self) -> None:
+        """Begin another read: records that the last one did not see are forgotten."""
+        self._before, self._now = self._now, {}
+
+    def decode(self, kind: type[RecordType], item: KeyValue) -> RecordType:
+        """Return the record of a key. Raises: CoordinationError."""
+        known = self._before.get(item.key)
+        if known is None or known[0] != item.mod_revision:
+            known = (item.mod_revision, decode(kind, item.value, shown(item.key)))
+        self._now[item.key] = known
+        record: RecordType = known[1]
+        return record
+
+
+def read_job(
+    client: EtcdClient,
+    keys: JobKeys,
+    *,
+    num_incidents: int = NUM_INCIDENTS,
+    decoded: DecodedRecords | None = None,
+) -> JobSnapshot:
+    """Read the present state of a job. `num_incidents`: how many of the newest, 0 is all; `decoded`: for frequent
+    readers.
+
+    Raises: CoordinationError.
+    """
+    response = client.txn(
+        [],
+        [
+            Range(KeyRange.key(keys.record)),
+            Range(KeyRange.key(keys.end)),
+            Range(KeyRange.prefix(f"{keys.election}/")),
+            Range(KeyRange.key(keys.report)),
+            Range(KeyRange.prefix(keys.directory("hosts"))),
+            Range(KeyRange.prefix(keys.directory("status"))),
+            Range(KeyRange.prefix(keys.directory("rounds")), limit=_NUM_ROUNDS, is_newest_first=True),
+            Range(KeyRange.prefix(keys.directory("halts")), limit=_NUM_ROUNDS, is_newest_first=True),
+            Range(KeyRange.prefix(keys.directory("cordons"))),
+            Range(KeyRange.prefix(keys.directory("incidents")), limit=num_incidents, is_newest_first=True),
+            Range(KeyRange.prefix(keys.directory("verdicts")), limit=_NUM_VERDICTS, is_newest_first=True),
+            Range(KeyRange.prefix(keys.directory("outcomes")), limit=_NUM_VERDICTS, is_newest_first=True),
+            Range(KeyRange.key(keys.dashboard)),
+            Range(KeyRange.key(keys.daemon)),
+            Range(KeyRange.key(keys.daemon_report)),
+            Range(KeyRange.prefix(keys.directory("troubles"))),
+            Range(KeyRange.prefix(keys.directory("notices"))),
+        ],
+        is_repeatable=True,
+    )
+    parts = [response.range_response(index).items for index in range(len(response.responses))]
+    snapshot = snapshot_of(keys, response.revision, parts, decoded or DecodedRecords())
+    return replace(snapshot, etcd_alarms=_etcd_alarms(client))
+
+
+def _etcd_alarms(client: EtcdClient) -> tuple[str, ...]:
+    try:
+        return tuple(sorted({alarm.name for alarm in alarms(client)}))
+    except CoordinationError:  # if there are users, only root may ask; the answer is complete without it
+        return ()
+
+
+def snapshot_of(
+    keys: JobKeys, revision: int, parts: Sequence[Sequence[KeyValue]], decoded: DecodedRecords
+) -> JobSnapshot:
+    """Return the snapshot from the ranges of `read_job`, in their order."""
+    decoded.begin()
+    read = partial(_read, decoded)
+    record, end, driver, report, hosts, statuses, rounds, halts, cordons, incidents, *others = parts
+    verdicts, outcomes, page, daemon, daemon_report, troubles, notices = others
+    unreadable: list[str] = []
+    began = record[0].mod_revision if record else 0
+    rounds, halts = ([item for item in items if item.create_revision > began] for items in (rounds, halts))
+    leader = _leader(driver)
+    reports = read(DriverReport, (item for item in report if item.mod_revision > began), unreadable)
+    said, answered = read(HostVerdict, verdicts, []), read(VerdictOutcome, outcomes, [])
+    daemon_reports = read(DaemonReport, (item for item in daemon_report if item.mod_revision > began), unreadable)
+    written = read(Round, rounds, unreadable)
+    served = next(iter(read(DashboardRecord, page, unreadable)), None)
+    old, new = ([one for one in incidents if (one.create_revision > began) is is_new] for is_new in (False, True))
+    return JobSnapshot(
+        job=keys.job,
+        revision=revision,
+        record=next(iter(read(JobRecord, record, unreadable)), None),
+        end=next(iter(read(JobEnd, end, unreadable)), None),
+        driver=leader,
+        report=next((one for one in reports if one.driver == leader), None),
+        hosts={one.host: one for one in read(HostRecord, hosts, unreadable)},
+        statuses={one.host: one for one in read(HostStatus, statuses, unreadable)},
+        rounds={one.number: one for one in written},
+        halts={one.number: one for one in read(Halt, halts, unreadable)},
+        cordons={one.host: one for one in read(Cordon, cordons, unreadable)},
+        incidents=_by_id(read(Incident, new, unreadable)),
+        earlier_incidents=_by_id(read(Incident, old, unreadable)),
+        waiting=_waiting(said, answered),
+        unanswered=_unanswered(said, answered, max((one.number for one in written), default=0)),
+        dashboard_url="" if served is None else served.url,
+        dashboard_host="" if served is None else served.host,
+        daemon_session=next((one.session for one in read(DaemonRecord, daemon, unreadable)), ""),
+        daemon_report=next(iter(daemon_reports), None),
+        troubles=tuple(read(Trouble, troubles, unreadable)),
+        receivers=tuple(read(ReceiverRecord, notices, unreadable)),
+        unreadable=tuple(unreadable),
+    )
+
+
+def _waiting(
+    verdicts: Iterable[HostVerdict], outcomes: Iterable[VerdictOutcome]
+) -> tuple[tuple[VerdictOutcome, HostVerdict], ...]:
+    """Return what a person must decide. The driver answers unreadable verdicts, which then have an outcome."""
+    known = {one.verdict_id: one for one in verdicts}
+    open_ = [one for one in outcomes if one.kind is OutcomeKind.WAITING]
+    found = [(one, known[one.verdict_id]) for one in open_ if one.verdict_id in known]
+    return tuple(sorted(found, key=lambda pair: pair[0].verdict_id))
+
+
+def _unanswered(
+    verdicts: Iterable[HostVerdict], outcomes: Iterable[VerdictOutcome], round_number: int
+) -> tuple[HostVerdict, ...]:
+    known = {one.verdict_id for one in outcomes}
+    sure = [one for one in verdicts if one.round == round_number and one.confidence is VerdictConfidence.HIGH]
+    return tuple(one for one in sure if one.verdict_id not in known)
+
+
+def _by_id(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
+    return tuple(sorted(incidents, key=lambda one: one.incident_id))
+
+
+def _read(
+    decoded: DecodedRecords, kind: type[RecordType], items: Iterable[KeyValue], unreadable: list[str]
+) -> list[RecordType]:
+    found = []
+    for item in items:
+        try:
+            found.append(decoded.decode(kind, item))
+        except CoordinationError as error:
+            unreadable.append(str(error))
+    return found
+
+
+def _leader(candidates: Sequence[KeyValue]) -> str:
+    """Return the name of the candidate that leads: the oldest.
+
+    It campaigns with its name, or with an object that has it.
+    """
+    if not candidates:
+        return ""
+    value = min(candidates, key=lambda item: item.create_revision).value.decode(errors="replace")
+    try:
+        leader = json.loads(value)
+    except (ValueError, RecursionError):
+        leader = None
+    name = leader.get("host", "") if isinstance(leader, dict) else value
+    return name if isinstance(name, str) and name else "unnamed"

@@ -1,0 +1,75 @@
+"""Verdicts with the driver's outcomes: from etcd, or from the audit that the driver leaves on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.host_verdict import AuditEntry, HostVerdict, VerdictOutcome
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import RecordType, decode
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.wire import KeyRange, Range
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictWithOutcome:
+    """A verdict and its newest outcome; one of them may be missing, or unreadable."""
+
+    verdict_id: str
+    verdict: HostVerdict | None
+    outcome: VerdictOutcome | None
+
+
+def read_cases(client: EtcdClient, keys: JobKeys) -> tuple[list[VerdictWithOutcome], list[str]]:
+    """Return etcd's cases, oldest first, and what is wrong with records that are left out.
+
+    Raises: CoordinationError.
+    """
+    prefixes = [keys.directory(name) for name in ("verdicts", "outcomes")]
+    response = client.txn([], [Range(KeyRange.prefix(prefix)) for prefix in prefixes], is_repeatable=True)
+    raw = [
+        {
+            item.key.decode(errors="replace").removeprefix(prefix): item.value
+            for item in response.range_response(index).items
+        }
+        for index, prefix in enumerate(prefixes)
+    ]
+    unreadable: list[str] = []
+    verdicts = _decoded(HostVerdict, raw[0], unreadable)
+    outcomes = _decoded(VerdictOutcome, raw[1], unreadable)
+    names = sorted(verdicts.keys() | outcomes.keys())
+    return [VerdictWithOutcome(name, verdicts.get(name), outcomes.get(name)) for name in names], unreadable
+
+
+def cases_of_audit(entries: Iterable[AuditEntry]) -> list[VerdictWithOutcome]:
+    """Return the cases in an audit, oldest first."""
+    # a verdict that waited has two outcomes: the last one counts
+    newest = {
+        one.outcome.verdict_id: VerdictWithOutcome(one.outcome.verdict_id, one.verdict, one.outcome) for one in entries
+    }
+    return [newest[name] for name in sorted(newest)]
+
+
+def merged_cases(
+    of_disk: Iterable[VerdictWithOutcome], of_etcd: Iterable[VerdictWithOutcome]
+) -> list[VerdictWithOutcome]:
+    """Return the cases of both, oldest first; for a case in both, etcd's parts take precedence."""
+    found = {one.verdict_id: one for one in of_disk}
+    for one in of_etcd:
+        before = found.get(one.verdict_id)
+        if before is not None:
+            one = VerdictWithOutcome(one.verdict_id, one.verdict or before.verdict, one.outcome or before.outcome)
+        found[one.verdict_id] = one
+    return [found[name] for name in sorted(found)]
+
+
+def _decoded(kind: type[RecordType], items: Mapping[str, bytes], unreadable: list[str]) -> dict[str, RecordType]:
+    found: dict[str, RecordType] = {}
+    for name, value in items.items():
+        try:
+            found[name] = decode(kind, value, name)
+        except CoordinationError as error:
+            unreadable.append(str(error))
+    return found

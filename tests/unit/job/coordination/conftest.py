@@ -1,0 +1,40 @@
+"""One etcd for all tests that do it no harm, and the rule that no thread outlives its test."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from tests.helpers.etcd_server import EtcdServers
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
+    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
+        yield servers
+
+
+@pytest.fixture
+def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
+    with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
+        yield one
+
+
+@pytest.fixture
+def prefix() -> str:
+    """Keys that are no other test's."""
+    return f"test-{next(_numbers)}/"
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith(("etcd ", "proxy"))]
+    assert not left

@@ -1,0 +1,242 @@
+"""Elections: one leader, in the order of candidacy; no write of a leader that is none; tokens that only rise."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from contextlib import ExitStack
+
+import pytest
+
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.election import Election, Leader, Leadership
+from megatrain_job.coordination.errors import LeadershipLostError, LeaseLostError, UnknownOutcomeError
+from megatrain_job.coordination.lease_keeper import LeaseKeeper
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.transport import Deadline
+from megatrain_job.coordination.wire import Compare, KeyRange, Put, Range
+from tests.helpers.etcd_proxy import EtcdProxy
+from tests.helpers.etcd_server import EtcdServers, etcd_program
+from tests.helpers.waiting import DEADLINE_S, wait_until
+
+
+class Candidate:
+    """A campaign in a thread of its own."""
+
+    def __init__(self, client: EtcdClient, name: str, value: str, ttl_s: int = 30) -> None:
+        self.keeper = LeaseKeeper(client, ttl_s=ttl_s, period_s=0.1)
+        self.leadership: Leadership | None = None
+        self.error: Exception | None = None
+        self._is_cancelled = threading.Event()
+        self._election, self._value = Election(client, name), value
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.leadership = self._election.campaign(self.keeper, self._value, is_cancelled=self._is_cancelled.is_set)
+        except LeaseLostError as error:
+            self.error = error
+
+    def won(self) -> Leadership:
+        self._thread.join(DEADLINE_S)
+        assert self.leadership is not None
+        return self.leadership
+
+    def close(self) -> None:
+        self._is_cancelled.set()
+        self._thread.join()
+        self.keeper.close()
+
+
+def wait_for_candidates(client: EtcdClient, prefix: str, count: int) -> None:
+    wait_until(lambda: len(client.read_all(KeyRange.prefix(prefix)).items) == count, f"{count} candidates")
+
+
+def test_candidates_lead_one_after_the_other(client: EtcdClient, prefix: str) -> None:
+    candidates: list[Candidate] = []
+    try:
+        for number in range(4):
+            candidates.append(Candidate(client, prefix + "driver", f"host-{number}"))
+            wait_for_candidates(client, prefix, number + 1)
+        tokens: list[int] = []
+        for number, candidate in enumerate(candidates):
+            leadership = candidate.won()
+            tokens.append(leadership.token)
+            leader = Election(client, prefix + "driver").leader()
+            assert leader == Leader(leadership.key, f"host-{number}".encode(), leadership.token)
+            assert all(later.leadership is None for later in candidates[number + 1 :])
+            # one resigns, one loses its lease, one closes
+            if number == 0:
+                leadership.resign()
+                leadership.resign()
+            elif number == 1:
+                client.revoke_lease(candidate.keeper.lease_id)
+            else:
+                candidate.keeper.close()
+        assert tokens == sorted(set(tokens))
+        assert Election(client, prefix + "driver").leader() is None
+    finally:
+        for candidate in candidates:
+            candidate.close()
+
+
+def test_candidate_in_the_middle_may_vanish(client: EtcdClient, prefix: str) -> None:
+    candidates = []
+    try:
+        for number in range(3):
+            candidates.append(Candidate(client, prefix + "driver", str(number)))
+            wait_for_candidates(client, prefix, number + 1)
+        first, middle, last = candidates
+        client.revoke_lease(middle.keeper.lease_id)
+        wait_until(lambda: middle.error is not None, "the candidate to notice")
+        assert last.leadership is None
+        first.won().resign()
+        assert last.won().token > first.won().token
+    finally:
+        for candidate in candidates:
+            candidate.close()
+
+
+def test_cancelled_campaigns_leave_no_key(client: EtcdClient, prefix: str) -> None:
+    election = Election(client, prefix + "driver")
+    with LeaseKeeper(client) as first, LeaseKeeper(client) as second:
+        leadership = election.campaign(first, "a")
+        assert leadership is not None
+
+        deadline = Deadline(0.3)
+        assert election.campaign(second, "b", is_cancelled=lambda: deadline.left_s <= 0) is None
+        assert election.campaign(second, "b", is_cancelled=lambda: True) is None
+
+        assert [item.value for item in client.read_all(KeyRange.prefix(prefix)).items] == [b"a"]
+        # with the same lease it is the same candidacy
+        again = election.campaign(first, "a2")
+        assert again is not None
+        assert again.token == leadership.token
+        assert election.leader() == Leader(leadership.key, b"a2", leadership.token)
+
+
+def test_guarded_transaction_is_a_leaders_only(client: EtcdClient, prefix: str) -> None:
+    key = prefix + "round"
+    with LeaseKeeper(client, period_s=0.1) as old_keeper, LeaseKeeper(client) as new_keeper:
+        old = Election(client, prefix + "driver").campaign(old_keeper, "old")
+        assert old is not None
+        assert old.txn([Put(key, "1")]).succeeded
+        # the leader's own condition that is not met is no loss of leadership
+        unmet = old.txn([Put(key, "2")], [Compare.is_absent(key)], [Range(KeyRange.key(key))])
+        assert not unmet.succeeded
+        assert [item.value for item in unmet.range_response().items] == [b"1"]
+        assert old.is_certain
+
+        client.revoke_lease(old_keeper.lease_id)
+        new = Election(client, prefix + "driver").campaign(new_keeper, "new")
+        assert new is not None
+        new.txn([Put(key, "3")])
+
+        for stale in (lambda: old.txn([Put(key, "4")]), old.renew_revision):
+            with pytest.raises(LeadershipLostError, match=f"token {old.token} is over"):
+                stale()
+        old.resign()
+        item = client.get(key)
+        assert item is not None
+        assert item.value == b"3"
+        assert Election(client, prefix + "driver").leader() == Leader(new.key, b"new", new.token)
+        wait_until(lambda: not old.is_certain, "the old leader to know")
+
+
+def test_lost_lease_ends_a_campaign(client: EtcdClient, prefix: str) -> None:
+    first = Candidate(client, prefix + "driver", "a")
+    first.won()
+    second = Candidate(client, prefix + "driver", "b")
+    try:
+        wait_for_candidates(client, prefix, 2)
+        client.revoke_lease(second.keeper.lease_id)
+        wait_until(lambda: isinstance(second.error, LeaseLostError), "the campaign to end")
+        with pytest.raises(LeaseLostError):
+            Election(client, prefix + "driver").campaign(second.keeper, "b")
+    finally:
+        second.close()
+        first.close()
+
+
+def test_never_two_leaders_and_no_stale_write(etcd: EtcdServers, client: EtcdClient, prefix: str) -> None:
+    """Candidates come, lead, write guarded numbers and lose their leases without notice: each write is its leader's."""
+    key, history = prefix + "written", []
+    client.put(key, "0")
+
+    def lead(name: str) -> None:
+        deadline = Deadline(60.0)
+        with EtcdClient(EtcdSettings.of(etcd.urls)) as own:
+            election = Election(own, prefix + "driver")
+            for _ in range(4):
+                with LeaseKeeper(own, ttl_s=5, period_s=0.1) as keeper:
+                    leadership = election.campaign(keeper, name, is_cancelled=lambda: deadline.left_s <= 0)
+                    assert leadership is not None
+                    history.append(leadership.token)
+                    leadership.txn([Put(key, str(leadership.token))])
+                    client.revoke_lease(keeper.lease_id)
+                    with pytest.raises(LeadershipLostError):
+                        leadership.txn([Put(key, "stale")])
+
+    threads = [threading.Thread(target=lead, args=(name,)) for name in "abc"]
+    start = client.get(key)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert start is not None
+    assert len(history) == 12
+    assert len(set(history)) == 12
+    # etcd's own history of the key: tokens rise, nothing stale is among them
+    item, written = client.get(key), []
+    while item is not None and item.version > 1:
+        written.append(int(item.value))
+        item = client.get(key, revision=item.mod_revision - 1)
+    assert written[::-1] == sorted(history)
+
+
+def test_etcdctl_takes_part(etcd: EtcdServers, client: EtcdClient, prefix: str) -> None:
+    name = prefix + "driver"
+    words = [etcd_program("etcdctl"), "--endpoints", etcd.urls[0], "elect", name, "theirs"]
+    with LeaseKeeper(client) as keeper:
+        ours = Election(client, name).campaign(keeper, "ours")
+        assert ours is not None
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            try:
+                wait_for_candidates(client, prefix, 2)
+                ours.resign()
+                assert process.stdout is not None
+                # it prints its key when it leads
+                assert process.stdout.readline().startswith(name)
+                leader = Election(client, name).leader()
+                assert leader is not None
+                assert leader.value == b"theirs"
+            finally:
+                process.kill()
+    client.delete(KeyRange.prefix(prefix))
+
+
+def test_a_transaction_that_was_given_up_is_not_applied_once_the_mark_is_renewed(etcd: EtcdServers) -> None:
+    with ExitStack() as stack:
+        proxy = stack.enter_context(EtcdProxy(etcd.members[0].client_port))
+        client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
+        far = stack.enter_context(EtcdClient(EtcdSettings.of([proxy.url], attempt_s=1.0, call_s=1.0)))
+        keeper = stack.enter_context(LeaseKeeper(client, ttl_s=10))
+        leadership = Election(far, "/marks").campaign(keeper, "one")
+        assert leadership is not None
+        proxy.keeps_back = lambda request: b"/v3/kv/txn" in request
+        with pytest.raises(UnknownOutcomeError):
+            leadership.txn([Put("/marked", "late")])
+        with pytest.raises(RuntimeError, match="renewed"):
+            leadership.txn([Put("/marked", "anew")])
+        proxy.keeps_back = lambda request: False
+        leadership.renew_revision()
+        proxy.deliver()
+        assert client.get("/marked") is None
+        assert leadership.txn([Put("/marked", "anew")]).succeeded
+        client.put(leadership.key, "etcdctl", lease_id=keeper.lease_id)
+        with pytest.raises(UnknownOutcomeError, match="another client wrote"):
+            leadership.txn([Put("/marked", "again")])
+        leadership.renew_revision()
+        assert leadership.txn([Put("/marked", "again")]).succeeded

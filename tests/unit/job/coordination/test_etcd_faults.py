@@ -1,0 +1,264 @@
+"""Members that die, freeze and come back, and proxies that lie: calls go on in seconds, or fail with a clear reason."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.election import Election
+from megatrain_job.coordination.errors import UnknownOutcomeError
+from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.watch import Changes, Snapshot, Watch, WatchLimits
+from megatrain_job.coordination.wire import Compare, KeyRange, Put
+from tests.helpers.etcd_proxy import Conduct, EtcdProxy
+from tests.helpers.etcd_server import EtcdMember, EtcdServers
+
+ATTEMPT_S = 0.7
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
+    with EtcdServers(tmp_path_factory.mktemp("cluster"), num_members=3) as servers:
+        yield servers
+
+
+def client_of(servers: EtcdServers, first: EtcdMember) -> EtcdClient:
+    """Return a client that asks `first` first."""
+    client = EtcdClient(EtcdSettings.of(servers.urls, attempt_s=ATTEMPT_S))
+    ring = client.gateway.ring
+    for endpoint in ring.endpoints:
+        ring.succeeded(endpoint) if str(endpoint) == first.url else ring.failed(endpoint)
+    return client
+
+
+def bring_back(servers: EtcdServers, member: EtcdMember, *, was_killed: bool) -> None:
+    if was_killed:
+        member.start()
+    else:
+        member.thaw()
+    servers.wait_ready()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "is_leader"), [("kill", True), ("freeze", True), ("freeze", False)])
+def test_calls_go_on_through_another_member(cluster: EtcdServers, fault: str, is_leader: bool) -> None:
+    """The member that everything of a client hangs on goes: puts, lease, watch and leadership outlive it."""
+    leader = cluster.leader()
+    victim = leader if is_leader else next(member for member in cluster.members if member is not leader)
+    limits = WatchLimits(silence_s=0.5)
+    with client_of(cluster, victim) as client, LeaseKeeper(client, ttl_s=5, period_s=0.3) as keeper:
+        leadership = Election(client, "faults/driver").campaign(keeper, "me")
+        assert leadership is not None
+        first = client.put("faults/a", "0")
+        with Watch(client, KeyRange.key("faults/a"), start_revision=first, limits=limits) as watch:
+            assert isinstance(watch.next(5.0), Changes)
+            written = []
+            victim.kill() if fault == "kill" else victim.freeze()
+            try:
+                end = time.monotonic() + 1.0
+                while time.monotonic() < end:
+                    written.append(client.put("faults/a", "x"))
+                leadership.txn([Put("faults/round", "1")])
+            finally:
+                bring_back(cluster, victim, was_killed=fault == "kill")
+            written.append(client.put("faults/a", "last"))
+            seen: list[int] = []
+            while not seen or seen[-1] < written[-1]:
+                event = watch.next(10.0)
+                assert isinstance(event, Changes), watch.trouble
+                seen.append(event.revision)
+
+        assert len(seen) == len(set(seen))
+        assert set(written) <= set(seen)
+        assert keeper.state is LeaseState.HELD
+
+
+def test_without_a_majority_nothing_is_written_and_reads_are_not_stale(cluster: EtcdServers) -> None:
+    lone, *others = cluster.members
+    with client_of(cluster, lone) as client:
+        client.put("faults/b", "1")
+        for member in others:
+            member.kill()
+        try:
+            for call in (
+                lambda: client.put("faults/b", "2", deadline_s=0.8),
+                lambda: client.get("faults/b", deadline_s=0.8),
+            ):
+                with pytest.raises(CoordinationError, match=r"within 0\.8 s") as caught:
+                    call()
+                assert len(caught.value.endpoints) == 3
+        finally:
+            for member in others:
+                member.start()
+            cluster.wait_ready()
+        client.put("faults/b", "3")
+
+
+@pytest.mark.slow
+def test_watch_at_a_member_without_majority_moves_to_the_others(cluster: EtcdServers) -> None:
+    """A member that lost touch with the others serves watches as if nothing were wrong; asked for proof, it cannot."""
+    leader = cluster.leader()
+    lonely = next(member for member in cluster.members if member is not leader)
+    rest = [member for member in cluster.members if member is not lonely]
+    with (
+        client_of(cluster, lonely) as client,
+        client_of(cluster, rest[0]) as writer,
+        Watch(client, KeyRange.key("faults/c"), limits=WatchLimits(silence_s=0.3)) as watch,
+    ):
+        assert isinstance(watch.next(5.0), Snapshot)
+        # those two go, the lonely one stays with the watch; then it goes, and they come back with news
+        for member in rest:
+            member.kill()
+        try:
+            assert watch.next(1.3) is None
+            assert watch.trouble
+        finally:
+            lonely.freeze()
+            for member in rest:
+                member.start()
+        try:
+            written = writer.put("faults/c", "news", deadline_s=20.0)
+            event = watch.next(10.0)
+            assert isinstance(event, Changes)
+            # a put whose answer is late is made again
+            assert event.revision <= written
+        finally:
+            lonely.thaw()
+            cluster.wait_ready()
+
+
+def proxied(etcd: EtcdServers) -> EtcdProxy:
+    return EtcdProxy(etcd.members[0].client_port)
+
+
+@pytest.mark.slow(kept=["Conduct.GARBAGE-not HTTP"])
+@pytest.mark.parametrize(
+    ("conduct", "reason"),
+    [
+        (Conduct.REFUSE, "closed|reset"),
+        (Conduct.SWALLOW, "no answer"),
+        (Conduct.GARBAGE, "not HTTP"),
+        (Conduct.HALF_ANSWER, "in the middle of an answer"),
+        (Conduct.DRIP, "no answer"),
+    ],
+)
+def test_bad_proxy_is_passed_over_or_named(etcd: EtcdServers, prefix: str, conduct: Conduct, reason: str) -> None:
+    with proxied(etcd) as bad, proxied(etcd) as good:
+        bad.conduct = conduct
+        with EtcdClient(EtcdSettings.of(bad.url, attempt_s=0.25, call_s=0.5)) as client:
+            # the proxy gives no better answer, however long one waits
+            with pytest.raises(CoordinationError, match=f"within 0.5 s: .*{bad.url} \\(.*({reason})") as caught:
+                client.get(prefix + "a")
+            assert "applied" not in str(caught.value)
+            assert caught.value.endpoints == (bad.url,)
+        with EtcdClient(EtcdSettings.of([bad.url, good.url], attempt_s=0.3)) as client:
+            for _ in range(3):
+                client.put(prefix + "a", "x")
+            assert str(client.gateway.ring.best()) == good.url
+
+
+@pytest.mark.slow(kept=['{"header":{"cluster_id":1}}', "", '{"header":{}}', "<html>504</html>", "[]"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>504</html>", b"", b"[]", b"{}", b'{"kvs":[]}', b'{"header":{}}', b'{"header":{"cluster_id":1}}',
+        b'{"header":{"cluster_id":"1"},"kvs":[{"key":7}]}', b'{"header":{"cluster_id":"1"},"kvs":7}',
+        b'{"header":{"cluster_id":"1","revision":"x"}}',
+    ],
+)  # fmt: skip
+def test_answer_that_is_not_etcds_is_never_taken_for_an_empty_one(etcd: EtcdServers, prefix: str, body: bytes) -> None:
+    with proxied(etcd) as bad, EtcdClient(EtcdSettings.of(bad.url, call_s=0.15)) as client:
+        bad.conduct = Conduct.GARBAGE
+        bad.garbage = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)]
+        with pytest.raises(CoordinationError, match="answer"):
+            client.get(prefix + "a")
+
+
+def test_write_with_unknown_outcome_is_not_repeated(etcd: EtcdServers, client: EtcdClient, prefix: str) -> None:
+    key = prefix + "a"
+    calls: dict[str, Callable[[EtcdClient], object]] = {
+        "transaction on": lambda one: one.txn([Compare.is_absent(key)], [Put(key, "mine")]),
+        "put": lambda one: one.put(key, "mine", is_repeatable=False),
+        "delete": lambda one: one.delete(key, is_repeatable=False),
+    }
+    with proxied(etcd) as proxy:
+        proxy.conduct = Conduct.HALF_ANSWER
+        for verb, call in calls.items():
+            with EtcdClient(EtcdSettings.of(proxy.url)) as one:
+                with pytest.raises(
+                    UnknownOutcomeError, match=f"{verb} '{key}': sent to .* may have been applied"
+                ) as caught:
+                    call(one)
+                assert caught.value.may_have_applied
+                assert caught.value.key == f"'{key}'"
+            if verb != "delete":
+                item = client.get(key)
+                assert item is not None
+                assert item.value == b"mine"
+    # one transaction, one put, one deletion
+    assert client.get(key) is None
+
+
+def test_write_that_never_left_may_be_repeated(etcd: EtcdServers, prefix: str) -> None:
+    with proxied(etcd) as dead, EtcdClient(EtcdSettings.of([dead.url, *etcd.urls])) as client:
+        dead.close()
+        for number in range(4):
+            key = f"{prefix}{number}"
+            assert client.txn([Compare.is_absent(key)], [Put(key, "")]).succeeded
+
+
+def test_repeatable_put_is_repeated(etcd: EtcdServers, prefix: str) -> None:
+    with proxied(etcd) as bad, proxied(etcd) as good, EtcdClient(EtcdSettings.of([bad.url, good.url])) as client:
+        bad.conduct = Conduct.HALF_ANSWER
+        for number in range(3):
+            client.put(f"{prefix}{number}", str(number))
+
+        assert len(client.read_all(KeyRange.prefix(prefix)).items) == 3
+
+
+def test_idle_connection_that_was_closed_is_no_fault(etcd: EtcdServers, prefix: str) -> None:
+    """The server may close what it has not heard of for long. That is no unknown outcome of the next transaction."""
+    with proxied(etcd) as proxy, EtcdClient(EtcdSettings.of(proxy.url)) as client:
+        for number in range(5):
+            key = f"{prefix}{number}"
+            assert client.txn([Compare.is_absent(key)], [Put(key, "")]).succeeded
+            proxy.cut()
+        assert proxy.num_connections >= 4
+
+
+def test_connections_are_kept(etcd: EtcdServers, prefix: str) -> None:
+    with proxied(etcd) as proxy, EtcdClient(EtcdSettings.of(proxy.url)) as client:
+        for _ in range(20):
+            client.put(prefix + "a", "")
+
+        assert proxy.num_connections == 1
+
+
+def test_close_wakes_calls_and_watches_under_way(etcd: EtcdServers, prefix: str) -> None:
+    with proxied(etcd) as proxy:
+        client = EtcdClient(EtcdSettings.of(proxy.url, attempt_s=3600.0, call_s=3600.0))
+        client.put(prefix + "a", "")
+        proxy.conduct = Conduct.SWALLOW
+        errors: list[str] = []
+
+        def call() -> None:
+            try:
+                client.get(prefix + "a")
+            except CoordinationError as error:
+                errors.append(str(error))
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        watch = Watch(client, KeyRange.prefix(prefix))
+        client.close()
+        watch.close()
+        caller.join()
+
+        assert len(errors) == 1
+        assert "closed" in errors[0]

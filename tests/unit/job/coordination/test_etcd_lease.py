@@ -1,0 +1,156 @@
+"""Leases: granted, renewed, lost; and a keeper that knows which of the three is true."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain_job.coordination.client import EtcdClient, Lease
+from megatrain_job.coordination.errors import LeaseLostError
+from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain_job.coordination.settings import EtcdSettings
+from tests.helpers.etcd_proxy import Conduct, EtcdProxy
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.ports import free_ports
+from tests.helpers.waiting import wait_until
+
+
+def test_lease_lives_until_it_is_revoked(client: EtcdClient, prefix: str) -> None:
+    lease = client.grant_lease(60)
+    client.put(prefix + "a", "", lease_id=lease.lease_id)
+
+    assert lease.ttl_s == 60
+    assert client.renew_lease(lease.lease_id) == 60
+    assert 58 <= client.lease_ttl_s(lease.lease_id) <= 60
+    assert client.revoke_lease(lease.lease_id)
+    assert client.get(prefix + "a") is None
+    assert not client.revoke_lease(lease.lease_id)
+
+
+def test_absent_lease_is_lost(client: EtcdClient) -> None:
+    with pytest.raises(LeaseLostError, match="renewal of lease 3039: it has expired or was revoked"):
+        client.renew_lease(0x3039)
+    with pytest.raises(LeaseLostError, match="time left of lease 3039"):
+        client.lease_ttl_s(0x3039)
+
+
+def test_repeated_grant_gives_one_lease(etcd: EtcdServers) -> None:
+    # the answer of the first try is cut in half, the second finds the lease there
+    with EtcdProxy(etcd.members[0].client_port) as proxy, EtcdClient(EtcdSettings.of(proxy.url)) as client:
+        proxy.conduct = Conduct.HALF_ANSWER
+        threading.Timer(0.1, lambda: setattr(proxy, "conduct", Conduct.PASS)).start()
+
+        lease = client.grant_lease(30)
+
+        assert lease == Lease(lease.lease_id, 30)
+        assert client.renew_lease(lease.lease_id) == 30
+        client.revoke_lease(lease.lease_id)
+
+
+def test_keeper_renews_and_revokes_at_the_end(client: EtcdClient, prefix: str) -> None:
+    with LeaseKeeper(client, ttl_s=2, period_s=0.1) as keeper:
+        client.put(prefix + "a", "", lease_id=keeper.lease_id)
+        started_with = keeper.valid_s
+        # past its first end: only renewals can have done that
+        assert not keeper.wait_until_lost(2.2)
+        assert keeper.state is LeaseState.HELD
+        assert 0.0 < keeper.valid_s <= keeper.lease.ttl_s
+        assert started_with <= keeper.lease.ttl_s
+    assert keeper.state is LeaseState.CLOSED
+    assert client.get(prefix + "a") is None
+
+
+def test_keeper_without_revocation_leaves_the_lease(client: EtcdClient) -> None:
+    keeper = LeaseKeeper(client, ttl_s=30)
+    keeper.close(is_revoked=False)
+    keeper.close()
+
+    assert client.renew_lease(keeper.lease_id) == 30
+    client.revoke_lease(keeper.lease_id)
+
+
+def test_revoked_lease_is_lost_for_good(client: EtcdClient) -> None:
+    told: list[LeaseState] = []
+    with LeaseKeeper(client, ttl_s=30, period_s=0.05, on_change=told.append) as keeper:
+        client.revoke_lease(keeper.lease_id)
+
+        assert keeper.wait_until_lost(5.0)
+        assert keeper.state is LeaseState.LOST
+        assert "was revoked" in keeper.lost_because
+        wait_until(lambda: told == [LeaseState.LOST], "the change to be told")
+    assert keeper.state is LeaseState.LOST
+
+
+@pytest.mark.slow
+def test_silent_etcd_means_doubt_not_loss(etcd: EtcdServers) -> None:
+    told: list[LeaseState] = []
+    with (
+        EtcdProxy(etcd.members[0].client_port) as proxy,
+        EtcdClient(EtcdSettings.of(proxy.url, attempt_s=0.2)) as client,
+        EtcdClient(EtcdSettings.of(etcd.urls)) as other,
+        LeaseKeeper(client, ttl_s=2, period_s=0.2, on_change=told.append) as keeper,
+    ):
+        proxy.conduct = Conduct.SWALLOW
+        # somebody else keeps it alive, as a new etcd leader would by extending all leases
+        wait_until(lambda: other.renew_lease(keeper.lease_id) > 0 and keeper.state is LeaseState.DOUBTFUL, "doubt")
+        wait_until(lambda: told == [LeaseState.DOUBTFUL], "the doubt to be told")
+        kept = keeper.lease_id
+        proxy.conduct = Conduct.PASS
+        proxy.cut()
+        wait_until(lambda: len(told) == 2, "the end of doubt")
+        assert told == [LeaseState.DOUBTFUL, LeaseState.HELD]
+        assert keeper.lease_id == kept, "the same lease: it was never lost"
+
+
+@pytest.mark.slow
+def test_frozen_etcd_ends_in_doubt_and_then_in_loss(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with EtcdServers(tmp_path_factory.mktemp("frozen")) as servers:
+        settings = EtcdSettings.of(servers.urls, attempt_s=0.3)
+        with EtcdClient(settings) as client, LeaseKeeper(client, ttl_s=1, period_s=0.2) as keeper:
+            client.put("a", "", lease_id=keeper.lease_id)
+            servers.members[0].freeze()
+            wait_until(lambda: keeper.state is LeaseState.DOUBTFUL, "doubt")
+            # etcd counts from its answer, the keeper from its question; etcd's clock goes on while it stands still
+            wait_until(lambda: keeper.valid_s < -0.5, "the end of the lease by etcd's clock")
+            servers.members[0].thaw()
+            assert keeper.wait_until_lost(10.0)
+            wait_until(lambda: client.get("a") is None, "the key to go")
+
+
+@pytest.mark.slow
+def test_lease_survives_a_killed_and_restarted_etcd(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with (
+        EtcdServers(tmp_path_factory.mktemp("restarted")) as servers,
+        EtcdClient(EtcdSettings.of(servers.urls)) as client,
+        LeaseKeeper(client, ttl_s=5, period_s=0.1) as keeper,
+    ):
+        client.put("a", "x", lease_id=keeper.lease_id)
+        servers.members[0].kill()
+        servers.members[0].start()
+
+        item = client.get("a")  # waits until it is up again
+
+        assert item is not None
+        assert item.lease_id == keeper.lease_id
+        assert client.renew_lease(keeper.lease_id) == 5
+        assert keeper.state is LeaseState.HELD
+
+
+def test_no_lease_no_keeper() -> None:
+    with (
+        EtcdClient(EtcdSettings.of(f"127.0.0.1:{free_ports(1)[0]}", call_s=0.3)) as client,
+        pytest.raises(CoordinationError, match="grant of a lease"),
+    ):
+        LeaseKeeper(client)
+
+
+def test_keeper_ends_with_its_client(etcd: EtcdServers) -> None:
+    client = EtcdClient(EtcdSettings.of(etcd.urls))
+    keeper = LeaseKeeper(client, ttl_s=5, period_s=0.05)
+    client.close()
+    keeper.close()
+
+    with EtcdClient(EtcdSettings.of(etcd.urls)) as other:
+        assert other.revoke_lease(keeper.lease_id)

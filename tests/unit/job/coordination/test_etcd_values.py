@@ -1,0 +1,244 @@
+"""Endpoints, key ranges, conditions, the shapes of errors in three versions of etcd, and the queue of a watch."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain_job.coordination.errors import (
+    CompactedError,
+    GarbageError,
+    LeaseExistsError,
+    LeaseLostError,
+    NoSpaceError,
+)
+from megatrain_job.coordination.event_queue import EventQueue
+from megatrain_job.coordination.gateway_response import GatewayError, MalformedError, read_response, unwrap
+from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
+from megatrain_job.coordination.transport import EndpointRing
+from megatrain_job.coordination.wire import Compare, KeyRange, KeyValue, TxnResponse, int_field
+from tests.helpers.waiting import wait_until
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("etcd-1", "http://etcd-1:2379"),
+        ("10.0.0.1:4001", "http://10.0.0.1:4001"),
+        ("https://a.b.c", "https://a.b.c:2379"),
+        (" http://a:1/ ", "http://a:1"),
+        ("[::1]:2379", "http://[::1]:2379"),
+        ("unix:/run/etcd/client:0", "unix:/run/etcd/client:0"),
+        ("unix:///run/etcd", "unix:/run/etcd"),
+    ],
+)
+def test_endpoint_is_read(text: str, shown: str) -> None:
+    assert str(Endpoint.parse(text)) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "ftp://a", "http://", "a:b", "a:99999", "a:0", "http://a/path", "a b", "a\r\nX: y",
+        "unix:relative", "unix:/with space", f"unix:/{'x' * 107}",
+    ],
+)  # fmt: skip
+def test_malformed_endpoint_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match="etcd endpoint"):
+        Endpoint.parse(text)
+
+
+def test_endpoints_come_from_one_text_and_once_each() -> None:
+    settings = EtcdSettings.of("a:1, b:2,a:1,", tls=TlsFiles())
+
+    assert [str(endpoint) for endpoint in settings.endpoints] == ["https://a:1", "https://b:2"]
+    with pytest.raises(ConfigError, match="no endpoint"):
+        EtcdSettings.of("")
+
+
+def test_password_is_in_no_text() -> None:
+    settings = EtcdSettings.of("https://a:1", credentials=Credentials("bob", "hunter2"))
+
+    assert "hunter2" not in f"{settings} {settings!r} {settings.credentials}"
+    with pytest.raises(ConfigError) as caught:
+        EtcdSettings.of("http://bob:hunter2@a:1")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["http://10.0.0.1:1", "etcd-1", "https://a:1,http://b:1", "http://127.0.0.1.nip.io"])
+def test_password_over_plain_http_to_another_machine_is_refused_with_a_hint(where: str) -> None:
+    with pytest.raises(ConfigError, match=r"over plain http .*; let etcd serve TLS and write https://") as caught:
+        EtcdSettings.of(where, credentials=Credentials("bob", "hunter2"))
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["https://10.0.0.1:1", "127.0.0.1:1,[::1]:1,localhost", "unix:/run/etcd/client:0"])
+def test_password_stays_on_this_machine_or_goes_over_tls(where: str) -> None:
+    assert EtcdSettings.of(where, credentials=Credentials("bob", "hunter2")).credentials is not None
+
+
+def test_unusable_tls_files_are_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.pem"
+    broken.write_text("nothing")
+    for files, name in [
+        (TlsFiles(ca=tmp_path / "absent.pem"), "absent.pem"),
+        (TlsFiles(ca=broken), "broken.pem"),
+        (TlsFiles(certificate=broken, key=broken), "broken.pem"),
+        (TlsFiles(key=broken), "go together"),
+    ]:
+        with pytest.raises(ConfigError, match=name):
+            files.context()
+
+
+@given(st.binary(max_size=4), st.binary(max_size=6))
+def test_prefix_range_holds_exactly_the_keys_that_begin_so(prefix: bytes, key: bytes) -> None:
+    keys = KeyRange.prefix(prefix)
+
+    for candidate in (key, prefix + key):
+        # etcd has no empty key
+        if candidate:
+            is_in = candidate >= keys.start and (keys.end == b"\0" or candidate < keys.end)
+            assert is_in == candidate.startswith(prefix)
+
+
+def test_conditions_name_their_target() -> None:
+    assert Compare.is_absent("a").to_json() == {
+        "key": "YQ==", "target": "CREATE", "result": "EQUAL", "create_revision": "0",
+    }  # fmt: skip
+    assert Compare.is_present(b"a").to_json() == {
+        "key": "YQ==", "target": "CREATE", "result": "GREATER", "create_revision": "0",
+    }  # fmt: skip
+    assert Compare.mod_revision("a", 7).to_json() == {
+        "key": "YQ==", "target": "MOD", "result": "EQUAL", "mod_revision": "7",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "raw", [{"key": 1}, {"key": "%%"}, {"key": "YQ==", "mod_revision": "x"}, {"key": "YQ==", "lease": True}]
+)
+def test_field_of_another_kind_is_malformed(raw: dict[str, object]) -> None:
+    with pytest.raises(MalformedError):
+        KeyValue.from_json(raw)
+
+
+def test_absent_fields_are_zero_and_integers_may_be_text() -> None:
+    assert KeyValue.from_json({"key": "YQ==", "mod_revision": "1"}) == KeyValue(b"a", b"", 0, 1, 0, 0)
+    assert int_field({"a": str(2**63 - 1)}, "a") == 2**63 - 1
+    assert TxnResponse.from_json({"header": {"revision": "3"}}, (), ()) == TxnResponse(3, False, ())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        # etcd 3.4 and 3.5, then 3.6
+        b'{"error":"etcdserver: requested lease not found","message":"etcdserver: requested lease not found","code":5}',
+        b'{"code":5,"message":"etcdserver: requested lease not found","details":[]}',
+    ],
+)
+def test_error_of_a_call_is_read_in_each_version(content: bytes) -> None:
+    with pytest.raises(GatewayError) as caught:
+        read_response(404, content)
+
+    error = caught.value.typed("etcd put of 'a'", "http://e:1", "'a'")
+    assert type(error) is LeaseLostError
+    assert (error.endpoints, error.key) == (("http://e:1",), "'a'")
+    assert str(error) == "etcd put of 'a': etcdserver: requested lease not found (http://e:1)"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"error": {"grpc_code": 14, "http_code": 503, "message": "no leader", "http_status": "Service Unavailable"}},
+        {"error": {"code": 14, "message": "no leader", "details": []}},
+    ],
+)
+def test_error_of_a_stream_is_read_in_each_version(message: dict[str, object]) -> None:
+    with pytest.raises(GatewayError, match="no leader") as caught:
+        unwrap(message)
+
+    assert caught.value.is_passing
+    assert not caught.value.may_have_applied
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "kind"),
+    [
+        (3, "etcdserver: authentication failed, invalid user ID or password", CoordinationRefusedError),
+        (3, "etcdserver: user name is empty", CoordinationRefusedError),
+        (7, "etcdserver: permission denied", CoordinationRefusedError),
+        (16, "etcdserver: invalid auth token", CoordinationRefusedError),
+        (9, "etcdserver: authentication is not enabled", CoordinationRefusedError),
+        (8, "etcdserver: mvcc: database space exceeded", NoSpaceError),
+        (11, "etcdserver: mvcc: required revision has been compacted", CompactedError),
+        (9, "etcdserver: lease already exists", LeaseExistsError),
+        (3, "etcdserver: key is not provided", CoordinationError),
+    ],
+)
+def test_errors_that_stay_are_typed(code: int, message: str, kind: type[CoordinationError]) -> None:
+    error = GatewayError(code, message)
+
+    assert type(error.typed("x", "e", None)) is kind
+    assert not error.is_passing
+    assert kind.exit_code in (ExitCode.COORDINATION, ExitCode.NO_PERMISSION)
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", b"[]", b'{"code":"5"}', b"[" * 100_000])
+def test_answer_that_is_not_etcds_is_garbage(content: bytes) -> None:
+    with pytest.raises(GarbageError):
+        read_response(502, content)
+
+
+def test_ring_asks_first_what_failed_longest_ago() -> None:
+    a, b, c = endpoints = [Endpoint("http", name, 1) for name in "abc"]
+    ring = EndpointRing(endpoints)
+
+    assert ring.best() == a
+    assert ring.failed(a)
+    assert not ring.failed(a)
+    assert ring.best() == b
+    ring.failed(b)
+    ring.failed(c)
+    assert ring.best() == a
+    assert ring.succeeded(a)
+    ring.failed(a)
+    assert ring.best() == b
+
+
+def test_queue_makes_its_writer_wait_and_drops_nothing() -> None:
+    queue: EventQueue[int] = EventQueue(2)
+    accepted: list[int] = []
+
+    def write() -> None:
+        for number in range(5):
+            if queue.put(number):
+                accepted.append(number)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    wait_until(lambda: accepted == [0, 1], "the queue to fill")
+    assert [queue.take(5.0) for _ in range(4)] == [0, 1, 2, 3]
+    writer.join()
+    assert queue.take(5.0) == 4
+    assert queue.take(0.0) is None
+
+
+def test_closed_queue_frees_its_writer_and_keeps_what_is_in_it() -> None:
+    queue: EventQueue[int] = EventQueue(1)
+    queue.put(1)
+    answers: list[bool] = []
+    writer = threading.Thread(target=lambda: answers.append(queue.put(2)))
+    writer.start()
+
+    queue.close(CoordinationError("over"))
+    writer.join()
+
+    assert answers == [False]
+    assert queue.take(5.0) == 1
+    with pytest.raises(CoordinationError, match="over"):
+        queue.take(5.0)

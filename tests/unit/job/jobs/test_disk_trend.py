@@ -1,0 +1,44 @@
+"""When a disk will be full: a pure function of how its free space has changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatrain_job.jobs.disk_trend import SpaceSample, full_in_s
+
+GB = 10**9
+
+
+def samples(free: list[int], period_s: float = 10.0) -> list[SpaceSample]:
+    return [SpaceSample(period_s * number, one) for number, one in enumerate(free)]
+
+
+def test_a_disk_that_fills_evenly_is_full_when_its_pace_says() -> None:
+    # 100 MB a second, for 20 minutes; 80 GB are left
+    found = full_in_s(samples([200 * GB - GB * number for number in range(121)]))
+    assert found == pytest.approx(800, rel=0.03)
+
+
+def test_bursts_that_retention_takes_back_fill_nothing() -> None:
+    saw = [100 * GB - (number % 30) * GB for number in range(360)]
+    assert full_in_s(samples(saw)) is None
+
+
+@pytest.mark.parametrize(
+    "free",
+    [
+        [],
+        [5 * GB],
+        [100 * GB - GB * number for number in range(30)],  # five minutes: it may be one checkpoint
+        [100 * GB] * 50 + [60 * GB] * 310,  # one burst, and nothing since
+        [100 * GB + GB * number for number in range(360)],  # somebody tidies up
+    ],
+)
+def test_what_says_nothing_is_not_known(free: list[int]) -> None:
+    assert full_in_s(samples(free)) is None
+
+
+def test_bursts_that_stay_do_fill_it() -> None:
+    steps = [400 * GB - 10 * GB * (number // 30) for number in range(361)]
+    found = full_in_s(samples(steps))
+    assert found == pytest.approx(280 / 10 * 300, rel=0.1)

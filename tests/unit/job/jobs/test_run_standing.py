@@ -1,0 +1,154 @@
+"""How a run is whose etcd does not answer: pure rules, and real directories with a real lock."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import socket
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.incident import IncidentState
+from megatrain.contracts.record import encode
+from megatrain_job.jobs.health import ReasonCode
+from megatrain_job.jobs.run_standing import (
+    LastKnown,
+    RunFacts,
+    RunKind,
+    read_facts,
+    read_last_known,
+    run_standing,
+)
+from tests.helpers.launched_job import make_incident
+from tests.helpers.waiting import DEADLINE_S
+
+HERE = f"process 17 on {socket.gethostname()}"
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "said"),
+    [
+        (RunFacts(is_run=False), RunKind.NEVER_STARTED, "no launch has written anything there"),
+        (RunFacts(is_run=True, exit_code=0, has_launch=True), RunKind.ENDED, r"it finished \(exit code 0\)"),
+        (RunFacts(is_run=True, exit_code=75), RunKind.ENDED, r"saved and stopped, .*\(exit code 75\)"),
+        (RunFacts(is_run=True, exit_code=66), RunKind.ENDED, "it failed, with exit code 66"),
+        (RunFacts(is_run=True, has_launch=True, holder=HERE), RunKind.KILLED, r"its launch \(process 17 on .*is gone"),
+        (RunFacts(is_run=True, has_launch=True, is_held=True), RunKind.UNREACHABLE, "its launch lives"),
+        # what the launch before left says nothing of one that lives
+        (RunFacts(is_run=True, has_launch=True, is_held=True, exit_code=0), RunKind.UNREACHABLE, "its launch lives"),
+        (
+            RunFacts(is_run=True, has_launch=True, holder="process 17 on elsewhere", is_of_here=False),
+            RunKind.UNREACHABLE, r"whether its launch \(process 17 on elsewhere\) lives cannot be seen",
+        ),
+        (RunFacts(is_run=True), RunKind.UNREACHABLE, "use --rdzv-endpoint as the launch did"),
+    ],
+)  # fmt: skip
+def test_what_the_facts_mean(facts: RunFacts, kind: RunKind, said: str) -> None:
+    found = run_standing(facts)
+    assert found.kind is kind
+    assert found.exit_code == (facts.exit_code if kind is RunKind.ENDED else None)
+    assert re.search(said, found.headline)
+    codes = {RunKind.KILLED: ReasonCode.NOT_RUNNING, RunKind.UNREACHABLE: ReasonCode.UNREACHABLE}
+    code = ReasonCode.FAILED if found.exit_code == 66 else codes.get(kind)
+    assert [(one.code, one.text) for one in found.health.reasons] == ([] if code is None else [(code, found.headline)])
+
+
+STOPPED = make_incident(state=IncidentState.STOPPED)
+ELSEWHERE = RunFacts(is_run=True)
+AT_ITS_END = LastKnown(step=1240, train_steps=1240)
+
+
+@pytest.mark.parametrize(
+    ("facts", "last", "state", "headline"),
+    [
+        (ELSEWHERE, AT_ITS_END, "finished", "ended: all 1,240 steps are done"),
+        (
+            ELSEWHERE,
+            LastKnown(incident=STOPPED),
+            "failed",
+            "ended: stopped by its last incident: rank 3 on host-2 was kil",
+        ),
+        (ELSEWHERE, LastKnown(incident=make_incident(), step=5, train_steps=6), "unreachable", "unreachable: it was"),
+        (
+            replace(ELSEWHERE, exit_code=66),
+            LastKnown(incident=STOPPED),
+            "failed",
+            "exit code 66; its last incident: rank",
+        ),
+        # of one that lives the past proves nothing
+        (replace(ELSEWHERE, is_held=True), AT_ITS_END, "unreachable", "its launch lives"),
+        # its last checkpoint may be missing
+        (replace(ELSEWHERE, has_launch=True), AT_ITS_END, "killed", "is gone"),
+    ],
+)
+def test_the_last_records_of_a_run_count_without_a_launch(
+    facts: RunFacts, last: LastKnown, state: str, headline: str
+) -> None:
+    found = run_standing(facts, last)
+    assert found.state == state
+    assert headline in found.headline
+    assert found.health.level == ("green" if state == "finished" else "red")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that was launched with an etcd of its own by a process that is gone."""
+    place = tmp_path / "run" / "coordination"
+    place.mkdir(parents=True)
+    (place / "lock").write_text(f"{HERE}\n")
+    return place.parent
+
+
+def test_facts_are_read_from_a_run_directory(run: Path, tmp_path: Path) -> None:
+    assert read_facts(tmp_path / "nowhere") == RunFacts(is_run=False)
+    (tmp_path / "other").mkdir()
+    assert read_facts(tmp_path / "other").is_run is False
+    assert read_facts(run) == RunFacts(is_run=True, has_launch=True, holder=HERE, is_of_here=True)
+    (run / "coordination" / "exit-code").write_text("75\n")
+    assert read_facts(run).exit_code == 75
+    (run / "coordination" / "lock").write_text("process 17 on elsewhere\n")
+    assert read_facts(run).is_of_here is False
+
+
+@pytest.mark.parametrize("name", ["coordination/lock", "lock"])
+def test_whoever_holds_a_lock_lives(run: Path, name: str) -> None:
+    (run / name).touch()
+    with (run / name).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert read_facts(run).is_held is True
+        assert run_standing(read_facts(run)).kind is RunKind.UNREACHABLE
+    assert run_standing(read_facts(run)).kind is RunKind.KILLED
+
+
+@pytest.mark.parametrize("text", ["", "-9", "1e3", "\x1b[2J", "9" * 99])
+def test_an_exit_code_is_a_number(run: Path, text: str) -> None:
+    (run / "coordination" / "exit-code").write_text(text)
+    assert read_facts(run).exit_code is None
+
+
+def test_what_is_no_file_holds_nobody_up(run: Path) -> None:
+    for name in ("exit-code", "lock"):
+        (run / "coordination" / name).unlink(missing_ok=True)
+        os.mkfifo(run / "coordination" / name)
+    (run / "incidents").mkdir()
+    os.mkfifo(run / "incidents" / "1.json")
+    answers: list[object] = []
+    thread = threading.Thread(target=lambda: answers.extend([read_facts(run), read_last_known(run)]), daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert len(answers) == 2
+
+
+def test_what_is_known_last(run: Path) -> None:
+    assert read_last_known(run).incident is None
+    (run / "incidents").mkdir()
+    for name, state in (("0001", IncidentState.RECOVERED), ("0002", IncidentState.STOPPED)):
+        one = make_incident(name, state=state)
+        (run / "incidents" / f"{one.incident_id}.json").write_bytes(encode(one))
+    found = read_last_known(run)
+    assert found.incident is not None
+    assert (found.incident.state, found.saved_step) == (IncidentState.STOPPED, None)
