@@ -32,6 +32,7 @@ PACKAGES = [
     *find_packages(include=["megatrain", "megatrain.*"]),
     *find_packages("launcher", include=["megatrain_launcher", "megatrain_launcher.*"]),
     *find_packages("diagnostics", include=["megatrain_diagnostics", "megatrain_diagnostics.*"]),
+    *find_packages("diagnostics", include=["megatrain_dashboard", "megatrain_dashboard.*"]),
 ]
 
 
@@ -67,11 +68,12 @@ setup(
     package_dir={
         "megatrain_launcher": "launcher/megatrain_launcher",
         "megatrain_diagnostics": "diagnostics/megatrain_diagnostics",
+        "megatrain_dashboard": "diagnostics/megatrain_dashboard",
     },
     package_data={
         "megatrain": ["py.typed", "*.pyi"],
         "megatrain_launcher": ["templates/*"],
-        "megatrain_diagnostics": ["dashboard/static/*", "dashboard/static/assets/*", "runbooks/*.md"],
+        "megatrain_dashboard": ["static/*", "static/assets/*", "runbooks/*.md"],
     },
     ext_modules=extensions(),
     cmdclass={"build_ext": BuildExtensions},

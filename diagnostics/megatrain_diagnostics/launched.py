@@ -37,7 +37,7 @@ def job_commands(*, config: Config, run: Path, etcd: Sequence[str]) -> dict[str,
         found["diagnostics"] = [sys.executable, "-m", "megatrain_diagnostics.daemon", *place, *section, *saved]
     if config.dashboard.is_served and _are_installed(_PAGE_PACKAGES):
         section = ["--section", encode(config.dashboard).decode()]
-        found["dashboard"] = [sys.executable, "-m", "megatrain_diagnostics.dashboard", *place, *section]
+        found["dashboard"] = [sys.executable, "-m", "megatrain_dashboard", *place, *section]
     return found
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from megatrain.devices.gpu_readings import DriverReading, GpuReading, XidEvent
 from megatrain.devices.links import LinkReading
-from megatrain_diagnostics.dashboard.api.devices.document import HostDevicesDocument
-from megatrain_diagnostics.dashboard.api.devices.view import host_devices_document
+from megatrain_dashboard.api.devices.document import HostDevicesDocument
+from megatrain_dashboard.api.devices.view import host_devices_document
 from megatrain_diagnostics.devices.rows import HostPlace, device_tables
 from megatrain_diagnostics.devices.sample import HostSample
 from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Xids, joined

@@ -8,7 +8,12 @@ from pathlib import Path
 
 from tests.helpers.source_tree import ROOT, imported_modules, python_files, relative
 
-PRODUCT = ("megatrain", "launcher/megatrain_launcher", "diagnostics/megatrain_diagnostics")
+PRODUCT = (
+    "megatrain",
+    "launcher/megatrain_launcher",
+    "diagnostics/megatrain_diagnostics",
+    "diagnostics/megatrain_dashboard",
+)
 _TESTS = ("tests/unit", "tests/dist")
 
 
@@ -37,7 +42,7 @@ def files_that_test(path: Path) -> list[str]:
 
 
 def _tests_of_package(path: Path) -> list[str]:
-    names = set(path.relative_to(ROOT).parent.parts) - {"megatrain"}
+    names = {name.removeprefix("megatrain_") for name in path.relative_to(ROOT).parent.parts} - {"megatrain"}
     return [
         relative(test) for test in python_files(*(f"tests/unit/{name}" for name in sorted(names))) if _is_test(test)
     ]

@@ -14,6 +14,7 @@ PACKAGES = {
     "megatrain": ROOT / "megatrain",
     "megatrain_launcher": ROOT / "launcher" / "megatrain_launcher",
     "megatrain_diagnostics": ROOT / "diagnostics" / "megatrain_diagnostics",
+    "megatrain_dashboard": ROOT / "diagnostics" / "megatrain_dashboard",
 }
 
 

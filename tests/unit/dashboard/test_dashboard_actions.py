@@ -28,11 +28,11 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange
-from megatrain_diagnostics.dashboard.actions.backend import EtcdBackend
-from megatrain_diagnostics.dashboard.actions.checks import effect_of
-from megatrain_diagnostics.dashboard.actions.handler import ActionHandler
-from megatrain_diagnostics.dashboard.responses.errors import RefusalError
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_dashboard.actions.backend import EtcdBackend
+from megatrain_dashboard.actions.checks import effect_of
+from megatrain_dashboard.actions.handler import ActionHandler
+from megatrain_dashboard.responses.errors import RefusalError
+from megatrain_dashboard.settings import DashboardSettings
 from tests.helpers.action_harness import ADA, BOB, VERDICT, WAITING, ActionHarness, request_of
 from tests.helpers.answering_driver import AnsweringDriver, answer
 from tests.helpers.dashboard_server import OPERATOR_TOKEN, MadeUpJob, ask, bearer, served

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain.failures.hang import Position
+from megatrain_dashboard.api.ranks.picture_route import router
+from megatrain_dashboard.api.ranks.picture_view import STATES, HangPicture, rank_states, ranks_picture
+from megatrain_dashboard.responses.binary import unpack
 from megatrain_diagnostics.analysis.hang import RankStanding
 from megatrain_diagnostics.analysis.waiting import Awaited, waiting_arrows
-from megatrain_diagnostics.dashboard.api.ranks.picture_route import router
-from megatrain_diagnostics.dashboard.api.ranks.picture_view import STATES, HangPicture, rank_states, ranks_picture
-from megatrain_diagnostics.dashboard.responses.binary import unpack
 from megatrain_diagnostics.events.tables import StepTotals, joined, select
 from megatrain_diagnostics.store.daemon_state import DaemonState, ranges_of, scores_text
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence

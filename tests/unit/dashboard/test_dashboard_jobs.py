@@ -19,15 +19,15 @@ from megatrain.coordination.settings import EtcdSettings
 from megatrain.jobs.assessment import assess
 from megatrain.jobs.run_standing import read_facts, run_standing
 from megatrain.jobs.snapshot import read_job
+from megatrain_dashboard.api.jobs.document import JobRow
+from megatrain_dashboard.api.jobs.view import Choice, chosen_rows, counts_of, job_row
+from megatrain_dashboard.api.overview.view import OverviewInputs, overview_document
+from megatrain_dashboard.sources.recorded_job import RecordedJob
+from megatrain_dashboard.sources.runs import catalog as catalog_module
+from megatrain_dashboard.sources.runs.catalog import JobCatalog
+from megatrain_dashboard.sources.runs.metrics_history import read_metrics_history
+from megatrain_dashboard.sources.runs.run_summary import read_run_summary
 from megatrain_diagnostics.analysis.effective_time import Restart
-from megatrain_diagnostics.dashboard.api.jobs.document import JobRow
-from megatrain_diagnostics.dashboard.api.jobs.view import Choice, chosen_rows, counts_of, job_row
-from megatrain_diagnostics.dashboard.api.overview.view import OverviewInputs, overview_document
-from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
-from megatrain_diagnostics.dashboard.sources.runs import catalog as catalog_module
-from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
-from megatrain_diagnostics.dashboard.sources.runs.metrics_history import read_metrics_history
-from megatrain_diagnostics.dashboard.sources.runs.run_summary import read_run_summary
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import NOW_S, make_record, make_stall, make_status
 from tests.helpers.many_runs import BEGAN_S, STEP_S, held, report_steps, write_run

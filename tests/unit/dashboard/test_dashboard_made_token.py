@@ -13,8 +13,8 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
-from megatrain_diagnostics.dashboard.security.made_token import TOKEN_NAME, with_token
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_dashboard.security.made_token import TOKEN_NAME, with_token
+from megatrain_dashboard.settings import DashboardSettings
 from tests.helpers.dashboard_process import dashboard_process
 from tests.helpers.dashboard_server import ask, bearer, served
 from tests.helpers.etcd_server import EtcdServers, etcd_program

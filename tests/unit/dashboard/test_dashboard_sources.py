@@ -21,12 +21,12 @@ from megatrain.jobs import etcd_job
 from megatrain.jobs.etcd_job import EtcdJob
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.verdict_cases import VerdictWithOutcome, merged_cases, read_cases
+from megatrain_dashboard.api.hosts.view import HostInputs, host_history_document, hosts_document
+from megatrain_dashboard.api.incidents.view import incident_document
+from megatrain_dashboard.sources.run_files import RunFiles
+from megatrain_dashboard.sources.series_builder import SeriesBuilder
+from megatrain_dashboard.sources.series_reader import SeriesReader
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.dashboard.api.hosts.view import HostInputs, host_history_document, hosts_document
-from megatrain_diagnostics.dashboard.api.incidents.view import incident_document
-from megatrain_diagnostics.dashboard.sources.run_files import RunFiles
-from megatrain_diagnostics.dashboard.sources.series_builder import SeriesBuilder
-from megatrain_diagnostics.dashboard.sources.series_reader import SeriesReader
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import LogLines, Ranks, StepTotals, Values, from_columns, select
 from megatrain_diagnostics.store.log_query import LogQuery, newest_tails, search_lines

@@ -35,7 +35,7 @@ def test_daemon_and_page_get_the_run_and_its_etcd() -> None:
     found = job_commands(config=CONFIG, run=Path("/run"), etcd=ETCD)
     assert found["diagnostics"][1:-1] == ["-m", "megatrain_diagnostics.daemon", *place, "--section"]
     assert decode(DiagnosticsConfig, found["diagnostics"][-1], "--section") == CONFIG.diagnostics
-    assert found["dashboard"][1:-1] == ["-m", "megatrain_diagnostics.dashboard", *place, "--section"]
+    assert found["dashboard"][1:-1] == ["-m", "megatrain_dashboard", *place, "--section"]
     assert decode(DashboardConfig, found["dashboard"][-1], "--section") == CONFIG.dashboard
     assert found.keys() == {"diagnostics", "dashboard"}
 

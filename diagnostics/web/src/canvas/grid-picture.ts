@@ -202,7 +202,7 @@ export function rankBeside(shape: GridShape, rank: number, key: string): number 
   return rankOfPlace(shape, { replica, stage: Math.floor(column / shape.inner), inner: column % shape.inner });
 }
 
-/** Numbers of the states, as defined in dashboard/api/ranks/picture_view.py. */
+/** Numbers of the states, as defined in megatrain_dashboard/api/ranks/picture_view.py. */
 export const UNKNOWN = 0;
 export const IN_STEP = 1;
 export const BEHIND = 2;
