@@ -28,7 +28,6 @@ from megatrain_dashboard.api.logs import route as logs
 from megatrain_dashboard.api.marks import route as marks
 from megatrain_dashboard.api.notes import route as notes
 from megatrain_dashboard.api.overview import route as overview
-from megatrain_dashboard.api.ranks import picture_route as ranks_picture
 from megatrain_dashboard.api.ranks import route as ranks
 from megatrain_dashboard.api.runbooks import route as runbooks
 from megatrain_dashboard.api.session import route as session
@@ -47,7 +46,7 @@ from megatrain_dashboard.sources.protocol import JobSource
 API_PREFIX = "/api/v1"
 _REFUSALS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorDocument}}
 _ROUTERS = (
-    overview, marks, incidents, hosts, devices, checkpoints, logs, stragglers, ranks, heat, ranks_picture, timeline,
+    overview, marks, incidents, hosts, devices, checkpoints, logs, stragglers, ranks, heat, timeline,
     job, runbooks,
 )  # fmt: skip
 """The modules whose `router(parts)` returns the routes of one part of the API."""

@@ -29,7 +29,7 @@ from tests.helpers.canned_job import NOW_S, STEP
 _TICK_S = 0.05
 _PAGE_SECRET = "a-secret-of-the-page"
 _PREFIX = "/api/v1/"
-TOPICS = ("overview", "series", "heat", "grid", "stragglers", "incidents", "hosts", "checkpoints", "logs", "timeline")
+TOPICS = ("overview", "series", "heat", "ranks", "stragglers", "incidents", "hosts", "checkpoints", "logs", "timeline")
 
 
 @dataclass

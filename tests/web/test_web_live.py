@@ -16,7 +16,7 @@ from tests.helpers.etcd_server import etcd_program
 from tests.helpers.paced_train import Pace
 from tests.helpers.waiting import wait_until
 
-VIEWS = ("overview", "incidents", "hosts", "hosts/host-0", "heat", "timeline", "grid", "stragglers", "logs",
+VIEWS = ("overview", "incidents", "hosts", "hosts/host-0", "heat", "timeline", "ranks", "stragglers", "logs",
          "checkpoints", "actions", "audit")  # fmt: skip
 
 

@@ -102,7 +102,7 @@ class LiveJob(RunSource):
             self._config = _config_of(new)
         topics = {"overview"}
         if old is None or new is None or replace(old, revision=0) != replace(new, revision=0):
-            topics |= {"hosts", "grid"}
+            topics |= {"hosts", "ranks"}
         if old is None or new is None or old.incidents != new.incidents:
             topics.add("incidents")
         if before.records != now.records:

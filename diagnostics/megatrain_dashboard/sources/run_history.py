@@ -43,14 +43,14 @@ _MAX_ROSTERS = 4
 _MAX_KEPT = 2
 _MAX_PROBLEMS = 50
 _TOPICS_OF = {
-    "spans": ("timeline", "stragglers", "grid"),
+    "spans": ("timeline", "stragglers", "ranks"),
     "totals": ("heat", "stragglers"),
     "values": ("heat",),
-    "ranks": ("grid", "hosts", "heat", "timeline"),
-    "groups": ("grid",),
+    "ranks": ("ranks", "hosts", "heat", "timeline"),
+    "groups": ("ranks",),
     "clocks": ("hosts",),
     "logs": ("logs",),
-    "stacks": ("grid",),
+    "stacks": ("ranks",),
     "gpus": ("hosts", "heat"),
     "links": ("hosts", "heat"),
     "xids": ("hosts",),
@@ -169,9 +169,9 @@ class RunHistory:
         """Read what has changed; return whether more steps can be read at once."""
         if self._has_changed("state", _file_signature(self._run.diagnosis / STATE_NAME)):
             self.state, self._state_problem = read_state(self._run.diagnosis)
-            self._versions.bump("overview", "stragglers", "grid", "hosts")
+            self._versions.bump("overview", "stragglers", "ranks", "hosts")
         if self.files.poll():
-            self._versions.bump("incidents", "overview", "grid")
+            self._versions.bump("incidents", "overview", "ranks")
         changed = {
             kind.NAME for kind in TABLES
             if self._has_changed(kind.NAME, _table_signature(self._run.events / kind.NAME))

@@ -1,6 +1,6 @@
 """The versions of topics, which /live sends to pages: numbers that grow when the responses on a topic may have changed.
 
-A topic is the data of one view, or of a part of one: "series" is that of the charts, "grid" that of the view Ranks.
+A topic is the data of one view, or of a part of one: "series" is that of the charts, "ranks" that of the view Ranks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 
 TOPICS = (
-    "overview", "series", "heat", "grid", "stragglers", "incidents", "hosts", "checkpoints", "logs", "timeline",
+    "overview", "series", "heat", "ranks", "stragglers", "incidents", "hosts", "checkpoints", "logs", "timeline",
 )  # fmt: skip
 
 

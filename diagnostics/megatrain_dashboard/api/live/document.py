@@ -6,7 +6,7 @@ from megatrain_dashboard.responses.document import Document
 
 
 class LiveDocument(Document):
-    """An event named "change". `versions`: by topic (overview, series, heat, grid, stragglers, incidents, hosts,
+    """An event named "change". `versions`: by topic (overview, series, heat, ranks, stragglers, incidents, hosts,
     checkpoints, logs, timeline; of many jobs: jobs), a number that grows; `session` is new with every life of the
     server."""
 

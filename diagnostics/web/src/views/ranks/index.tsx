@@ -1,6 +1,6 @@
 // All ranks on the grid of pipeline stages, replicas and inner ranks: which rank waits for which, and which are suspects.
 
-import "./grid.css";
+import "./ranks.css";
 
 import type { JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
@@ -10,16 +10,16 @@ import { RoundSelect } from "../../app/round_select";
 import { hrefOf, setParams, useNumberParam, useParam } from "../../app/location";
 import { shownTheme } from "../../app/preferences";
 import { cssOf, operationColour, sequential } from "../../canvas/colours";
-import { SUSPECT, type GridPicture } from "../../canvas/grid-picture";
-import { leastStep, stateColour, type GridColour } from "../../canvas/grid-painter";
+import { SUSPECT, type RanksPicture } from "../../canvas/ranks-picture";
+import { leastStep, stateColour, type RanksColour } from "../../canvas/ranks-painter";
 import { axesText, placeOf, placeText } from "../../canvas/layout";
 import { CopyButton, Segmented, Switch, TextField } from "../../ui/controls";
 import { countOf, countText, numberText } from "../../ui/format";
 import { ViewHead } from "../../ui/section";
 import { ErrorState, Skeleton } from "../../ui/states";
 import { Table, type Column } from "../../ui/table";
-import { GridCanvas } from "./canvas";
-import { useLiveGrid } from "./live-grid";
+import { RanksCanvas } from "./canvas";
+import { useLiveRanks } from "./live-ranks";
 import { RankPanel } from "./panel";
 
 /** Up to this number of ranks, cells show text and the legend needs no letters. */
@@ -38,7 +38,7 @@ interface KeyEntry {
   letter?: string;
 }
 
-function keyEntries(picture: GridPicture, colour: GridColour): KeyEntry[] {
+function keyEntries(picture: RanksPicture, colour: RanksColour): KeyEntry[] {
   const theme = shownTheme.value;
   if (colour === "state") {
     const counts = new Array<number>(picture.states.length).fill(0);
@@ -69,7 +69,7 @@ function keyEntries(picture: GridPicture, colour: GridColour): KeyEntry[] {
   }));
 }
 
-function Key({ picture, colour }: { picture: GridPicture; colour: GridColour }): JSX.Element {
+function Key({ picture, colour }: { picture: RanksPicture; colour: RanksColour }): JSX.Element {
   if (colour === "score" && !picture.hasScores) {
     return <p class="section-note">No scores: the diagnostics daemon is not judging this round.</p>;
   }
@@ -90,7 +90,7 @@ interface RankRow {
   rank: number;
 }
 
-function columnsOf(picture: GridPicture): Column<RankRow>[] {
+function columnsOf(picture: RanksPicture): Column<RankRow>[] {
   const at = (row: RankRow): string => {
     return Object.values(placeOf(picture.layout, row.rank)).join(" ");
   };
@@ -111,7 +111,7 @@ function columnsOf(picture: GridPicture): Column<RankRow>[] {
       label: "Rank",
       isNumber: true,
       sort: (row) => row.rank,
-      render: (row) => <a href={hrefOf("grid", { rank: row.rank, table: 1 })}>{row.rank}</a>,
+      render: (row) => <a href={hrefOf("ranks", { rank: row.rank, table: 1 })}>{row.rank}</a>,
     },
     { key: "host", label: "Host", className: "host", sort: hostOf, render: hostOf },
     { key: "state", label: "State", sort: stateOf, render: (row) => picture.states[stateOf(row)]?.name ?? "" },
@@ -122,7 +122,7 @@ function columnsOf(picture: GridPicture): Column<RankRow>[] {
   ];
 }
 
-function RankTable({ picture, rank }: { picture: GridPicture; rank: number | null }): JSX.Element {
+function RankTable({ picture, rank }: { picture: RanksPicture; rank: number | null }): JSX.Element {
   const rows = useMemo(() => Array.from({ length: picture.numRanks }, (_, number) => ({ rank: number })), [picture.numRanks]);
   const columns = useMemo(() => columnsOf(picture), [picture]);
   return (
@@ -138,7 +138,7 @@ function RankTable({ picture, rank }: { picture: GridPicture; rank: number | nul
   );
 }
 
-function rankLine(picture: GridPicture, rank: number): string {
+function rankLine(picture: RanksPicture, rank: number): string {
   const host = picture.hosts[picture.host[rank] ?? 0] ?? "";
   const step = picture.step[rank] ?? -1;
   const operation = picture.operations[String(picture.operation[rank])] ?? "";
@@ -153,17 +153,17 @@ function rankLine(picture: GridPicture, rank: number): string {
   return parts.filter((part) => part !== "").join(", ");
 }
 
-function asColour(text: string): GridColour {
+function asColour(text: string): RanksColour {
   return text === "step" || text === "operation" || text === "score" ? text : "state";
 }
 
-function HangLine({ picture }: { picture: GridPicture }): JSX.Element | null {
+function HangLine({ picture }: { picture: RanksPicture }): JSX.Element | null {
   if (!picture.hasHang) {
     return null;
   }
   const suspects = [...picture.state.keys()].filter((rank) => picture.state[rank] === SUSPECT);
   return (
-    <p class="grid-hang" role="status" data-testid="grid-hang">
+    <p class="ranks-hang" role="status" data-testid="ranks-hang">
       <strong>{suspects.length === 0 ? "No suspect identified" : `Blocked by ${countOf(suspects.length, "rank")}`}</strong>
       <span>{picture.hangReason}</span>
       <span class="faint">source: {picture.hangSource}</span>
@@ -171,9 +171,9 @@ function HangLine({ picture }: { picture: GridPicture }): JSX.Element | null {
   );
 }
 
-export function GridView(): JSX.Element {
+export function RanksView(): JSX.Element {
   const number = shownRound.value?.number;
-  const { picture, error, reload } = useLiveGrid(number);
+  const { picture, error, reload } = useLiveRanks(number);
   const [colourText, setColour] = useParam("colour", "state");
   const [rank] = useNumberParam("rank");
   const [table, setTable] = useParam("table", "0");
@@ -213,13 +213,13 @@ export function GridView(): JSX.Element {
             <Switch label="table" isOn={table === "1"} onChange={(isOn) => setTable(isOn ? "1" : "0")} />
           </div>
           <Key picture={picture} colour={colour} />
-          <div class="grid-layout">
-            <div class="grid-main">
+          <div class="ranks-layout">
+            <div class="ranks-main">
               {table === "1" ? (
                 <RankTable picture={picture} rank={chosen} />
               ) : (
                 <>
-                  <GridCanvas
+                  <RanksCanvas
                     picture={picture}
                     colour={colour}
                     hasArrows={arrows === "1"}
@@ -227,7 +227,7 @@ export function GridView(): JSX.Element {
                     setRank={setRank}
                     setHovered={setHovered}
                   />
-                  <p class="picture-readout" data-testid="grid-readout">
+                  <p class="picture-readout" data-testid="ranks-readout">
                     {shown < 0 || shown >= picture.numRanks ? "Mouse wheel or + and - to zoom, drag to move, arrow keys to select a rank." : rankLine(picture, shown)}
                   </p>
                   <p class="visually-hidden" role="status" aria-live="polite">

@@ -9,7 +9,7 @@ export interface RankState {
   letter: string;
 }
 
-export interface GridPicture {
+export interface RanksPicture {
   round: number;
   layout: Layout;
   shape: GridShape;
@@ -35,7 +35,7 @@ export interface GridPicture {
   arrowCount: Int32Array;
 }
 
-export function gridPicture(arrays: Arrays): GridPicture {
+export function ranksPicture(arrays: Arrays): RanksPicture {
   const fields = arrays.fields;
   const layout = fields["layout"] as Layout;
   const state = arrays.bytes("state");

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain.failures.hang import Position
-from megatrain_dashboard.api.ranks.picture_route import router
 from megatrain_dashboard.api.ranks.picture_view import STATES, HangPicture, rank_states, ranks_picture
+from megatrain_dashboard.api.ranks.route import router
 from megatrain_dashboard.responses.binary import unpack
 from megatrain_diagnostics.analysis.hang import RankStanding
 from megatrain_diagnostics.analysis.waiting import Awaited, waiting_arrows
@@ -175,7 +175,7 @@ def test_scores_and_silence_are_the_daemons(tmp_path: Path) -> None:
     assert fields["has_scores"] is True
 
     source.state = state(2)  # of another round: no news of this one
-    source.versions["grid"] = 1
+    source.versions["ranks"] = 1
     fields, arrays = asked(source)
     assert fields["has_scores"] is False
     assert not any(NAMES[one] == "silent" for one in arrays["state"])

@@ -5,8 +5,8 @@ import { test } from "node:test";
 
 import {
   centreOf, clampedGrid, gridWidth, hasCards, placeOfRank, rankAt, rankBeside, rankOfPlace, shapeOf, wholeGrid, zoomedGrid,
-} from "../src/canvas/grid-picture.ts";
-import { gridImage } from "../src/canvas/grid-painter.ts";
+} from "../src/canvas/ranks-picture.ts";
+import { ranksImage } from "../src/canvas/ranks-painter.ts";
 import { peersOf, placeOf, placeText, type Layout } from "../src/canvas/layout.ts";
 
 const SHAPE = { stages: 8, replicas: 192, inner: 8 };
@@ -57,7 +57,7 @@ test("the rank at a point is the one drawn there", () => {
 
 test("every rank has its own pixel, with stages side by side", () => {
   const colours = Array.from({ length: 12_288 }, (_, rank) => [rank & 255, rank >> 8, 7] as const);
-  const image = gridImage(SHAPE, colours);
+  const image = ranksImage(SHAPE, colours);
 
   assert.equal(image.width, 64);
   assert.equal(image.pixels.filter((pixel) => pixel !== 0).length, 12_288);

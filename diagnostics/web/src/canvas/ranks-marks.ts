@@ -1,13 +1,13 @@
 // Drawn on top of the grid's cells: outlines of peers, wait-for arrows, marks of suspects, the cursor.
 
 import { cssOf, type Theme, type Triple } from "./colours.ts";
-import { BEHIND, centreOf, hasCards, OUTLIER, SILENT, SUSPECT, type GridPicture, type GridView } from "./grid-picture.ts";
+import { BEHIND, centreOf, hasCards, OUTLIER, SILENT, SUSPECT, type RanksPicture, type GridView } from "./ranks-picture.ts";
 import { cutText } from "./text.ts";
 
 const MOST_MARKS = 60;
 const MOST_RADIUS_PX = 18;
 
-export interface GridStyle {
+export interface RanksStyle {
   theme: Theme;
   background: Triple;
   ink: string;
@@ -21,8 +21,8 @@ export interface GridStyle {
   font: string;
 }
 
-export interface GridScene {
-  picture: GridPicture;
+export interface RanksScene {
+  picture: RanksPicture;
   colours: readonly Triple[];
   image: HTMLCanvasElement;
   hasArrows: boolean;
@@ -30,7 +30,7 @@ export interface GridScene {
   peers: ReadonlySet<number>;
 }
 
-export function paintPeers(context: CanvasRenderingContext2D, scene: GridScene, view: GridView, style: GridStyle): void {
+export function paintPeers(context: CanvasRenderingContext2D, scene: RanksScene, view: GridView, style: RanksStyle): void {
   context.strokeStyle = style.accent;
   context.lineWidth = 1;
   const width = Math.max(2, view.cell - 1);
@@ -43,7 +43,7 @@ export function paintPeers(context: CanvasRenderingContext2D, scene: GridScene, 
   context.stroke();
 }
 
-export function paintArrows(context: CanvasRenderingContext2D, scene: GridScene, view: GridView, style: GridStyle): number {
+export function paintArrows(context: CanvasRenderingContext2D, scene: RanksScene, view: GridView, style: RanksStyle): number {
   const { picture } = scene;
   const count = picture.arrowKind.length;
   for (let arrow = 0; arrow < count; arrow += 1) {
@@ -70,7 +70,7 @@ export function paintArrows(context: CanvasRenderingContext2D, scene: GridScene,
 }
 
 /** Draw the number of waiting ranks at the start of an arrow. */
-function paintCount(context: CanvasRenderingContext2D, count: number, x: number, y: number, style: GridStyle): void {
+function paintCount(context: CanvasRenderingContext2D, count: number, x: number, y: number, style: RanksStyle): void {
   const text = `${count.toLocaleString("en-US")} waiting`;
   context.font = style.font;
   context.textAlign = "left";
@@ -103,7 +103,7 @@ function arrowLine(context: CanvasRenderingContext2D, x0: number, y0: number, x1
 }
 
 /** Return the ranks to mark, the worst first: suspects, outliers, silent ranks, ranks that are behind. */
-export function markedRanks(picture: GridPicture): number[] {
+export function markedRanks(picture: RanksPicture): number[] {
   const found: number[] = [];
   for (const state of [SUSPECT, OUTLIER, SILENT, BEHIND]) {
     for (let rank = 0; rank < picture.numRanks && found.length < MOST_MARKS; rank += 1) {
@@ -116,7 +116,7 @@ export function markedRanks(picture: GridPicture): number[] {
 }
 
 export function paintMarks(
-  context: CanvasRenderingContext2D, scene: GridScene, view: GridView, width: number, height: number, style: GridStyle,
+  context: CanvasRenderingContext2D, scene: RanksScene, view: GridView, width: number, height: number, style: RanksStyle,
 ): number {
   const { picture } = scene;
   context.font = style.font;
@@ -157,7 +157,7 @@ export function paintMarks(
   return drawn;
 }
 
-function paintDiamond(context: CanvasRenderingContext2D, x: number, y: number, radius: number, style: GridStyle): void {
+function paintDiamond(context: CanvasRenderingContext2D, x: number, y: number, radius: number, style: RanksStyle): void {
   context.beginPath();
   context.moveTo(x, y - radius);
   context.lineTo(x + radius, y);
@@ -175,7 +175,7 @@ function paintDiamond(context: CanvasRenderingContext2D, x: number, y: number, r
 }
 
 function paintTag(
-  context: CanvasRenderingContext2D, text: string, x: number, y: number, aside: number, width: number, style: GridStyle,
+  context: CanvasRenderingContext2D, text: string, x: number, y: number, aside: number, width: number, style: RanksStyle,
 ): void {
   const fits = cutText(context, text, 170);
   const size = context.measureText(fits).width + 10;
@@ -190,7 +190,7 @@ function paintTag(
   context.fillText(fits, left + 5, y + 0.5);
 }
 
-export function paintGridCursor(context: CanvasRenderingContext2D, scene: GridScene, view: GridView, style: GridStyle): void {
+export function paintRanksCursor(context: CanvasRenderingContext2D, scene: RanksScene, view: GridView, style: RanksStyle): void {
   if (scene.cursor < 0 || scene.cursor >= scene.picture.numRanks) {
     return;
   }

@@ -24,7 +24,7 @@ function RankFacts({ rank }: { rank: RankDocument }): JSX.Element {
   return (
     <>
       {rank.findings.map((text) => (
-        <p key={text} class="grid-finding">
+        <p key={text} class="ranks-finding">
           {text}
         </p>
       ))}
@@ -44,7 +44,7 @@ function RankFacts({ rank }: { rank: RankDocument }): JSX.Element {
         </Fact>
         <Fact label="black box">{rank.black_box === "" ? "none" : <code>{rank.black_box}</code>}</Fact>
       </Facts>
-      <p class="grid-links">
+      <p class="ranks-links">
         <a href={hrefOf("timeline", { rank: rank.rank })}>timeline</a>
         <a href={hrefOf("heat", { rank: rank.rank, step: rank.step })}>heat map</a>
         <a href={hrefOf("logs", { ranks: rank.rank })}>all log lines</a>
@@ -77,7 +77,7 @@ function RankFacts({ rank }: { rank: RankDocument }): JSX.Element {
             <summary>
               {stack.thread} <TimeText at={stack.at_unix_s} />
             </summary>
-            <pre class="grid-stack">{[...stack.frames].reverse().join("\n")}</pre>
+            <pre class="ranks-stack">{[...stack.frames].reverse().join("\n")}</pre>
           </details>
         ))
       )}
@@ -104,7 +104,7 @@ function LogTail({ rank, round }: { rank: number; round: number }): JSX.Element 
           found.lines.length === 0 ? (
             <p class="faint">No log lines of this rank are stored.</p>
           ) : (
-            <pre class="grid-log" tabIndex={0} aria-label={`last log lines of rank ${rank}`}>
+            <pre class="ranks-log" tabIndex={0} aria-label={`last log lines of rank ${rank}`}>
               {found.lines.map((line) => line.line).join("\n")}
             </pre>
           )
@@ -116,16 +116,16 @@ function LogTail({ rank, round }: { rank: number; round: number }): JSX.Element 
 
 export function RankPanel({ rank, round }: { rank: number | null; round: number }): JSX.Element {
   const path = rank === null ? null : `ranks/${rank}`;
-  const resource = useResource<RankDocument>(path, { round }, "grid");
+  const resource = useResource<RankDocument>(path, { round }, "ranks");
   if (rank === null) {
     return (
-      <Section title="Rank" className="grid-panel">
+      <Section title="Rank" className="ranks-panel">
         <EmptyState title="No rank selected">Click a cell, or focus the grid and use the arrow keys.</EmptyState>
       </Section>
     );
   }
   return (
-    <Section title={`Rank ${rank}`} className="grid-panel">
+    <Section title={`Rank ${rank}`} className="ranks-panel">
       <Loaded resource={resource} lines={8}>
         {(found) => <RankFacts rank={found} />}
       </Loaded>

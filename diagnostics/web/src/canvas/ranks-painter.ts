@@ -2,18 +2,18 @@
 // a name at any zoom; the colour is redundant.
 
 import { againstPeers, cssOf, inkOn, operationColour, packed, sequential, type Theme, type Triple } from "./colours.ts";
-import { paintArrows, paintGridCursor, paintMarks, paintPeers, type GridScene, type GridStyle } from "./grid-marks.ts";
+import { paintArrows, paintRanksCursor, paintMarks, paintPeers, type RanksScene, type RanksStyle } from "./ranks-marks.ts";
 import {
-  hasCards, leftOf, placeOfRank, rankOfPlace, UNKNOWN, type GridPicture, type GridShape, type GridView,
-} from "./grid-picture.ts";
+  hasCards, leftOf, placeOfRank, rankOfPlace, UNKNOWN, type RanksPicture, type GridShape, type GridView,
+} from "./ranks-picture.ts";
 import type { Size } from "./surface.ts";
 import { cutText } from "./text.ts";
 
-export type GridColour = "state" | "step" | "operation" | "score";
+export type RanksColour = "state" | "step" | "operation" | "score";
 
-export const GRID_TOP = 24;
-export const GRID_LEFT = 54;
-export const GRID_FONT_PX = 12;
+export const RANKS_TOP = 24;
+export const RANKS_LEFT = 54;
+export const RANKS_FONT_PX = 12;
 const LETTER_PX = 13;
 /** Cells of at least this size also show the number of the rank, at this distance from the top. */
 const NUMBERED_PX = 60;
@@ -33,7 +33,7 @@ export function stateColour(state: number, theme: Theme): Triple {
 }
 
 /** Return the colour of each rank. */
-export function rankColours(picture: GridPicture, by: GridColour, theme: Theme): Triple[] {
+export function rankColours(picture: RanksPicture, by: RanksColour, theme: Theme): Triple[] {
   const least = by === "step" ? leastStep(picture) : 0;
   const width = Math.max(1, picture.newestStep - least);
   const unknown = stateColour(UNKNOWN, theme);
@@ -55,7 +55,7 @@ export function rankColours(picture: GridPicture, by: GridColour, theme: Theme):
 }
 
 /** Return the lowest step that any rank has reported. */
-export function leastStep(picture: GridPicture): number {
+export function leastStep(picture: RanksPicture): number {
   let least = picture.newestStep;
   for (const step of picture.step) {
     if (step >= 0 && step < least) {
@@ -66,7 +66,7 @@ export function leastStep(picture: GridPicture): number {
 }
 
 /** Return the grid as an image of one pixel per rank, with the stages side by side. */
-export function gridImage(shape: GridShape, colours: readonly Triple[]): { pixels: Uint32Array; width: number; height: number } {
+export function ranksImage(shape: GridShape, colours: readonly Triple[]): { pixels: Uint32Array; width: number; height: number } {
   const width = shape.stages * shape.inner;
   const pixels = new Uint32Array(width * shape.replicas);
   colours.forEach((colour, rank) => {
@@ -76,26 +76,26 @@ export function gridImage(shape: GridShape, colours: readonly Triple[]): { pixel
   return { pixels, width, height: shape.replicas };
 }
 
-export interface GridPainted {
+export interface RanksPainted {
   numArrows: number;
   numLetters: number;
   numCards: number;
   numMarks: number;
 }
 
-export function paintGridPicture(
-  context: CanvasRenderingContext2D, scene: GridScene, view: GridView, size: Size, style: GridStyle,
-): GridPainted {
+export function paintRanksPicture(
+  context: CanvasRenderingContext2D, scene: RanksScene, view: GridView, size: Size, style: RanksStyle,
+): RanksPainted {
   const { picture } = scene;
   const { shape } = picture;
   context.clearRect(0, 0, size.width, size.height);
-  const width = size.width - GRID_LEFT;
-  const height = size.height - GRID_TOP;
+  const width = size.width - RANKS_LEFT;
+  const height = size.height - RANKS_TOP;
   context.save();
   context.beginPath();
-  context.rect(GRID_LEFT, GRID_TOP, width, height);
+  context.rect(RANKS_LEFT, RANKS_TOP, width, height);
   context.clip();
-  context.translate(GRID_LEFT, GRID_TOP);
+  context.translate(RANKS_LEFT, RANKS_TOP);
   context.imageSmoothingEnabled = false;
   const across = shape.inner * view.cell;
   for (let stage = 0; stage < shape.stages; stage += 1) {
@@ -111,7 +111,7 @@ export function paintGridPicture(
   paintPeers(context, scene, view, style);
   const numArrows = scene.hasArrows ? paintArrows(context, scene, view, style) : 0;
   const numMarks = paintMarks(context, scene, view, width, height, style);
-  paintGridCursor(context, scene, view, style);
+  paintRanksCursor(context, scene, view, style);
   context.restore();
   paintHeads(context, shape, view, size, style);
   return { numArrows, numLetters, numCards, numMarks };
@@ -120,7 +120,7 @@ export function paintGridPicture(
 const LEAST_GAP_PX = 6;
 
 function paintGaps(
-  context: CanvasRenderingContext2D, shape: GridShape, view: GridView, width: number, height: number, style: GridStyle,
+  context: CanvasRenderingContext2D, shape: GridShape, view: GridView, width: number, height: number, style: RanksStyle,
 ): void {
   context.fillStyle = cssOf(style.background);
   const down = Math.min(height, view.y + shape.replicas * view.line);
@@ -161,7 +161,7 @@ function eachInSight(
 }
 
 function paintLetters(
-  context: CanvasRenderingContext2D, scene: GridScene, view: GridView, width: number, height: number, style: GridStyle,
+  context: CanvasRenderingContext2D, scene: RanksScene, view: GridView, width: number, height: number, style: RanksStyle,
 ): number {
   if (view.cell < LETTER_PX || view.line < LETTER_PX) {
     return 0;
@@ -194,12 +194,12 @@ const MOST_IN_A_LINE = 3;
 
 /** Draw the facts about each rank as text in its cell. */
 function paintCards(
-  context: CanvasRenderingContext2D, scene: GridScene, view: GridView, width: number, height: number, style: GridStyle,
+  context: CanvasRenderingContext2D, scene: RanksScene, view: GridView, width: number, height: number, style: RanksStyle,
 ): number {
   const { picture } = scene;
   context.textAlign = "left";
   context.textBaseline = "middle";
-  const scale = Number.parseFloat(style.font) / GRID_FONT_PX; // follows the text size of the page
+  const scale = Number.parseFloat(style.font) / RANKS_FONT_PX; // follows the text size of the page
   const font = style.font.replace(/^[\d.]+px/, `${CARD_FONT_PX * scale}px`);
   const high = Math.min(CARD_LINE_PX * scale, view.line);
   const most = Math.max(1, Math.floor((view.line - CARD_PAD_PX) / high));
@@ -219,7 +219,7 @@ function paintCards(
   return drawn;
 }
 
-function cardLines(picture: GridPicture, rank: number): string[] {
+function cardLines(picture: RanksPicture, rank: number): string[] {
   const operation = picture.operations[String(picture.operation[rank])];
   const step = picture.step[rank] ?? -1;
   const lines = [
@@ -232,7 +232,7 @@ function cardLines(picture: GridPicture, rank: number): string[] {
   return lines.filter((text) => text !== "");
 }
 
-function paintHeads(context: CanvasRenderingContext2D, shape: GridShape, view: GridView, size: Size, style: GridStyle): void {
+function paintHeads(context: CanvasRenderingContext2D, shape: GridShape, view: GridView, size: Size, style: RanksStyle): void {
   context.font = style.font;
   context.fillStyle = style.inkFaint;
   context.textBaseline = "middle";
@@ -240,17 +240,17 @@ function paintHeads(context: CanvasRenderingContext2D, shape: GridShape, view: G
   const stageWidth = shape.inner * view.cell;
   const every = Math.max(1, Math.ceil(40 / (stageWidth + view.cell)));
   for (let stage = 0; stage < shape.stages; stage += every) {
-    const x = GRID_LEFT + leftOf(shape, view, { stage, inner: 0 }) + stageWidth / 2;
-    if (x > GRID_LEFT && x < size.width) {
-      context.fillText(`pp ${stage}`, x, GRID_TOP / 2);
+    const x = RANKS_LEFT + leftOf(shape, view, { stage, inner: 0 }) + stageWidth / 2;
+    if (x > RANKS_LEFT && x < size.width) {
+      context.fillText(`pp ${stage}`, x, RANKS_TOP / 2);
     }
   }
   context.textAlign = "right";
   const step = Math.max(1, Math.ceil(16 / view.line));
   for (let replica = 0; replica < shape.replicas; replica += step) {
-    const y = GRID_TOP + view.y + (replica + 0.5) * view.line;
-    if (y >= GRID_TOP && y < size.height) {
-      context.fillText(`dp ${replica}`, GRID_LEFT - 8, y);
+    const y = RANKS_TOP + view.y + (replica + 0.5) * view.line;
+    if (y >= RANKS_TOP && y < size.height) {
+      context.fillText(`dp ${replica}`, RANKS_LEFT - 8, y);
     }
   }
 }

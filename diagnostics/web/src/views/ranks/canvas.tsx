@@ -6,13 +6,13 @@ import { useEffect, useMemo, useRef } from "preact/hooks";
 import { shownTheme, token } from "../../app/preferences";
 import { tripleOfHex } from "../../canvas/colours";
 import {
-  clampedGrid, rankAt, rankBeside, centreOf, wholeGrid, zoomedGrid, type GridPicture, type GridView,
-} from "../../canvas/grid-picture";
+  clampedGrid, rankAt, rankBeside, centreOf, wholeGrid, zoomedGrid, type RanksPicture, type GridView,
+} from "../../canvas/ranks-picture";
 import {
-  gridImage, GRID_FONT_PX, GRID_LEFT, GRID_TOP, paintGridPicture, rankColours, type GridColour,
-} from "../../canvas/grid-painter";
+  ranksImage, RANKS_FONT_PX, RANKS_LEFT, RANKS_TOP, paintRanksPicture, rankColours, type RanksColour,
+} from "../../canvas/ranks-painter";
 import { peersOf } from "../../canvas/layout";
-import type { GridStyle } from "../../canvas/grid-marks";
+import type { RanksStyle } from "../../canvas/ranks-marks";
 import { fitted, fontOf, useFrame, useSize } from "../../canvas/surface";
 
 const WHEEL_ZOOM = 1.002;
@@ -20,15 +20,15 @@ const KEY_ZOOM = 1.5;
 const CLICK_PX = 4;
 
 interface CanvasProps {
-  picture: GridPicture;
-  colour: GridColour;
+  picture: RanksPicture;
+  colour: RanksColour;
   hasArrows: boolean;
   rank: number | null;
   setRank: (rank: number) => void;
   setHovered: (rank: number) => void;
 }
 
-function styleOf(element: HTMLElement): GridStyle {
+function styleOf(element: HTMLElement): RanksStyle {
   return {
     theme: shownTheme.peek(),
     background: tripleOfHex(token("--surface")),
@@ -40,18 +40,18 @@ function styleOf(element: HTMLElement): GridStyle {
     bad: token("--bad"),
     badInk: token("--bad-ink"),
     mark: token("--mark"),
-    font: fontOf(element, GRID_FONT_PX),
+    font: fontOf(element, RANKS_FONT_PX),
   };
 }
 
-export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHovered }: CanvasProps): JSX.Element {
+export function RanksCanvas({ picture, colour, hasArrows, rank, setRank, setHovered }: CanvasProps): JSX.Element {
   const box = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const size = useSize(box);
   const theme = shownTheme.value;
   const { layout, shape } = picture;
-  const width = Math.max(1, size.width - GRID_LEFT - 8);
-  const height = Math.max(1, size.height - GRID_TOP - 4);
+  const width = Math.max(1, size.width - RANKS_LEFT - 8);
+  const height = Math.max(1, size.height - RANKS_TOP - 4);
   const shapeKey = `${shape.inner} ${shape.stages} ${shape.replicas}`;
   const whole = useMemo(() => wholeGrid(shape, width, height), [shapeKey, width, height]);
   // null: show the whole grid, also after the canvas is resized
@@ -61,7 +61,7 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
 
   const colours = useMemo(() => rankColours(picture, colour, theme), [picture, colour, theme]);
   const image = useMemo(() => {
-    const drawn = gridImage(shape, colours);
+    const drawn = ranksImage(shape, colours);
     const target = document.createElement("canvas");
     target.width = drawn.width;
     target.height = drawn.height;
@@ -85,7 +85,7 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
     const began = performance.now();
     const view = viewNow();
     const scene = { picture, colours, image, hasArrows, cursor: rank ?? -1, peers };
-    const painted = paintGridPicture(context, scene, view, size, styleOf(target));
+    const painted = paintRanksPicture(context, scene, view, size, styleOf(target));
     Object.assign(target.dataset, {
       ranks: String(picture.numRanks),
       arrows: String(painted.numArrows),
@@ -105,13 +105,13 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
   };
   const pointOf = (event: { clientX: number; clientY: number; currentTarget: Element }): { x: number; y: number } => {
     const rect = event.currentTarget.getBoundingClientRect();
-    return { x: event.clientX - rect.left - GRID_LEFT, y: event.clientY - rect.top - GRID_TOP };
+    return { x: event.clientX - rect.left - RANKS_LEFT, y: event.clientY - rect.top - RANKS_TOP };
   };
   const onWheel = (event: WheelEvent): void => {
     event.preventDefault();
     const rect = (event.currentTarget as Element).getBoundingClientRect();
-    const x = event.clientX - rect.left - GRID_LEFT;
-    const y = event.clientY - rect.top - GRID_TOP;
+    const x = event.clientX - rect.left - RANKS_LEFT;
+    const y = event.clientY - rect.top - RANKS_TOP;
     const delta = event.deltaY * (event.deltaMode === 1 ? 24 : 1);
     const view = viewNow();
     if (event.shiftKey) {
@@ -162,14 +162,14 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
   };
 
   return (
-    <div class="picture grid-picture" ref={box}>
+    <div class="picture ranks-picture" ref={box}>
       <canvas
         ref={canvas}
         tabIndex={0}
         role="application"
         aria-roledescription="grid of ranks"
         aria-label={`${picture.numRanks} ranks: ${shape.stages} stages across, ${shape.replicas} replicas down, ${shape.inner} ranks in each. Arrow keys move, plus and minus zoom. The table of ranks has the same content.`}
-        data-testid="grid-canvas"
+        data-testid="ranks-canvas"
         onPointerDown={(event) => {
           event.currentTarget.setPointerCapture(event.pointerId);
           event.currentTarget.focus({ preventScroll: true });
