@@ -6,7 +6,7 @@ import { useState } from "preact/hooks";
 import { ApiError } from "../../api/client";
 import { isSigningIn, signIn } from "../../app/session";
 
-export function LoginView(): JSX.Element {
+export function SessionView(): JSX.Element {
   const [token, setToken] = useState("");
   const [problem, setProblem] = useState("");
   const submit = async (): Promise<void> => {

@@ -1,6 +1,6 @@
 // A comparison of runs: summary, charts over the same steps, and the keys in which their configurations differ.
 
-import "./jobs.css";
+import "./compare.css";
 
 import type { ComponentChildren, JSX } from "preact";
 
