@@ -33,6 +33,7 @@ PACKAGES = [
     *find_packages("launcher", include=["megatrain_job", "megatrain_job.*"]),
     *find_packages("launcher", include=["megatrain_launcher", "megatrain_launcher.*"]),
     *find_packages("diagnostics", include=["megatrain_diagnostics", "megatrain_diagnostics.*"]),
+    *find_packages("diagnostics", include=["megatrain_dashboard", "megatrain_dashboard.*"]),
 ]
 
 
@@ -69,11 +70,12 @@ setup(
         "megatrain_job": "launcher/megatrain_job",
         "megatrain_launcher": "launcher/megatrain_launcher",
         "megatrain_diagnostics": "diagnostics/megatrain_diagnostics",
+        "megatrain_dashboard": "diagnostics/megatrain_dashboard",
     },
     package_data={
         "megatrain": ["py.typed", "*.pyi"],
         "megatrain_launcher": ["templates/*"],
-        "megatrain_diagnostics": ["dashboard/static/*", "dashboard/static/assets/*", "runbooks/*.md"],
+        "megatrain_dashboard": ["static/*", "static/assets/*", "runbooks/*.md"],
     },
     ext_modules=extensions(),
     cmdclass={"build_ext": BuildExtensions},

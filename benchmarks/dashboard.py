@@ -96,7 +96,7 @@ def _overview(run_directory: Path, etcd_directory: Path) -> Iterator[dict[str, A
         write_job(client, str(run_directory))
         arguments = ("--run", str(run_directory), "--job", KEYS.job, "--rdzv-endpoint", etcd.urls[0], "--port", "0",
                      "--section", encode(DashboardConfig()).decode())  # fmt: skip
-        with _kept("megatrain_diagnostics.dashboard", *arguments) as process:
+        with _kept("megatrain_dashboard", *arguments) as process:
             wait_until(lambda: client.get(KEYS.dashboard) is not None, "the page")
             item = client.get(KEYS.dashboard)
             assert item is not None

@@ -1,5 +1,5 @@
 """The commands that a launch runs for the diagnosis, found by the entry points `megatrain.job_programs` and
-`megatrain.host_program`: daemon and web page for the job; a streamer for each host.
+`megatrain.host_program`: a daemon for the job, and a streamer for each host.
 
 It loads nothing else of the diagnosis: an executor imports it, and executors do not need the rest. Without the packages
 of the extra `diagnostics` there is nothing to run.
@@ -7,38 +7,31 @@ of the extra `diagnostics` there is nothing to run.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from megatrain.config.config import Config
 from megatrain.contracts.record import encode
+from megatrain.programs.installed_packages import are_installed
 from megatrain_diagnostics.streamer.settings import StreamerSettings
 
 _DAEMON_PACKAGES = ("pyarrow", "duckdb")
-_PAGE_PACKAGES = (*_DAEMON_PACKAGES, "fastapi", "uvicorn")
 _STREAMER_PACKAGES = ("pyarrow", "prometheus_client")
 
 
 def job_commands(*, config: Config, run: Path, etcd: Sequence[str]) -> dict[str, list[str]]:
-    """Return the commands of a job by name: the daemon where it can run, the web page where it is configured.
+    """Return the command of the daemon by its name; none where streaming is off, or it cannot run.
 
-    `etcd`: flags that give etcd's endpoints. Neither command needs the other.
+    `etcd`: flags that give etcd's endpoints.
     """
-    if not config.diagnostics.is_streamed:
+    if not config.diagnostics.is_streamed or not are_installed(_DAEMON_PACKAGES):
         return {}
     place = ["--run", str(run), "--job", config.job.name, *etcd]
-    found = {}
-    if _are_installed(_DAEMON_PACKAGES):
-        section = ["--section", encode(config.diagnostics).decode()]
-        directory = config.checkpoint.directory
-        saved = ["--checkpoints", directory] if directory else []
-        found["diagnostics"] = [sys.executable, "-m", "megatrain_diagnostics.daemon", *place, *section, *saved]
-    if config.dashboard.is_served and _are_installed(_PAGE_PACKAGES):
-        section = ["--section", encode(config.dashboard).decode()]
-        found["dashboard"] = [sys.executable, "-m", "megatrain_diagnostics.dashboard", *place, *section]
-    return found
+    section = ["--section", encode(config.diagnostics).decode()]
+    directory = config.checkpoint.directory
+    saved = ["--checkpoints", directory] if directory else []
+    return {"diagnostics": [sys.executable, "-m", "megatrain_diagnostics.daemon", *place, *section, *saved]}
 
 
 def streamer_command(*, config: Config, run: Path, host: str, logs: Path, etcd: Sequence[str]) -> list[str]:
@@ -46,7 +39,7 @@ def streamer_command(*, config: Config, run: Path, host: str, logs: Path, etcd: 
 
     `logs`: the directory with the logs of this host's ranks; `etcd`: flags that give etcd's endpoints.
     """
-    if not config.diagnostics.is_streamed or not _are_installed(_STREAMER_PACKAGES):
+    if not config.diagnostics.is_streamed or not are_installed(_STREAMER_PACKAGES):
         return []
     settings = StreamerSettings(
         job=config.job.name,
@@ -63,7 +56,3 @@ def streamer_command(*, config: Config, run: Path, host: str, logs: Path, etcd: 
         dcgm_url=config.diagnostics.dcgm_url,
     )
     return [sys.executable, "-m", "megatrain_diagnostics.streamer", "--settings", encode(settings).decode(), *etcd]
-
-
-def _are_installed(packages: Sequence[str]) -> bool:
-    return all(importlib.util.find_spec(name) is not None for name in packages)

@@ -1,4 +1,4 @@
-"""Build the page into diagnostics/megatrain_diagnostics/dashboard/static; `make web` runs this.
+"""Build the page into diagnostics/megatrain_dashboard/static; `make web` runs this.
 
 The files are committed and part of the wheel, so users of megatrain need neither node nor the npm packages; only
 developers of the page do. Builds are reproducible: the same sources give the same bytes, which a test checks. node
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 WEB = Path(__file__).resolve().parent
-STATIC = WEB.parent / "megatrain_diagnostics" / "dashboard" / "static"
+STATIC = WEB.parent / "megatrain_dashboard" / "static"
 _NPM_FLAGS = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
 
 

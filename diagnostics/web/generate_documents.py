@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megatrain_diagnostics import dashboard
-from megatrain_diagnostics.dashboard.responses.document import Document
+import megatrain_dashboard
+from megatrain_dashboard.responses.document import Document
 
 OUTPUT = Path(__file__).parent / "src" / "api" / "documents.ts"
 HEAD = """\
@@ -36,7 +36,7 @@ def document_classes() -> Iterator[type[Document]]:
 
 def _modules() -> Iterator[pkgutil.ModuleInfo]:
     """Yield the modules of the dashboard that define documents."""
-    for info in pkgutil.walk_packages(dashboard.__path__, f"{dashboard.__name__}."):
+    for info in pkgutil.walk_packages(megatrain_dashboard.__path__, f"{megatrain_dashboard.__name__}."):
         if info.name.rpartition(".")[2] == "document":
             yield info
 

@@ -4,7 +4,7 @@
 import { readFileSync } from "node:fs";
 import { defineConfig, type Plugin } from "vite";
 
-const STATIC = "../megatrain_diagnostics/dashboard/static";
+const STATIC = "../megatrain_dashboard/static";
 
 // The packages in the bundle. Their licences require that the licence texts are distributed with them.
 const BUNDLED = ["preact", "@preact/signals", "@preact/signals-core", "uplot"];

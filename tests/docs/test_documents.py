@@ -29,6 +29,10 @@ SHELL = re.compile(r"[^\w\s=.,:/@%+'\"-]")
 # What a checkout has; build products, environments and runs stay behind.
 COPIED = ("Makefile", "pyproject.toml", "setup.py", "constraints.txt", "README.md", "megatrain", "configs", "docs")
 
+# Documents that say where things are: `path` or `path::name`, where NAME in a path stands for any name.
+NAMING_PLACES = ("docs/architecture.md", "docs/guides/extending.md")
+PLACE = re.compile(r"`([\w.-]+(?:/[\w.-]+)*)(?:::([\w.]+))?`")
+
 # The demo is to learn something: its steps are long, and a document's need only to be taken.
 DEMO = "configs/demo.toml"
 SMALLER = {"micro_batch_size = 8": "micro_batch_size = 2", "global_batch_size = 32": "global_batch_size = 8"}
@@ -111,3 +115,29 @@ def test_links_lead_to_files_and_headings() -> None:
             if not linked.exists() or (anchor and anchor not in anchors(linked.read_text(encoding="utf-8"))):
                 broken.append(f"{relative(path)}: {target}")
     assert not broken, "\n".join(broken)
+
+
+def test_named_files_and_names_are_there() -> None:
+    assert [place for document in NAMING_PLACES for place in lost_places((ROOT / document).read_text())] == []
+
+
+def lost_places(text: str) -> list[str]:
+    """Return the places of a document that are not in this repository. A path begins at its root."""
+    tops = {path.name for path in ROOT.iterdir()}
+    places = [(path, name) for path, name in PLACE.findall(text) if name or path.partition("/")[0] in tops]
+    return [f"{path}::{name}".removesuffix("::") for path, name in places if not is_there(path, name.split("."))]
+
+
+def is_there(path: str, names: list[str]) -> bool:
+    """Return whether files have this path, and one of them has all of these names."""
+    files = list(ROOT.glob(path.replace("NAME", "*")))
+    if names == [""]:
+        return bool(files)
+    words = (set(re.findall(r"\w+", file.read_text(encoding="utf-8"))) for file in files)
+    return any(words_of_file.issuperset(names) for words_of_file in words)
+
+
+def test_a_lost_place_is_found() -> None:
+    text = "`tests/NAME/test_documents.py::is_there`, `tests/docs/gone.py`, `Makefile::no_name`, `test_gone.py::PLACE`"
+    assert lost_places(text) == ["tests/docs/gone.py", "Makefile::no_name", "test_gone.py::PLACE"]
+    assert lost_places("`megatrain.contracts`, `megatrain diag`, `model/norm.py`, `megatrain/ops`") == []

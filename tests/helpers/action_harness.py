@@ -21,11 +21,11 @@ from megatrain.contracts.host_verdict import (
     VerdictKind,
     VerdictOutcome,
 )
-from megatrain_diagnostics.dashboard.actions.backend import Outcome
-from megatrain_diagnostics.dashboard.actions.document import ActionAnswer, ActionRequest
-from megatrain_diagnostics.dashboard.actions.handler import ActionHandler
-from megatrain_diagnostics.dashboard.responses.errors import RefusalError
-from megatrain_diagnostics.dashboard.security.roles import Caller, Proof, Role
+from megatrain_dashboard.actions.backend import Outcome
+from megatrain_dashboard.actions.document import ActionAnswer, ActionRequest
+from megatrain_dashboard.actions.handler import ActionHandler
+from megatrain_dashboard.responses.errors import RefusalError
+from megatrain_dashboard.security.roles import Caller, Proof, Role
 from megatrain_job.jobs.snapshot import JobSnapshot
 from tests.helpers.launched_job import NOW_S, make_snapshot
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megatrain_diagnostics.dashboard.api.logs.document import (
+from megatrain_dashboard.api.logs.document import (
     LogCauseDocument,
     LogCausesDocument,
     LogLineDocument,
     LogLinesDocument,
 )
-from megatrain_diagnostics.dashboard.api.stragglers.document import (
+from megatrain_dashboard.api.stragglers.document import (
     ActionBalance,
     FindingDocument,
     HostScore,
@@ -18,7 +18,7 @@ from megatrain_diagnostics.dashboard.api.stragglers.document import (
     StragglersDocument,
     WhatIfDocument,
 )
-from megatrain_diagnostics.dashboard.responses.document import Document, ThresholdsDocument
+from megatrain_dashboard.responses.document import Document, ThresholdsDocument
 from tests.helpers.canned_job import MARKUP, NOW_S, SLOW_HOST, STEP, host_name
 
 NUM_LINES = 2000

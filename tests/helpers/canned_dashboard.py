@@ -16,20 +16,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-from megatrain_diagnostics.dashboard.actions.document import ActionAnswer, ActionRequest
-from megatrain_diagnostics.dashboard.api.live.document import LiveDocument
-from megatrain_diagnostics.dashboard.api.notes.document import NoteRequest
-from megatrain_diagnostics.dashboard.api.session.document import SessionDocument
-from megatrain_diagnostics.dashboard.assets import Asset, installed_assets
-from megatrain_diagnostics.dashboard.responses.document import Document, ErrorDocument
-from megatrain_diagnostics.dashboard.security.headers import SECURITY_HEADERS
-from megatrain_diagnostics.dashboard.security.sessions import PAGE_SECRET_HEADER
+from megatrain_dashboard.actions.document import ActionAnswer, ActionRequest
+from megatrain_dashboard.api.live.document import LiveDocument
+from megatrain_dashboard.api.notes.document import NoteRequest
+from megatrain_dashboard.api.session.document import SessionDocument
+from megatrain_dashboard.assets import Asset, installed_assets
+from megatrain_dashboard.responses.document import Document, ErrorDocument
+from megatrain_dashboard.security.headers import SECURITY_HEADERS
+from megatrain_dashboard.security.sessions import PAGE_SECRET_HEADER
 from tests.helpers.canned_job import NOW_S, STEP
 
 _TICK_S = 0.05
 _PAGE_SECRET = "a-secret-of-the-page"
 _PREFIX = "/api/v1/"
-TOPICS = ("overview", "series", "heat", "grid", "stragglers", "incidents", "hosts", "checkpoints", "logs", "timeline")
+TOPICS = ("overview", "series", "heat", "ranks", "stragglers", "incidents", "hosts", "checkpoints", "logs", "timeline")
 
 
 @dataclass

@@ -11,26 +11,26 @@ from collections.abc import Mapping
 from typing import Literal
 
 from megatrain.contracts.layout import Layout
-from megatrain_diagnostics.dashboard.api.hosts.document import (
+from megatrain_dashboard.api.hosts.document import (
     CheckDocument,
     HostDocument,
     HostHistoryDocument,
     HostsDocument,
 )
-from megatrain_diagnostics.dashboard.api.job.document import (
+from megatrain_dashboard.api.job.document import (
     JobDocument,
     OperationDocument,
     RoundDocument,
 )
-from megatrain_diagnostics.dashboard.api.marks.document import (
+from megatrain_dashboard.api.marks.document import (
     ChangedKeyDocument,
     ConfigChangeDocument,
     MarkDocument,
     MarkKind,
     MarksDocument,
 )
-from megatrain_diagnostics.dashboard.api.notes.document import NoteDocument, NotesDocument
-from megatrain_diagnostics.dashboard.api.overview.document import (
+from megatrain_dashboard.api.notes.document import NoteDocument, NotesDocument
+from megatrain_dashboard.api.overview.document import (
     CheckpointAge,
     DiagnosisState,
     GapDocument,
@@ -41,7 +41,7 @@ from megatrain_diagnostics.dashboard.api.overview.document import (
     ReasonDocument,
     SeriesDocument,
 )
-from megatrain_diagnostics.dashboard.responses.document import Document, ThresholdsDocument, layout_document
+from megatrain_dashboard.responses.document import Document, ThresholdsDocument, layout_document
 from tests.helpers.canned_devices import host_devices
 
 NOW_S = 1_795_000_000.0

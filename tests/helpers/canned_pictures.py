@@ -8,9 +8,9 @@ from functools import cache
 from fastapi.testclient import TestClient
 
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_diagnostics.dashboard.app import make_app
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
+from megatrain_dashboard.app import make_app
+from megatrain_dashboard.settings import DashboardSettings
+from megatrain_dashboard.sources.recorded_job import RecordedJob
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megatrain_diagnostics.dashboard.api.audit.document import AuditDocument, AuditEntryDocument
-from megatrain_diagnostics.dashboard.api.checkpoints.document import (
+from megatrain_dashboard.api.audit.document import AuditDocument, AuditEntryDocument
+from megatrain_dashboard.api.checkpoints.document import (
     BranchDocument,
     CheckpointDocument,
     CheckpointsDocument,
 )
-from megatrain_diagnostics.dashboard.api.incidents.document import (
+from megatrain_dashboard.api.incidents.document import (
     DamagedIncidentDocument,
     FailureDocument,
     HappenedDocument,
@@ -23,14 +23,14 @@ from megatrain_diagnostics.dashboard.api.incidents.document import (
     StoryDocument,
     VerdictDocument,
 )
-from megatrain_diagnostics.dashboard.api.runbooks.document import (
+from megatrain_dashboard.api.runbooks.document import (
     RunbookDocument,
     RunbookNameDocument,
     RunbooksDocument,
 )
-from megatrain_diagnostics.dashboard.api.runbooks.filling import Names
-from megatrain_diagnostics.dashboard.api.runbooks.route import installed_runbooks
-from megatrain_diagnostics.dashboard.responses.document import Document
+from megatrain_dashboard.api.runbooks.filling import Names
+from megatrain_dashboard.api.runbooks.route import installed_runbooks
+from megatrain_dashboard.responses.document import Document
 from tests.helpers.canned_job import JOB, LOST_HOST, MARKUP, NOW_S, SLOW_HOST, STEP
 
 

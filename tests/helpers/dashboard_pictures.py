@@ -11,13 +11,13 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.testclient import TestClient
 
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain_dashboard.parts import DashboardParts
+from megatrain_dashboard.responses.errors import add_error_responses, check_query
+from megatrain_dashboard.security.heavy import HeavyQueries
+from megatrain_dashboard.settings import DashboardSettings
+from megatrain_dashboard.sources.facts import JobFacts
+from megatrain_dashboard.sources.protocol import LiveState
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.dashboard.parts import DashboardParts
-from megatrain_diagnostics.dashboard.responses.errors import add_error_responses, check_query
-from megatrain_diagnostics.dashboard.security.heavy import HeavyQueries
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from megatrain_diagnostics.dashboard.sources.facts import JobFacts
-from megatrain_diagnostics.dashboard.sources.protocol import LiveState
 from megatrain_diagnostics.events.roster import Roster, make_roster, newest_round
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Groups, Ranks, Table

@@ -36,7 +36,7 @@ class DashboardProcess:
         """Start it and wait until it serves."""
         self.log.write_bytes(b"")
         command = [
-            sys.executable, "-m", "megatrain_diagnostics.dashboard", "--run", str(self.run), "--job", self.job,
+            sys.executable, "-m", "megatrain_dashboard", "--run", str(self.run), "--job", self.job,
             "--rdzv-endpoint", ",".join(self.urls), "--port", str(self.port),
             "--section", encode(DashboardConfig()).decode(), *self.flags,
         ]  # fmt: skip

@@ -14,15 +14,15 @@ from fastapi import APIRouter
 
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_diagnostics.dashboard.actions.handler import ActionHandler
-from megatrain_diagnostics.dashboard.api.live.streams import LiveStreams
-from megatrain_diagnostics.dashboard.app import make_app
-from megatrain_diagnostics.dashboard.assets import Asset
-from megatrain_diagnostics.dashboard.security.headers import CONTENT_SECURITY_POLICY
-from megatrain_diagnostics.dashboard.server import DashboardServer, listening_socket
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from megatrain_diagnostics.dashboard.sources.facts import JobFacts
-from megatrain_diagnostics.dashboard.sources.protocol import LiveState
+from megatrain_dashboard.actions.handler import ActionHandler
+from megatrain_dashboard.api.live.streams import LiveStreams
+from megatrain_dashboard.app import make_app
+from megatrain_dashboard.assets import Asset
+from megatrain_dashboard.security.headers import CONTENT_SECURITY_POLICY
+from megatrain_dashboard.server import DashboardServer, listening_socket
+from megatrain_dashboard.settings import DashboardSettings
+from megatrain_dashboard.sources.facts import JobFacts
+from megatrain_dashboard.sources.protocol import LiveState
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.daemon_state import DaemonState
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence

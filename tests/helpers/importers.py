@@ -8,7 +8,13 @@ from pathlib import Path
 
 from tests.helpers.source_tree import ROOT, imported_modules, python_files, relative
 
-PRODUCT = ("megatrain", "launcher/megatrain_job", "launcher/megatrain_launcher", "diagnostics/megatrain_diagnostics")
+PRODUCT = (
+    "megatrain",
+    "launcher/megatrain_job",
+    "launcher/megatrain_launcher",
+    "diagnostics/megatrain_diagnostics",
+    "diagnostics/megatrain_dashboard",
+)
 _TESTS = ("tests/unit", "tests/dist")
 
 

@@ -13,10 +13,10 @@ from fastapi.testclient import TestClient
 
 from megatrain.cli import main
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_diagnostics.dashboard.app import make_app
-from megatrain_diagnostics.dashboard.responses.binary import unpack
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
+from megatrain_dashboard.app import make_app
+from megatrain_dashboard.responses.binary import unpack
+from megatrain_dashboard.settings import DashboardSettings
+from megatrain_dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.store.hang_evidence import kept_rounds
 from tests.helpers.waiting import wait_until
 

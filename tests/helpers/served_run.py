@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_diagnostics.dashboard.app import make_app
-from megatrain_diagnostics.dashboard.server import DashboardServer, listening_socket
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
+from megatrain_dashboard.app import make_app
+from megatrain_dashboard.server import DashboardServer, listening_socket
+from megatrain_dashboard.settings import DashboardSettings
+from megatrain_dashboard.sources.recorded_job import RecordedJob
 
 
 @contextmanager

@@ -33,13 +33,13 @@ def test_an_incident_is_a_war_room(serve: Serve, pages) -> None:
     expect(others.locator(".moment-line")).to_have_count(8)
     expect(culprit).not_to_contain_text("NCCL error")
     expect(page.locator("[data-label]")).to_have_attribute("data-label", "gpu_hardware")
-    for picture in ("grid-canvas", "heat-cells"):
+    for picture in ("ranks-canvas", "heat-cells"):
         page.locator(f"[data-testid={picture}]").wait_for()
     links = page.get_by_role("link", name="open", exact=True)
     expect(links).to_have_count(2)
     opens = [urlsplit(link.get_attribute("href")).fragment for link in links.all()]
     assert all("round=1" in link for link in opens)
-    assert {link[:5] for link in opens} == {"/grid", "/heat"}
+    assert {link.partition("?")[0] for link in opens} == {"/ranks", "/heat"}
 
     commands = page.locator("[data-runbook='worker-ended.md'] [data-command]")
     commands.first.wait_for()

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from megatrain_diagnostics.dashboard.jobs.app import make_jobs_app
-from megatrain_diagnostics.dashboard.server import DashboardServer, listening_socket
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
+from megatrain_dashboard.jobs.app import make_jobs_app
+from megatrain_dashboard.server import DashboardServer, listening_socket
+from megatrain_dashboard.settings import DashboardSettings
+from megatrain_dashboard.sources.runs.catalog import JobCatalog
 from tests.helpers.dashboard_server import VIEWER_TOKEN
 from tests.helpers.many_runs import demo_config, held, report_steps, write_run
 

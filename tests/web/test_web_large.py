@@ -49,14 +49,14 @@ def test_hosts_of_a_large_job_are_drawn_as_far_as_they_are_seen(url: str, pages)
     expect(page.locator("tbody tr")).to_have_count(1)
 
 
-@pytest.mark.parametrize("view", ["overview", "heat", "grid", "stragglers"])
+@pytest.mark.parametrize("view", ["overview", "heat", "ranks", "stragglers"])
 def test_view_of_a_large_job(url: str, pages, view: str) -> None:
     pages.expected.append("404")  # no step of it was recorded in full
     page = pages.open(f"{url}#/{view}", width=1920, height=1080)
     page.locator("main h1").wait_for()
     expect(page.locator(".skeleton")).to_have_count(0)
     expect(page.locator("[role=alert]")).to_have_text([])
-    if view in ("heat", "grid"):
+    if view in ("heat", "ranks"):
         page.locator("main canvas").first.wait_for()
     if view == "stragglers":
         page.get_by_text(f"rank {SLOW_RANK}").first.wait_for()

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import pytest
 from playwright.sync_api import expect
 
-from megatrain_diagnostics.dashboard.security.made_token import TOKEN_NAME
+from megatrain_dashboard.security.made_token import TOKEN_NAME
 from tests.helpers.closed_loop import ClosedLoop, closed_loop
 from tests.helpers.dashboard_process import DashboardProcess, dashboard_process
 from tests.helpers.etcd_server import etcd_program
 from tests.helpers.paced_train import Pace
 from tests.helpers.waiting import wait_until
 
-VIEWS = ("overview", "incidents", "hosts", "hosts/host-0", "heat", "timeline", "grid", "stragglers", "logs",
+VIEWS = ("overview", "incidents", "hosts", "hosts/host-0", "heat", "timeline", "ranks", "stragglers", "logs",
          "checkpoints", "actions", "audit")  # fmt: skip
 
 

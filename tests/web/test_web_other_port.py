@@ -15,9 +15,9 @@ import pytest
 from playwright.sync_api import expect
 
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_diagnostics.dashboard.assets import installed_assets
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from megatrain_diagnostics.dashboard.sources.protocol import LiveState
+from megatrain_dashboard.assets import installed_assets
+from megatrain_dashboard.settings import DashboardSettings
+from megatrain_dashboard.sources.protocol import LiveState
 from tests.helpers.canned_dashboard import TOPICS
 from tests.helpers.dashboard_server import OPERATOR_TOKEN, MadeUpJob, Served, action, ask, from_page, served
 

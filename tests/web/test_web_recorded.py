@@ -20,7 +20,7 @@ VIEWS = {
     "hosts/host-1": "About this host",
     "heat": "Heat map",
     "timeline": "Timeline",
-    "grid": "Ranks",
+    "ranks": "Ranks",
     "stragglers": "Findings",
     "logs": "Root cause",
     "checkpoints": "Checkpoints",
@@ -60,7 +60,7 @@ def test_a_run_that_nobody_can_reach_is_red_on_each_of_its_pages(url: str, pages
     expect(page.locator(".header .headline")).to_contain_text("Unreachable")
 
 
-@pytest.mark.parametrize("view", ["heat", "timeline", "grid?rank=2"])
+@pytest.mark.parametrize("view", ["heat", "timeline", "ranks?rank=2"])
 def test_accessibility_of_pictures(url: str, pages, view: str) -> None:
     pages.expected += ["404"] if view in NO_FULL_STEP else []
     page = pages.open(f"{url}#/{view}")
@@ -83,6 +83,12 @@ def test_a_link_of_before_shows_its_round(url: str, pages) -> None:
     page.get_by_role("link", name="Stragglers").click()
     page.locator("main[data-view=stragglers] h1").wait_for()
     expect(page).to_have_url(re.compile(r"\?round=1$"))
+
+
+def test_a_link_by_the_former_name_of_a_view_opens_it(url: str, pages) -> None:
+    page = pages.open(f"{url}#/grid?rank=2")
+    page.locator("main[data-view=ranks] h1").wait_for()
+    page.get_by_role("heading", name="Rank 2").wait_for()
 
 
 def test_rounds_can_be_gone_back_to(url: str, pages) -> None:

@@ -37,8 +37,8 @@ VIEWS = {
     f"heat?round={SLOW.round}&scale=z&by=host": "Outliers",
     "timeline": "slices of 8 ranks",
     f"timeline?round={SLOW.round}&ideal=1&critical=1": "without stragglers",
-    "grid": "in step: 8",
-    f"grid?round={HUNG.round}&rank=3": "process is stopped (T)",
+    "ranks": "in step: 8",
+    f"ranks?round={HUNG.round}&rank=3": "process is stopped (T)",
     f"stragglers?round={SLOW.round}": "host-1",
     "stragglers": "Slowdown by stragglers (what-if)",
     "logs": "Lines",
@@ -79,7 +79,7 @@ def test_view_of_the_sample_fits_every_screen(url: str, pages, view: str) -> Non
     [
         "overview",
         "incidents",
-        f"grid?round={HUNG.round}&rank=3",
+        f"ranks?round={HUNG.round}&rank=3",
         f"stragglers?round={SLOW.round}",
         "checkpoints",
     ],
@@ -100,8 +100,8 @@ _CUT = """
 
 
 def test_the_culprit_of_the_hang_is_named_in_the_picture(url: str, pages) -> None:
-    page = pages.open(f"{url}#/grid?round={HUNG.round}")
-    canvas = page.get_by_test_id("grid-canvas")
+    page = pages.open(f"{url}#/ranks?round={HUNG.round}")
+    canvas = page.get_by_test_id("ranks-canvas")
     canvas.wait_for()
     expect(canvas).to_have_attribute("data-marks", "1")  # the culprit
     expect(canvas).to_have_attribute("data-arrows", re.compile("^[1-9]"))
@@ -109,8 +109,8 @@ def test_the_culprit_of_the_hang_is_named_in_the_picture(url: str, pages) -> Non
 
 
 def test_the_ranks_of_a_small_job_fill_the_page_with_words(url: str, pages) -> None:
-    page = pages.open(f"{url}#/grid", width=1440, height=900)
-    canvas = page.get_by_test_id("grid-canvas")
+    page = pages.open(f"{url}#/ranks", width=1440, height=900)
+    canvas = page.get_by_test_id("ranks-canvas")
     canvas.wait_for()
     expect(canvas).to_have_attribute("data-cards", "8")  # ranks that are drawn with words
     expect(canvas).to_have_attribute("data-ranks", "8")
@@ -164,7 +164,7 @@ def test_what_was_said_of_another_round_is_not_shown_as_of_this_one(url: str, pa
     page.get_by_text("No rank is slower than its peers").wait_for()
 
 
-@pytest.mark.parametrize("view", [f"grid?round={HUNG.round}", f"stragglers?round={SLOW.round}"])
+@pytest.mark.parametrize("view", [f"ranks?round={HUNG.round}", f"stragglers?round={SLOW.round}"])
 def test_a_page_of_twice_the_size_is_not_wider_than_its_screen(url: str, pages, view: str) -> None:
     page = pages.open(f"{url}#/{view}", width=720, height=450)
     page.get_by_role("button", name="is shown; show the newest").wait_for()

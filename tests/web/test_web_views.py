@@ -164,8 +164,8 @@ def test_problems_lead_to_the_newest_round_and_incidents_to_theirs(serve: Serve,
     expect(page.locator(".skeleton")).to_have_count(0)
     number = dashboard.responses["incidents/000001"].round
     links = page.locator(".war-room a").evaluate_all("all => all.map(one => one.getAttribute('href'))")
-    of_rounds = [link for link in links if re.match("#/(heat|grid|logs|timeline)", link)]
-    assert {link.split("?")[0] for link in of_rounds} == {"#/heat", "#/grid", "#/logs", "#/timeline"}
+    of_rounds = [link for link in links if re.match("#/(heat|ranks|logs|timeline)", link)]
+    assert {link.split("?")[0] for link in of_rounds} == {"#/heat", "#/ranks", "#/logs", "#/timeline"}
     assert all(f"round={number}" in link for link in of_rounds)
 
 

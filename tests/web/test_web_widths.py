@@ -92,14 +92,14 @@ def test_the_small_grid_of_an_incident_says_who_is_where(
     url: str, pages, width: int, num_cards: int, num_letters: int
 ) -> None:
     page = pages.open(f"{url}#/incidents/{DIED.incident_id}", width=width)
-    grid = page.locator(f"canvas[data-testid=grid-canvas][data-ranks='{NUM_RANKS}']")
+    grid = page.locator(f"canvas[data-testid=ranks-canvas][data-ranks='{NUM_RANKS}']")
     expect(grid).to_have_attribute("data-cards", str(num_cards))
     expect(grid).to_have_attribute("data-letters", str(num_letters))
 
 
 def test_the_ranks_of_a_small_job_take_the_width_of_a_wall(url: str, pages) -> None:
-    page = pages.open(f"{url}#/grid", width=3840, height=2160)
-    grid = page.locator(f"canvas[data-testid=grid-canvas][data-ranks='{NUM_RANKS}']")
+    page = pages.open(f"{url}#/ranks", width=3840, height=2160)
+    grid = page.locator(f"canvas[data-testid=ranks-canvas][data-ranks='{NUM_RANKS}']")
     grid.wait_for()
     two_stages = 2 * float(grid.get_attribute("data-cell"))
     assert two_stages > 0.9 * grid.bounding_box()["width"]

@@ -336,7 +336,7 @@ def test_each_option_of_a_job_whose_daemon_has_its_own_host(tmp_path: Path) -> N
         os.kill(daemon, signal.SIGKILL)
         wait_until(lambda: job.first_step() > 0, "the removal of the oldest events", deadline_s=2 * DEADLINE_S)
         assert len(job.events.read(Gpus).gpu) == len(job.events.read(NetworkLinks).step) == 0
-        assert job.programs("megatrain_diagnostics.dashboard", "host-1") == []
+        assert job.programs("megatrain_dashboard", "host-1") == []
         assert job.record(DashboardRecord, "dashboard") is None
 
 

@@ -169,7 +169,7 @@ def strike_rank(rank: int, kind: str) -> Act:
     return lambda job: job.running.faults.fail_at(rank, job.newest_step() + 5, kind)
 
 
-DAEMON, PAGE = "megatrain_diagnostics.daemon", "megatrain_diagnostics.dashboard"
+DAEMON, PAGE = "megatrain_diagnostics.daemon", "megatrain_dashboard"
 FAULTS = {
     "two ranks within three seconds": Fault(kill_two_ranks, "recovering", "incident/"),
     "a rank is stopped": Fault(strike_rank(2, "stop"), "recovering", "incident/"),

@@ -79,5 +79,5 @@ def test_every_direct_dependency_is_pinned(requirement: str) -> None:
 def test_entry_points_are_the_built_in_verbs_and_those_beside_it() -> None:
     declared = PROJECT["project"]["entry-points"]["megatrain.commands"]
     launcher = {verb: f"megatrain_launcher.commands.{verb}" for verb in LAUNCHER_VERBS}
-    diagnosis = {"dashboard": "megatrain_diagnostics.dashboard.command", "diag": "megatrain_diagnostics.commands"}
+    diagnosis = {"dashboard": "megatrain_dashboard.command", "diag": "megatrain_diagnostics.commands"}
     assert declared == {**BUILT_IN_VERBS, **launcher, **diagnosis}

@@ -15,6 +15,7 @@ PACKAGES = {
     "megatrain_job": ROOT / "launcher" / "megatrain_job",
     "megatrain_launcher": ROOT / "launcher" / "megatrain_launcher",
     "megatrain_diagnostics": ROOT / "diagnostics" / "megatrain_diagnostics",
+    "megatrain_dashboard": ROOT / "diagnostics" / "megatrain_dashboard",
 }
 
 

@@ -19,7 +19,7 @@ FORMER_WORD_PLACES = {
     "megatrain/contracts/manifest.py",
     "diagnostics/megatrain_diagnostics/columns/schema.py",
     "diagnostics/megatrain_diagnostics/commands/arguments.py",
-    "diagnostics/megatrain_diagnostics/dashboard/responses/query_parameters.py",
+    "diagnostics/megatrain_dashboard/responses/query_parameters.py",
     "diagnostics/megatrain_diagnostics/store/daemon_state.py",
     "diagnostics/web/src/app/location.ts",
     "tests/unit/contracts/test_former_checkpoint.py",

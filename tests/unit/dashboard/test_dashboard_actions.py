@@ -25,11 +25,11 @@ from megatrain.contracts.job_requests import RequestKind
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import Cordon, JobEnd
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_diagnostics.dashboard.actions.backend import EtcdBackend
-from megatrain_diagnostics.dashboard.actions.checks import effect_of
-from megatrain_diagnostics.dashboard.actions.handler import ActionHandler
-from megatrain_diagnostics.dashboard.responses.errors import RefusalError
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_dashboard.actions.backend import EtcdBackend
+from megatrain_dashboard.actions.checks import effect_of
+from megatrain_dashboard.actions.handler import ActionHandler
+from megatrain_dashboard.responses.errors import RefusalError
+from megatrain_dashboard.settings import DashboardSettings
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange

@@ -15,7 +15,8 @@ from tests.helpers.require import require, require_module
 from tests.helpers.source_tree import ROOT
 
 WEB = ROOT / "diagnostics" / "web"
-STATIC = ROOT / "diagnostics" / "megatrain_diagnostics" / "dashboard" / "static"
+PACKAGE = ROOT / "diagnostics" / "megatrain_dashboard"
+STATIC = PACKAGE / "static"
 SOURCES = sorted(path for pattern in ("src/**/*.ts*", "src/**/*.css", "*.ts", "*.html") for path in WEB.glob(pattern))
 MAX_GZIP_BYTES = 120 * 1024
 NAMESPACES = {
@@ -134,25 +135,24 @@ def test_a_rebuild_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_page_is_in_the_wheel() -> None:
     listed = _package_data()
-    built = {f"dashboard/static/{path}" for path in files(STATIC)}
+    built = {f"static/{path}" for path in files(STATIC)}
     assert built <= listed, f"missing from package_data: {sorted(built - listed)}"
 
 
 def test_runbooks_are_in_the_wheel_as_docs_has_them() -> None:
-    package, source = ROOT / "diagnostics" / "megatrain_diagnostics", ROOT / "docs" / "runbooks"
-    listed = {path: (package / path).read_bytes() for path in _package_data() if path.startswith("runbooks/")}
+    source = ROOT / "docs" / "runbooks"
+    listed = {path: (PACKAGE / path).read_bytes() for path in _package_data() if path.startswith("runbooks/")}
     assert listed == {f"runbooks/{path.name}": path.read_bytes() for path in source.glob("*.md")}
 
 
 def _package_data() -> set[str]:
-    """Return the files of megatrain_diagnostics that setup.py puts into a wheel beside its modules."""
+    """Return the files of megatrain_dashboard that setup.py puts into a wheel beside its modules."""
     source = (ROOT / "setup.py").read_text()
-    patterns = re.search(r'"megatrain_diagnostics": \[([^\]]*)\]', source)
+    patterns = re.search(r'"megatrain_dashboard": \[([^\]]*)\]', source)
     assert patterns is not None
-    package = ROOT / "diagnostics" / "megatrain_diagnostics"
     return {
-        path.relative_to(package).as_posix()
+        path.relative_to(PACKAGE).as_posix()
         for pattern in re.findall(r'"([^"]+)"', patterns[1])
-        for path in package.glob(pattern)
+        for path in PACKAGE.glob(pattern)
         if path.is_file()
     }

@@ -22,9 +22,9 @@ from megatrain.contracts.host_verdict import (
 )
 from megatrain.contracts.record import from_plain, to_plain
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_diagnostics.dashboard.actions.handler import ActionHandler
-from megatrain_diagnostics.dashboard.responses.errors import RefusalError
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_dashboard.actions.handler import ActionHandler
+from megatrain_dashboard.responses.errors import RefusalError
+from megatrain_dashboard.settings import DashboardSettings
 from tests.helpers.action_harness import ADA, BOB, VERDICT, WAITING, ActionHarness, request_of
 from tests.helpers.dashboard_server import ask, served
 

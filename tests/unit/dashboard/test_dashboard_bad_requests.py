@@ -12,7 +12,7 @@ import pytest
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from megatrain_diagnostics.dashboard.settings import DashboardSettings, Limits
+from megatrain_dashboard.settings import DashboardSettings, Limits
 from tests.helpers.dashboard_server import (
     JOB_PATH,
     PAGE,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatrain_diagnostics.dashboard.responses.binary import MAGIC, pack, unpack
+from megatrain_dashboard.responses.binary import MAGIC, pack, unpack
 
 NAMES = st.text("abcdefgh_", min_size=1, max_size=6)
 ARRAYS = st.sampled_from(["u1", "i4", "f4", "f8"]).flatmap(

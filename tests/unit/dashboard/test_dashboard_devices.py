@@ -12,11 +12,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from megatrain.contracts.layout import Layout
-from megatrain_diagnostics.dashboard.api.devices import route as devices_route
-from megatrain_diagnostics.dashboard.api.devices.view import NUM_POINTS
-from megatrain_diagnostics.dashboard.api.heat import route as heat_route
-from megatrain_diagnostics.dashboard.api.heat.subject import DEVICE_SUBJECTS
-from megatrain_diagnostics.dashboard.responses.binary import unpack
+from megatrain_dashboard.api.devices import route as devices_route
+from megatrain_dashboard.api.devices.view import NUM_POINTS
+from megatrain_dashboard.api.heat import route as heat_route
+from megatrain_dashboard.api.heat.subject import DEVICE_SUBJECTS
+from megatrain_dashboard.responses.binary import unpack
 from megatrain_diagnostics.devices.rows import HostPlace, device_tables
 from megatrain_diagnostics.devices.sample import HostSample
 from megatrain_diagnostics.events.tables import Table, joined

@@ -21,10 +21,10 @@ from megatrain.contracts.operations import Operation
 from megatrain.contracts.record import encode
 from megatrain.contracts.run_directory import RunDirectory, black_box_path, kept_black_box
 from megatrain.telemetry.recorder import open_recorder
+from megatrain_dashboard.app import make_app
+from megatrain_dashboard.settings import DashboardSettings
+from megatrain_dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.dashboard.app import make_app
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.events.tables import Groups, Ranks, Spans
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from tests.helpers.hung_spans import LATE, group_of_four, open_spans

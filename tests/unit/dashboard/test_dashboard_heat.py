@@ -17,6 +17,11 @@ from hypothesis import strategies as st
 
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
+from megatrain_dashboard.api.heat.order import By
+from megatrain_dashboard.api.heat.route import router
+from megatrain_dashboard.api.heat.subject import Measure, subject_of
+from megatrain_dashboard.api.heat.view import HeatCells, heat_picture, safe_text
+from megatrain_dashboard.responses.binary import unpack
 from megatrain_diagnostics.analysis.heat_scale import (
     NO_VALUE,
     NUM_LEVELS,
@@ -29,11 +34,6 @@ from megatrain_diagnostics.analysis.heat_scale import (
     scaled,
 )
 from megatrain_diagnostics.analysis.peers import Peers
-from megatrain_diagnostics.dashboard.api.heat.order import By
-from megatrain_diagnostics.dashboard.api.heat.route import router
-from megatrain_diagnostics.dashboard.api.heat.subject import Measure, subject_of
-from megatrain_diagnostics.dashboard.api.heat.view import HeatCells, heat_picture, safe_text
-from megatrain_diagnostics.dashboard.responses.binary import unpack
 from megatrain_diagnostics.events.tables import Ranks, StepTotals, joined, num_rows, select
 from tests.helpers.dashboard_pictures import PictureSource, picture_client, stored_events
 from tests.helpers.synthetic_steps import SyntheticJob

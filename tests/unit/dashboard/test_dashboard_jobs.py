@@ -14,15 +14,15 @@ import pytest
 
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain_dashboard.api.jobs.document import JobRow
+from megatrain_dashboard.api.jobs.view import Choice, chosen_rows, counts_of, job_row
+from megatrain_dashboard.api.overview.view import OverviewInputs, overview_document
+from megatrain_dashboard.sources.recorded_job import RecordedJob
+from megatrain_dashboard.sources.runs import catalog as catalog_module
+from megatrain_dashboard.sources.runs.catalog import JobCatalog
+from megatrain_dashboard.sources.runs.metrics_history import read_metrics_history
+from megatrain_dashboard.sources.runs.run_summary import read_run_summary
 from megatrain_diagnostics.analysis.effective_time import Restart
-from megatrain_diagnostics.dashboard.api.jobs.document import JobRow
-from megatrain_diagnostics.dashboard.api.jobs.view import Choice, chosen_rows, counts_of, job_row
-from megatrain_diagnostics.dashboard.api.overview.view import OverviewInputs, overview_document
-from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
-from megatrain_diagnostics.dashboard.sources.runs import catalog as catalog_module
-from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
-from megatrain_diagnostics.dashboard.sources.runs.metrics_history import read_metrics_history
-from megatrain_diagnostics.dashboard.sources.runs.run_summary import read_run_summary
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.jobs.assessment import assess

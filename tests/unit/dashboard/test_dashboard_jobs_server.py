@@ -20,12 +20,12 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.programs.stop_signals import STOP_SIGNALS
-from megatrain_diagnostics.dashboard.api.compare.view import differences
-from megatrain_diagnostics.dashboard.jobs import open_jobs as open_jobs_module
-from megatrain_diagnostics.dashboard.jobs.app import JobsDashboard, make_jobs_app
-from megatrain_diagnostics.dashboard.server import DashboardServer, listening_socket
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
+from megatrain_dashboard.api.compare.view import differences
+from megatrain_dashboard.jobs import open_jobs as open_jobs_module
+from megatrain_dashboard.jobs.app import JobsDashboard, make_jobs_app
+from megatrain_dashboard.server import DashboardServer, listening_socket
+from megatrain_dashboard.settings import DashboardSettings
+from megatrain_dashboard.sources.runs.catalog import JobCatalog
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from tests.helpers.dashboard_server import (
@@ -207,7 +207,7 @@ def test_a_mistake_of_ours_in_a_job_is_answered_as_everywhere(runs: Path, monkey
         def broken(_: object) -> object:
             raise ZeroDivisionError("secret")
 
-        monkeypatch.setattr("megatrain_diagnostics.dashboard.api.job.route.job_facts", broken)
+        monkeypatch.setattr("megatrain_dashboard.api.job.route.job_facts", broken)
         response = ask(served.port, "/jobs/a/api/v1/job")
         response.assert_refused(500, "internal error")
         assert b"secret" not in response.body
@@ -285,7 +285,7 @@ def test_the_api_of_many_jobs_describes_itself(runs: Path) -> None:
     paths = {"/api/v1/jobs", "/api/v1/compare", "/api/v1/live", "/api/v1/session", "/healthz", "/readyz"}
     assert set(told["paths"]) == paths
     page = ROOT / "docs" / "reference" / "openapi-jobs.json"
-    again = f"write it again: python -m megatrain_diagnostics.dashboard.openapi --jobs --output {page}"
+    again = f"write it again: python -m megatrain_dashboard.openapi --jobs --output {page}"
     assert json.loads(page.read_text(encoding="ascii")) == told, again
 
 

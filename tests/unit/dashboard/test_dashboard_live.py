@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_diagnostics.dashboard.api.live.streams import HEARTBEAT, LiveStreams
-from megatrain_diagnostics.dashboard.responses.errors import RefusalError
-from megatrain_diagnostics.dashboard.settings import DashboardSettings, Limits
-from megatrain_diagnostics.dashboard.sources.protocol import LiveState
+from megatrain_dashboard.api.live.streams import HEARTBEAT, LiveStreams
+from megatrain_dashboard.responses.errors import RefusalError
+from megatrain_dashboard.settings import DashboardSettings, Limits
+from megatrain_dashboard.sources.protocol import LiveState
 from tests.helpers.dashboard_server import (
     VIEWER_TOKEN,
     MadeUpJob,

@@ -30,12 +30,12 @@ from megatrain.contracts.incident import IncidentState
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain_dashboard.api.overview.route import overview_inputs
+from megatrain_dashboard.api.overview.view import overview_document
+from megatrain_dashboard.api.ranks.hang_source import hang_of
+from megatrain_dashboard.api.stragglers.route import daemon_state_of_round
+from megatrain_dashboard.sources.live_job import LiveJob
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.dashboard.api.overview.route import overview_inputs
-from megatrain_diagnostics.dashboard.api.overview.view import overview_document
-from megatrain_diagnostics.dashboard.api.ranks.hang_source import hang_of
-from megatrain_diagnostics.dashboard.api.stragglers.route import daemon_state_of_round
-from megatrain_diagnostics.dashboard.sources.live_job import LiveJob
 from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Values
 from megatrain_diagnostics.store.daemon_state import write_state
 from megatrain_diagnostics.store.segment_store import SegmentStore

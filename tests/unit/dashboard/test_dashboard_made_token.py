@@ -11,8 +11,8 @@ import pytest
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_diagnostics.dashboard.security.made_token import TOKEN_NAME, with_token
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_dashboard.security.made_token import TOKEN_NAME, with_token
+from megatrain_dashboard.settings import DashboardSettings
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from tests.helpers.dashboard_process import dashboard_process

@@ -11,15 +11,15 @@ import pytest
 
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
+from megatrain_dashboard.api.heat.order import By
+from megatrain_dashboard.api.heat.subject import Measure, subject_of
+from megatrain_dashboard.api.heat.view import HeatCells, heat_csv, heat_outliers, heat_picture
+from megatrain_dashboard.api.ranks.picture_view import ranks_picture
+from megatrain_dashboard.responses.binary import unpack
+from megatrain_dashboard.responses.document import layout_document
 from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.heat_scale import Scale
 from megatrain_diagnostics.analysis.peers import Peers
-from megatrain_diagnostics.dashboard.api.heat.order import By
-from megatrain_diagnostics.dashboard.api.heat.subject import Measure, subject_of
-from megatrain_diagnostics.dashboard.api.heat.view import HeatCells, heat_csv, heat_outliers, heat_picture
-from megatrain_diagnostics.dashboard.api.ranks.picture_view import ranks_picture
-from megatrain_diagnostics.dashboard.responses.binary import unpack
-from megatrain_diagnostics.dashboard.responses.document import layout_document
 from megatrain_diagnostics.store.rank_progress import ProgressByRank
 from tests.helpers.synthetic_steps import SyntheticJob
 

@@ -13,8 +13,8 @@ import pytest
 from megatrain.contracts.action_log import ACTIONS_NAME, ActionLog, read_actions
 from megatrain.contracts.errors import NotFoundError
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_diagnostics.dashboard.actions.handler import ActionHandler
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_dashboard.actions.handler import ActionHandler
+from megatrain_dashboard.settings import DashboardSettings
 from megatrain_job.jobs.notes import MAX_AN_HOUR, Author, NoteWriter, read_notes
 from tests.helpers.dashboard_server import (
     OPERATOR_TOKEN,

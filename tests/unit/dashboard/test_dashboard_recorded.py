@@ -23,14 +23,14 @@ from megatrain.contracts.host_verdict import AuditEntry, OutcomeKind, VerdictOut
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.verifications import Verification, note_verifications
-from megatrain_diagnostics.dashboard.api.checkpoints.view import checkpoints_document
-from megatrain_diagnostics.dashboard.api.stragglers.route import economy_of
-from megatrain_diagnostics.dashboard.app import make_app
-from megatrain_diagnostics.dashboard.responses.cache import CachedResponse, ResponseCache
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from megatrain_diagnostics.dashboard.sources import checkpoint_watch
-from megatrain_diagnostics.dashboard.sources.checkpoint_watch import CheckpointWatch, look_at_checkpoints
-from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
+from megatrain_dashboard.api.checkpoints.view import checkpoints_document
+from megatrain_dashboard.api.stragglers.route import economy_of
+from megatrain_dashboard.app import make_app
+from megatrain_dashboard.responses.cache import CachedResponse, ResponseCache
+from megatrain_dashboard.settings import DashboardSettings
+from megatrain_dashboard.sources import checkpoint_watch
+from megatrain_dashboard.sources.checkpoint_watch import CheckpointWatch, look_at_checkpoints
+from megatrain_dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.store.daemon_state import write_state
 from tests.helpers.recorded_run import (
     END_TOKENS,

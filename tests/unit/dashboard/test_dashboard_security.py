@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from megatrain.config.dashboard import DashboardConfig
-from megatrain_diagnostics.dashboard.responses.errors import RefusalError
-from megatrain_diagnostics.dashboard.security.attempts import Attempts
-from megatrain_diagnostics.dashboard.security.authenticator import Authenticator
-from megatrain_diagnostics.dashboard.settings import DashboardSettings, Limits, settings_of
+from megatrain_dashboard.responses.errors import RefusalError
+from megatrain_dashboard.security.attempts import Attempts
+from megatrain_dashboard.security.authenticator import Authenticator
+from megatrain_dashboard.settings import DashboardSettings, Limits, settings_of
 from tests.helpers.dashboard_server import (
     JOB_PATH,
     OPERATOR_TOKEN,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from megatrain.contracts.step_values import StepValue
+from megatrain_dashboard.api.overview.series_view import series_document
+from megatrain_dashboard.sources.series_builder import SeriesBuilder, SeriesSnapshot
+from megatrain_dashboard.sources.window import WHOLE_RUN, Window
 from megatrain_diagnostics.analysis.effective_time import Restart
-from megatrain_diagnostics.dashboard.api.overview.series_view import series_document
-from megatrain_diagnostics.dashboard.sources.series_builder import SeriesBuilder, SeriesSnapshot
-from megatrain_diagnostics.dashboard.sources.window import WHOLE_RUN, Window
 from megatrain_diagnostics.events.tables import StepTotals, Values, from_columns, joined, select
 from tests.helpers.synthetic_steps import values_of_ranks
 

@@ -29,12 +29,12 @@ from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
-from megatrain_diagnostics.dashboard.responses.cache import CachedResponse, ResponseCache, cached_response
-from megatrain_diagnostics.dashboard.responses.downloads import Download
-from megatrain_diagnostics.dashboard.responses.errors import RefusalError
-from megatrain_diagnostics.dashboard.security.heavy import HeavyQueries
-from megatrain_diagnostics.dashboard.server import listening_socket, url_of
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_dashboard.responses.cache import CachedResponse, ResponseCache, cached_response
+from megatrain_dashboard.responses.downloads import Download
+from megatrain_dashboard.responses.errors import RefusalError
+from megatrain_dashboard.security.heavy import HeavyQueries
+from megatrain_dashboard.server import listening_socket, url_of
+from megatrain_dashboard.settings import DashboardSettings
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from tests.helpers.dashboard_server import ask, connected, head_of, read_head, read_rest, served
@@ -132,7 +132,7 @@ def test_the_api_describes_itself(tmp_path: Path) -> None:
     assert {"get"} == set(paths["/api/v1/overview"])
     assert {"post", "delete"} == set(paths["/api/v1/session"])
     page = ROOT / "docs" / "reference" / "openapi.json"
-    again = f"write it again: python -m megatrain_diagnostics.dashboard.openapi --output {page}"
+    again = f"write it again: python -m megatrain_dashboard.openapi --output {page}"
     assert json.loads(page.read_text(encoding="ascii")) == told, again
 
 
@@ -312,7 +312,7 @@ def test_the_program_of_a_running_job(etcd: EtcdServers, tmp_path: Path) -> None
         make_job(client, keys, run)
         section = ("--section", encode(DashboardConfig()).decode())
         kept = started(
-            "megatrain_diagnostics.dashboard",
+            "megatrain_dashboard",
             "--run",
             str(run),
             "--job",
@@ -391,7 +391,7 @@ def test_what_cannot_be_shown_is_reported(
 
 def test_help_loads_no_server() -> None:
     program = (
-        "import argparse, sys; from megatrain_diagnostics.dashboard import command; "
+        "import argparse, sys; from megatrain_dashboard import command; "
         "command.add_arguments(argparse.ArgumentParser()); "
         "print([name for name in ('fastapi', 'uvicorn', 'duckdb', 'pyarrow', 'numpy', 'torch') if name in sys.modules])"
     )

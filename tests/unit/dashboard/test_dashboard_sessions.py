@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from megatrain_diagnostics.dashboard.security.roles import Role
-from megatrain_diagnostics.dashboard.security.sessions import Sessions
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_dashboard.security.roles import Role
+from megatrain_dashboard.security.sessions import Sessions
+from megatrain_dashboard.settings import DashboardSettings
 from tests.helpers.dashboard_server import (
     OPERATOR_TOKEN,
     VIEWER_TOKEN,

@@ -10,7 +10,7 @@ import pytest
 
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.contracts.errors import ConfigError
-from megatrain_diagnostics.dashboard.settings import settings_of
+from megatrain_dashboard.settings import settings_of
 from tests.helpers.dashboard_server import (
     VIEWER_TOKEN,
 )

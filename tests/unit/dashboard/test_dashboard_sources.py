@@ -15,12 +15,12 @@ from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.record import encode
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.verifications import VERIFIED_NAME, Verification, note_verifications, read_verifications
+from megatrain_dashboard.api.hosts.view import HostInputs, host_history_document, hosts_document
+from megatrain_dashboard.api.incidents.view import incident_document
+from megatrain_dashboard.sources.run_files import RunFiles
+from megatrain_dashboard.sources.series_builder import SeriesBuilder
+from megatrain_dashboard.sources.series_reader import SeriesReader
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.dashboard.api.hosts.view import HostInputs, host_history_document, hosts_document
-from megatrain_diagnostics.dashboard.api.incidents.view import incident_document
-from megatrain_diagnostics.dashboard.sources.run_files import RunFiles
-from megatrain_diagnostics.dashboard.sources.series_builder import SeriesBuilder
-from megatrain_diagnostics.dashboard.sources.series_reader import SeriesReader
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import LogLines, Ranks, StepTotals, Values, from_columns, select
 from megatrain_diagnostics.store.log_query import LogQuery, newest_tails, search_lines

@@ -9,9 +9,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_diagnostics.dashboard.app import make_app
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
+from megatrain_dashboard.app import make_app
+from megatrain_dashboard.settings import DashboardSettings
+from megatrain_dashboard.sources.recorded_job import RecordedJob
 from tests.helpers.canned_analyses import analysis_responses
 from tests.helpers.canned_job import job_responses
 from tests.helpers.canned_records import record_responses

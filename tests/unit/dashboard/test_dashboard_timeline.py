@@ -17,15 +17,15 @@ from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation as Op
 from megatrain.contracts.operations import operation_name
 from megatrain.replay import build_replica_graph, evaluate_replicas
+from megatrain_dashboard.api.timeline import reader as timelines
+from megatrain_dashboard.api.timeline.route import gzipped, router
+from megatrain_dashboard.api.timeline.view import default_ranks
+from megatrain_dashboard.responses.binary import unpack
 from megatrain_diagnostics.analysis.critical_path import critical_path
 from megatrain_diagnostics.analysis.ideal_timeline import ideal_times
 from megatrain_diagnostics.analysis.timeline import LANES
 from megatrain_diagnostics.analysis.whatif import make_model, what_if
 from megatrain_diagnostics.analysis.whatif.from_spans import operations_of
-from megatrain_diagnostics.dashboard.api.timeline import reader as timelines
-from megatrain_diagnostics.dashboard.api.timeline.route import gzipped, router
-from megatrain_diagnostics.dashboard.api.timeline.view import default_ranks
-from megatrain_diagnostics.dashboard.responses.binary import unpack
 from megatrain_diagnostics.events.roster import make_roster
 from megatrain_diagnostics.events.tables import Spans, select
 from tests.helpers.dashboard_pictures import PictureSource, picture_client, stored_events

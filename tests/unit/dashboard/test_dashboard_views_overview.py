@@ -16,11 +16,11 @@ from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictCo
 from megatrain.contracts.incident import IncidentState
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.rounds import JobEnd, Round, RoundHost
-from megatrain_diagnostics.dashboard.api.overview.document import OverviewDocument
-from megatrain_diagnostics.dashboard.api.overview.view import OverviewInputs, overview_document
-from megatrain_diagnostics.dashboard.sources.checkpoint_watch import look_at_checkpoints
-from megatrain_diagnostics.dashboard.sources.facts import JobFacts
-from megatrain_diagnostics.dashboard.sources.series_builder import COLUMNS, SeriesSnapshot
+from megatrain_dashboard.api.overview.document import OverviewDocument
+from megatrain_dashboard.api.overview.view import OverviewInputs, overview_document
+from megatrain_dashboard.sources.checkpoint_watch import look_at_checkpoints
+from megatrain_dashboard.sources.facts import JobFacts
+from megatrain_dashboard.sources.series_builder import COLUMNS, SeriesSnapshot
 from megatrain_diagnostics.store.daemon_state import DaemonState, scores_text
 from megatrain_job.jobs.run_standing import RunFacts, run_standing
 from megatrain_job.jobs.snapshot import JobSnapshot

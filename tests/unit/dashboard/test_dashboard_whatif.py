@@ -15,12 +15,12 @@ from megatrain.cli import main
 from megatrain.contracts.host_verdict import Cause
 from megatrain.contracts.record import encode
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain_dashboard.api.stragglers.whatif_reader import WhatIfReader
+from megatrain_dashboard.api.stragglers.whatif_view import Economy, whatif_document
+from megatrain_dashboard.app import make_app
+from megatrain_dashboard.settings import DashboardSettings
+from megatrain_dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.dashboard.api.stragglers.whatif_reader import WhatIfReader
-from megatrain_diagnostics.dashboard.api.stragglers.whatif_view import Economy, whatif_document
-from megatrain_diagnostics.dashboard.app import make_app
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.events.tables import Ranks, Spans
 from megatrain_diagnostics.store.daemon_state import write_state
 from megatrain_diagnostics.store.segment_store import SegmentStore

@@ -21,19 +21,19 @@ from megatrain.contracts.lineage import Candidate
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.resume_point import ResumePoint
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain_dashboard.api.checkpoints.view import checkpoints_document
+from megatrain_dashboard.api.incidents.view import incidents_within
+from megatrain_dashboard.api.marks.view import MAX_MARKS_OF_A_KIND, marks_document
+from megatrain_dashboard.api.overview.series_view import series_document
+from megatrain_dashboard.app import make_app
+from megatrain_dashboard.settings import DashboardSettings
+from megatrain_dashboard.sources.facts import CheckpointsSeen, JobFacts
+from megatrain_dashboard.sources.recorded_job import RecordedJob
+from megatrain_dashboard.sources.series_builder import COLUMNS, SeriesBuilder, SeriesSnapshot
+from megatrain_dashboard.sources.series_detail import SeriesDetail
+from megatrain_dashboard.sources.series_reader import SeriesReader
+from megatrain_dashboard.sources.window import WHOLE_RUN, Window, bound_of, window_of
 from megatrain_diagnostics.analysis.effective_time import Restart
-from megatrain_diagnostics.dashboard.api.checkpoints.view import checkpoints_document
-from megatrain_diagnostics.dashboard.api.incidents.view import incidents_within
-from megatrain_diagnostics.dashboard.api.marks.view import MAX_MARKS_OF_A_KIND, marks_document
-from megatrain_diagnostics.dashboard.api.overview.series_view import series_document
-from megatrain_diagnostics.dashboard.app import make_app
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from megatrain_diagnostics.dashboard.sources.facts import CheckpointsSeen, JobFacts
-from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
-from megatrain_diagnostics.dashboard.sources.series_builder import COLUMNS, SeriesBuilder, SeriesSnapshot
-from megatrain_diagnostics.dashboard.sources.series_detail import SeriesDetail
-from megatrain_diagnostics.dashboard.sources.series_reader import SeriesReader
-from megatrain_diagnostics.dashboard.sources.window import WHOLE_RUN, Window, bound_of, window_of
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.rounds import rounds_seen
 from megatrain_job.jobs.notes import Author, NoteWriter, log_path

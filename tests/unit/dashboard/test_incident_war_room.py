@@ -17,14 +17,14 @@ from megatrain.contracts.receipts import Receipt
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import Cordon, JobEnd
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain_dashboard.api.incidents.document import StoryDocument
+from megatrain_dashboard.api.incidents.log_view import LogPlaces, incident_logs
+from megatrain_dashboard.api.incidents.offered_actions import offered_actions
+from megatrain_dashboard.api.incidents.story import story_document
+from megatrain_dashboard.app import make_app
+from megatrain_dashboard.settings import DashboardSettings
+from megatrain_dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.dashboard.api.incidents.document import StoryDocument
-from megatrain_diagnostics.dashboard.api.incidents.log_view import LogPlaces, incident_logs
-from megatrain_diagnostics.dashboard.api.incidents.offered_actions import offered_actions
-from megatrain_diagnostics.dashboard.api.incidents.story import story_document
-from megatrain_diagnostics.dashboard.app import make_app
-from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.events.tables import LogLines, from_columns
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.segment_store import SegmentStore

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 import pytest
 
-from megatrain_diagnostics.dashboard.api.runbooks.document import (
+from megatrain_dashboard.api.runbooks.document import (
     RunbookBlockDocument,
     RunbookStepDocument,
     TextDocument,
 )
-from megatrain_diagnostics.dashboard.api.runbooks.filling import Names, filled_code, filled_command
-from megatrain_diagnostics.dashboard.api.runbooks.markdown import Runbook
-from megatrain_diagnostics.dashboard.api.runbooks.route import installed_runbooks
+from megatrain_dashboard.api.runbooks.filling import Names, filled_code, filled_command
+from megatrain_dashboard.api.runbooks.markdown import Runbook
+from megatrain_dashboard.api.runbooks.route import installed_runbooks
 from tests.helpers.markdown import anchors, fenced_blocks
 from tests.helpers.source_tree import ROOT
 

@@ -9,9 +9,9 @@ import { useResource } from "../api/resource";
 import type { JobsDocument } from "../api/documents";
 import { useRoute } from "./location";
 import { ConnectionState, SignOut, Switches } from "./header";
-import { CompareView } from "../views/jobs/compare";
+import { CompareView } from "../views/compare";
 import { JobsView } from "../views/jobs";
-import { LoginView } from "../views/login";
+import { SessionView } from "../views/session";
 
 function Page(): JSX.Element {
   const compared = useRoute().params.get("compare") ?? "";
@@ -47,5 +47,5 @@ function Page(): JSX.Element {
 }
 
 export function JobsShell(): JSX.Element {
-  return isSignedOut.value ? <LoginView /> : <Page />;
+  return isSignedOut.value ? <SessionView /> : <Page />;
 }

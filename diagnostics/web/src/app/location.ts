@@ -26,7 +26,10 @@ const CARRIED = ["round", "from", "to", "axis"];
 /** Parameters that were renamed, for old links: former name -> name. */
 const FORMER_NAMES: Readonly<Record<string, string>> = { incarnation: "round" };
 
-/** The same by view: some views had their own step and zoom parameters before all views shared one range. */
+/** Views that were renamed, for old links: former name -> name. */
+const FORMER_VIEWS: ReadonlyMap<string, string> = new Map([["grid", "ranks"]]);
+
+/** Renamed parameters by view: some views had their own step and zoom parameters before all views shared one range. */
 const FORMER_ZOOMS: Readonly<Record<string, Readonly<Record<string, string>>>> = {
   overview: { first: "from", last: "to" },
   heat: { first: "from", last: "to", left: "from", right: "to" },
@@ -51,12 +54,9 @@ export function parseRoute(hash: string): Route {
   const text = hash.replace(/^#\/?/, "");
   const cut = text.indexOf("?");
   const path = cut < 0 ? text : text.slice(0, cut);
-  const parts = path.split("/").filter((part) => part !== "").map(decoded);
-  return {
-    view: parts[0] ?? HOME,
-    rest: parts.slice(1),
-    params: withCurrentNames(new URLSearchParams(cut < 0 ? "" : text.slice(cut + 1)), parts[0] ?? HOME),
-  };
+  const [first = HOME, ...rest] = path.split("/").filter((part) => part !== "").map(decoded);
+  const view = FORMER_VIEWS.get(first) ?? first;
+  return { view, rest, params: withCurrentNames(new URLSearchParams(cut < 0 ? "" : text.slice(cut + 1)), view) };
 }
 
 export function routeText(route: Route): string {

@@ -24,7 +24,7 @@ const WITHOUT = ["incidents/", "runbooks", "runbooks/"];
 /** Notes of views that ignore the range, shown when one is set. Views in neither map apply it fully. */
 const WITHOUT_EFFECT: Record<string, string> = {
   hosts: "Hosts are shown as they are now. The page of a host shows its GPUs and links in this range.",
-  grid: "Ranks are shown in their current state, or in their last state of the selected round.",
+  ranks: "Ranks are shown in their current state, or in their last state of the selected round.",
   actions: "Actions apply to the job in its current state.",
 };
 /** Notes of views that apply the range only in part. */

@@ -6,7 +6,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { isSignedOut } from "../api/client";
 import { connection } from "../api/live";
 import { EmptyState, ErrorState, Skeleton } from "../ui/states";
-import { LoginView } from "../views/login";
+import { SessionView } from "../views/session";
 import { NoDaemon } from "./banner";
 import { Header } from "./header";
 import { Help } from "./help";
@@ -92,7 +92,7 @@ export function Shell(): JSX.Element {
   const { ref } = useFocusOfView();
   const { view } = useRoute();
   if (isSignedOut.value) {
-    return <LoginView />;
+    return <SessionView />;
   }
   return (
     <>

@@ -5,13 +5,13 @@ import type { ComponentType } from "preact";
 import { ActionsView } from "../views/actions";
 import { AuditView } from "../views/audit";
 import { CheckpointsView } from "../views/checkpoints";
-import { GridView } from "../views/grid";
 import { HeatView } from "../views/heat";
 import { HostsView } from "../views/hosts";
 import { IncidentsView } from "../views/incidents";
 import { LogsView } from "../views/logs";
 import { NotesView } from "../views/notes";
 import { OverviewView } from "../views/overview";
+import { RanksView } from "../views/ranks";
 import { RunbooksView } from "../views/runbooks";
 import { StragglersView } from "../views/stragglers";
 import { TimelineView } from "../views/timeline";
@@ -32,7 +32,7 @@ export const VIEWS: readonly View[] = [
   { name: "hosts", label: "Hosts", key: "m", group: "job", component: HostsView },
   { name: "heat", label: "Heat map", key: "h", group: "time", component: HeatView },
   { name: "timeline", label: "Timeline", key: "t", group: "time", component: TimelineView },
-  { name: "grid", label: "Ranks", key: "r", group: "time", component: GridView },
+  { name: "ranks", label: "Ranks", key: "r", group: "time", component: RanksView },
   { name: "stragglers", label: "Stragglers", key: "s", group: "time", component: StragglersView },
   { name: "logs", label: "Logs", key: "l", group: "records", component: LogsView },
   { name: "notes", label: "Notes", key: "n", group: "records", component: NotesView },

@@ -1,6 +1,7 @@
 // The container "MTA1" of pictures: a JSON header and typed arrays. The arrays are views of the received buffer, not copies.
 //
-// Layout: "MTA1", u32 length of the header, header, arrays, each on a multiple of 8 bytes. Written by dashboard/responses/binary.py.
+// Layout: "MTA1", u32 length of the header, header, arrays, each on a multiple of 8 bytes. Written by
+// megatrain_dashboard/responses/binary.py.
 
 export type NumberArray = Uint8Array | Int32Array | Float32Array | Float64Array;
 

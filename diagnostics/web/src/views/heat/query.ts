@@ -16,7 +16,7 @@ export const MEASURES = [
   { value: "count", label: "count" },
   { value: "bytes", label: "bytes" },
 ];
-/** Metrics of GPUs and links, listed after the operations; see dashboard/api/heat/subject.py. */
+/** Metrics of GPUs and links, listed after the operations; see megatrain_dashboard/api/heat/subject.py. */
 export const DEVICE_METRICS = [
   { value: "gpu-temperature", label: "GPU temperature" },
   { value: "gpu-memory-temperature", label: "GPU memory temperature" },

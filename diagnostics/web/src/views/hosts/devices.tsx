@@ -79,7 +79,7 @@ const GPU_COLUMNS: readonly Column<GpuDocument>[] = [
   },
   {
     key: "rank", label: "Rank", isNumber: true, sort: (row) => row.rank,
-    render: (row) => (row.rank === null ? NOT_KNOWN : <a href={hrefOf("grid", { rank: row.rank })}>{row.rank}</a>),
+    render: (row) => (row.rank === null ? NOT_KNOWN : <a href={hrefOf("ranks", { rank: row.rank })}>{row.rank}</a>),
   },
   { key: "state", label: "State", sort: (row) => row.error || row.throttled, render: (row) => <GpuState gpu={row} /> },
   {

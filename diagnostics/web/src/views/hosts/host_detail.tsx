@@ -178,7 +178,7 @@ export function HostDetail({ host }: { host: string }): JSX.Element {
         <a href={hrefOf("hosts")}>Hosts</a> / {host}
       </p>
       <ViewHead title={host}>
-        {firstRank === null ? null : <a href={hrefOf("grid", { rank: firstRank, round: null })}>its ranks</a>}
+        {firstRank === null ? null : <a href={hrefOf("ranks", { rank: firstRank, round: null })}>its ranks</a>}
         <a href={hrefOf("logs", { hosts: host })}>its logs</a>
         <a href={hrefOf("heat", { by: "host" })}>heat map</a>
         {found.data === null ? null : <ActionBar kinds={hostKinds(found.data.host)} target={host} />}

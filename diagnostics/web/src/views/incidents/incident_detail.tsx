@@ -22,7 +22,7 @@ import { Table, type Column } from "../../ui/table";
 import { ActionBar } from "../actions/action_bar";
 import { RunbookSteps, runbookHref } from "../runbooks/steps";
 import { MomentLogs } from "./moment_logs";
-import { MomentGrid, MomentHeat } from "./moment_pictures";
+import { MomentRanks, MomentHeat } from "./moment_pictures";
 import { HostLinks, Lines, StateBadge } from "./parts";
 import { auditOf, InOrder, storyInOrder } from "./story";
 import { ticketText, type TicketParts } from "./ticket";
@@ -82,7 +82,7 @@ const failureColumns = (round: number): readonly Column<FailureDocument>[] => [
       </Badge>
     ),
   },
-  { key: "rank", label: "Rank", isNumber: true, render: (row) => <a href={hrefOf("grid", { rank: row.rank, round })}>{row.rank}</a> },
+  { key: "rank", label: "Rank", isNumber: true, render: (row) => <a href={hrefOf("ranks", { rank: row.rank, round })}>{row.rank}</a> },
   { key: "host", label: "Host", render: (row) => <a href={hrefOf(["hosts", row.host])}>{row.host}</a> },
   { key: "at", label: "When", render: (row) => <TimeText at={row.at_unix_s} /> },
   { key: "exit", label: "Exit", render: (row) => row.exit_text },
@@ -262,13 +262,13 @@ function WhereAndWho({ incident }: { incident: IncidentDocument }): JSX.Element 
           {incident.hosts.length === 0 ? "none identified" : <HostLinks hosts={incident.hosts} most={8} />}
         </Fact>
         <Fact label="ranks">
-          {incident.ranks.length === 0 ? "none identified" : <a href={hrefOf("grid", { rank: incident.ranks[0], round: incident.round })}>{ranksText(incident.ranks, 10)}</a>}
+          {incident.ranks.length === 0 ? "none identified" : <a href={hrefOf("ranks", { rank: incident.ranks[0], round: incident.round })}>{ranksText(incident.ranks, 10)}</a>}
         </Fact>
         <Fact label="round">
           <span class="links">
             <span>{incident.round}</span>
             <a href={hrefOf("timeline", { round: incident.round, first: incident.last_step, last: incident.last_step })}>timeline</a>
-            {incident.next_round === null ? null : <a href={hrefOf("grid", { round: incident.next_round })}>next: {incident.next_round}</a>}
+            {incident.next_round === null ? null : <a href={hrefOf("ranks", { round: incident.next_round })}>next: {incident.next_round}</a>}
           </span>
         </Fact>
         {incident.driver === "" ? null : <Fact label="driver">{incident.driver}</Fact>}
@@ -313,7 +313,7 @@ function Detail({ incident, story, logs, audit, notes }: DetailProps): JSX.Eleme
         <div class="stack">
           {incident.round === 0 ? null : (
             <div class="previews">
-              <MomentGrid incident={incident} />
+              <MomentRanks incident={incident} />
               <MomentHeat incident={incident} />
             </div>
           )}

@@ -6,12 +6,12 @@ import type { ApiError } from "../../api/client";
 import type { IncidentDocument } from "../../api/documents";
 import { hrefOf } from "../../app/location";
 import { wholeWindow, type HeatPicture } from "../../canvas/heat-picture";
-import type { GridPicture } from "../../canvas/grid-picture";
+import type { RanksPicture } from "../../canvas/ranks-picture";
 import { sentence } from "../../ui/format";
 import { Section } from "../../ui/section";
 import { Skeleton } from "../../ui/states";
-import { GridCanvas } from "../grid/canvas";
-import { useLiveGrid } from "../grid/live-grid";
+import { RanksCanvas } from "../ranks/canvas";
+import { useLiveRanks } from "../ranks/live-ranks";
 import { useLivePicture } from "../heat/live-picture";
 import { Picture } from "../heat/picture";
 
@@ -45,25 +45,25 @@ function Preview({ title, note, href, error, children }: PreviewProps): JSX.Elem
 }
 
 /** The rank to mark: the first culprit, or the first rank of the first culprit's host. */
-function markedRank(incident: IncidentDocument, picture: GridPicture): number | null {
+function markedRank(incident: IncidentDocument, picture: RanksPicture): number | null {
   const host = picture.hosts.indexOf(incident.hosts[0] ?? "");
   const rank = incident.ranks[0] ?? (host < 0 ? -1 : picture.host.indexOf(host));
   return rank >= 0 && rank < picture.numRanks ? rank : null;
 }
 
-export function MomentGrid({ incident }: { incident: IncidentDocument }): JSX.Element {
-  const { picture, error } = useLiveGrid(incident.round);
+export function MomentRanks({ incident }: { incident: IncidentDocument }): JSX.Element {
+  const { picture, error } = useLiveRanks(incident.round);
   const rank = picture === null ? null : markedRank(incident, picture);
   const isRunning = incident.next_round === null && (incident.state === "held" || incident.state === "open");
   return (
     <Preview
       title={`Ranks of round ${incident.round}`}
       note={isRunning ? "current state" : "state at the end of the round"}
-      href={hrefOf("grid", { round: incident.round, rank: rank ?? incident.ranks[0] })}
+      href={hrefOf("ranks", { round: incident.round, rank: rank ?? incident.ranks[0] })}
       error={error}
     >
       {picture === null ? null : (
-        <GridCanvas picture={picture} colour="state" hasArrows rank={rank} setRank={nothing} setHovered={nothing} />
+        <RanksCanvas picture={picture} colour="state" hasArrows rank={rank} setRank={nothing} setHovered={nothing} />
       )}
     </Preview>
   );

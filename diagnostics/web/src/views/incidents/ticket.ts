@@ -68,7 +68,7 @@ export function ticketText({ incident, story, logs, audit, notes, job, run }: Ti
   const notifications = story === null ? [] : story.told.map((one) => `- ${utc(one.at_unix_s)}: ${one.text}`);
   const links = [
     `- incident: ${address(hrefOf(["incidents", incident.incident_id], { round: null }))}`,
-    `- ranks: ${address(hrefOf("grid", { round: incident.round, rank: incident.ranks[0] }))}`,
+    `- ranks: ${address(hrefOf("ranks", { round: incident.round, rank: incident.ranks[0] }))}`,
     `- heat map: ${address(hrefOf("heat", { round: incident.round, rank: incident.ranks[0], step: incident.last_step }))}`,
     `- logs: ${address(hrefOf("logs", { round: incident.round }))}`,
     ...(story?.runbooks ?? []).map((name) => `- runbook: ${address(runbookHref(name, incident.incident_id))}`),

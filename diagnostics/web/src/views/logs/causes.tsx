@@ -22,7 +22,7 @@ const COLUMNS: readonly Column<LogCauseDocument>[] = [
       </Badge>
     ),
   },
-  { key: "rank", label: "Rank", isNumber: true, render: (row) => <a href={hrefOf("grid", { rank: row.rank })}>{row.rank}</a> },
+  { key: "rank", label: "Rank", isNumber: true, render: (row) => <a href={hrefOf("ranks", { rank: row.rank })}>{row.rank}</a> },
   { key: "host", label: "Host", render: (row) => <a href={hrefOf(["hosts", row.host])}>{row.host}</a> },
   { key: "at", label: "When", render: (row) => <TimeText at={row.at_unix_s === 0 ? null : row.at_unix_s} /> },
   { key: "label", label: "Label", render: (row) => <span title={`rule ${row.rule}`}>{row.label}</span> },

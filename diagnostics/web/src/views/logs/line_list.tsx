@@ -61,7 +61,7 @@ function Line({ line, query, isChosen, onChoose }: LineProps): JSX.Element {
       <span class="log-time" title={fullTimeText(line.at_unix_s, clock.value)}>
         {clockText(line.at_unix_s, clock.value)}
       </span>
-      <a class="log-rank" href={hrefOf("grid", { rank: line.rank })} title={line.host}>
+      <a class="log-rank" href={hrefOf("ranks", { rank: line.rank })} title={line.host}>
         {line.rank}
       </a>
       <span class="log-host" title={line.host}>

@@ -32,7 +32,7 @@ function Places({ reason }: { reason: ReasonDocument }): JSX.Element {
       ) : null}
       {rank === undefined ? null : (
         <>
-          <a href={hrefOf("grid", { rank, round: null })}>
+          <a href={hrefOf("ranks", { rank, round: null })}>
             {reason.ranks.length === 1 ? "rank" : "ranks"} {ranksText(reason.ranks, 4)}
           </a>
           <a href={hrefOf("logs", { round: null, ranks: reason.ranks.slice(0, 16).join(",") })}>logs</a>

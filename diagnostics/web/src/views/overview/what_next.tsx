@@ -98,7 +98,7 @@ export function DataGaps({ status }: { status: OverviewDocument }): JSX.Element 
             {diagnosis.num_silent_ranks > 0 ? (
               <Fact label="silent">
                 {countOf(diagnosis.num_silent_ranks, "rank")}:{" "}
-                <a href={hrefOf("grid", { rank: diagnosis.silent_ranks[0] ?? 0, round: null })}>{ranksText(diagnosis.silent_ranks, 8)}</a>
+                <a href={hrefOf("ranks", { rank: diagnosis.silent_ranks[0] ?? 0, round: null })}>{ranksText(diagnosis.silent_ranks, 8)}</a>
               </Fact>
             ) : null}
             {diagnosis.rows_dropped > 0 ? (

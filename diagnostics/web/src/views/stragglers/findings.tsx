@@ -28,7 +28,7 @@ function Links({ finding, number }: { finding: FindingDocument; number: number }
   return (
     <span class="links">
       {rank === undefined ? null : <a href={hrefOf("heat", { ...span, rank })}>heat map</a>}
-      {rank === undefined ? null : <a href={hrefOf("grid", { rank, round: number })}>rank {rank}</a>}
+      {rank === undefined ? null : <a href={hrefOf("ranks", { rank, round: number })}>rank {rank}</a>}
       {finding.hosts[0] === undefined ? null : <a href={hrefOf(["hosts", finding.hosts[0]])}>host</a>}
     </span>
   );

@@ -122,7 +122,7 @@ function Totals({ document }: { document: WhatIfDocument }): JSX.Element {
       <Figure
         label="By slowest ranks"
         value={percentText(Math.max(0, document.m_w))}
-        note={rank === undefined ? "" : <a href={hrefOf("grid", { rank, round })}>of the lost time: {document.worst_ranks.length === 1 ? "rank" : "ranks"} {ranksText(document.worst_ranks, 4)}</a>}
+        note={rank === undefined ? "" : <a href={hrefOf("ranks", { rank, round })}>of the lost time: {document.worst_ranks.length === 1 ? "rank" : "ranks"} {ranksText(document.worst_ranks, 4)}</a>}
         title="M_W: the share of the lost time that would be regained if the slowest 3 % of the ranks were typical"
       />
       {document.by_stage.length > 1 && (

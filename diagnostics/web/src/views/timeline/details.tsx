@@ -52,7 +52,7 @@ export function Details({ picture, ideal, slice }: DetailsProps): JSX.Element {
       {micro >= 0 ? <span>micro-batch {micro}</span> : null}
       {chunk !== NO_CHUNK ? <span>chunk {chunk}</span> : null}
       <span>
-        <a href={hrefOf("grid", { rank })}>rank {rank}</a>
+        <a href={hrefOf("ranks", { rank })}>rank {rank}</a>
       </span>
       <span>step {picture.step[slice]}</span>
       <strong>{durationText(seconds)}</strong>

@@ -1,0 +1,155 @@
+"""Make the document of /hosts/{host}/devices: the newest reading of each device of a host, and its history. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from megatrain_dashboard.api.devices.document import (
+    GpuDocument,
+    HostDevicesDocument,
+    LinkDocument,
+    XidDocument,
+)
+from megatrain_diagnostics.events.tables import Float64, Gpus, Int64, NetworkLinks, Xids, num_rows, select
+from megatrain_diagnostics.store.device_queries import HostDeviceRows
+from megatrain_job.devices.gpu_readings import FAULTY_REASONS, throttle_text
+from megatrain_job.failures.xids import xid_of
+
+NUM_POINTS = 60
+"""Points of a history."""
+_MAX_XIDS = 100
+_IDLE = 0x1
+_NUMBERS_OF_GPU = (
+    "temperature_c", "slowdown_temperature_c", "memory_temperature_c", "sm_clock_mhz", "max_sm_clock_mhz",
+    "memory_clock_mhz", "power_w", "power_limit_w", "memory_used_bytes", "memory_total_bytes", "utilization",
+    "corrected_errors", "uncorrected_errors", "lifetime_corrected_errors", "lifetime_uncorrected_errors",
+    "retired_pages", "corrected_rows", "uncorrected_rows", "nvlink_errors", "pcie_replays",
+)  # fmt: skip
+_NUMBERS_OF_LINK = (
+    "speed_mbps", "downs", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "symbol_errors", "retransmissions",
+)  # fmt: skip
+
+
+def nothing_read(host: str) -> HostDevicesDocument:
+    """Return the document for a host whose devices were never read."""
+    return HostDevicesDocument(host=host, first_unix_s=None, last_unix_s=None, trouble="", gpus=(), links=(), xids=())
+
+
+def host_devices_document(
+    host: str, rows: HostDeviceRows, first_ns: int, last_ns: int, trouble: str = ""
+) -> HostDevicesDocument:
+    """Return the document of rows between two moments.
+
+    `trouble`: why there are no newer rows, if the GPU driver named no error.
+    """
+    gpus, links = rows.gpus, rows.links
+    return HostDevicesDocument(
+        host=host,
+        first_unix_s=first_ns / 1e9,
+        last_unix_s=last_ns / 1e9,
+        trouble=trouble or _driver_trouble(gpus),
+        gpus=tuple(_gpu(one, first_ns, last_ns) for one in _gpus_of(gpus)),
+        links=tuple(
+            _link(_by_time(links, links.link == name), first_ns, last_ns) for name in sorted(set(links.link.tolist()))
+        ),
+        xids=tuple(_xids(rows.xids)),
+    )
+
+
+def _driver_trouble(gpus: Gpus) -> str:
+    """Return the newest error that concerns all GPUs; empty where readings of GPUs are newer."""
+    about_all = _by_time(gpus, gpus.gpu < 0)
+    newest = gpus.at_ns[gpus.gpu >= 0].max(initial=0)
+    if not num_rows(about_all) or about_all.at_ns[-1] < newest:
+        return ""
+    return str(about_all.error[-1])
+
+
+def _gpus_of(gpus: Gpus) -> Iterator[Gpus]:
+    """Yield the rows of each GPU. They are grouped by number, because a lost GPU cannot report its UUID."""
+    for number in sorted(set(gpus.gpu[gpus.gpu >= 0].tolist())):
+        yield _by_time(gpus, gpus.gpu == number)
+
+
+def _by_time(table: Any, mask: Any) -> Any:
+    rows = select(table, mask)
+    return select(rows, np.argsort(rows.at_ns, kind="stable"))
+
+
+def _gpu(rows: Gpus, first_ns: int, last_ns: int) -> GpuDocument:
+    bits = 0 if math.isnan(rows.throttle_reasons[-1]) else int(rows.throttle_reasons[-1]) & ~_IDLE
+    rank = int(rows.rank[-1])
+    known = [uuid for uuid in rows.uuid.tolist() if uuid]
+    numbers = {name: _number(getattr(rows, name)[-1]) for name in _NUMBERS_OF_GPU}
+    return GpuDocument(
+        gpu=int(rows.gpu[-1]),
+        uuid=known[-1] if known else "",
+        rank=rank if rank >= 0 else None,
+        at_unix_s=int(rows.at_ns[-1]) / 1e9,
+        error=str(rows.error[-1]),
+        recovery=str(rows.recovery[-1]),
+        throttled=throttle_text(bits),
+        fault=throttle_text(bits & FAULTY_REASONS),
+        is_reset_pending=bool(rows.is_reset_pending[-1] == 1.0),
+        has_remap_failed=bool(rows.has_remap_failed[-1] == 1.0),
+        temperature_history=_history(rows.at_ns, rows.temperature_c, first_ns, last_ns),
+        clock_history=_history(rows.at_ns, rows.sm_clock_mhz, first_ns, last_ns),
+        power_history=_history(rows.at_ns, rows.power_w, first_ns, last_ns),
+        **numbers,
+    )
+
+
+def _link(rows: NetworkLinks, first_ns: int, last_ns: int) -> LinkDocument:
+    errors = np.nansum([rows.rx_errors, rows.tx_errors, rows.symbol_errors], axis=0)
+    # a counter that begins again counts from zero
+    grown = np.diff(errors, prepend=errors[:1])
+    grown = np.where(grown < 0.0, errors, grown)
+    numbers = {name: _number(getattr(rows, name)[-1]) for name in _NUMBERS_OF_LINK}
+    return LinkDocument(
+        link=str(rows.link[-1]),
+        at_unix_s=int(rows.at_ns[-1]) / 1e9,
+        is_up=bool(rows.is_up[-1] == 1.0),
+        state=str(rows.state[-1]),
+        error_history=_history(rows.at_ns, grown, first_ns, last_ns, is_summed=True),
+        **numbers,
+    )
+
+
+def _xids(table: Xids) -> Iterator[XidDocument]:
+    for row in np.argsort(-table.at_ns, kind="stable")[:_MAX_XIDS].tolist():
+        xid = xid_of(int(table.xid[row]))
+        yield XidDocument(
+            at_unix_s=int(table.at_ns[row]) / 1e9,
+            gpu=_whole(table.gpu[row]),
+            rank=_whole(table.rank[row]),
+            step=_whole(table.step[row]),
+            xid=xid.number,
+            meaning=xid.meaning,
+            kind=str(xid.kind),
+            advice=xid.advice,
+        )
+
+
+def _history(
+    at_ns: Int64, values: Float64, first_ns: int, last_ns: int, *, is_summed: bool = False
+) -> tuple[float | None, ...]:
+    """Return the greatest value, or the sum, of each stretch of time; None where there is no reading."""
+    place = np.clip((at_ns - first_ns) * NUM_POINTS // max(1, last_ns - first_ns), 0, NUM_POINTS - 1)
+    found = np.full(NUM_POINTS, np.nan)
+    for number in np.unique(place).tolist():
+        known = values[(place == number) & ~np.isnan(values)]
+        if len(known):
+            found[number] = known.sum() if is_summed else known.max()
+    return tuple(_number(value) for value in found)
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _whole(value: int) -> int | None:
+    return int(value) if value >= 0 else None

@@ -1,0 +1,156 @@
+"""Make the documents of /incidents and /verdicts: what went wrong, what was done, and what it cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from megatrain.contracts.exit_codes import exit_text
+from megatrain.contracts.host_records import RankFailure
+from megatrain.contracts.host_verdict import OutcomeKind
+from megatrain.contracts.incident import PHASES, Incident, IncidentState
+from megatrain_dashboard.api.incidents.document import (
+    DamagedIncidentDocument,
+    FailureDocument,
+    IncidentDocument,
+    IncidentsDocument,
+    PhaseDocument,
+    VerdictDocument,
+)
+from megatrain_dashboard.sources.host_names import HostOf
+from megatrain_dashboard.sources.window import Window
+from megatrain_job.failures.culprit import FailureRole, failures_by_role
+from megatrain_job.jobs.incident_phrases import KIND_TEXTS, down_s
+from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
+
+_MAX_SHOWN = 1000
+"""The greatest number of incidents, and of verdicts, in one response; the newest are kept."""
+
+
+def incidents_within(incidents: Iterable[Incident], window: Window) -> tuple[Incident, ...]:
+    """Return the incidents that overlap a part of the run; an open incident lasts until now."""
+    return tuple(one for one in incidents if window.holds(one.moments.began, _ended_s(one)))
+
+
+def cases_within(cases: Iterable[VerdictWithOutcome], window: Window) -> tuple[VerdictWithOutcome, ...]:
+    """Return the verdicts that overlap a part of the run; one that waits for a person lasts until now."""
+    return tuple(one for one in cases if window.holds(*_lasted(one)))
+
+
+def _ended_s(incident: Incident) -> float:
+    if incident.state is IncidentState.OPEN:
+        return math.inf
+    return incident.moments.first_step or incident.moments.detected
+
+
+def _lasted(case: VerdictWithOutcome) -> tuple[float | None, float | None]:
+    verdict, outcome = case.verdict, case.outcome
+    at_s = None if outcome is None else outcome.at_unix_s
+    began_s = at_s if verdict is None else verdict.created_unix_s
+    is_waiting = outcome is None or outcome.kind is OutcomeKind.WAITING
+    return began_s, math.inf if is_waiting else at_s
+
+
+def incidents_document(
+    incidents: Iterable[Incident], cases: Iterable[VerdictWithOutcome], damaged: Mapping[str, str], host_of: HostOf
+) -> IncidentsDocument:
+    """Return the newest thousand of each kind, newest first. `damaged`: by id, why a record cannot be read."""
+    newest = sorted(incidents, key=lambda one: one.incident_id, reverse=True)[:_MAX_SHOWN]
+    newest_cases = sorted(cases, key=lambda one: one.verdict_id, reverse=True)[:_MAX_SHOWN]
+    return IncidentsDocument(
+        incidents=tuple(incident_document(one, host_of) for one in newest),
+        verdicts=tuple(verdict_document(one) for one in newest_cases),
+        damaged=tuple(
+            DamagedIncidentDocument(incident_id=name, text=damaged[name])
+            for name in sorted(damaged, reverse=True)[:_MAX_SHOWN]
+        ),
+    )
+
+
+def incident_document(incident: Incident, host_of: HostOf) -> IncidentDocument:
+    """Return the document of an incident. Its failures begin with the root causes; its phases have their begin."""
+    hosts = {one.rank: host_of(incident.round, one.rank) for one in incident.failures}
+    failures = failures_by_role(incident, hosts)
+    return IncidentDocument(
+        incident_id=incident.incident_id,
+        kind=str(incident.kind),
+        kind_text=KIND_TEXTS[incident.kind],
+        state=str(incident.state),
+        round=incident.round,
+        next_round=incident.next_round,
+        began_unix_s=incident.moments.began,
+        detected_unix_s=incident.moments.detected,
+        reason=incident.reason,
+        action=incident.action,
+        hosts=incident.culprit_hosts,
+        ranks=incident.culprit_ranks,
+        confidence=incident.confidence,
+        evidence=incident.evidence,
+        failures=tuple(_failure(one, hosts[one.rank], role) for role, one in failures),
+        phases=_phases(incident),
+        down_s=down_s(incident),
+        last_step=incident.last_step,
+        resumed_step=incident.resumed_step,
+        steps_lost=incident.steps_lost,
+        effective_time_ratio=incident.effective_time_ratio,
+        verdict_id=incident.verdict,
+        driver=incident.driver,
+        notes=dict(incident.notes),
+    )
+
+
+def _phases(incident: Incident) -> tuple[PhaseDocument, ...]:
+    moments = incident.moments
+    times = (
+        moments.began, moments.detected, moments.decided, moments.halted, moments.joined, moments.loaded,
+        moments.first_step,
+    )  # fmt: skip
+    return tuple(
+        PhaseDocument(
+            name=name,
+            began_unix_s=begin,
+            seconds=None if begin is None or end is None else max(0.0, end - begin),
+        )
+        for name, begin, end in zip(PHASES, times, times[1:], strict=False)
+    )
+
+
+def _failure(failure: RankFailure, host: str, role: FailureRole) -> FailureDocument:
+    return FailureDocument(
+        rank=failure.rank,
+        host=host,
+        exit_text=exit_text(failure.exit_code),
+        label=failure.label,
+        action=failure.action,
+        is_cascade=role is FailureRole.FOLLOWS,
+        culprit=failure.culprit,
+        line=failure.line,
+        at_unix_s=failure.at_unix_s,
+    )
+
+
+def verdict_document(case: VerdictWithOutcome) -> VerdictDocument:
+    """Return a verdict and its outcome; the fields of a missing part are empty."""
+    verdict, outcome = case.verdict, case.outcome
+    return VerdictDocument(
+        verdict_id=case.verdict_id,
+        kind="" if verdict is None else str(verdict.kind),
+        cause="" if verdict is None else str(verdict.cause),
+        confidence="" if verdict is None else str(verdict.confidence),
+        round=0 if verdict is None else verdict.round,
+        created_unix_s=(0.0 if outcome is None else outcome.at_unix_s) if verdict is None else verdict.created_unix_s,
+        hosts=() if verdict is None else verdict.hosts,
+        ranks=() if verdict is None else verdict.ranks,
+        evidence=() if verdict is None else verdict.evidence,
+        first_step=None if verdict is None else verdict.first_step,
+        last_step=None if verdict is None else verdict.last_step,
+        step_s=None if verdict is None else verdict.step_s,
+        gain_s_per_step=0.0 if verdict is None else verdict.gain_s_per_step,
+        outcome="" if outcome is None else str(outcome.kind),
+        outcome_reason="" if outcome is None else outcome.reason,
+        outcome_by="" if outcome is None else outcome.by,
+        outcome_unix_s=None if outcome is None else outcome.at_unix_s,
+        gain_s=0.0 if outcome is None else outcome.gain_s,
+        price_s=0.0 if outcome is None else outcome.price_s,
+        incident_id="" if outcome is None else outcome.incident,
+    )

@@ -1,0 +1,197 @@
+"""Make the rows of /jobs. Pure. `assess` judges a job whose state is in etcd, and `run_standing` judges all others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatrain.contracts.natural_order import natural_order
+from megatrain_dashboard.api.jobs.document import JobRow, RowReason, Trouble, TroubleCounts
+from megatrain_dashboard.sources.runs.catalog import JobSeen
+from megatrain_dashboard.sources.runs.metrics_history import Outline
+from megatrain_dashboard.sources.runs.time_spent import TimeSpent, incidents_of, time_of
+from megatrain_job.jobs.assessment import Assessment, assess
+from megatrain_job.jobs.health import Health, HealthLevel, Reason, ReasonCode
+from megatrain_job.jobs.run_standing import RunKind
+from megatrain_job.jobs.snapshot import JobSnapshot
+
+FRESH_TROUBLE_S = 86_400.0
+"""A job that broke or is unreachable counts as trouble for this long; after that it counts as ended."""
+_MAX_REASONS = 3
+_ORDER: dict[Trouble, int] = {"red": 0, "amber": 1, "green": 2, "ended": 3}
+_TROUBLE_OF: dict[HealthLevel, Trouble] = {
+    HealthLevel.RED: "red", HealthLevel.AMBER: "amber", HealthLevel.GREEN: "green",
+}  # fmt: skip
+_NOTHING = Outline()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Selects jobs. `trouble`: empty for all. `text`: must occur in one of the texts of a job."""
+
+    trouble: str = ""
+    text: str = ""
+    order: str = "trouble"
+    first: int = 0
+    count: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """The state of a job, from etcd or from its run directory."""
+
+    state: str
+    headline: str
+    health: Health
+    is_over: bool
+
+
+def chosen_rows(rows: Sequence[JobRow], choice: Choice) -> list[JobRow]:
+    """Return all rows that match a choice, in its order, without a limit on their number."""
+    found = [row for row in rows if choice.trouble in ("", row.trouble) and _contains(row, choice.text.casefold())]
+    if choice.order == "name":
+        return sorted(found, key=lambda row: natural_order(row.name))
+    if choice.order == "newest":
+        return sorted(found, key=lambda row: -(row.began_unix_s or 0.0))
+    return sorted(found, key=lambda row: (_ORDER[row.trouble], -_when_s(row), natural_order(row.name)))
+
+
+def counts_of(rows: Sequence[JobRow]) -> TroubleCounts:
+    counts = Counter(row.trouble for row in rows)
+    return TroubleCounts(red=counts["red"], amber=counts["amber"], green=counts["green"], ended=counts["ended"])
+
+
+def job_row(seen: JobSeen, now_s: float) -> JobRow:
+    """Return the row of a job."""
+    summary = seen.summary
+    snapshot, spent = seen.snapshot, time_of(seen, now_s)
+    assessment = None if snapshot is None or seen.poll is None else assess(snapshot, now_s, seen.poll.unreachable)
+    standing = _standing(seen, assessment)
+    outline = _NOTHING if summary is None else summary.outline
+    step, train_steps = _step(assessment, outline), _train_steps(seen, snapshot)
+    step_s = outline.step_s
+    if step_s is None and assessment is not None:
+        step_s = assessment.progress.median_step_s
+    saved_step, saved_s = _saved(seen, snapshot)
+    newest = None if snapshot is None else snapshot.newest_round
+    reasons = standing.health.reasons
+    is_going = not standing.is_over and step is not None and train_steps is not None and step_s is not None
+    return JobRow(
+        name=seen.name,
+        job=snapshot.job if snapshot is not None else summary.job if summary is not None else seen.name,
+        trouble=_trouble(seen, standing, spent, now_s),
+        level=standing.health.level.value,
+        state=standing.state,
+        headline=standing.headline,
+        reasons=tuple(
+            RowReason(code=one.code.value, level=one.level.value, text=one.text) for one in reasons[:_MAX_REASONS]
+        ),
+        num_reasons=len(reasons),
+        problems=() if summary is None else summary.problems,
+        is_live=snapshot is not None,
+        is_over=standing.is_over,
+        step=step,
+        train_steps=train_steps,
+        remaining_s=max(0, (train_steps or 0) - (step or 0)) * (step_s or 0.0) if is_going else None,
+        loss=outline.loss,
+        loss_line=outline.loss_line,
+        step_s=step_s,
+        step_s_line=outline.step_s_line,
+        tokens_per_s=outline.tokens_per_s,
+        mfu=outline.mfu,
+        effective_time_ratio=spent.ratio,
+        training_s=spent.training_s,
+        saved_step=saved_step,
+        saved_unix_s=saved_s,
+        num_hosts=None if newest is None else len(newest.hosts),
+        num_ranks=outline.num_ranks if newest is None else newest.world_size,
+        num_incidents=max(len(incidents_of(seen)), 0 if summary is None else summary.num_incidents),
+        began_unix_s=spent.begin_s,
+        ended_unix_s=spent.end_s,
+        run_directory=_run_directory(seen, snapshot),
+        why_not_opened=why_not_opened(seen),
+        url="" if snapshot is None else snapshot.dashboard_url,
+    )
+
+
+def why_not_opened(seen: JobSeen) -> str:
+    """Return why a job has no page here, empty where it has one."""
+    if seen.summary is None:
+        return "its run directory is not on this machine"
+    if not seen.summary.facts.is_run:
+        return seen.summary.problems[0] if seen.summary.problems else "its run directory contains no run"
+    return ""
+
+
+def _standing(seen: JobSeen, assessment: Assessment | None) -> _Standing:
+    if assessment is not None:
+        return _Standing(str(assessment.state), assessment.headline, assessment.health, assessment.is_over)
+    if seen.summary is None:
+        unreachable = None if seen.poll is None else seen.poll.unreachable
+        why = "etcd has no record of it" if unreachable is None else unreachable.why
+        health = Health() if unreachable is None else Health((unreachable.reason,))
+        return _Standing(str(RunKind.UNREACHABLE), why, health, is_over=False)
+    summary = seen.summary
+    if not summary.facts.is_run and summary.problems:
+        reason = Reason(ReasonCode.RECORD_UNREADABLE, summary.problems[0])
+        return _Standing("damaged", summary.problems[0], Health((reason,)), is_over=True)
+    found = summary.standing
+    is_over = found.kind not in (RunKind.RUNNING, RunKind.UNREACHABLE)
+    return _Standing(found.state, found.headline, found.health, is_over)
+
+
+def _trouble(seen: JobSeen, standing: _Standing, spent: TimeSpent, now_s: float) -> Trouble:
+    level = standing.health.level
+    has_launch = seen.snapshot is not None or (seen.summary is not None and seen.summary.facts.is_held)
+    if has_launch and not standing.is_over:
+        return _TROUBLE_OF[level]
+    last_s = _last_sign_s(seen, spent)
+    if level is HealthLevel.GREEN or last_s is None or now_s - last_s >= FRESH_TROUBLE_S:
+        return "ended"
+    return _TROUBLE_OF[level]
+
+
+def _last_sign_s(seen: JobSeen, spent: TimeSpent) -> float | None:
+    """Return when a job ended; where that is not recorded, when it last wrote a file."""
+    if seen.summary is None or seen.summary.facts.exit_code is not None:
+        return spent.end_s
+    return max((one for one in (seen.summary.written_unix_s, spent.end_s) if one is not None), default=None)
+
+
+def _step(assessment: Assessment | None, outline: Outline) -> int | None:
+    step = None if assessment is None else assessment.progress.step
+    return outline.last_step if step is None else step
+
+
+def _train_steps(seen: JobSeen, snapshot: JobSnapshot | None) -> int | None:
+    configured = "" if snapshot is None or snapshot.record is None else snapshot.record.config.get("train.steps", "")
+    if configured.isascii() and configured.isdigit():
+        return int(configured)
+    return None if seen.summary is None else seen.summary.last.train_steps
+
+
+def _saved(seen: JobSeen, snapshot: JobSnapshot | None) -> tuple[int | None, float | None]:
+    """Return step and time of the newest checkpoint, as the hosts report it, else from the run directory."""
+    statuses = () if snapshot is None else tuple(snapshot.statuses.values())
+    saves = [(one.saves.saved_step, one.saves.saved_unix_s) for one in statuses if one.saves is not None]
+    known = [(step, at_s) for step, at_s in saves if step is not None]
+    if known:
+        return max(known, key=lambda pair: pair[0])
+    last = None if seen.summary is None else seen.summary.last
+    return (None, None) if last is None else (last.saved_step, last.saved_unix_s)
+
+
+def _run_directory(seen: JobSeen, snapshot: JobSnapshot | None) -> str:
+    if seen.summary is not None:
+        return str(seen.summary.root)
+    return "" if snapshot is None or snapshot.record is None else snapshot.record.run_directory
+
+
+def _contains(row: JobRow, text: str) -> bool:
+    texts = (row.name, row.job, row.state, row.headline, row.run_directory, *row.problems)
+    return not text or any(text in one.casefold() for one in (*texts, *(one.text for one in row.reasons)))
+
+
+def _when_s(row: JobRow) -> float:
+    return row.ended_unix_s or row.began_unix_s or 0.0

@@ -1,0 +1,92 @@
+"""Make the document of /series: numbers of steps as columns, with a bounded number of entries. No spike is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from megatrain_dashboard.api.overview.document import GapDocument, RangeDocument, SeriesDocument
+from megatrain_dashboard.sources.series_builder import SeriesSnapshot, put_in_bins
+from megatrain_dashboard.sources.window import Window
+from megatrain_diagnostics.analysis.effective_time import Restart
+from megatrain_diagnostics.events.tables import Float64
+
+_PART_FOR_GAPS = 4
+"""One in this many entries may go to a gap."""
+_MIN_PART = 500
+"""A gap that is shorter than one in this many parts of the shown time takes no pixel of a chart."""
+
+
+def series_document(series: SeriesSnapshot, *, round_number: int | None, window: Window, points: int) -> SeriesDocument:
+    """Return at most `points` entries of `series`, which holds the steps of the window; None: all rounds."""
+    table = series.table if round_number is None else series.table[:, series.column("round") == round_number]
+    picked = SeriesSnapshot(table)
+    gaps: tuple[Restart, ...] = ()
+    stride = 1
+    if len(picked):
+        gaps = _gaps(series.restarts, picked, window, points // _PART_FOR_GAPS)
+        begin, end = int(picked.column("first")[0]), int(picked.column("last")[-1])
+        stride = max(1, -(-(end - begin + 1) // max(1, points - len(gaps))))
+        bins = (picked.column("last").astype(np.int64) - begin) // stride
+        # an entry with steps on both sides of a gap would be drawn inside the gap
+        bins += np.searchsorted([one.end_s for one in gaps], np.nan_to_num(picked.column("at")))
+        picked = SeriesSnapshot(put_in_bins(table, bins))
+        stride = max(stride, int((picked.column("last") - picked.column("first")).max()) + 1)
+    steps = tuple(picked.column("last").astype(np.int64).tolist())
+    return SeriesDocument(
+        stride=stride,
+        step=steps,
+        at_unix_s=_numbers(picked.column("at")),
+        loss=_numbers(picked.column("loss")),
+        loss_low=_numbers(picked.column("loss_low")),
+        loss_high=_numbers(picked.column("loss_high")),
+        grad_norm=_numbers(picked.column("grad")),
+        grad_norm_high=_numbers(picked.column("grad_high")),
+        step_s=_numbers(picked.column("step_s")),
+        step_s_low=_numbers(picked.column("step_s_low")),
+        step_s_high=_numbers(picked.column("step_s_high")),
+        tokens_per_s=_numbers(_rate(picked)),
+        mfu=_numbers(picked.column("mfu")),
+        round=tuple(picked.column("round").astype(np.int64).tolist()),
+        bad_steps=series.bad_steps,
+        gaps=tuple(GapDocument(begin_unix_s=one.begin_s, end_unix_s=one.end_s, round=one.round) for one in gaps),
+        range=range_document(window),
+    )
+
+
+def range_document(window: Window) -> RangeDocument:
+    """Return the bounds that the server understood from a request."""
+    return RangeDocument(
+        first_step=window.first_step,
+        last_step=window.last_step,
+        begin_unix_s=window.begin_s,
+        end_unix_s=window.end_s,
+    )
+
+
+def _gaps(restarts: Sequence[Restart], shown: SeriesSnapshot, window: Window, most: int) -> tuple[Restart, ...]:
+    """Return the longest visible gaps, in order of time. A gap is a time without a step that counts."""
+    at = shown.column("at")
+    known = at[np.isfinite(at)]
+    if not len(known):
+        return ()
+    begin_s = window.begin_s if window.begin_s is not None else float(known[0])
+    end_s = window.end_s if window.end_s is not None else float(known[-1])
+    least_s = (end_s - begin_s) / _MIN_PART
+    within = [one for one in restarts if one.begin_s < end_s and one.end_s > begin_s]
+    seen = [one for one in within if one.end_s - one.begin_s >= least_s]
+    longest = sorted(seen, key=lambda one: one.begin_s - one.end_s)[:most]
+    return tuple(sorted(longest, key=lambda one: one.begin_s))
+
+
+def _rate(series: SeriesSnapshot) -> Float64:
+    """Return the tokens of each entry divided by its time; where one of these is not known, the last step's rate."""
+    tokens, seconds = series.column("tokens"), series.column("sum_s")
+    is_known = np.isfinite(tokens) & np.isfinite(seconds) & (seconds > 0) & (tokens > 0)
+    rate: Float64 = np.where(is_known, tokens, np.nan) / np.where(is_known, seconds, 1.0)
+    return np.where(is_known, rate, series.column("tokens_per_s"))
+
+
+def _numbers(column: Float64) -> tuple[float | None, ...]:
+    return tuple(value if known else None for value, known in zip(column.tolist(), np.isfinite(column), strict=True))

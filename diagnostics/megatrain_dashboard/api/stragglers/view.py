@@ -1,0 +1,83 @@
+"""Make the document of /stragglers: the stragglers of a job, from the daemon's state or computed from events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megatrain_dashboard.api.stragglers.document import FindingDocument, HostScore, StragglersDocument
+from megatrain_dashboard.responses.thresholds import thresholds_document
+from megatrain_diagnostics.analysis.findings import Finding
+from megatrain_diagnostics.analysis.sentences import findings_headline
+from megatrain_diagnostics.analysis.straggler_history import StragglerHistory
+from megatrain_diagnostics.store.daemon_state import DaemonState
+
+_MAX_SCORES = 100
+_MAX_FINDINGS = 100
+_MAX_RANKS = 4096
+"""Ranks of one finding: a slow stage that is one of three stages of 12,288 ranks has this number."""
+
+
+def stragglers_of_daemon(state: DaemonState) -> StragglersDocument:
+    """Return the findings of the running daemon for the newest steps."""
+    findings = state.findings
+    return StragglersDocument(
+        round=state.round,
+        source="daemon",
+        is_enough=state.is_enough,
+        headline=findings_headline(findings, is_enough=state.is_enough),
+        first_step=state.first_step,
+        last_step=state.last_step,
+        num_steps=state.num_steps,
+        findings=tuple(_finding(one, is_over=False) for one in findings[:_MAX_FINDINGS]),
+        scores=_scores(state.host_scores),
+        thresholds=thresholds_document(state.thresholds),
+        silent_ranks=state.silent_ranks,
+        unjudged_ranks=state.unjudged_ranks,
+    )
+
+
+def stragglers_of_events(round_number: int, found: StragglerHistory) -> StragglersDocument:
+    """Return the findings that live detection would have made on stored steps, including those that have ended."""
+    end = found.assessment
+    return StragglersDocument(
+        round=round_number,
+        source="events",
+        is_enough=end.is_enough,
+        headline=findings_headline(found.findings, is_enough=end.is_enough),
+        first_step=end.first_step,
+        last_step=end.last_step,
+        num_steps=found.num_compared,
+        findings=tuple(_finding(one, is_over=one.key in found.ended) for one in found.findings[:_MAX_FINDINGS]),
+        scores=_scores(end.host_scores),
+        thresholds=thresholds_document(end.thresholds),
+        silent_ranks=end.silent_ranks,
+        unjudged_ranks=end.unjudged_ranks,
+    )
+
+
+def _scores(by_host: Mapping[str, float]) -> tuple[HostScore, ...]:
+    ordered = sorted(by_host.items(), key=lambda item: (-item[1], item[0]))[:_MAX_SCORES]
+    return tuple(HostScore(host=host, score=score) for host, score in ordered)
+
+
+def _finding(one: Finding, *, is_over: bool) -> FindingDocument:
+    return FindingDocument(
+        cause=str(one.cause),
+        is_of_host=one.cause.is_of_host,
+        confidence=str(one.confidence),
+        hosts=one.hosts,
+        ranks=one.ranks[:_MAX_RANKS],
+        stage=one.stage,
+        first_step=one.first_step,
+        last_step=one.last_step,
+        num_seen=one.num_seen,
+        num_steps=one.num_steps,
+        is_over=is_over,
+        excess=one.excess,
+        excess_s=one.excess_s,
+        score=one.score,
+        gain_s=one.gain_s,
+        step_s=one.step_s,
+        num_victims=one.num_victims,
+        evidence=one.evidence,
+    )

@@ -1,0 +1,81 @@
+"""The objects that the routers share; each `route.py` has a function `router(parts: DashboardParts)`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fastapi.params import Depends
+
+from megatrain.contracts.errors import UsageError
+from megatrain_dashboard.responses.cache import ResponseCache
+from megatrain_dashboard.responses.errors import RefusalError, shown
+from megatrain_dashboard.security.heavy import HeavyQueries, downloads
+from megatrain_dashboard.settings import DashboardSettings
+from megatrain_dashboard.sources.facts import JobFacts
+from megatrain_dashboard.sources.protocol import JobSource
+from megatrain_dashboard.sources.runs.catalog import JobCatalog
+from megatrain_dashboard.sources.window import Window, bound_of, window_of
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardParts:
+    """The job, the settings, the clock (unix seconds), and the caches and limits that all requests share."""
+
+    source: JobSource
+    settings: DashboardSettings
+    clock: Callable[[], float] = time.time
+    responses: ResponseCache = field(default_factory=ResponseCache)
+    heavy: HeavyQueries = field(default_factory=HeavyQueries)
+    downloads: HeavyQueries = field(default_factory=downloads)
+
+    def window(self, begin: str, end: str) -> Window:
+        """Return the part of the run that `from` and `to` name. Raises: RefusalError."""
+        if not begin and not end:
+            return Window()
+        facts = self.source.facts()
+        try:
+            first, last = bound_of(begin, is_begin=True), bound_of(end, is_begin=False)
+            return window_of(first, last, facts.series, self._newest_s(facts))
+        except UsageError as error:
+            raise RefusalError(400, f"from={shown(begin)}, to={shown(end)}: {error}") from error
+
+    def _newest_s(self, facts: JobFacts) -> float:
+        """Return the newest moment of a run that is over, or now for a live one, in whole seconds."""
+        if not self.source.is_recorded:
+            return math.floor(self.clock())  # whole seconds, so that many requests share a response
+        ended_s = [one.moments.first_step or one.moments.detected for one in facts.incidents]
+        return math.ceil(max([*ended_s, facts.series.newest("at") or 0.0]))
+
+    @property
+    def heavy_query(self) -> Depends:
+        """A dependency of routes that read many events (`dependencies=[...]`): only a few of them run at a time."""
+        return Depends(self.heavy.slot, scope="function")
+
+    @property
+    def download(self) -> Depends:
+        """A further dependency of routes that answer with a Download: the turn lasts until all of it was sent."""
+        return Depends(self.downloads.slot, scope="request")
+
+
+@dataclass(frozen=True, slots=True)
+class JobsParts:
+    """The same for the routers of many jobs. The applications of the jobs share the limits on heavy requests."""
+
+    catalog: JobCatalog
+    settings: DashboardSettings
+    clock: Callable[[], float] = time.time
+    responses: ResponseCache = field(default_factory=ResponseCache)
+    heavy: HeavyQueries = field(default_factory=HeavyQueries)
+    downloads: HeavyQueries = field(default_factory=downloads)
+
+    @property
+    def heavy_query(self) -> Depends:
+        """As in DashboardParts."""
+        return Depends(self.heavy.slot, scope="function")
+
+    def of_one(self, source: JobSource) -> DashboardParts:
+        """Return the parts of one of the jobs."""
+        return DashboardParts(source, self.settings, self.clock, heavy=self.heavy, downloads=self.downloads)

@@ -1,0 +1,106 @@
+"""A cache of responses as bytes. A response is made once for all equal requests and is identified by its ETag.
+
+    parts.responses.get(("overview",), lambda: document_bytes(overview(...)), fresh_s=1.0)
+
+One thread makes the response of a key; others that request the same key wait for its result. A full cache drops the
+least recently used responses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from megatrain_dashboard.responses.document import Document
+
+JSON_TYPE = "application/json"
+ARRAYS_TYPE = "application/x-megatrain-arrays"
+_CAPACITY_BYTES = 64 * 2**20
+_NUM_RESPONSES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class CachedResponse:
+    """A body and its ETag."""
+
+    body: bytes
+    etag: str
+    made_s: float
+    """Time on the monotonic clock."""
+
+
+class ResponseCache:
+    """Caches responses up to a number of bytes and entries. Thread-safe."""
+
+    def __init__(self, *, capacity_bytes: int = _CAPACITY_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+        self._capacity_bytes, self._clock = capacity_bytes, clock
+        self._lock = threading.Lock()
+        self._known: OrderedDict[Hashable, CachedResponse] = OrderedDict()
+        self._made: dict[Hashable, Future[CachedResponse]] = {}
+        self._num_bytes = 0
+
+    def get(self, key: Hashable, make: Callable[[], bytes], *, fresh_s: float = float("inf")) -> CachedResponse:
+        """Return the response to `key`. `make` makes it, unless the cache has one that is at most `fresh_s` old.
+
+        A key that contains the version of its data needs no `fresh_s`. An error of `make` is raised in every waiter.
+        """
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None and self._clock() - known.made_s <= fresh_s:
+                self._known.move_to_end(key)
+                return known
+            future = self._made.get(key)
+            is_ours = future is None
+            if future is None:
+                future = self._made[key] = Future()
+        return self._make(key, make, future) if is_ours else future.result()
+
+    def _make(self, key: Hashable, make: Callable[[], bytes], future: Future[CachedResponse]) -> CachedResponse:
+        # the age of a response counts from the moment at which its data was read
+        began_s = self._clock()
+        try:
+            body = make()
+            response = CachedResponse(body, f'"{hashlib.sha256(body).hexdigest()[:32]}"', began_s)
+        except BaseException as error:
+            with self._lock:
+                del self._made[key]
+            future.set_exception(error)
+            raise
+        with self._lock:
+            del self._made[key]
+            self._keep(key, response)
+        future.set_result(response)
+        return response
+
+    def _keep(self, key: Hashable, response: CachedResponse) -> None:
+        before = self._known.pop(key, None)
+        self._num_bytes += len(response.body) - (len(before.body) if before is not None else 0)
+        self._known[key] = response
+        while self._known and (self._num_bytes > self._capacity_bytes or len(self._known) > _NUM_RESPONSES):
+            _, forgotten = self._known.popitem(last=False)
+            self._num_bytes -= len(forgotten.body)
+
+
+def document_bytes(document: Document) -> bytes:
+    """Return a document as the bytes that are sent."""
+    return document.model_dump_json().encode()
+
+
+def document_response(document: Document) -> Response:
+    """Return the response for a document that is not cached."""
+    return Response(document_bytes(document), media_type=JSON_TYPE)
+
+
+def cached_response(request: Request, cached: CachedResponse, media_type: str = JSON_TYPE) -> Response:
+    """Return the response to a request from the cache; 304 without a body for a client that already has it."""
+    if cached.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers={"etag": cached.etag})
+    return Response(cached.body, media_type=media_type, headers={"etag": cached.etag})

@@ -1,0 +1,96 @@
+"""Authenticate the caller from the headers and the address of a request. Pure except for the count of attempts.
+
+These are tried in order: the headers of a trusted proxy, a bearer token, a session (cookie and page secret); where the
+page is open, the caller is anonymous. A wrong token is refused even if the session is valid. Proxy headers from other
+addresses are ignored.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from ipaddress import ip_address
+
+from megatrain.contracts.network_address import is_loopback
+from megatrain_dashboard.responses.errors import RefusalError, too_many
+from megatrain_dashboard.security.attempts import Attempts
+from megatrain_dashboard.security.roles import Caller, Proof, Role
+from megatrain_dashboard.security.sessions import PAGE_SECRET_HEADER, Sessions
+from megatrain_dashboard.settings import DashboardSettings
+
+_MAX_NAME_CHARACTERS = 128
+_BEARER_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="megatrain"'}
+
+
+class Authenticator:
+    """Authenticates callers as the settings say."""
+
+    def __init__(self, settings: DashboardSettings, attempts: Attempts) -> None:
+        self._settings, self._attempts = settings, attempts
+        self.sessions = Sessions(settings)
+
+    def caller(self, headers: Mapping[str, str], address: str, now_s: float) -> Caller:
+        """Return the caller. Raises: RefusalError (401, or 429 after too many wrong tokens)."""
+        found = self.known_caller(headers, address, now_s)
+        if found is not None:
+            return found
+        if self._settings.is_open:
+            return Caller("local", Role.VIEWER, Proof.NOTHING, address)
+        text = "not logged in: log in with a token, or send one: Authorization: Bearer TOKEN"
+        raise RefusalError(401, text, headers=_BEARER_CHALLENGE)
+
+    def known_caller(self, headers: Mapping[str, str], address: str, now_s: float) -> Caller | None:
+        """Return the caller if the request identifies one; else None. Raises: RefusalError for a wrong token."""
+        if self.is_from_proxy(address) and headers.get(self._settings.user_header):
+            return self._caller_of_proxy(headers, address)
+        if "authorization" in headers:
+            scheme, _, token = headers["authorization"].partition(" ")
+            if scheme.lower() == "bearer":
+                role = self.role_of_token(token.strip(), address, now_s)
+                return Caller(f"token-{role}", role, Proof.TOKEN, address)
+        secret = headers.get(PAGE_SECRET_HEADER, "")
+        session = self.sessions.session_of(headers.get("cookie", ""), secret, now_s)
+        return Caller(session.user, session.role, Proof.SESSION, address) if session is not None else None
+
+    def role_of_token(self, token: str, address: str, now_s: float) -> Role:
+        """Return the role that a token has. Raises: RefusalError: 401, or 429 after too many wrong tokens."""
+        # where many callers share one address, one that guesses tokens must not lock out the others
+        is_shared = is_loopback(address) or self.is_from_proxy(address)
+        wait_s = 0.0 if is_shared else self._attempts.wait_s(address, now_s)
+        if wait_s > 0:
+            raise too_many(f"too many wrong tokens from {address}; wait", retry_after_s=round(wait_s) + 1)
+        given = _digest(token)
+        # both comparisons always run, so that the time reveals nothing
+        is_operator = hmac.compare_digest(given, _digest(self._settings.operator_token))
+        is_viewer = hmac.compare_digest(given, _digest(self._settings.viewer_token))
+        if token and is_operator:
+            return Role.OPERATOR
+        if token and is_viewer:
+            return Role.VIEWER
+        self._attempts.note_wrong(address, now_s)
+        raise RefusalError(401, "this is not a token of this dashboard", headers=_BEARER_CHALLENGE)
+
+    def is_from_proxy(self, address: str) -> bool:
+        """Return whether a connection comes from a trusted proxy."""
+        try:
+            place = ip_address(address.partition("%")[0])
+        except ValueError:
+            return False
+        place = getattr(place, "ipv4_mapped", None) or place
+        return any(place in network for network in self._settings.trusted_proxies)
+
+    def _caller_of_proxy(self, headers: Mapping[str, str], address: str) -> Caller:
+        user = headers[self._settings.user_header]
+        if len(user) > _MAX_NAME_CHARACTERS or not user.isprintable():
+            raise RefusalError(
+                400, f"{self._settings.user_header}: at most {_MAX_NAME_CHARACTERS} printable characters"
+            )
+        role = headers.get(self._settings.role_header, "") if self._settings.role_header else ""
+        if role.lower() not in ("", *Role):
+            raise RefusalError(403, f"{self._settings.role_header}={role[:40]!r}: expected viewer or operator")
+        return Caller(user, Role(role.lower() or Role.VIEWER), Proof.PROXY, address)
+
+
+def _digest(token: str) -> bytes:
+    """Return a digest of a token for comparisons. All digests have the same length."""
+    return hmac.digest(b"megatrain dashboard token", token.encode(errors="replace"), "sha256")

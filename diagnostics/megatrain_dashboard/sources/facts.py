@@ -1,0 +1,59 @@
+"""The data of a source except etcd's snapshot: records on disk and in etcd, the series of steps, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from megatrain.checkpoint.survey import Survey
+from megatrain.config.config import Config
+from megatrain.contracts.config_changes import ConfigChange
+from megatrain.contracts.host_records import CheckReport, HangEvidence
+from megatrain.contracts.incident import Incident
+from megatrain_dashboard.sources.series_builder import EMPTY, SeriesSnapshot
+from megatrain_diagnostics.store.rounds import RoundSeen
+from megatrain_job.jobs.notes import Note
+from megatrain_job.jobs.run_standing import RunStanding
+from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsSeen:
+    """The checkpoints of a run at the last poll. `survey` None: there was no poll yet, or `problem` says why."""
+
+    place: str = ""
+    survey: Survey | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """All data of a job that is not in a JobSnapshot. Incidents and cases have the oldest first."""
+
+    incidents: tuple[Incident, ...] = ()
+    """Incidents of all launches: those in etcd, and older ones on disk."""
+    damaged_incidents: Mapping[str, str] = field(default_factory=dict)
+    """By id of an unreadable incident, the reason."""
+    cases: tuple[VerdictWithOutcome, ...] = ()
+    """Verdicts and outcomes, from etcd and from the audit."""
+    checks: Mapping[str, CheckReport] = field(default_factory=dict)
+    """By host, the newest report of its health checks that etcd still has."""
+    evidence: tuple[HangEvidence, ...] = ()
+    """The evidence of the newest stuck round, from etcd."""
+    config: Config | None = None
+    standing: RunStanding | None = None
+    """The standing of a recorded job, from its directory."""
+    reported_step: int | None = None
+    """The last step that rank 0 of a recorded job reported. It is known even if events expired or were never
+    streamed."""
+    is_daemon_alive: bool | None = None
+    """None: unknown."""
+    rounds: tuple[RoundSeen, ...] = ()
+    series: SeriesSnapshot = EMPTY
+    checkpoints: CheckpointsSeen = CheckpointsSeen()
+    notes: tuple[Note, ...] = ()
+    """Notes of people, including retracted ones."""
+    changes: tuple[ConfigChange, ...] = ()
+    """Changes of the configuration."""
+    problems: tuple[str, ...] = ()
+    """One sentence for each thing that could not be read."""

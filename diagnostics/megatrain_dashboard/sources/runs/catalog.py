@@ -1,0 +1,231 @@
+"""All jobs: the run directories below one directory, and the jobs of an etcd. A thread keeps them up to date.
+
+A run directory is read again when one of its files has changed. The etcd of a job whose launch holds its lock is asked
+at each poll, a few at a time and for at most a second each. After a poll that took long, the pause is twice as long as
+the poll. A name is that of a listed entry: no request leads to another place, and no symbolic link is followed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from megatrain.contracts.natural_order import natural_order
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.formatting.lists import names_text
+from megatrain.formatting.quantities import count_text
+from megatrain.formatting.terminal import printable
+from megatrain_dashboard.sources.protocol import LiveState
+from megatrain_dashboard.sources.runs.etcd_polls import (
+    OneJob,
+    Reach,
+    SharedEtcd,
+    own_reach,
+    with_short_timeouts,
+)
+from megatrain_dashboard.sources.runs.run_summary import (
+    RunSummary,
+    Signature,
+    read_run_summary,
+    signature_of,
+)
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.jobs.etcd_job import EtcdPoll
+from megatrain_job.jobs.run_standing import RunKind, read_facts
+from megatrain_job.jobs.snapshot import JobSnapshot
+
+_logger = logging.getLogger(__name__)
+PERIOD_S = 2.0
+_PART_BUSY = 2.0
+"""After a poll that took long, the pause is this many times its length."""
+_NUM_CALLS = 8
+_MAX_RUNS = 5000
+_OF_ETCD = "etcd:"
+"""A prefix for names of jobs without a directory among the runs, so that no directory is taken for such a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSeen:
+    """A job as it was seen last. `name` is its name in requests."""
+
+    name: str
+    summary: RunSummary | None = None
+    """None: its run directory is not on this machine."""
+    poll: EtcdPoll | None = None
+    """None: there is no sign that it runs."""
+    reach: Reach | None = None
+
+    @property
+    def snapshot(self) -> JobSnapshot | None:
+        """Its state in etcd, or the last one before etcd became unreachable; None where etcd has no such job."""
+        snapshot = None if self.poll is None else self.poll.snapshot
+        return snapshot if snapshot is not None and snapshot.exists else None
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogPoll:
+    """All jobs at a moment, by name."""
+
+    jobs: Mapping[str, JobSeen] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    """One sentence for each problem because of which jobs may be missing."""
+    took_s: float = 0.0
+
+
+class JobCatalog:
+    """Watches all jobs until `close`. The first poll is over when the constructor returns."""
+
+    def __init__(
+        self,
+        runs: Path | None,
+        etcd: EtcdSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        """`runs`: the directory of run directories. `etcd`: an etcd whose jobs are listed too."""
+        self.runs, self._period_s = runs, period_s
+        self._summaries: dict[Path, tuple[Signature, RunSummary]] = {}
+        self._own: dict[Reach, OneJob] = {}
+        self._pool = ThreadPoolExecutor(_NUM_CALLS, thread_name_prefix="etcd of a job")
+        self._shared = None if etcd is None else SharedEtcd(etcd, self._pool, clock)
+        self._clock = clock
+        self._number = 1
+        self._last_poll = self._poll_once()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._poll_on, name="catalog of jobs", daemon=True)
+        self._thread.start()
+
+    def last_poll(self) -> CatalogPoll:
+        """Return all jobs as they were seen last."""
+        return self._last_poll
+
+    def live(self) -> LiveState:
+        """Return the state for /live: a number that grows when something has changed."""
+        return LiveState(None, {"jobs": self._number})
+
+    def close(self) -> None:
+        """End the threads."""
+        self._closed.set()
+        self._thread.join()
+        self._pool.shutdown(cancel_futures=True)
+        for one in self._own.values():
+            one.client.close()
+        if self._shared is not None:
+            self._shared.close()
+
+    def _poll_on(self) -> None:
+        last_error = ""
+        while not self._closed.wait(max(self._period_s, self._last_poll.took_s * _PART_BUSY)):
+            try:
+                poll = self._poll_once()
+                last_error = ""
+            except Exception as error:
+                # a bug must neither leave the list with old numbers for ever nor fill the log
+                if repr(error) != last_error:
+                    _logger.exception("the jobs could not be read")
+                last_error = repr(error)
+                continue
+            has_news = poll.jobs != self._last_poll.jobs or poll.problems != self._last_poll.problems
+            self._last_poll = poll
+            self._number += has_news
+
+    def _poll_once(self) -> CatalogPoll:
+        began_s = time.monotonic()
+        roots, problems = listed_runs(self.runs)
+        seen = {root.name: JobSeen(root.name, self._summary(root)) for root in roots}
+        seen.update(self._asked(seen))
+        elsewhere: set[Path] = set()
+        if self._shared is not None:
+            polls, problem = self._shared.poll_all()
+            problems = (*problems, *filter(None, [problem]))
+            for reach, poll in polls.items():
+                one = self._of_etcd(seen, reach, poll)
+                seen[one.name] = one
+                elsewhere |= {one.summary.root} if one.summary is not None else set()
+        self._summaries = {root: known for root, known in self._summaries.items() if root in elsewhere or root in roots}
+        return CatalogPoll(seen, problems, time.monotonic() - began_s)
+
+    def _summary(self, root: Path) -> RunSummary:
+        """Return the summary of a directory. It is read again where files changed, or where the job's lock changed."""
+        signature, known = signature_of(root), self._summaries.get(root)
+        if known is not None and known[0] == signature and known[1].standing.kind in (RunKind.ENDED, RunKind.KILLED):
+            return known[1]
+        if known is not None and known[0] == signature and read_facts(root) == known[1].facts:
+            return known[1]
+        summary = read_run_summary(root)
+        self._summaries[root] = (signature, summary)
+        return summary
+
+    def _asked(self, seen: Mapping[str, JobSeen]) -> dict[str, JobSeen]:
+        """Return the jobs that have their own etcd, with their current state in it."""
+        reaches = {name: reach for name, one in seen.items() if (reach := own_reach(one.summary)) is not None}
+        for reach in set(self._own) - set(reaches.values()):
+            self._own.pop(reach).client.close()
+        for reach in reaches.values():
+            if reach not in self._own:
+                self._own[reach] = OneJob(reach, EtcdClient(with_short_timeouts(reach.settings)), self._clock)
+        polls = self._pool.map(lambda reach: self._own[reach].poll(), reaches.values())
+        return {
+            name: replace(seen[name], poll=poll, reach=reach)
+            for (name, reach), poll in zip(reaches.items(), polls, strict=True)
+        }
+
+    def _of_etcd(self, seen: Mapping[str, JobSeen], reach: Reach, poll: EtcdPoll) -> JobSeen:
+        """Return a job of the shared etcd, joined with its directory if that is among the runs."""
+        record = None if poll.snapshot is None else poll.snapshot.record
+        root = None if record is None else Path(record.run_directory)
+        if root is not None and self.runs is not None and root.name in seen and _is_same(root, self.runs / root.name):
+            return replace(seen[root.name], poll=poll, reach=reach)
+        summary = self._summary(root) if root is not None and root.is_dir() else None
+        return JobSeen(f"{_OF_ETCD}{reach.job}", summary, poll, reach)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def listed_runs(runs: Path | None) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Return the run directories below a directory, by name, and the problems with other entries."""
+    found, links = [], []
+    try:
+        with os.scandir(runs) if runs is not None else nullcontext(()) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_symlink():
+                    links.append(entry.name)
+                elif entry.is_dir(follow_symlinks=False) and _is_run(Path(entry.path)):
+                    found.append(Path(entry.path))
+    except OSError as error:
+        return (), (f"{runs}: cannot be read: {error.strerror}",)
+    found.sort(key=lambda root: natural_order(root.name))
+    problems = []
+    if links:
+        names = names_text(sorted(links), 4)
+        problems.append(f"symbolic links are not followed: {names}; name the directory that they point to with --runs")
+    if len(found) > _MAX_RUNS:
+        problems.append(f"there are {count_text(len(found), 'run')}; only the first {_MAX_RUNS:,} are listed")
+    return tuple(found[:_MAX_RUNS]), tuple(printable(text) for text in problems)
+
+
+def _is_run(root: Path) -> bool:
+    """Return whether a run wrote a directory; an unreadable one counts as such."""
+    own = RunDirectory(root)
+    try:
+        return any(own.owns(name) for name in os.listdir(root))
+    except PermissionError:
+        return True
+    except OSError:
+        return False

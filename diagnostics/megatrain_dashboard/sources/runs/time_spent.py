@@ -1,0 +1,47 @@
+"""How long a job has run, and how much of that went into steps that count. Pure; the rule is that of the overview."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatrain.contracts.incident import Incident
+from megatrain_dashboard.sources.runs.catalog import JobSeen
+from megatrain_diagnostics.analysis.effective_time import effective_time_ratio
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpent:
+    """Times in unix seconds. None: not known; for the end also: not yet."""
+
+    begin_s: float | None
+    end_s: float | None
+    ratio: float | None
+    """The time in steps that count, divided by the time from begin to end or now."""
+    training_s: float | None
+
+
+def time_of(seen: JobSeen, now_s: float) -> TimeSpent:
+    """Return the time of a job; of its newest launch where etcd has the job's state."""
+    begin_s, end_s = _bounds(seen)
+    until_s = now_s if end_s is None else end_s
+    restarts = () if seen.summary is None else seen.summary.outline.restarts
+    ratio = None if begin_s is None else effective_time_ratio(incidents_of(seen), restarts, begin_s, until_s)
+    training_s = None if ratio is None or begin_s is None else ratio * (until_s - begin_s)
+    return TimeSpent(begin_s, end_s, ratio, training_s)
+
+
+def incidents_of(seen: JobSeen) -> Sequence[Incident]:
+    """Return the incidents in etcd, else the newest ones of the run directory."""
+    if seen.snapshot is not None:
+        return seen.snapshot.incidents
+    return () if seen.summary is None else seen.summary.incidents
+
+
+def _bounds(seen: JobSeen) -> tuple[float | None, float | None]:
+    outline_begin_s = None if seen.summary is None else seen.summary.outline.begin_s
+    snapshot = seen.snapshot
+    if snapshot is None:
+        return outline_begin_s, None if seen.summary is None else seen.summary.ended_unix_s
+    begin_s = outline_begin_s if snapshot.record is None else snapshot.record.created_unix_s
+    return begin_s, None if snapshot.end is None else snapshot.end.created_unix_s
