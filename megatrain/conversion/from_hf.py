@@ -7,6 +7,7 @@ learning rate) come from the job's own configuration; the manifest holds placeho
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -97,16 +98,20 @@ class _InOrder:
     """Provides the data of items. The plans and the source have the parameters in the same order."""
 
     def __init__(self, opened: HfModel) -> None:
-        self._parameters = opened.parameters()
+        # one memory for all parameters: the first write to each fresh page would cost more than the conversion
+        self._memory = torch.empty(max(math.prod(shape) for shape in our_shapes(opened.model).values()))
+        self._parameters = opened.parameters(self._zeros)
         self._key = ""
         self._last = torch.empty(0)
 
     def data_of(self, item: ImageItem) -> Tensor:
         while self._key != item.key:
-            self._last = torch.empty(0)  # free the last parameter before the next one is read
             name, self._last = next(self._parameters)
             self._key = key_of("master", name)
         return self._last[tuple(slice(at, at + size) for at, size in zip(item.offsets, item.sizes, strict=True))]
+
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+        return self._memory[: math.prod(shape)].view(shape).zero_()
 
 
 def _plans(opened: HfModel, file_bytes: int) -> Iterator[ImagePlan]:

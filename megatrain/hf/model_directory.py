@@ -6,7 +6,7 @@ Opening a directory checks everything in config.json and in the files' headers. 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,16 +52,17 @@ class HfModel:
         """The number of elements of all our parameters, with padding."""
         return sum(torch.Size(shape).numel() for shape in our_shapes(self.model).values())
 
-    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+    def parameters(self, zeros: Callable[[tuple[int, ...]], Tensor] = torch.zeros) -> Iterator[tuple[str, Tensor]]:
         """Yield each parameter by our name, whole and in fp32. Rows that pad the vocabulary are zero.
 
+        zeros: returns the memory for a parameter, given its shape.
         Raises: CheckpointError, which names the file, also when a tied head differs from the embedding.
         """
         with WeightFiles() as files:
             if self._tied_copy is not None:
                 _check_tied(*self._tied_copy, files)
             for name, shape in our_shapes(self.model).items():
-                parameter = torch.zeros(shape, dtype=torch.float32)
+                parameter = zeros(shape)
                 for tensor in self._tensors[name]:
                     stored = files.read(self._stored[tensor.name])
                     for theirs, ours in tensor.matching_views(stored, parameter):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -171,12 +173,15 @@ def test_what_an_attempt_left_goes_before_its_mark(tmp_path: Path, monkeypatch: 
     assert removed == [data_file_name(2, 7), WRITING_NAME, WRITING_NAME], "the last one is that of the new attempt"
 
 
-def test_data_may_come_in_parts(tmp_path: Path) -> None:
+@pytest.fixture
+def executor() -> Iterator[Executor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def test_data_may_come_in_parts(tmp_path: Path, executor: Executor) -> None:
     plan = plan_image([shard("model.word"), shard("model.norm")])
-    whole, parts = (
-        ImageFile(LocalLocation(tmp_path / "whole"), plan),
-        ImageFile(LocalLocation(tmp_path / "parts"), plan),
-    )
+    whole, parts = (ImageFile(LocalLocation(tmp_path / name), plan, executor) for name in ("whole", "parts"))
     for item in plan.items:
         whole.append(part(item))
         for row in part(item):
@@ -185,10 +190,10 @@ def test_data_may_come_in_parts(tmp_path: Path) -> None:
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
 
 
-def test_the_last_bytes_of_an_image_are_padding(tmp_path: Path) -> None:
+def test_the_last_bytes_of_an_image_are_padding(tmp_path: Path, executor: Executor) -> None:
     plan = plan_image([shard("model.norm")])
     place = LocalLocation(tmp_path / "file")
-    file = ImageFile(place, plan)
+    file = ImageFile(place, plan, executor)
     file.append(part(plan.items[0]))
     entry = file.close()
     trailer = read_trailer(place, entry.size, entry.digest)
