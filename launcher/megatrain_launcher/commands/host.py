@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.job_place import OpenJob, add_job, former_word, opened_job
+from megatrain.commands.job_place import OpenJob, add_job, opened_job
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import CoordinationError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
@@ -78,14 +78,14 @@ def run(args: argparse.Namespace) -> int:
     Raises: UsageError, PlaceError, NotFoundError, CoordinationError, RefusedError.
     """
     if args.host_verb in _OF_ONE_HOST and not args.host:
-        raise UsageError(f"which host? write megatrain host {args.host_verb} [JOB] --host HOST{former_word(args)}")
+        raise UsageError(f"which host? write megatrain host {args.host_verb} [JOB] --host HOST")
     with opened_job(args) as job:
         code: int = args.run_verb(job, args)
     return code
 
 
 def _add_job_and_host(parser: argparse.ArgumentParser, text: str) -> None:
-    add_job(parser, former_option="--host")
+    add_job(parser)
     parser.add_argument("--host", type=_host_name, metavar="HOST", help=text)
 
 
