@@ -31,7 +31,7 @@ from megatrain.failures.fence import FenceAction, FenceRule, longer_stop_s, step
 from megatrain.programs.forks import GROUP_SIGNALS, call_in_forked_children
 from megatrain.programs.processes import set_parent_death_signal
 from megatrain.programs.stop_signals import STOP_SIGNALS
-from megatrain.training.self_fence import SelfFence
+from megatrain.training.stopping.self_fence import SelfFence
 
 _logger = logging.getLogger(__name__)
 
