@@ -26,8 +26,8 @@ from megatrain.contracts.manifest import Manifest
 from megatrain.contracts.state_kinds import EMA, MASTER
 from megatrain.conversion.software import job_config
 from megatrain.data.tokenizer import Tokenizer, load_tokenizer, parse_tokenizer
-from megatrain.generation import Sampling, draw_tokens
 from megatrain.hf import HfModel, open_model
+from megatrain.inference.generation import Sampling, draw_tokens
 from megatrain.model import TokenContext, Transformer
 from megatrain.ops.precision import DTYPES
 
