@@ -16,18 +16,17 @@ from megatrain.comm import Mesh
 from megatrain.comm.group import Group
 from megatrain.config.config import Config
 from megatrain.contracts.layout import STAGES, Layout
-from megatrain.model import ModelPart, TokenContext, Transformer
+from megatrain.model import ModelPart, Transformer
 from megatrain.model.fp8 import Fp8Scales, use_fp8
 from megatrain.model.norm import use_norms
 from megatrain.ops.cross_entropy import LossTerms
 from megatrain.ops.device_kind import DeviceKind
-from megatrain.ops.documents import pack_documents
 from megatrain.ops.precision import DTYPES, accumulate_dtype
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.full_recompute import recompute_fully
 from megatrain.parallel.offload import OffloadCopies, Offloader
-from megatrain.parallel.pipeline import PipelineChunk, PipelineInput
+from megatrain.parallel.pipeline import PipelineChunk
 from megatrain.parallel.selective_recompute import SelectiveRecompute
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
@@ -79,21 +78,6 @@ def build_chunks(
 def hidden_shape(config: Config, tp_size: int) -> tuple[int, int, int]:
     """Return (S / tp, B, H), the shape of a rank's part of a micro-batch's hidden states outside of the sublayers."""
     return config.model.seq_len // tp_size, config.batch.micro_batch_size, config.model.hidden_size
-
-
-def pipeline_input(
-    tp: Group, device: torch.device, tokens_SB: torch.Tensor, labels_SB: torch.Tensor, sample_B: torch.Tensor,
-    document_SB: torch.Tensor | None,
-) -> PipelineInput:  # fmt: skip
-    """Return the pipeline's input on `device`, for a micro-batch whose tensors are on the CPU."""
-    seq_len = tokens_SB.shape[0]
-    context = TokenContext(
-        sample_B=sample_B.to(device, non_blocking=True),
-        seq_len=seq_len,
-        documents=None if document_SB is None else pack_documents(document_SB).to(device),
-        token_offset=tp.rank * (seq_len // tp.size),
-    )
-    return PipelineInput(tokens_SB.to(device, non_blocking=True), labels_SB.to(device, non_blocking=True), context)
 
 
 def build_meta_chunks(
