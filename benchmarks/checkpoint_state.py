@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from megatrain.checkpoint.ownership import SavedShard
-from megatrain.chunk_builder import build_meta_chunks
+from megatrain.chunks.builder import build_meta_chunks
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.parallel.bucket import Bucket, group_into_buckets

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.overlap_replay import LinkReplay
-from megatrain.chunk_builder import build_chunks
+from megatrain.chunks.builder import build_chunks
 from megatrain.comm import dry_mesh
 from megatrain.config.config import Config
 from megatrain.contracts.black_box_values import Record

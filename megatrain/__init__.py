@@ -9,11 +9,11 @@ __version__ = "0.1.0"
 _PLACES = {
     "Callback": "megatrain.training.extensions",
     "EvaluationReport": "megatrain.reporting.report",
-    "LoadedModel": "megatrain.loaded_model",
+    "LoadedModel": "megatrain.inference.loaded_model",
     "RunRecord": "megatrain.run_record",
     "StepReport": "megatrain.reporting.report",
     "Trainer": "megatrain.trainer",
-    "load": "megatrain.loaded_model",
+    "load": "megatrain.inference.loaded_model",
     "read_run": "megatrain.run_record",
 }
 """The module of each name of the Python API."""

@@ -44,7 +44,6 @@ BUILT_IN_VERBS: Mapping[str, str] = {
 
 _TWO_WORDS: Mapping[str, str] = {"logs classify": "megatrain_diagnostics.commands.logs_classify"}
 """Verbs of two words whose first word is a verb too."""
-_FORMER_VERBS: Mapping[str, str] = {"diag logs": "logs"}
 
 # A shell's codes for a program ended by a signal are 128 + its number: 2 (interrupt) and 13 (broken pipe).
 INTERRUPTED = 130
@@ -203,8 +202,6 @@ def _dispatch(arguments: list[str]) -> int:
     if first.startswith("-"):
         _usage_error(f"unknown option {first!r} before the verb{_suggest(first, ['--help', '--version'])}")
     both = " ".join(arguments[:2])
-    if both in _FORMER_VERBS:
-        _usage_error(f"`megatrain {both}` is now written `megatrain {_FORMER_VERBS[both]}`")
     if both in _TWO_WORDS:
         return _run_verb(both, _load_verb(both, _TWO_WORDS[both]), arguments[2:])
     module_name = BUILT_IN_VERBS.get(first) or find_verbs().get(first)

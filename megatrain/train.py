@@ -19,7 +19,7 @@ from megatrain.programs.stop_signals import StopSignals
 from megatrain.reporting.sinks import missing_packages
 from megatrain.telemetry.stack_dumps import stacks_on_demand
 from megatrain.training.extensions import NO_EXTENSIONS, Extensions
-from megatrain.training.watchdog import install_launcher_death_guard, start_watchdog
+from megatrain.training.stopping.watchdog import install_launcher_death_guard, start_watchdog
 
 
 def train(path: Path, overrides: Sequence[str]) -> ExitCode:

@@ -12,9 +12,10 @@ from megatrain.checkpoint.url_location import open_location
 from megatrain.contracts.branches import BRANCH_NAME
 from megatrain.contracts.checkpoint_files import COMMIT_NAME, commit_problem, is_manifest_name, step_of
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import RESUME_NAME, Candidate, candidates
+from megatrain.contracts.lineage import Candidate, candidates
 from megatrain.contracts.location import Location
 from megatrain.contracts.resume_point import with_problems
+from megatrain.contracts.round_starts import started_rounds
 
 CHECKPOINTS_NAME = "checkpoints"
 
@@ -138,6 +139,6 @@ def _above(text: str, num_levels: int) -> Location | None:
 
 def _is_lineage(directory: Location) -> bool:
     """Return whether a directory holds a run's branches, even damaged ones: later errors then describe the damage."""
-    if (directory / RESUME_NAME).exists():
-        return True
-    return any(step_of(entry.name) is not None or (entry / BRANCH_NAME).exists() for entry in directory.entries())
+    return bool(started_rounds(directory)) or any(
+        step_of(entry.name) is not None or (entry / BRANCH_NAME).exists() for entry in directory.entries()
+    )

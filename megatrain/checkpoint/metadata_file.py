@@ -1,7 +1,7 @@
 """The files that describe a checkpoint: the index, and `.metadata`, with which unmodified torch reads the directory.
 
 `.metadata` is a pickle of classes of torch.distributed.checkpoint, some of them private. This file writes them by name:
-importing them costs each rank's start about as much processor time as torch itself. metadata_unpickler.py reads them.
+importing them costs each rank's start about as much processor time as torch itself. Only torch reads them.
 """
 
 from __future__ import annotations

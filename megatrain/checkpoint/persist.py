@@ -222,10 +222,10 @@ class Persistence:
     # The whole checkpoint
 
     def _commit(self) -> None:
-        fixed = {self._name_of(METADATA_NAME): _read(self._arena.metadata(self._snapshot.round))}
-        index = self._arena.index(self._snapshot.round)
-        if index.exists():  # a round that an older program began has no index; readers unpickle .metadata
-            fixed[self._name_of(INDEX_NAME)] = _read(index)
+        fixed = {
+            self._name_of(METADATA_NAME): _read(self._arena.metadata(self._snapshot.round)),
+            self._name_of(INDEX_NAME): _read(self._arena.index(self._snapshot.round)),
+        }
         if self._plan.tokenizer:
             tokenizer = Path(self._plan.tokenizer)
             fixed[self._name_of(TOKENIZER_NAME)] = _read(tokenizer)

@@ -1,8 +1,8 @@
 """The content of a checkpoint: its tensors, the boxes that each was saved in, and the file range of each box.
 
-index_file.py writes and reads this as JSON; metadata_file.py writes it as torch's `.metadata`; metadata_unpickler.py
-reads that. This file checks what was read, before other code allocates memory or opens files according to it. Where
-boxes are combined (load_plan.py), the code checks whether boxes of a tensor overlap.
+index_file.py writes and reads this as JSON; metadata_file.py writes it as torch's `.metadata`. This file checks what
+was read, before other code allocates memory or opens files by it. Where boxes are combined (load_plan.py), the code
+checks whether boxes of a tensor overlap.
 """
 
 from __future__ import annotations

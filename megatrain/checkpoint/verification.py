@@ -6,7 +6,7 @@ from collections.abc import Set
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
-from megatrain.checkpoint.checked_files import TorchNeededError, find_stored
+from megatrain.checkpoint.checked_files import find_stored
 from megatrain.checkpoint.data_file import is_data_file, read_trailer, verify_file
 from megatrain.contracts.checkpoint_files import (
     INDEX_NAME,
@@ -28,7 +28,6 @@ def verify_checkpoint(directory: Location, *, job: str | None = None, branch: st
 
     `job` and `branch`, when given, must be the checkpoint's own. An unreadable file is a problem too. Memory: a few
     blocks of 8 MiB, and the trailers.
-    Raises: TorchNeededError, which does not mean that a file is damaged.
     """
     try:
         manifest = read_manifest(directory, job=job, branch=branch)
@@ -54,11 +53,11 @@ def verify_checkpoint(directory: Location, *, job: str | None = None, branch: st
 def _index_problems(directory: Location, manifest: Manifest, damaged: Set[str]) -> list[str]:
     """Return the mismatches between the index and the files. `damaged` files are reported already."""
     files, index, metadata = manifest.files, manifest.name_of(INDEX_NAME), manifest.name_of(METADATA_NAME)
-    if metadata not in files:
-        return [f"{manifest_location(directory)}: does not list {metadata}"]
+    if missing := [name for name in (index, metadata) if name not in files]:
+        return [f"{manifest_location(directory)}: does not list {name}" for name in missing]
     if {index, metadata} & damaged:
         return []
-    location = directory / (index if index in files else metadata)
+    location = directory / index
     try:
         ranges_by_file = find_stored(directory, manifest).ranges_by_file()
         problems = [
@@ -73,8 +72,6 @@ def _index_problems(directory: Location, manifest: Manifest, damaged: Set[str]) 
                     problems.append(
                         f"{location}: names bytes {offset} to {offset + length} of {name}, which are not an item"
                     )
-    except TorchNeededError:
-        raise
     except CheckpointError as error:
         return [str(error)]
     return sorted(problems)

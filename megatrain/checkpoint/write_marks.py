@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from megatrain.arena.slot_layout import SealedSnapshot
-from megatrain.contracts.checkpoint_files import FORMER_MANIFEST_NAME, WRITING_NAME, check_writable
+from megatrain.contracts.checkpoint_files import WRITING_NAME, check_writable
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.json_object import JsonObject
 from megatrain.contracts.location import Location, is_relative_name
@@ -42,12 +42,11 @@ def failed_name(round_number: int, host_index: int) -> str:
 def is_leftover(name: str, round_number: int) -> bool:
     """Return whether a file that the manifest does not list is useless after `round_number` has committed.
 
-    These are the round's marks and other manifests, all files of older rounds, and files of older versions whose names
-    have no round.
+    These are WRITING, the round's marks and other manifests, and all files of older rounds.
     """
     match = _OF_ROUND.fullmatch(name)
     if match is None:
-        return name in (WRITING_NAME, FORMER_MANIFEST_NAME)
+        return name == WRITING_NAME
     is_of_one_attempt = match[1] is not None or match[3].startswith("manifest-")
     return int(match[2]) < round_number or (is_of_one_attempt and int(match[2]) == round_number)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 _LARGEST = 2**63 - 1
 _SHOWN_CHARACTERS = 40
@@ -68,26 +67,6 @@ def spellings(option: str) -> list[str]:
     """Return an option's spellings in torchrun: with hyphens and with underscores."""
     name = option.removeprefix("--")
     return list(dict.fromkeys([option, "--" + name.replace("-", "_")]))
-
-
-def former_word_of(option: str) -> Callable[[str], str]:
-    """Return a parser for a word that an option has replaced. It refuses the word and names the option."""
-
-    def refuse(text: str) -> str:
-        raise argparse.ArgumentTypeError(f"{text!r} is now written {option} {text}")
-
-    return refuse
-
-
-class FormerOption(argparse.Action):
-    """An option that no longer exists. Its use is an error that names the replacement."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, *, new: str, **options: Any) -> None:
-        super().__init__(option_strings, dest, nargs=0, help=argparse.SUPPRESS, **options)
-        self._new = new
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        parser.error(f"{self.option_strings[0]} is now written {self._new}")
 
 
 def _integer(text: str) -> int | None:

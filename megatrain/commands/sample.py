@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
     """Sample. Raises: CheckpointError, DataError naming the file; ConfigError when the chosen device is missing."""
     checkpoint = chosen_checkpoint(args)
     from megatrain.formatting.terminal import printable
-    from megatrain.generation import Sampling
-    from megatrain.loaded_model import choose_device, load_checkpoint
+    from megatrain.inference.generation import Sampling
+    from megatrain.inference.loaded_model import choose_device, load_checkpoint
 
     loaded = load_checkpoint(checkpoint, choose_device(args.device), kind=args.kind)
     sampling = Sampling(args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed)

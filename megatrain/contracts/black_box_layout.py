@@ -2,8 +2,7 @@
 
 A black box is one file per rank: a header page, a control page, a page of process groups, then a ring of 64-byte
 records. All integers are little endian and aligned to their size, so that one store or load is one machine word. Bytes
-not named here are zero. A later writer of version 2 may use them, with zero for "no value". Version 1 had the sizes of
-three axes where version 2 has the length of its list of axes; the decoder reads version 1 too.
+not named here are zero. A later writer of version 2 may use them, with zero for "no value".
 docs/reference/black-box.md describes this file in prose, and a test compares the two. black_box.py reads files.
 """
 
@@ -60,10 +59,7 @@ _AXIS = struct.Struct("<12s I")
 AXIS_FIELDS = ("name", "size")
 MAX_AXES = 16
 """Entries of the list of axes, which follows the texts: all axes whose sizes do not follow from the others'."""
-_FORMER_VERSION = 1
-_FORMER_SIZES = struct.Struct("<12x III")
-"""Version 1, from `num_axes` on: the rank's three places, then the sizes along these axes."""
-_FORMER_AXES = ("dp", "pp", "tp")
+_CRC_OFFSET = _HEADER.size + MAX_AXES * _AXIS.size
 _TEXT_BYTES = {"job": 128, "branch": 64, "host": 128}
 
 
@@ -142,7 +138,7 @@ def field_offsets(layout: struct.Struct, names: tuple[str, ...]) -> dict[str, tu
 
 def header_offsets() -> dict[str, tuple[int, str]]:
     fields = field_offsets(_HEADER, HEADER_FIELDS)
-    return {**fields, "axes": (_HEADER.size, f"{MAX_AXES * _AXIS.size}s"), "crc32": (_crc_offset(VERSION), "I")}
+    return {**fields, "axes": (_HEADER.size, f"{MAX_AXES * _AXIS.size}s"), "crc32": (_CRC_OFFSET, "I")}
 
 
 def axis_offsets() -> dict[str, tuple[int, str]]:
@@ -167,12 +163,8 @@ def encode_header(identity: Identity, clock: ClockBase, capacity: int) -> bytes:
         *(_encode_text(name, getattr(identity, name)) for name in _TEXT_BYTES),
     )
     body += b"".join(_AXIS.pack(name.encode(), size) for name, size in sizes.items())
-    body = body.ljust(_crc_offset(VERSION), b"\0")
+    body = body.ljust(_CRC_OFFSET, b"\0")
     return body + _HEADER_CRC.pack(zlib.crc32(body))
-
-
-def _crc_offset(version: int) -> int:
-    return _HEADER.size + (0 if version == _FORMER_VERSION else MAX_AXES * _AXIS.size)
 
 
 def _encode_text(name: str, text: str) -> bytes:
@@ -187,7 +179,7 @@ def _encode_text(name: str, text: str) -> bytes:
 def decode_header(page: bytes, location: str) -> tuple[Identity, ClockBase, int]:
     """Decode identity, clock and capacity from a header page; `location` names the file in errors.
 
-    Raises: DataError unless it is an intact header of this version or the one before.
+    Raises: DataError unless it is an intact header of this version.
     """
     if page[: len(MAGIC)] != MAGIC[: len(page)]:
         raise DataError(f"{location}: starts with {page[:8]!r}, expected {MAGIC!r}; this is not a black box")
@@ -197,13 +189,13 @@ def decode_header(page: bytes, location: str) -> tuple[Identity, ClockBase, int]
         )
     values = dict(zip(HEADER_FIELDS, _HEADER.unpack_from(page), strict=True))
     version = values["version"]
-    if version not in (_FORMER_VERSION, VERSION):
+    if version != VERSION:
         raise DataError(
-            f"{location}: black box version {version}, this program reads versions {_FORMER_VERSION} and {VERSION}; "
-            "use the program that wrote it"
+            f"{location}: black box version {version}, this program reads version {VERSION}; use the program that "
+            "wrote it"
         )
-    (found,) = _HEADER_CRC.unpack_from(page, _crc_offset(version))
-    expected = zlib.crc32(page[: _crc_offset(version)])
+    (found,) = _HEADER_CRC.unpack_from(page, _CRC_OFFSET)
+    expected = zlib.crc32(page[:_CRC_OFFSET])
     if found != expected:
         raise DataError(f"{location}: header checksum {found:#010x}, expected {expected:#010x}; the header is damaged")
     for name, needed in (("record_bytes", RECORD_BYTES), ("ring_offset", RING_OFFSET), ("num_groups_max", MAX_GROUPS)):
@@ -212,7 +204,7 @@ def decode_header(page: bytes, location: str) -> tuple[Identity, ClockBase, int]
     if not 1 <= values["capacity"] <= MAX_RECORDS:
         raise DataError(f"{location}: header field capacity={values['capacity']}, expected 1 to {MAX_RECORDS}")
     try:
-        layout = _decode_layout(page, version, values["num_axes"])
+        layout = _decode_layout(page, values["num_axes"])
         layout.coordinate(values["rank"])
         if layout.world_size != values["world_size"]:
             raise TopologyError(
@@ -234,10 +226,7 @@ def decode_header(page: bytes, location: str) -> tuple[Identity, ClockBase, int]
     return identity, clock, values["capacity"]
 
 
-def _decode_layout(page: bytes, version: int, num_axes: int) -> Layout:
-    if version == _FORMER_VERSION:
-        former = _FORMER_SIZES.unpack_from(page, header_offsets()["num_axes"][0])
-        return Layout(**{f"{axis}_size": size for axis, size in zip(_FORMER_AXES, former, strict=True)})
+def _decode_layout(page: bytes, num_axes: int) -> Layout:
     if num_axes > MAX_AXES:
         raise TopologyError(f"num_axes={num_axes}, expected at most {MAX_AXES}")
     offsets = range(_HEADER.size, _HEADER.size + num_axes * _AXIS.size, _AXIS.size)

@@ -122,7 +122,7 @@ def write_branch(checkpoints: Location, branch: Branch) -> bool:
 def _text_of(branch: Branch) -> str:
     content = {"schema_version": SCHEMA_VERSION, **asdict(branch)}
     if not branch.rollback and not branch.skipped:
-        # older programs, which do not know these fields, can read all other branches
+        # what has no content is left out
         del content["rollback"], content["skipped"]
     return json.dumps(content, sort_keys=True) + "\n"
 

@@ -5,10 +5,10 @@ it has the manifest's digest, and the manifest has theirs. It is created exclusi
 step, only one commits. If that was a superseded round, whose COMMIT does not count (round_starts.py), a newer round
 creates COMMIT-r000003 in addition, and the COMMIT of the newest round counts. So no process removes a file that may
 belong to another round. All other names contain the round, and the manifest's name its own digest, so that the writer
-of a superseded round cannot change files that COMMIT covers. In older checkpoints the manifest was manifest.json. A
-removal of a checkpoint removes COMMIT first. PINNED keeps a checkpoint forever. WRITING is the first file of a
-checkpoint and is removed after COMMIT: a directory with WRITING and no COMMIT was never complete. lineage.py decides
-which checkpoint a job resumes from; megatrain.checkpoint stores tensors.
+of a superseded round cannot change files that COMMIT covers. A removal of a checkpoint removes COMMIT first. PINNED
+keeps a checkpoint forever. WRITING is the first file of a checkpoint and is removed after COMMIT: a directory with
+WRITING and no COMMIT was never complete. lineage.py decides which checkpoint a job resumes from; megatrain.checkpoint
+stores tensors.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ import hashlib
 import json
 import re
 import time
-import zlib
 from dataclasses import asdict, dataclass, fields
 
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.contracts.json_object import JsonObject, renamed
+from megatrain.contracts.json_object import JsonObject
 from megatrain.contracts.location import LocalLocation, Location, put_once
-from megatrain.contracts.manifest import FORMER_NAMES, Manifest, name_in_round
+from megatrain.contracts.manifest import Manifest, name_in_round
 
-FORMER_MANIFEST_NAME = "manifest.json"
 METADATA_NAME = ".metadata"
 """The description that torch's readers use."""
 INDEX_NAME = "index.json"
@@ -37,7 +35,6 @@ TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 COMMIT_SCHEMA_VERSION = 3
 PINNED_SCHEMA_VERSION = 1
-_CRC32 = "crc32:"
 _LATER_COMMIT = re.compile(rf"{COMMIT_NAME}-r[0-9]{{6,}}")
 _MANIFEST_NAME = re.compile(r"r[0-9]{6,}-manifest-[0-9a-f]{8}\.json")
 _DIRECTORY_NAME = re.compile(r"step-([0-9]{9,})")
@@ -78,17 +75,22 @@ def manifest_name(content: bytes, round_number: int) -> str:
 
 
 def is_manifest_name(name: str) -> bool:
-    """Return whether a file name is that of a manifest, in the current or the former form."""
-    return name == FORMER_MANIFEST_NAME or _MANIFEST_NAME.fullmatch(name) is not None
+    """Return whether a file name is that of a manifest."""
+    return _MANIFEST_NAME.fullmatch(name) is not None
 
 
 def manifest_location(directory: Location) -> Location:
-    """Return the path of the manifest that COMMIT names; without COMMIT, of the newest round's. It may be missing."""
+    """Return the path of the manifest that COMMIT names; without COMMIT, of the newest round's.
+
+    Raises: MissingFileError when there is no manifest; CheckpointError when COMMIT cannot be read.
+    """
     commit = read_commit(directory)
     if commit is not None:
         return directory / commit.manifest
     names = [entry.name for entry in directory.entries() if _MANIFEST_NAME.fullmatch(entry.name)]
-    return directory / max(names, key=_round_and_name, default=FORMER_MANIFEST_NAME)
+    if not names:
+        raise MissingFileError(f"{directory}: has no manifest (r<round>-manifest-<digest>.json)")
+    return directory / max(names, key=_round_and_name)
 
 
 def _round_and_name(name: str) -> tuple[int, str]:
@@ -111,8 +113,8 @@ def read_manifest(directory: Location, *, job: str | None = None, branch: str | 
     Raises: MissingFileError; CheckpointError when it is damaged, has another step than the directory's name, or is of
     another job or branch.
     """
-    location = manifest_location(directory)
     try:
+        location = manifest_location(directory)
         content = location.read()
     except MissingFileError as error:
         raise MissingFileError(f"{error}; the checkpoint is incomplete") from error
@@ -169,10 +171,7 @@ def write_commit(directory: Location, manifest: Manifest, *, is_superseded: bool
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The content of COMMIT: step, round, and the manifest with its SHA-256.
-
-    Before file names contained the round, the digest was a checksum: "crc32:" and a number.
-    """
+    """The content of COMMIT: step, round, and the manifest with its SHA-256."""
 
     step: int
     round: int
@@ -181,8 +180,6 @@ class Commit:
 
     def covers(self, content: bytes) -> bool:
         """Return whether `content` is the content of the manifest."""
-        if self.sha256.startswith(_CRC32):
-            return self.sha256 == f"{_CRC32}{zlib.crc32(content)}"
         return self.sha256 == hashlib.sha256(content).hexdigest()
 
 
@@ -206,11 +203,7 @@ def read_commit(directory: Location) -> Commit | None:
         return None
     if not isinstance(raw, dict):
         return None
-    version = raw.get("schema_version")
-    if version in (1, 2) and not isinstance(version, bool):
-        raw = renamed(raw, FORMER_NAMES) if version == 1 else raw
-        raw |= {"manifest": FORMER_MANIFEST_NAME, "sha256": f"{_CRC32}{raw.get('manifest_crc32')}"}
-    elif version != COMMIT_SCHEMA_VERSION:
+    if raw.get("schema_version") != COMMIT_SCHEMA_VERSION:
         return None
     step, round_number, manifest, sha256 = (raw.get(field.name) for field in fields(Commit))
     if type(step) is not int or type(round_number) is not int or not isinstance(sha256, str):
@@ -357,7 +350,15 @@ def pin(directory: Location, reason: str) -> None:
     Raises: CheckpointError when it is not committed, or PINNED cannot be written.
     """
     pinned = {"schema_version": PINNED_SCHEMA_VERSION, "reason": reason, "pinned_unix_s": time.time()}
-    _write_beside(directory, PINNED_NAME, (json.dumps(pinned, sort_keys=True) + "\n").encode(), "pinned")
+    if not is_committed(directory):
+        raise CheckpointError(f"{directory} is not a complete checkpoint (no matching COMMIT), so it cannot be pinned")
+    (directory / PINNED_NAME).write((json.dumps(pinned, sort_keys=True) + "\n").encode())
+    if not is_committed(directory):
+        # a job's retention removed the checkpoint meanwhile; PINNED would be all that is left of it
+        (directory / PINNED_NAME).remove()
+        if not directory.entries():
+            directory.remove()
+        raise CheckpointError(f"{directory} was removed just now, so it cannot be pinned")
 
 
 def pin_reason(directory: Location) -> str | None:
@@ -372,27 +373,6 @@ def pin_reason(directory: Location) -> str | None:
         return None
     damage = "the checkpoint stays pinned; pin it again or unpin it"
     return JsonObject.parse(content, str(location), PINNED_SCHEMA_VERSION, damage).text("reason")
-
-
-def add_index(directory: Location, name: str, content: bytes) -> None:
-    """Add an index to a checkpoint that was committed without one. Its name has the round, so it is removed with it.
-
-    Raises: CheckpointError when it is not committed, or the index cannot be written.
-    """
-    _write_beside(directory, name, content, "given an index")
-
-
-def _write_beside(directory: Location, name: str, content: bytes, what: str) -> None:
-    """Write a file that no manifest lists into a complete checkpoint. `what` describes the action in errors."""
-    if not is_committed(directory):
-        raise CheckpointError(f"{directory} is not a complete checkpoint (no matching COMMIT), so it cannot be {what}")
-    (directory / name).write(content)
-    if not is_committed(directory):
-        # a job's retention removed the checkpoint meanwhile; our file would be all that is left of it
-        (directory / name).remove()
-        if not directory.entries():
-            directory.remove()
-        raise CheckpointError(f"{directory} was removed just now, so it cannot be {what}")
 
 
 def unpin(directory: Location) -> None:

@@ -21,11 +21,6 @@ _MAX_SHOWN = 100
 """How many characters of a wrong value an error repeats."""
 
 
-def renamed(raw: Mapping[str, Any], former_names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields under their current names. A former name stays if the current name exists too."""
-    return {name if (now := former_names.get(name, name)) in raw else now: value for name, value in raw.items()}
-
-
 class JsonObject:
     """The fields of a JSON object, read by kind. `location` names the file in errors, `prefix` the object in it."""
 
@@ -36,17 +31,8 @@ class JsonObject:
         self._prefix = prefix
 
     @classmethod
-    def parse(
-        cls,
-        content: bytes | str,
-        location: str,
-        schema_version: int,
-        damage: str,
-        former_names: Mapping[str, str] | None = None,
-    ) -> Self:
+    def parse(cls, content: bytes | str, location: str, schema_version: int, damage: str) -> Self:
         """Parse the object in a file. `damage` ends the error for a file that is not a JSON object.
-
-        `former_names`: the names of fields in the previous schema version, which is then accepted too.
 
         Raises: CheckpointError when it is not a JSON object, or is of another schema version.
         """
@@ -59,13 +45,10 @@ class JsonObject:
         if not isinstance(raw, dict):
             raise CheckpointError(f"{location}: a {type(raw).__name__}, expected a JSON object; {damage}")
         found = raw.get("schema_version")
-        if former_names is not None and found == schema_version - 1 and not isinstance(found, bool):
-            return cls(renamed(raw, former_names), location, found)
         if found != schema_version or isinstance(found, bool):
-            former = "" if former_names is None else f"{schema_version - 1} and "
             raise CheckpointError(
-                f"{location}: schema_version={found!r}, this program reads {former}{schema_version}; use the program"
-                " that wrote it"
+                f"{location}: schema_version={found!r}, this program reads {schema_version}; use the program that"
+                " wrote it"
             )
         return cls(raw, location, schema_version)
 

@@ -6,10 +6,10 @@
     main/step-...           its checkpoints
 
 A round's number is the number of its claim. A commit of an older round is superseded if a newer round has resumed from
-an earlier step: it did not exist when the newer round looked, so it does not count. Before rounds had claims, RESUME
-named the current branch. Going back to an older step never removes anything. It opens another branch, which begins at
-that step of its parent. Steps of the parent after that step are abandoned and never "newest" again. BRANCH is written
-first and the resume record last, each atomically, so a crash in between leaves the run where it was.
+an earlier step: it did not exist when the newer round looked, so it does not count. Going back to an older step never
+removes anything. It opens another branch, which begins at that step of its parent. Steps of the parent after that step
+are abandoned and never "newest" again. BRANCH is written first and the resume record last, each atomically, so a crash
+in between leaves the run where it was.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from megatrain.contracts.branches import (
     MAIN_BRANCH,
     Branch,
     ancestry,
-    branch_name_of,
     branch_names,
     is_branch_name,
     next_branch_name,
@@ -39,8 +38,7 @@ from megatrain.contracts.checkpoint_files import (
     step_of,
 )
 from megatrain.contracts.claims import CLAIMS_NAME, Claims
-from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.contracts.json_object import JsonObject
+from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import Location
 from megatrain.contracts.removals import being_removed, removal_text
 from megatrain.contracts.round_starts import (
@@ -55,10 +53,8 @@ from megatrain.contracts.round_starts import (
 from megatrain.contracts.sample_ranges import SampleRanges, merged
 from megatrain.contracts.verifications import VERIFIED_NAME
 
-RESUME_NAME = "RESUME"
 LOCK_NAME = "LOCK"
 """The lock file in a checkpoint.directory. The run that saves there holds it."""
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +67,10 @@ class Candidate:
 
 
 def current_branch(checkpoints: Location) -> str:
-    """Return the run's current branch: the newest round's; in older directories the one in RESUME.
+    """Return the run's current branch: the newest round's. Without a record it is the only branch, or "main".
 
-    Without either it is the only branch, or "main" before there is any.
-    Raises: CheckpointError when the file that names it is damaged, names a missing branch, or is missing although there
-    are several branches.
+    Raises: CheckpointError when the record that names it is damaged, names a missing branch, or is missing although
+    there are several branches.
     """
     start = newest_start(checkpoints)
     names = branch_names(checkpoints)
@@ -86,20 +81,13 @@ def current_branch(checkpoints: Location) -> str:
                 f" {checkpoints / start.branch / BRANCH_NAME} is missing; name another branch there, or restore it"
             )
         return start.branch
-    location = checkpoints / RESUME_NAME
-    listed = ", ".join(names) or "none"
-    mend = f'it must name the branch to continue, as {{"schema_version": 1, "branch": "main"}} (there are: {listed})'
-    try:
-        content = location.read()
-    except MissingFileError as error:
-        if len(names) > 1:
-            raise CheckpointError(f"{location} is missing; {mend}") from error
-        return names[0] if names else MAIN_BRANCH
-    reader = JsonObject.parse(content, str(location), SCHEMA_VERSION, mend)
-    name = branch_name_of(reader, "branch")
-    if name not in names:
-        raise reader.error("branch", f"{checkpoints / name / BRANCH_NAME} is missing; {mend}")
-    return name
+    if len(names) > 1:
+        record = start_location(checkpoints, max(1, Claims(checkpoints).newest_number()))
+        raise CheckpointError(
+            f'{record} is missing; it must name the branch to continue, as {{"schema_version": 1, "branch": "main",'
+            f' "step": null}} (there are: {", ".join(names)})'
+        )
+    return names[0] if names else MAIN_BRANCH
 
 
 def candidates(checkpoints: Location, branch: str | None = None) -> list[Candidate]:
@@ -221,15 +209,15 @@ def open_branch(
     """
     if bool(parent) != (parent_step is not None):
         raise ValueError(f"parent={parent!r} and parent_step={parent_step}: both or neither")
-    names, has_resume = branch_names(checkpoints), _has_resume(checkpoints)
-    if not parent and (names or has_resume):
-        listed = ", ".join([RESUME_NAME, *names] if has_resume else names)
+    names, has_record = branch_names(checkpoints), bool(started_rounds(checkpoints))
+    if not parent and (names or has_record):
+        listed = ", ".join([CLAIMS_NAME, *names] if has_record else names)
         raise CheckpointError(f"{checkpoints}: holds a run already ({listed}); a new branch of it needs a parent")
     if parent:
         read_branch(checkpoints, parent)
         if round_number is None:
             round_number = claim_next_round(checkpoints)
-        if len(names) == 1 and not has_resume:
+        if len(names) == 1 and not has_record:
             # one branch needs no resume record, but with two the current branch would be unclear
             begin_round(checkpoints, RoundStart(round_number, names[0], None))
     while True:
@@ -249,10 +237,6 @@ def open_branch(
     return branch
 
 
-def _has_resume(checkpoints: Location) -> bool:
-    return bool(started_rounds(checkpoints)) or (checkpoints / RESUME_NAME).exists()
-
-
 def claim_next_round(checkpoints: Location) -> int:
     """Claim a number above those of all rounds that have claimed one or committed a checkpoint, and return it.
 
@@ -268,7 +252,7 @@ def ensure_branch(checkpoints: Location, reason: str) -> str:
 
     Raises: CheckpointError as `current_branch` and `open_branch` do.
     """
-    if not branch_names(checkpoints) and not _has_resume(checkpoints):
+    if not branch_names(checkpoints) and not started_rounds(checkpoints):
         return open_branch(checkpoints, "", None, reason).name
     return current_branch(checkpoints)
 
@@ -279,25 +263,17 @@ def _check_nothing_was_saved(checkpoints: Location, branches: Sequence[Branch]) 
     for (name, step), record in being_removed(checkpoints).items():
         if name in names and is_committed(location := checkpoints / name / step_directory_name(step)):
             raise CheckpointError(f"no other checkpoint to resume from is left: {removal_text(location, record)}")
-    flat, remains = [], []
+    remains = []
     # a job that went back to before its first step has abandoned all of its other branches
     is_anew = bool(branches) and branches[0].parent_step == 0
     for entry in [checkpoints / branches[0].name] if is_anew else checkpoints.entries():
         if entry.name == CLAIMS_NAME:
             continue
-        if step_of(entry.name) is not None:
-            flat.append(entry.name)
-        elif not is_branch_name(entry.name) or entry.size() is not None:
-            remains += [entry.name] if entry.name not in (RESUME_NAME, LOCK_NAME, VERIFIED_NAME) else []
+        if step_of(entry.name) is not None or not is_branch_name(entry.name) or entry.size() is not None:
+            remains += [entry.name] if entry.name not in (LOCK_NAME, VERIFIED_NAME) else []
         else:
             children = [child for child in entry.entries() if child.name != BRANCH_NAME]
             remains += [f"{entry.name}/{child.name}" for child in children if not is_unfinished(child)]
-    if flat:
-        raise CheckpointError(
-            f"{checkpoints}: holds {_shortened(flat)}, as an older format of checkpoints did; this program keeps them"
-            f" in branches ({MAIN_BRANCH}/{flat[0]}), with another manifest. Go on with the program that wrote them, or"
-            " name another job.run_directory"
-        )
     if remains:
         raise CheckpointError(
             f"{checkpoints}: holds {_shortened(remains)}, but no committed checkpoint to resume from (a step-*"

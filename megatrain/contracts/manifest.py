@@ -15,8 +15,6 @@ from megatrain.contracts.location import is_relative_name
 from megatrain.contracts.sample_ranges import SampleRanges
 
 MANIFEST_SCHEMA_VERSION = 3
-FORMER_NAMES = {"incarnation": "round"}
-"""Renamed fields of the manifest in version 2 and of COMMIT in version 1: former name -> name."""
 _ROUND = re.compile(r"r[0-9]{6,}-")
 _DIGEST = re.compile(r"(items-)?sha256:[0-9a-f]{64}")
 
@@ -27,7 +25,7 @@ def name_in_round(name: str, round_number: int) -> str:
 
 
 def name_without_round(name: str) -> str:
-    """Return "tokenizer.json" for the tokenizer's name in any round, and in older checkpoints without rounds."""
+    """Return "tokenizer.json" for the tokenizer's name in any round, and for its name in a conversion's output."""
     return _ROUND.sub("", name, count=1)
 
 
@@ -130,7 +128,7 @@ class Manifest:
     schema_version: int = MANIFEST_SCHEMA_VERSION
 
     def name_of(self, name: str) -> str:
-        """Return a file's name in this checkpoint: with the round, or `name` itself in older checkpoints."""
+        """Return a file's name in this checkpoint: with the round, or `name` itself if a conversion wrote it."""
         in_round = name_in_round(name, self.round)
         return in_round if in_round in self.files or name not in self.files else name
 
@@ -146,7 +144,7 @@ class Manifest:
 
         Raises: CheckpointError naming the file and the field that is missing, unknown or of a wrong kind.
         """
-        reader = JsonObject.parse(content, location, MANIFEST_SCHEMA_VERSION, "the checkpoint is damaged", FORMER_NAMES)
+        reader = JsonObject.parse(content, location, MANIFEST_SCHEMA_VERSION, "the checkpoint is damaged")
         reader.check_names(cls)
         versions = reader.section("versions")
         versions.check_names(CheckpointVersions)

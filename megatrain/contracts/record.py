@@ -18,8 +18,6 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from megatrain.contracts.errors import CoordinationError
 
 SCHEMA_VERSION = 1
-FORMER_NAME = "former_name"
-"""Key in a field's metadata for its former name, under which it is read too."""
 _MAX_SHOWN = 80
 _TOO_LARGE = 2**63
 
@@ -76,9 +74,8 @@ def from_plain(kind: type[RecordType], value: Mapping[str, Any], location: str) 
     found: dict[str, Any] = {}
     plain_kind: Any = kind
     for field, wanted in _fields(plain_kind):
-        name = field.name if field.name in value else field.metadata.get(FORMER_NAME, field.name)
-        if name in value:
-            held = value[name]
+        if field.name in value:
+            held = value[field.name]
             # fast path: most values are scalars of the exact type, and reading a job takes thousands of records
             found[field.name] = held if _fits(wanted, held) else _read(wanted, held, f"{location}: {field.name}")
         elif field.default is MISSING and field.default_factory is MISSING:

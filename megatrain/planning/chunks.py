@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from megatrain.chunk_builder import build_chunks, hidden_shape, pipeline_input
+from megatrain.chunks.builder import build_chunks, hidden_shape
+from megatrain.chunks.inputs import pipeline_input
 from megatrain.comm import Mesh
 from megatrain.comm.dry import dry_group
 from megatrain.comm.group import Group

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from megatrain.chunk_builder import BuiltChunk
+from megatrain.chunks.builder import BuiltChunk
 from megatrain.parallel.deferred_wgrads import DeferredWgrads
 from megatrain.parallel.graphed_chunk import Backward
 from megatrain.parallel.pipeline import PipelineInput

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from megatrain.chunk_builder import hidden_shape
+from megatrain.chunks.builder import hidden_shape
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.ops.precision import DTYPES, accumulate_dtype

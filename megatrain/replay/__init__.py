@@ -1,4 +1,4 @@
-"""The dependency-graph engine: operations, their dependencies and durations -> when each operation starts and ends.
+"""The dependency-graph engine: operations, their dependencies and durations -> when each operation ends.
 
 The what-if analysis of the diagnostics and the tests of the schedules use it. It does not depend on training; the
 builder of a graph decides what an operation is. numpy and the standard library only.
@@ -6,17 +6,6 @@ builder of a graph decides what an operation is. numpy and the standard library 
 
 from __future__ import annotations
 
-from megatrain.replay.build import build_graph
-from megatrain.replay.evaluation import Times, evaluate
-from megatrain.replay.graph import Graph
 from megatrain.replay.replicas import ReplicaGraph, build_replica_graph, evaluate_replicas
 
-__all__ = [
-    "Graph",
-    "ReplicaGraph",
-    "Times",
-    "build_graph",
-    "build_replica_graph",
-    "evaluate",
-    "evaluate_replicas",
-]
+__all__ = ["ReplicaGraph", "build_replica_graph", "evaluate_replicas"]

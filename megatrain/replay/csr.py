@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Index = NDArray[np.int64]
-
-Numbers = NDArray[Any]
-"""int64 if all inputs are integers, so that results are exact; else float64."""
 
 
 class Rows(NamedTuple):

@@ -2,8 +2,8 @@
 
 The one idea: data-parallel replicas and steps repeat the same graph, so it is compiled once, and an operation's times
 are one small matrix [replica, column] that stays in the cache. A shared operation waits for all replicas of its column.
-Columns (steps or scenarios) do not depend on each other. Unlike `evaluate`, this requests durations operation by
-operation, so that a scenario need not copy millions of durations to change a few.
+Columns (steps or scenarios) do not depend on each other. Durations are requested operation by operation, so that a
+scenario need not copy millions of durations to change a few.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from megatrain.contracts.errors import TopologyError
-from megatrain.replay.build import describe_cycle, node_numbers
+from megatrain.replay.csr import Index
 from megatrain.replay.levels import find_cycle, topological_levels
 
 Matrix = NDArray[np.float64]
@@ -57,14 +57,14 @@ def build_replica_graph(
     Raises: TopologyError naming the operations of a cycle.
     """
     pairs = np.unique(np.asarray(edges, dtype=np.int64).reshape(-1, 2), axis=0)
-    node_of = node_numbers(np.asarray(start_groups, dtype=np.int64), num_operations)
+    node_of = _node_numbers(np.asarray(start_groups, dtype=np.int64))
     num_nodes = int(node_of.max()) + 1 if num_operations else 0
     before, after = pairs[:, 0], pairs[:, 1]
     sources, targets = node_of[before], node_of[after]
     levels = topological_levels(num_nodes, sources, targets)
     if len(levels.values) < num_nodes:
         cycle = find_cycle(levels.values, num_nodes, sources, targets)
-        raise TopologyError(describe_cycle(cycle, before, after, describe))
+        raise TopologyError(_describe_cycle(cycle, before, after, describe))
     members: list[list[int]] = [[] for _ in range(num_nodes)]
     for operation, node in enumerate(node_of.tolist()):
         members[node].append(operation)
@@ -121,3 +121,25 @@ def _latest(end: Matrix, waits: tuple[int, ...], buffer: Matrix) -> Matrix | flo
     for wait in waits[2:]:
         np.maximum(buffer, end[wait], out=buffer)
     return buffer
+
+
+def _node_numbers(start_groups: Index) -> Index:
+    """Return each operation's node: its own node, or the node of its start group."""
+    is_grouped = start_groups >= 0
+    labels, group_nodes = np.unique(start_groups[is_grouped], return_inverse=True)
+    nodes = np.empty(len(start_groups), dtype=np.int64)
+    nodes[is_grouped] = group_nodes
+    nodes[~is_grouped] = np.arange(len(labels), len(labels) + np.count_nonzero(~is_grouped))
+    return nodes
+
+
+def _describe_cycle(cycle: list[int], before: Index, after: Index, describe: Callable[[int], str]) -> str:
+    """Return a text that names the operations of a cycle; `cycle` has indices of the edges `before` -> `after`."""
+    links = []
+    for edge, following in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+        waiting, next_source = int(after[edge]), int(before[following])
+        links.append(f"{describe(waiting)} waits for {describe(int(before[edge]))}")
+        if waiting != next_source:
+            links.append(f"{describe(next_source)} starts together with {describe(waiting)}")
+    shown = links[::-1] if len(links) <= 12 else [*links[:-7:-1], f"... ({len(links) - 12} more)", *links[5::-1]]
+    return "the dependencies form a cycle: " + "; ".join(shown)

@@ -12,7 +12,8 @@ import torch
 
 from megatrain.checkpoint.load import FP8_HISTORY
 from megatrain.checkpoint.ownership import SavedShard
-from megatrain.chunk_builder import BuiltChunk, build_chunks, hidden_shape, pipeline_input
+from megatrain.chunks.builder import BuiltChunk, build_chunks, hidden_shape
+from megatrain.chunks.inputs import pipeline_input
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.contracts.layout import STAGES

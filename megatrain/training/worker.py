@@ -53,8 +53,8 @@ from megatrain.training.observers.garbage_collection import PlannedGarbageCollec
 from megatrain.training.observers.profiler import StepProfiler
 from megatrain.training.observers.step_observers import step_observers
 from megatrain.training.rank_model import build_rank_model
-from megatrain.training.trainer import StepLoop, StepLoopParts
-from megatrain.training.watchdog import Watchdog
+from megatrain.training.step_loop import StepLoop, StepLoopParts
+from megatrain.training.stopping.watchdog import Watchdog
 
 
 def run_worker(

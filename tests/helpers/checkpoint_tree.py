@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.contracts.checkpoint_files import manifest_location, step_directory_name, write_commit, write_manifest
+from megatrain.contracts.claims import Claims
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.lineage import candidates
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, FileEntry, Manifest, SampleStream
+from megatrain.contracts.round_starts import RoundStart, begin_round
 from tests.helpers.forked_program import run_forked
 from tests.helpers.waiting import DEADLINE_S
 
@@ -67,13 +69,15 @@ def put_branch(
 
 
 def go_back(checkpoints: Location, step: int, reason: str) -> None:
-    """Go on from a step of main on branch-0002, as a run did before rounds claimed."""
+    """Go on from a step of main on branch-0002."""
     put_branch(checkpoints, "branch-0002", "main", step, reason)
     put_resume(checkpoints, "branch-0002")
 
 
 def put_resume(checkpoints: Location, branch: str) -> None:
-    (checkpoints / "RESUME").write(json.dumps({"schema_version": 1, "branch": branch}).encode())
+    """Claim the next round, and record that it goes on with a branch."""
+    claim = Claims(checkpoints).take(None)
+    begin_round(checkpoints, RoundStart(claim.number, branch, None))
 
 
 def put_main(checkpoints: Location, *steps: int) -> Location:

@@ -24,7 +24,7 @@ def is_site(place: str) -> bool:
 def sites_in(strike: Callable[[str, int], None]) -> None:
     """Call `strike(site, step)` at each site of this process, from the thread that comes there."""
     from megatrain.telemetry.recorder import Recorder
-    from megatrain.training.trainer import StepLoop
+    from megatrain.training.step_loop import StepLoop
 
     begin: Any = Recorder.begin
     set_step: Any = Recorder.set_step

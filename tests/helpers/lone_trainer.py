@@ -32,7 +32,7 @@ from megatrain.training.observers.profiler import StepProfiler
 from megatrain.training.observers.step_observer import CompletedStep
 from megatrain.training.observers.step_observers import step_observers
 from megatrain.training.rank_model import RankModel, build_rank_model
-from megatrain.training.trainer import StepLoop, StepLoopParts
+from megatrain.training.step_loop import StepLoop, StepLoopParts
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config
 

@@ -164,7 +164,7 @@ def main() -> int:
     from megatrain.cli import main as cli_main
     from megatrain.data.reader import BatchReader
     from megatrain.parallel.pipeline import PipelineChunk
-    from megatrain.training.trainer import StepLoop
+    from megatrain.training.step_loop import StepLoop
 
     pacer = Pacer(Path(os.environ[VARIABLE]))
     train_step: Any = StepLoop._train_step

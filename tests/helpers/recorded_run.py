@@ -176,8 +176,8 @@ def _logs() -> LogLines:
 
 
 def _stacks() -> Stacks:
-    waits = "megatrain/training/trainer.py:10 run\nmegatrain/comm/group.py:20 wait"
-    works = "megatrain/training/trainer.py:10 run\nmegatrain/data/loader.py:7 read"
+    waits = "megatrain/training/step_loop.py:10 run\nmegatrain/comm/group.py:20 wait"
+    works = "megatrain/training/step_loop.py:10 run\nmegatrain/data/loader.py:7 read"
     return from_columns(
         Stacks,
         {

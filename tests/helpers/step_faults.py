@@ -160,7 +160,7 @@ def main() -> int:
     from megatrain.checkpoint.job import JobCheckpoints
     from megatrain.cli import main as cli_main
     from megatrain.training.evaluation import Evaluations
-    from megatrain.training.trainer import StepLoop
+    from megatrain.training.step_loop import StepLoop
 
     root = Path(os.environ[VARIABLE])
     rank = int(os.environ.get("RANK", "0"))

@@ -45,7 +45,7 @@ from megatrain.training.observers.garbage_collection import PlannedGarbageCollec
 from megatrain.training.observers.profiler import StepProfiler
 from megatrain.training.observers.step_observers import step_observers
 from megatrain.training.rank_model import RankModel, build_rank_model
-from megatrain.training.trainer import StepLoop, StepLoopParts
+from megatrain.training.step_loop import StepLoop, StepLoopParts
 from tests.helpers.faults import RankFault, faulty_rank, faulty_writers
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.waiting import wait_until

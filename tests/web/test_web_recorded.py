@@ -76,21 +76,6 @@ def test_script_in_a_log_line_is_seen_and_never_run(url: str, pages) -> None:
     assert page.locator("main script").count() == 0
 
 
-def test_a_link_of_before_shows_its_round(url: str, pages) -> None:
-    pages.expected.append("404")
-    page = pages.open(f"{url}#/logs?incarnation=1")
-    page.get_by_text("Connection closed by peer").first.wait_for()
-    page.get_by_role("link", name="Stragglers").click()
-    page.locator("main[data-view=stragglers] h1").wait_for()
-    expect(page).to_have_url(re.compile(r"\?round=1$"))
-
-
-def test_a_link_by_the_former_name_of_a_view_opens_it(url: str, pages) -> None:
-    page = pages.open(f"{url}#/grid?rank=2")
-    page.locator("main[data-view=ranks] h1").wait_for()
-    page.get_by_role("heading", name="Rank 2").wait_for()
-
-
 def test_rounds_can_be_gone_back_to(url: str, pages) -> None:
     pages.expected.append("404")
     page = pages.open(f"{url}#/logs")

@@ -133,7 +133,7 @@ def test_a_served_sample_is_left_as_it_was(url: str, pages) -> None:
 
 
 def test_steps_that_are_not_known_are_said_to_be_so(url: str, pages) -> None:
-    page = pages.open(f"{url}#/heat?first=9999")
+    page = pages.open(f"{url}#/heat?from=9999")
     page.get_by_text("No recorded steps in this range").wait_for()
     page.get_by_text("steps 160 to 299").wait_for()
     page.get_by_role("button", name="Change").click()

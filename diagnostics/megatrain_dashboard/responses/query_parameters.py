@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 from fastapi import Query
@@ -11,7 +10,6 @@ from megatrain_dashboard.responses.errors import bad_query, not_found
 from megatrain_dashboard.sources.facts import JobFacts
 
 _LARGEST = 2**31 - 1
-_FORMER_ROUND = re.compile(rb"(?:^|(?<=&))incarnation(?==)")
 _MAX_RANKS = 1_000_000
 _MAX_HOSTS = 1000
 
@@ -22,11 +20,6 @@ From = Annotated[
     Query(alias="from", max_length=40, description="a step, a time such as 2026-11-23T09:30:00Z, or -15m, -6h, -1d"),
 ]
 To = Annotated[str, Query(alias="to", max_length=40, description="a step, or a time; empty: no end")]
-
-
-def current_query(query: bytes) -> bytes:
-    """Return a query with the current names of parameters: bookmarks and scripts may use a former name."""
-    return _FORMER_ROUND.sub(b"round", query)
 
 
 def check_steps(first: int | None, last: int | None) -> None:

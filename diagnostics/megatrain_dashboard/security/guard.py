@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from megatrain_dashboard.responses.errors import RefusalError, internal_error, refusal_response, shown
-from megatrain_dashboard.responses.query_parameters import current_query
 from megatrain_dashboard.security.authenticator import Authenticator
 from megatrain_dashboard.security.headers import secured
 from megatrain_dashboard.security.origins import REQUEST_HEADER, SAFE_METHODS, Origins
@@ -93,7 +92,7 @@ class Guard:
         self._origins.check_host(headers.get("host", ""))
         job, path = self._own_path(scope["path"])
         scope = {**scope, "path": path, "root_path": "", JOB_KEY: job}
-        scope["raw_path"], scope["query_string"] = scope["path"].encode(), current_query(scope["query_string"])
+        scope["raw_path"] = scope["path"].encode()
         scope[IS_SECURE_KEY] = scope["scheme"] == "https" or (
             self._authenticator.is_from_proxy(address) and headers.get("x-forwarded-proto") == "https"
         )

@@ -7,7 +7,7 @@ of numbers. Both forms name their table and its version.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,6 @@ from megatrain_diagnostics.events.tables import (
     Int8,
     Table,
     TableType,
-    absent_values,
     columns_of,
     from_columns,
 )
@@ -31,11 +30,6 @@ VERSION_KEY = b"megatrain_schema_version"
 NOT_KNOWN = 0
 """Number of an operation, or of a value's kind, whose name is from a newer program. It is never assigned."""
 
-FORMER_COLUMNS = {"incarnation": "round"}
-"""Columns of version 1, which is read too: former name -> name."""
-_VERSIONS_READ = ("1", "2", str(SCHEMA_VERSION))
-
-DataType = TypeVar("DataType", pa.RecordBatch, pa.Table)
 _ARROW_TYPES = {
     "u1": pa.uint8(),
     "i2": pa.int16(),
@@ -95,15 +89,9 @@ def kind_of(schema: pa.Schema) -> type[Table]:
     if kind is None:
         raise DataError(f"unknown table {name!r}; the known tables are {', '.join(_KINDS)}")
     version = metadata.get(VERSION_KEY, b"").decode(errors="replace")
-    if version not in _VERSIONS_READ:
-        raise DataError(f"table {name} of version {version!r}; this program reads 1, 2 and {SCHEMA_VERSION}")
+    if version != str(SCHEMA_VERSION):
+        raise DataError(f"table {name} of version {version!r}; this program reads {SCHEMA_VERSION}")
     return kind
-
-
-def current_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema with the column names of this version."""
-    fields = [field.with_name(FORMER_COLUMNS.get(field.name, field.name)) for field in schema]
-    return pa.schema(fields, metadata=schema.metadata)
 
 
 def to_arrow(table: Table) -> pa.RecordBatch:
@@ -121,7 +109,7 @@ def from_arrow(kind: type[TableType], data: pa.RecordBatch | pa.Table) -> TableT
 
     Raises: DataError naming a column that is missing, unexpected, of another type, or that holds nulls.
     """
-    data = completed(kind, data)
+    check_columns(kind, data.schema)
     columns: dict[str, Any] = {}
     for place, (name, dtype) in enumerate(columns_of(kind).items()):
         array = _one_chunk(data.column(place))
@@ -134,36 +122,13 @@ def from_arrow(kind: type[TableType], data: pa.RecordBatch | pa.Table) -> TableT
     return from_columns(kind, columns)
 
 
-def completed(kind: type[Table], data: DataType) -> DataType:
-    """Return data with the present columns in their order: missing newer columns are added.
-
-    Raises: as check_columns.
-    """
-    check_columns(kind, data.schema)
-    names = current_schema(data.schema).names
-    if names == list(columns_of(kind)):
-        return data
-    arrays = {name: data.column(place) for place, name in enumerate(names)}
-    for name in columns_of(kind):
-        if name not in arrays:
-            dtype = _ARROW_TYPES[columns_of(kind)[name]]
-            arrays[name] = pa.repeat(pa.scalar(absent_values(kind)[name], dtype), data.num_rows)
-    schema = pa.schema(
-        [pa.field(name, arrays[name].type, nullable=False) for name in columns_of(kind)], metadata=data.schema.metadata
-    )
-    return type(data).from_arrays([arrays[name] for name in columns_of(kind)], schema=schema)
-
-
 def check_columns(kind: type[Table], schema: pa.Schema) -> None:
-    """Raise DataError unless a schema has the table's columns, of their types, in either form.
-
-    Columns that were introduced later may be missing.
-    """
-    wanted, names = columns_of(kind), current_schema(schema).names
-    if sorted(names) != sorted(name for name in wanted if name in names or name not in absent_values(kind)):
+    """Raise DataError unless a schema has the table's columns in their order, of their types, in either form."""
+    wanted = columns_of(kind)
+    if schema.names != list(wanted):
         raise DataError(f"{kind.NAME}: columns {schema.names}; expected {list(wanted)}")
-    for place, name in enumerate(names):
-        dtype, found = wanted[name], schema.field(place).type
+    for place, (name, dtype) in enumerate(wanted.items()):
+        found = schema.field(place).type
         is_name = name in _NAMES and (
             pa.types.is_string(found) or (pa.types.is_dictionary(found) and pa.types.is_string(found.value_type))
         )

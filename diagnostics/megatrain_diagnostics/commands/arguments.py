@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from megatrain.commands.argument_types import former_word_of, utf8_text, whole_number
+from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.commands.printing import print_note
 from megatrain.contracts.errors import DataError, MegatrainError, NotFoundError, UsageError
 from megatrain.contracts.recorded_incidents import read_incidents
@@ -28,11 +28,9 @@ _MAX_NUMBERS = 1_000_000
 """Most ranks in one argument: more is a mistake, and would only fill memory."""
 
 
-def add_run(parser: argparse.ArgumentParser, former: str = "") -> None:
-    """Declare [RUN], the place of the events. `former`: the option that a second word used to stand for."""
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Declare [RUN], the place of the events."""
     parser.add_argument("place", nargs="?", default="", type=utf8_text, metavar="RUN", help=RUN_HELP)
-    if former:
-        parser.add_argument("former", nargs="?", type=former_word_of(former), help=argparse.SUPPRESS)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +46,6 @@ def add_round(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="which round of the job (default: the newest)",
     )
-    # its former name
-    parser.add_argument("--incarnation", type=whole_number(0), dest="round", help=argparse.SUPPRESS)
 
 
 def add_steps(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from megatrain.commands.argument_types import FormerOption, utf8_text, whole_number
+from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import DataError, NotFoundError
 from megatrain.contracts.exit_codes import ExitCode
@@ -37,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grep", type=_pattern, default=None, metavar="RE", help="only lines that match this regular expression"
     )
-    parser.add_argument("--classify", action=FormerOption, new="megatrain logs classify RUN")
     parser.add_argument(
         "--last",
         type=whole_number(1),

@@ -36,7 +36,7 @@ def add_verb(verbs: Verbs) -> None:
     """Declare the verb and its arguments."""
     text = "verdicts of the diagnosis on hosts and on the training, each with the driver's outcome"
     verb = verbs.add_parser("verdicts", help=text, description=text, allow_abbrev=False)
-    add_job(verb, former_option="--id")
+    add_job(verb)
     verb.add_argument(
         "--id", default="", type=utf8_text, metavar="ID", help="only this verdict; a unique prefix is enough"
     )

@@ -28,21 +28,20 @@ NO_DURATION = -1
 """In `duration_ns`: the span is open."""
 
 
-def column(dtype: str, doc: str, absent: int | None = None) -> Any:
-    """Declare a column: a numpy dtype, or "text". absent: the value of rows written before the column existed."""
-    return field(metadata={"dtype": dtype, "doc": doc, "absent": absent})
+def column(dtype: str, doc: str) -> Any:
+    """Declare a column: a numpy dtype, or "text"."""
+    return field(metadata={"dtype": dtype, "doc": doc})
 
 
 def with_columns_of_axes(kind: type[Any]) -> type[Any]:
-    """Give a table a rank's place on each axis, and its size. Rows from before an axis existed are at place 0 of 1."""
+    """Give a table a rank's place on each axis, and its size."""
     for axis in SIZED_AXES:
-        is_new = not axis.is_always_listed
-        for name, absent, doc in (
-            (axis.rank_name, 0, f"place among the {axis.about}"),
-            (axis.size_name, 1, f"number of {axis.about}"),
+        for name, doc in (
+            (axis.rank_name, f"place among the {axis.about}"),
+            (axis.size_name, f"number of {axis.about}"),
         ):
             kind.__annotations__[name] = Int32
-            setattr(kind, name, column("i4", doc, absent if is_new else None))
+            setattr(kind, name, column("i4", doc))
     return kind
 
 
@@ -277,11 +276,6 @@ def axis_values(layout: Layout, rank: int) -> dict[str, int]:
     names = [axis.name for axis in SIZED_AXES]
     places = {f"{name}_rank": layout.index(name, rank) for name in names}
     return {**places, **{f"{name}_size": layout.size(name) for name in names}}
-
-
-def absent_values(kind: type[Table]) -> dict[str, int]:
-    """Return the columns that rows of earlier programs may lack, with the values that hold for these rows."""
-    return {one.name: one.metadata["absent"] for one in fields(kind) if one.metadata["absent"] is not None}
 
 
 def world_sizes(ranks: Ranks) -> Float64:

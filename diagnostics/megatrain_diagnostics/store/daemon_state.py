@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.bounded_files import read_bounded
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.record import FORMER_NAME, decode, encode
+from megatrain.contracts.record import decode, encode
 from megatrain.contracts.whole_files import temporary_name
 from megatrain_diagnostics.analysis.findings import Finding, Thresholds
 
@@ -47,7 +47,7 @@ class DaemonState:
     host: str
     started_unix_s: float
     written_unix_s: float
-    round: int = field(default=-1, metadata={FORMER_NAME: "incarnation"})
+    round: int = -1
     """The round that is judged; -1: no rank has sent anything."""
     step: int | None = None
     rank_scores: str = ""

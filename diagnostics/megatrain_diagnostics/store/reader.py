@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from megatrain.contracts.errors import DataError
-from megatrain_diagnostics.columns.schema import FORMER_COLUMNS, NOT_KNOWN, from_arrow, names_of, time_column
+from megatrain_diagnostics.columns.schema import NOT_KNOWN, from_arrow, names_of, time_column
 from megatrain_diagnostics.events.source import Where, in_order
-from megatrain_diagnostics.events.tables import Table, TableType, absent_values, columns_of, from_columns
+from megatrain_diagnostics.events.tables import Table, TableType, columns_of, from_columns
 from megatrain_diagnostics.store.catalog import Catalog
 from megatrain_diagnostics.store.segments import Segment, damage_of_rows
 
@@ -121,13 +121,14 @@ class StoredEvents:
                 continue
             if not segments:
                 return None
-            source, files = _source(kind, segments, len(values) + 1)
+            files = [_GLOB.sub(r"[\g<0>]", str(one.path)) for one in segments]
+            source = f"SELECT * FROM read_parquet(${len(values) + 1}, hive_partitioning = false)"
             is_late = threading.Event()
             try:
                 with self._lock:
                     cursor = self._connection.cursor()
                 with cursor, _interrupted(cursor, timeout_s, is_late):
-                    asked = cursor.sql(f"WITH segments AS ({source}) {sql}", params=[*values, *files])
+                    asked = cursor.sql(f"WITH segments AS ({source}) {sql}", params=[*values, files])
                     return self._answer(asked)
             except (duckdb.Error, OSError) as error:  # an OSError can occur in the middle of an answer
                 if is_late.is_set():
@@ -204,26 +205,6 @@ def sql_conditions(kind: type[Table], where: Where) -> tuple[str, list[Any]]:
         if name in has and most is not None:
             parts.append(f"{name} <= {int(most)}")
     return " AND ".join(parts) or "1 = 1", values
-
-
-def _source(kind: type[Table], segments: Sequence[Segment], number: int) -> tuple[str, list[list[str]]]:
-    """Return the rows of segments as SQL with the present columns, and the lists of files for $number and the next."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for one in segments:
-        alike.setdefault(one.columns, []).append(_GLOB.sub(r"[\g<0>]", str(one.path)))
-    parts = [
-        f"SELECT {_current_columns(kind, written)} FROM read_parquet(${number + place}, hive_partitioning = false)"
-        for place, written in enumerate(alike)
-    ]
-    return " UNION ALL ".join(parts), list(alike.values())
-
-
-def _current_columns(kind: type[Table], written: tuple[str, ...]) -> str:
-    if written == tuple(columns_of(kind)):
-        return "*"
-    written_as = {FORMER_COLUMNS.get(name, name): f'"{name}"' for name in written}
-    found = {**{name: f"{value}::INTEGER" for name, value in absent_values(kind).items()}, **written_as}
-    return ", ".join(f'{found[name]} AS "{name}"' for name in columns_of(kind))
 
 
 def _among(column: str, wanted: tuple[int, ...]) -> str:

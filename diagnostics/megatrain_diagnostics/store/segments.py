@@ -25,7 +25,6 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import LocalLocation
 from megatrain_diagnostics.columns.schema import (
     check_columns,
-    current_schema,
     kind_of,
     names_of,
     time_column,
@@ -87,8 +86,6 @@ class Segment:
     bounds: Mapping[str, tuple[int, int]]
     ahead_ns: int
     """How far its rows' times are ahead of the time of their writing, by the daemon's clock."""
-    columns: tuple[str, ...]
-    """Names in the file: a former program wrote other names (FORMER_COLUMNS), and fewer."""
 
 
 def parse_name(name: str) -> SegmentName | None:
@@ -130,7 +127,7 @@ def read_footer(path: Path) -> Segment:
     """Return a segment with its footer's content. Raises: DataError for any other file; FileNotFoundError."""
     try:
         with opened_parquet(path) as file:
-            written, metadata = file.schema_arrow, file.metadata
+            schema, metadata = file.schema_arrow, file.metadata
         num_bytes = path.stat().st_size
     except FileNotFoundError:
         raise
@@ -138,7 +135,6 @@ def read_footer(path: Path) -> Segment:
         reason = "empty" if _is_empty(path) else f"not a whole Parquet file ({_first_line(error)})"
         raise DataError(f"{path}: {reason}") from error
     try:
-        schema = current_schema(written)
         kind = kind_of(schema)
         check_columns(kind, schema)
         _check_names(schema)
@@ -156,7 +152,6 @@ def read_footer(path: Path) -> Segment:
         num_plain_bytes=sum(group.total_byte_size for group in groups),
         bounds=_bounds(schema, groups),
         ahead_ns=int(ahead) if re.fullmatch(rb"-?\d{1,18}", ahead) else 0,
-        columns=tuple(written.names),
     )
 
 
@@ -190,7 +185,7 @@ def write_segment(directory: Path, first: int, last: int, table: pa.Table, ahead
 
 
 def _by_operation(table: pa.Table) -> pa.Table:
-    """Return rows sorted by operation, each operation's in their former order."""
+    """Return rows sorted by operation, each operation's in the order in which they were."""
     numbers = table.column("operation").unify_dictionaries().combine_chunks().indices
     return table.take(np.argsort(numbers.to_numpy(), kind="stable"))
 

@@ -16,8 +16,6 @@ from megatrain_diagnostics.columns.ipc_message import batch_shape
 from megatrain_diagnostics.columns.schema import (
     arrow_schema,
     check_columns,
-    completed,
-    current_schema,
     from_arrow,
     to_arrow,
 )
@@ -91,7 +89,7 @@ def read_batch(kind: type[TableType], content: pa.Buffer) -> tuple[pa.RecordBatc
         schema = pa.ipc.read_schema(messages.read_next_message())
         check_columns(kind, schema)
         of_wire = arrow_schema(kind)
-        if any(one.type != of_wire.field(one.name).type for one in current_schema(schema)):
+        if any(one.type != of_wire.field(one.name).type for one in schema):
             raise DataError(f"{kind.NAME}: columns have the types of files, not those of the wire")
         message = messages.read_next_message()
         shape = batch_shape(message.metadata)
@@ -103,5 +101,4 @@ def read_batch(kind: type[TableType], content: pa.Buffer) -> tuple[pa.RecordBatc
         batch.validate(full=True)
     except (pa.ArrowException, ValueError, StopIteration, OSError, EOFError, MemoryError) as error:
         raise DataError(f"{kind.NAME}: not an Arrow record batch: {error}") from error  # invalid Unicode in names too
-    batch = completed(kind, batch)
     return pa.RecordBatch.from_arrays(batch.columns, schema=arrow_schema(kind)), from_arrow(kind, batch)

@@ -86,9 +86,8 @@ class OpenJob:
     run_directory: Path | None = None
 
 
-def add_job(parser: argparse.ArgumentParser, *, former_option: str = "", job_help: str = _JOB_HELP) -> None:
-    """Declare [JOB] and etcd's options. `former_option`: the option for the word that once was in JOB's position."""
-    parser.set_defaults(former_option=former_option)
+def add_job(parser: argparse.ArgumentParser, *, job_help: str = _JOB_HELP) -> None:
+    """Declare [JOB] and etcd's options."""
     parser.add_argument("job", nargs="?", default="", type=utf8_text, metavar="JOB", help=job_help)
     parser.add_argument("--job", dest="job_option", default="", type=utf8_text, metavar="JOB", help="the same as JOB")
     add_etcd_arguments(parser)
@@ -99,16 +98,8 @@ def named_job(args: argparse.Namespace) -> str:
     job: str = args.job
     option: str = args.job_option
     if job and option and job != option:
-        raise PlaceError(f"JOB is {job!r} and --job={option}: two jobs; give one of them{former_word(args, job)}")
+        raise PlaceError(f"JOB is {job!r} and --job={option}: two jobs; give one of them")
     return job or option
-
-
-def former_word(args: argparse.Namespace, word: str = "") -> str:
-    """Return a hint on how to write the word in JOB's position now, if it once meant something else; else ""."""
-    word = word or args.job
-    if not word or not args.former_option:
-        return ""
-    return f" ({args.former_option[2:]} {word!r} is now written {args.former_option} {word})"
 
 
 @contextmanager
@@ -168,7 +159,6 @@ def job_place(args: argparse.Namespace) -> JobPlace:
         raise NoPlaceError(
             f"job {given_name!r}: no run directory of that name (looked for {RUNS / given_name / ENDPOINT_FILE}); "
             "give etcd's address by --rdzv-endpoint HOST:PORT, or name the run directory"
-            f"{former_word(args, given_name)}"
         )
     run = run or _only_run()
     if flags != EtcdFlags():

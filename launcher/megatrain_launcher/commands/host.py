@@ -23,7 +23,7 @@ from megatrain.contracts.record import to_plain
 from megatrain.contracts.rounds import JobEnd
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import age_text
-from megatrain_job.commands.job_place import OpenJob, add_job, former_word, opened_job
+from megatrain_job.commands.job_place import OpenJob, add_job, opened_job
 from megatrain_job.jobs.cordons import cordon_host, uncordon_host
 from megatrain_job.jobs.documents import check_document, host_document
 from megatrain_job.jobs.host_view import host_views
@@ -78,14 +78,14 @@ def run(args: argparse.Namespace) -> int:
     Raises: UsageError, PlaceError, NotFoundError, CoordinationError, RefusedError.
     """
     if args.host_verb in _OF_ONE_HOST and not args.host:
-        raise UsageError(f"which host? write megatrain host {args.host_verb} [JOB] --host HOST{former_word(args)}")
+        raise UsageError(f"which host? write megatrain host {args.host_verb} [JOB] --host HOST")
     with opened_job(args) as job:
         code: int = args.run_verb(job, args)
     return code
 
 
 def _add_job_and_host(parser: argparse.ArgumentParser, text: str) -> None:
-    add_job(parser, former_option="--host")
+    add_job(parser)
     parser.add_argument("--host", type=_host_name, metavar="HOST", help=text)
 
 

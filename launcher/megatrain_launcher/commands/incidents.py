@@ -51,7 +51,7 @@ class _Found:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    add_job(parser, former_option="--id")
+    add_job(parser)
     parser.add_argument("--id", default="", type=utf8_text, metavar="ID",
                         help='an id, the beginning of one, or "last": show all of this incident')  # fmt: skip
     parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")

@@ -10,7 +10,7 @@ from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.errors import UsageError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
-from megatrain_job.commands.job_place import add_job, former_word, opened_job
+from megatrain_job.commands.job_place import add_job, opened_job
 from megatrain_job.jobs.send_request import check_accepts_requests, make_request
 from megatrain_job.jobs.snapshot import read_job
 from megatrain_launcher.commands.wait_for_answer import wait_for_answer
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         _add_rest(verb, kind)
     for kind, text in _VERDICT_VERBS:
         verb = verbs.add_parser(str(kind), help=text, description=text, allow_abbrev=False)
-        add_job(verb, former_option="--verdict")
+        add_job(verb)
         verb.add_argument(
             "--verdict",
             default="",
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     """
     verdict = getattr(args, "verdict", None)
     if verdict == "":
-        raise UsageError(f"which verdict? write megatrain job {args.kind} [JOB] --verdict ID{former_word(args)}")
+        raise UsageError(f"which verdict? write megatrain job {args.kind} [JOB] --verdict ID")
     request = make_request(args.kind, reason=args.reason, verdict=verdict or "")
     with opened_job(args) as job:
         check_accepts_requests(read_job(job.client, job.keys))

@@ -1,7 +1,6 @@
 """`megatrain ckpt`: list, inspect, verify, compare, remove and convert checkpoints; choose where a run resumes.
 
-Only `reshard`, `export-hf`, `import-hf`, `index`, a `diff` of values, and a verb that reads a checkpoint without an
-index load torch.
+Only `reshard`, `export-hf`, `import-hf` and a `diff` of values load torch.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from megatrain.commands.ckpt import (
     diff,
     export_hf,
     import_hf,
-    index,
     inspect,
     listing,
     pinning,
@@ -24,7 +22,7 @@ from megatrain.commands.ckpt import (
 
 SUMMARY = "list, verify, compare, restore, prune and convert checkpoints"
 
-_VERBS = (listing, inspect, verify, diff, restore, prune, pinning, reshard, export_hf, import_hf, index)
+_VERBS = (listing, inspect, verify, diff, restore, prune, pinning, reshard, export_hf, import_hf)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

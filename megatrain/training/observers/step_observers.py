@@ -17,8 +17,8 @@ from megatrain.training.observers.profiler import StepProfiler
 from megatrain.training.observers.step_observer import StepObserver
 from megatrain.training.observers.step_reports import StepReports
 from megatrain.training.observers.step_values import StepValues
-from megatrain.training.observers.stop_notice import StopNotice
 from megatrain.training.rank_model import RankModel
+from megatrain.training.stopping.stop_notice import StopNotice
 
 
 def step_observers(

@@ -9,6 +9,7 @@ import pytest
 from megatrain.checkpoint.find import find_checkpoint
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.round_starts import start_location, started_rounds
 from tests.helpers.checkpoint_tree import go_back, put_checkpoint, put_main, put_manifest
 
 
@@ -74,14 +75,15 @@ def test_uncommitted_checkpoints_are_refused(tmp_path: Path) -> None:
             find(path)
 
 
-def test_checkpoints_of_an_older_format_are_refused(tmp_path: Path) -> None:
+def test_checkpoints_outside_of_branches_are_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-000000010").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=r"holds step-000000010, as an older format of checkpoints did"):
+    with pytest.raises(CheckpointError, match=r"holds step-000000010, but no committed checkpoint"):
         find(tmp_path)
 
 
 def test_a_torn_resume_is_refused_although_there_are_checkpoints(run: Path) -> None:
-    (run / "checkpoints" / "RESUME").write_bytes(b'{"branch')
-    with pytest.raises(CheckpointError, match=r"checkpoints/RESUME: not JSON"):
+    checkpoints = LocalLocation(run / "checkpoints")
+    start_location(checkpoints, started_rounds(checkpoints)[-1]).write(b'{"branch')
+    with pytest.raises(CheckpointError, match=r"\.resume: not JSON"):
         find(run)
     assert find(run / "checkpoints" / "main").name == "step-000000030"

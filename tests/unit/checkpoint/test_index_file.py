@@ -10,11 +10,19 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from megatrain.checkpoint.index_file import CheckpointIndex
-from megatrain.checkpoint.stored_tensors import MAX_BYTES, StoredBytes, StoredItem, StoredTensor, StoredTensors
+from megatrain.checkpoint.stored_tensors import (
+    DTYPE_BYTES,
+    MAX_BYTES,
+    StoredBytes,
+    StoredItem,
+    StoredTensor,
+    StoredTensors,
+)
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.work import assert_grows_linearly
 
@@ -50,6 +58,12 @@ def read(raw: object) -> CheckpointIndex:
 def test_what_goes_in_comes_out() -> None:
     assert read(document()) == CheckpointIndex(DIGEST, STORED)
     assert list(read(document()).stored.tensors) == list(STORED.tensors)
+
+
+def test_every_dtype_of_torch_is_known() -> None:
+    dtypes = {found for found in vars(torch).values() if isinstance(found, torch.dtype)}
+
+    assert {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in dtypes}.items() <= DTYPE_BYTES.items()
 
 
 def test_the_form_is_what_its_description_says() -> None:

@@ -29,7 +29,6 @@ from megatrain.checkpoint.gathered_items import stored_by_ranks
 from megatrain.checkpoint.image import ItemsJson, plan_image
 from megatrain.checkpoint.index_file import CheckpointIndex
 from megatrain.checkpoint.metadata_file import describing_files, metadata_bytes
-from megatrain.checkpoint.metadata_unpickler import read_metadata
 from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor, StoredTensors
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box, boxes_of_range
@@ -125,7 +124,6 @@ def test_our_reader_finds_the_same(tmp_path: Path) -> None:
     metadata = (directory / ".metadata").read_bytes()
     assert index.metadata_digest == content_digest(metadata)
     stored = index.stored
-    assert read_metadata(metadata, "here") == stored
 
     assert not stored.byte_entries
     assert {key: (tensor.shape, tensor.dtype) for key, tensor in stored.tensors.items()} == {

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
 
-from megatrain.checkpoint.data_file import content_digest
 from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.contracts.checkpoint_files import read_manifest
 from megatrain.contracts.errors import CheckpointError
@@ -86,15 +84,3 @@ def test_another_index_is_refused(saved: tuple[Path, dict[str, Tensor]]) -> None
     files = {**manifest.files, "index.json": FileEntry(3, "sha256:" + "0" * 64)}
     with pytest.raises(CheckpointError, match=r"index\.json: differs from its entry in the manifest"):
         ParameterReader(place, make_manifest(files=files))
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_files_of_stock_torch_are_read_too(tmp_path: Path) -> None:
-    whole = {"model.a": torch.arange(12.0).view(3, 4), "model.b": torch.ones(5, dtype=torch.bfloat16)}
-    dcp.save(dict(whole), checkpoint_id=tmp_path, no_dist=True)
-    files = {
-        path.name: FileEntry(path.stat().st_size, content_digest(path.read_bytes())) for path in tmp_path.iterdir()
-    }
-    reader = ParameterReader(LocalLocation(tmp_path), make_manifest(files=files))
-    for key, tensor in whole.items():
-        assert torch.equal(reader.read_parameter(key.removeprefix("model.")), tensor)

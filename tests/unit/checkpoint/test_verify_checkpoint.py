@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import pickle
 import random
 import re
 import warnings
@@ -16,14 +15,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from megatrain.checkpoint.data_file import (
     ItemHasher,
@@ -31,6 +22,8 @@ from megatrain.checkpoint.data_file import (
     encode_trailer,
     read_trailer,
 )
+from megatrain.checkpoint.metadata_file import describing_files
+from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor, StoredTensors
 from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.contracts.checkpoint_files import manifest_location, write_commit, write_manifest
 from megatrain.contracts.location import LocalLocation, Location
@@ -49,21 +42,19 @@ def boxes() -> dict[str, list[tuple[tuple[int, ...], torch.Tensor]]]:
 def put_checkpoint(directory: Location) -> Location:
     """Write a committed checkpoint of two data files as a writer would, and return its directory."""
     contents: dict[str, list[bytes]] = {name: [] for name in FILES}
-    states, storage = {}, {}
+    tensors = {}
     for key, parts in boxes().items():
-        chunks = []
+        items = []
         for number, (offsets, values) in enumerate(parts):
             file = io.BytesIO()
             torch.save(values, file)
             contents[FILES[number]].append(file.getvalue())
             offset = image_of(contents[FILES[number]])[1][-1][0]
-            storage[MetadataIndex(key, offsets, number)] = _StorageInfo(FILES[number], offset, len(file.getvalue()))
-            chunks.append(ChunkStorageMetadata(torch.Size(offsets), values.shape))
-        shape = torch.Size((sum(len(values) for _, values in parts), *parts[0][1].shape[1:]))
-        states[key] = TensorStorageMetadata(TensorProperties(torch.float32), shape, chunks)
+            items.append(StoredItem(offsets, tuple(values.shape), FILES[number], offset, len(file.getvalue())))
+        shape = (sum(len(values) for _, values in parts), *parts[0][1].shape[1:])
+        tensors[key] = StoredTensor(key, "float32", shape, tuple(items))
     entries = {name: put_data_file(directory / name, parts) for name, parts in contents.items()}
-    metadata = pickle.dumps(Metadata(states, storage_data=storage))
-    for name, content in ((".metadata", metadata), ("tokenizer.json", b"{}")):
+    for name, content in {**describing_files(StoredTensors(tensors, {})), "tokenizer.json": b"{}"}.items():
         (directory / name).write(content)
         entries[name] = FileEntry(len(content), content_digest(content))
     manifest = make_manifest(files=entries)
@@ -98,7 +89,7 @@ def test_a_whole_checkpoint_has_no_problem_and_stock_torch_reads_it(checkpoint: 
 
 @pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(name=st.sampled_from([*FILES, ".metadata", "tokenizer.json"]), seed=st.integers(0, 2**32))
+@given(name=st.sampled_from([*FILES, ".metadata", "index.json", "tokenizer.json"]), seed=st.integers(0, 2**32))
 def test_any_bit_that_flips_is_found(checkpoint: Location, name: str, seed: int) -> None:
     path = path_of(checkpoint, name)
     before = path.read_bytes()
@@ -212,12 +203,12 @@ def test_a_checkpoint_of_another_job_or_branch_is_reported(checkpoint: Location)
 
 def test_a_directory_without_a_manifest_is_reported(tmp_path: Path) -> None:
     (problem,) = verify_checkpoint(LocalLocation(tmp_path / "step-000000120"))
-    assert "manifest.json" in problem
+    assert "has no manifest" in problem
 
 
 def test_metadata_and_files_that_do_not_fit_together_are_reported(checkpoint: Location) -> None:
     entries = entries_of(checkpoint)
-    place = checkpoint / ".metadata"
+    place = checkpoint / "index.json"
 
     def recommit(**changes: FileEntry | None) -> list[str]:
         files = {**entries, **{name.replace("_metadata", ".metadata"): entry for name, entry in changes.items()}}
@@ -229,6 +220,7 @@ def test_metadata_and_files_that_do_not_fit_together_are_reported(checkpoint: Lo
 
     assert recommit() == []
     assert recommit(_metadata=None) == [f"{manifest_location(checkpoint)}: does not list r000002-metadata"]
+    assert recommit(**{"index.json": None}) == [f"{manifest_location(checkpoint)}: does not list r000002-index.json"]
     assert recommit(**{FILES[1]: None}) == [f"{place}: names {FILES[1]}, which the manifest does not list"]
     # a file of items that are all whole, but of other lengths than the metadata says
     other = put_data_file(checkpoint / FILES[1], [b"x" * 5000])

@@ -58,7 +58,6 @@ def test_names() -> None:
         ("r000003-metadata", False),
         ("r000003-index.json", False),
         ("r000002-index.json", False),
-        ("manifest.json", True),
         ("tokenizer.json", False),
         *((name, False) for name in ("COMMIT", "PINNED", ".metadata", "notes")),
     ],

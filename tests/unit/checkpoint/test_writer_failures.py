@@ -344,7 +344,6 @@ def test_what_an_older_round_left_is_removed_with_the_commit(job: Job) -> None:
         "r000001-metadata",
         "r000001-index.json",
         ".metadata",
-        "manifest.json",
     ):
         (job.step(10) / name).write(b"old")
     with writer_thread(job.arena):

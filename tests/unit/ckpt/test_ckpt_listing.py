@@ -177,7 +177,7 @@ def test_a_run_stands_for_what_a_job_would_take(ckpt: Ckpt, run: Path, capsys: p
 
 def test_without_a_current_branch_nothing_is_called_abandoned(ckpt: Ckpt, run: Path) -> None:
     assert "abandoned" in ckpt("ls", run)
-    (run / "checkpoints/RESUME").write_bytes(b"{")
+    (run / "checkpoints/claims/00000002.resume").write_bytes(b"{")
     text = ckpt("ls", run)
     assert "abandoned" not in text
     assert "a job starts without a checkpoint: " in text

@@ -52,17 +52,6 @@ OF_A_FILE = {
     "ckpt verify {}": ExitCode.CHECKPOINT, "ckpt pin {}": ExitCode.CHECKPOINT, "ckpt prune {}": ExitCode.CHECKPOINT,
     "ckpt restore {}": ExitCode.CHECKPOINT, "ckpt diff {0} {0}": ExitCode.CHECKPOINT,
 }  # fmt: skip
-FORMER = {
-    "host evict host-3 --job demo": "--host host-3",
-    "host cordon host-3": "--host host-3",
-    "host check host-3 --job demo": "--host host-3",
-    "incidents last --job demo": "--id last",
-    "job approve v-1": "--verdict v-1",
-    "diag verdicts 2027 --job demo": "--id 2027",
-    "diag explain demo 12": "--step 12",
-    "diag logs demo": "`megatrain logs`",
-    "logs demo --classify": "megatrain logs classify RUN",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -172,11 +161,6 @@ def test_a_file_that_is_not_there(words: str, code: ExitCode, capsys: pytest.Cap
 def test_flags_of_launch_that_are_wrong(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = check(capsys, f"launch {flag} absent", ExitCode.USAGE)
     assert "the command line has 1 problem" in said
-
-
-@pytest.mark.parametrize(("words", "now"), FORMER.items())
-def test_words_of_before_say_how_they_are_written_now(words: str, now: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"is now written {now}" in check(capsys, words, ExitCode.USAGE)
 
 
 def test_every_verb_is_in_a_table() -> None:

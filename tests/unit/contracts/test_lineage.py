@@ -138,7 +138,7 @@ def test_a_new_branch_needs_a_parent_that_is_there(checkpoints: Location) -> Non
     before = tree(path_of(checkpoints))
     with pytest.raises(MissingFileError, match=r"branch-0007 is no branch \(there are: main\)"):
         open_branch(checkpoints, "branch-0007", 10, "")
-    with pytest.raises(CheckpointError, match=r"holds a run already \(RESUME, main\); a new branch of it needs"):
+    with pytest.raises(CheckpointError, match=r"holds a run already \(claims, main\); a new branch of it needs"):
         open_branch(checkpoints, "", None, "")
     for parent, step in (("main", None), ("", 10)):
         with pytest.raises(ValueError, match="both or neither"):
@@ -170,12 +170,12 @@ def crashed_copies(checkpoints: Location, action: str) -> list[Location]:
 def test_a_crash_before_resume_leaves_the_run_where_it_was(checkpoints: Location) -> None:
     put_main(checkpoints, 10, 20)
     copies = crashed_copies(checkpoints, "open_branch(checkpoints, 'main', 10, '')")
-    # a directory, a claim, a directory, BRANCH, then where the round goes on: each is written, then named
-    assert len(copies) == 8
+    # a claim, a directory, BRANCH, then where the round goes on: each is written, then named
+    assert len(copies) == 7
     for copy in copies:
         assert current_branch(copy) == "main"
         assert found(copy) == [("main", 20), ("main", 10)]
-    assert [len(list_branches(copy)) for copy in copies] == [1, 1, 1, 1, 1, 2, 2, 2]
+    assert [len(list_branches(copy)) for copy in copies] == [1, 1, 1, 1, 2, 2, 2]
     for copy in copies:
         branch = open_branch(copy, "main", 10, "again")
         assert current_branch(copy) == branch.name
@@ -202,9 +202,9 @@ def test_a_crash_while_the_first_branch_is_opened_is_a_fresh_start(checkpoints: 
 
 @pytest.mark.slow
 def test_a_crash_while_the_second_branch_of_a_run_without_resume_is_opened(checkpoints: Location) -> None:
-    """RESUME was never written, which one branch does not need; two would."""
+    """No record was written, which one branch does not need; two would."""
     put_main(checkpoints, 10, 20)
-    (checkpoints / "RESUME").remove()
+    (checkpoints / "claims").remove()
     copies = crashed_copies(checkpoints, "open_branch(checkpoints, 'main', 10, '')")
     assert len(copies) == 10
     for copy in copies:
@@ -240,7 +240,7 @@ def test_what_a_rollback_leaves_out_stays_in_the_line(checkpoints: Location) -> 
     line = ancestry(checkpoints, second.name)
     assert [one.rollback for one in line] == ["i-2", "i-1", ""]
     assert skipped_samples(line) == ((80, 96), (120, 128))
-    # programs that know nothing of rollbacks read branches without one
+    # what has no content is left out
     assert set(json.loads((checkpoints / "main" / "BRANCH").read())).isdisjoint({"rollback", "skipped"})
 
 

@@ -11,6 +11,7 @@ from megatrain.contracts.branches import list_branches, read_branch
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.lineage import candidates, current_branch, ensure_branch, open_branch
 from megatrain.contracts.location import LocalLocation, Location
+from megatrain.contracts.round_starts import start_location
 from tests.helpers.checkpoint_tree import found, path_of, put_branch, put_checkpoint, put_main, put_manifest
 
 
@@ -27,31 +28,27 @@ def spoil_branch(checkpoints: Location, name: str, field: str, value: object) ->
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        (b"", r"claims/00000001\.resume: not JSON .*it must name the branch to continue"),
+        (b'{"schema_ver', "not JSON"),
+        (b"\xff", "not UTF-8"),
+        (b"[1]", "a list, expected a JSON object"),
+        (b'{"schema_version": 2, "branch": "main", "step": null}', "schema_version=2, this program reads 1"),
+        (b'{"schema_version": 1, "step": null}', "branch is missing; expected a string"),
+        (b'{"schema_version": 1, "branch": 3, "step": null}', "branch=3; expected a string"),
         (
-            b"",
-            r"checkpoints/RESUME: not JSON .*it must name the branch to continue, .*\(there are: branch-0002, main\)",
-        ),
-        (b'{"schema_ver', r"checkpoints/RESUME: not JSON"),
-        (b"\xff", r"checkpoints/RESUME: not UTF-8"),
-        (b"[1]", r"checkpoints/RESUME: a list, expected a JSON object"),
-        (b'{"schema_version": 2, "branch": "main"}', r"checkpoints/RESUME: schema_version=2, this program reads 1"),
-        (b'{"schema_version": 1}', r"checkpoints/RESUME: branch is missing; expected a string"),
-        (b'{"schema_version": 1, "branch": 3}', r"checkpoints/RESUME: branch=3; expected a string"),
-        (
-            b'{"schema_version": 1, "branch": "branch-0003"}',
-            r"checkpoints/RESUME: branch='branch-0003'; .*/branch-0003/BRANCH is missing; it must .* main\)",
+            b'{"schema_version": 1, "branch": "branch-0003", "step": null}',
+            r"branch='branch-0003', but .*/branch-0003/BRANCH is missing; name another branch there, or restore it",
         ),
     ],
 )
 def test_a_damaged_resume_is_named(checkpoints: Location, content: bytes, message: str) -> None:
     put_main(checkpoints, 10)
     put_branch(checkpoints, "branch-0002", "main", 10)
-    (checkpoints / "RESUME").write(content)
+    start_location(checkpoints, 1).write(content)
     for ask in (current_branch, candidates):
         with pytest.raises(CheckpointError, match=message):
             ask(checkpoints)
-    # asked for by name, a branch needs no RESUME; and opening one mends it
-    assert found(checkpoints, "main") == [("main", 10)]
+    # opening a branch mends it
     assert open_branch(checkpoints, "main", 10, "mend").name == "branch-0003"
     assert current_branch(checkpoints) == "branch-0003"
 
@@ -75,19 +72,19 @@ def test_hostile_names_are_refused(checkpoints: Location, name: str) -> None:
             candidates(checkpoints)
         with pytest.raises(CheckpointError, match="expected a branch name"):
             open_branch(checkpoints, name, 10, "")
-    (checkpoints / "RESUME").write(json.dumps({"schema_version": 1, "branch": name}).encode())
-    with pytest.raises(CheckpointError, match=r"RESUME: branch=.*; expected a branch name"):
+    start_location(checkpoints, 1).write(json.dumps({"schema_version": 1, "branch": name, "step": None}).encode())
+    with pytest.raises(CheckpointError, match=r"\.resume: branch=.*; expected a branch name"):
         candidates(checkpoints)
 
 
 def test_a_lost_resume(checkpoints: Location) -> None:
     put_main(checkpoints, 10)
-    (checkpoints / "RESUME").remove()
+    start_location(checkpoints, 1).remove()
     assert found(checkpoints) == [("main", 10)]
     put_branch(checkpoints, "branch-0002", "main", 5)
     for ask in (current_branch, candidates):
         with pytest.raises(
-            CheckpointError, match=r"RESUME is missing; it must name .*\(there are: branch-0002, main\)"
+            CheckpointError, match=r"00000001\.resume is missing; it must name .*\(there are: branch-0002, main\)"
         ):
             ask(checkpoints)
     open_branch(checkpoints, "main", 10, "mend")
@@ -159,12 +156,12 @@ def test_a_parent_that_was_removed_ends_the_line(checkpoints: Location) -> None:
 def test_a_run_whose_branches_are_lost_does_not_begin_again(checkpoints: Location) -> None:
     put_main(checkpoints)
     (checkpoints / "main").remove()
-    message = r"RESUME: branch='main'; .*/main/BRANCH is missing; .*\(there are: none\)"
+    message = r"00000001\.resume: branch='main', but .*/main/BRANCH is missing; name another branch"
     with pytest.raises(CheckpointError, match=message):
         candidates(checkpoints)
     with pytest.raises(CheckpointError, match=message):
         ensure_branch(checkpoints, "start")
-    with pytest.raises(CheckpointError, match=r"holds a run already \(RESUME\)"):
+    with pytest.raises(CheckpointError, match=r"holds a run already \(claims\)"):
         open_branch(checkpoints, "", None, "start")
 
 
@@ -218,16 +215,13 @@ def test_empty_directories_are_nothing(checkpoints: Location) -> None:
     assert found(checkpoints) == []
 
 
-def test_an_older_format_is_named(checkpoints: Location) -> None:
+def test_checkpoints_outside_of_branches_are_something(checkpoints: Location) -> None:
     for step in (10, 20):
         put_checkpoint(checkpoints, step)
-    message = r"holds step-000000010, step-000000020, as an older format of checkpoints did; .*\(main/step-000000010\)"
+    message = r"holds step-000000010, step-000000020, but no committed checkpoint to resume from"
     with pytest.raises(CheckpointError, match=message):
         candidates(checkpoints)
-    put_main(checkpoints)
-    with pytest.raises(CheckpointError, match=message):
-        candidates(checkpoints)
-    put_checkpoint(checkpoints / "main", 5)
+    put_main(checkpoints, 5)
     assert found(checkpoints) == [("main", 5)]
 
 

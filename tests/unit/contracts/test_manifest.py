@@ -52,9 +52,9 @@ def with_file(name: str, entry: Any) -> str:
         (b"\xff\xfe", r"m\.json: not UTF-8 \(invalid start byte\); the checkpoint is damaged"),
         (
             spoiled("schema_version", 1),
-            r"m\.json: schema_version=1, this program reads 2 and 3; use the program that wrote it",
+            r"m\.json: schema_version=1, this program reads 3; use the program that wrote it",
         ),
-        (spoiled("schema_version", ...), r"m\.json: schema_version=None, this program reads 2 and 3"),
+        (spoiled("schema_version", ...), r"m\.json: schema_version=None, this program reads 3"),
         (spoiled("schema_version", True), r"schema_version=True"),
         (spoiled("step", ...), r"m\.json: step is missing; expected an integer of at least 0"),
         (spoiled("step", -1), r"step=-1; expected an integer"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.checkpoint_files import is_unfinished, manifest_location, remove_checkpoint
+from megatrain.contracts.checkpoint_files import is_unfinished, manifest_name, remove_checkpoint
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import candidates, open_branch, unfinished
 from megatrain.contracts.location import LocalLocation, Location
@@ -29,7 +29,7 @@ def begin(branch: Location, step: int) -> Location:
 def test_a_run_whose_first_checkpoint_was_never_finished_begins_anew(checkpoints: Location) -> None:
     main = put_main(checkpoints)
     places = [begin(main, 20), begin(main, 10)]
-    manifest_location(places[0]).write(b"{}")
+    (places[0] / manifest_name(b"{}", 2)).write(b"{}")
     assert candidates(checkpoints) == []
     assert unfinished(checkpoints) == [places[1], places[0]]
     put_checkpoint(main, 5)
@@ -44,7 +44,7 @@ def test_a_directory_that_was_just_made_is_nothing(checkpoints: Location) -> Non
     assert unfinished(checkpoints) == []
 
 
-@pytest.mark.parametrize("name", ["COMMIT", "manifest.json"])
+@pytest.mark.parametrize("name", ["COMMIT", "r000002-metadata"])
 def test_anything_else_may_have_been_saved(checkpoints: Location, name: str) -> None:
     """COMMIT: it was complete, and is damaged. Without WRITING: somebody has begun to remove it."""
     directory = begin(put_main(checkpoints), 10)

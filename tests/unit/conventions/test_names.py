@@ -8,27 +8,9 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase, translate
 from pathlib import Path
 
-from tests.helpers.source_tree import ROOT, documents, nodes, python_files, relative
+from tests.helpers.source_tree import ROOT, nodes, python_files, relative
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
-FORMER_WORD = "incarnation"
-FORMER_WORD_PLACES = {
-    "CHANGELOG.md",
-    "docs/glossary.md",
-    "docs/reference/events.md",
-    "megatrain/contracts/manifest.py",
-    "diagnostics/megatrain_diagnostics/columns/schema.py",
-    "diagnostics/megatrain_diagnostics/commands/arguments.py",
-    "diagnostics/megatrain_dashboard/responses/query_parameters.py",
-    "diagnostics/megatrain_diagnostics/store/daemon_state.py",
-    "diagnostics/web/src/app/location.ts",
-    "tests/unit/contracts/test_former_checkpoint.py",
-    "tests/unit/diagnostics/test_former_columns.py",
-    "tests/unit/dashboard/test_dashboard_recorded.py",
-    "tests/unit/dashboard/test_dashboard_bad_requests.py",
-    "tests/unit/conventions/test_names.py",
-    "tests/web/test_web_recorded.py",
-}
 
 
 def banned_patterns(text: str) -> list[str]:
@@ -102,20 +84,3 @@ def test_no_banned_name_is_defined() -> None:
     ]
 
     assert not found, "\n".join(found)
-
-
-def test_a_round_has_no_other_name() -> None:
-    """What it was called before is known where old files, links and programs are read, once for each format."""
-    paths = [
-        *python_files("megatrain", "launcher", "diagnostics", "tests", "benchmarks"),
-        *documents(),
-        *(ROOT / "docs" / "reference").glob("*.json"),
-        *(path for path in (ROOT / "diagnostics" / "web" / "src").rglob("*") if path.suffix in (".ts", ".tsx")),
-    ]
-    told = {
-        relative(path)
-        for path in paths
-        if FORMER_WORD in relative(path) or FORMER_WORD in path.read_text(encoding="utf-8").lower()
-    }
-
-    assert told == FORMER_WORD_PLACES

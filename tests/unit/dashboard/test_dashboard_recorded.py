@@ -130,16 +130,9 @@ def test_a_run_whose_launch_was_killed_is_red(own_run: RunDirectory) -> None:
     assert found["headline"].startswith("killed: its launch (process 17 on ")
 
 
-@pytest.mark.slow(kept=["hang", "series", "ranks/0", "logs"])
-@pytest.mark.parametrize("path", ["series", "logs", "logs/causes", "ranks/0", "hang", "stragglers"])
-def test_links_of_before_name_a_round_by_its_former_name(page: Page, path: str) -> None:
-    former, now = (page.client.get(f"/api/v1/{path}?{name}=1") for name in ("incarnation", "round"))
-    assert (former.status_code, former.json()) == (200, now.json())
-
-
-def test_both_names_of_a_round_are_one_parameter(page: Page) -> None:
-    assert "given twice" in page.ask("series?incarnation=1&round=2", 400)["text"]
-    assert "no such parameter" in page.ask("series?incarnations=1", 400)["text"]
+def test_a_parameter_is_known_and_given_once(page: Page) -> None:
+    assert "given twice" in page.ask("series?round=1&round=2", 400)["text"]
+    assert "no such parameter" in page.ask("series?rounds=1", 400)["text"]
 
 
 def test_steps_are_reported_once_by_the_round_that_did_them_last(page: Page) -> None:

@@ -172,7 +172,7 @@ def test_spans_and_stacks_of_the_events(tmp_path: Path, capsys: pytest.CaptureFi
         )  # fmt: skip
         return made
 
-    wait = "/x/megatrain/training/trainer.py:1 train\n/x/megatrain/comm/group.py:9 finish"
+    wait = "/x/megatrain/training/step_loop.py:1 train\n/x/megatrain/comm/group.py:9 finish"
     tables = {
         Ranks: [
             {"rank": rank, **axis_values(Layout(dp_size=3), rank), "host": f"h{rank}"}
@@ -198,7 +198,7 @@ def test_spans_and_stacks_of_the_events(tmp_path: Path, capsys: pytest.CaptureFi
     assert (found["stacks"]["outliers"], found["stacks"]["shared"]["kind"]) == ([1], "rank")
     assert main(["diag", "hang", str(tmp_path / "events")]) == 0
     text = capsys.readouterr().out
-    assert "2 wait (0, 2): comm/group.py finish < training/trainer.py train" in text
+    assert "2 wait (0, 2): comm/group.py finish < training/step_loop.py train" in text
     assert "the outliers 1 share rank 1 (1 ranks)" in text
 
 

@@ -139,10 +139,6 @@ def test_rounds_that_failed_before_they_had_ranks_are_found(place: str, capsys: 
 
 
 def test_what_makes_no_sense_is_said(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["logs", place, "--classify"]) == 2
-    assert "--classify is now written megatrain logs classify RUN" in capsys.readouterr().err
-    assert main(["diag", "logs", place]) == 2
-    assert "`megatrain diag logs` is now written `megatrain logs`" in capsys.readouterr().err
     assert main(["logs", "classify", place, "--text"]) == 2
     assert "--text is for a FILE" in capsys.readouterr().err
     assert main(["logs", place, "--round", "9"]) == 72

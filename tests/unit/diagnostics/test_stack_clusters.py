@@ -23,7 +23,7 @@ from tests.helpers.work import assert_grows_linearly
 
 OUTER = [
     "/opt/lib/runpy.py:198 _run",
-    "/opt/job/megatrain/training/trainer.py:{0} train",
+    "/opt/job/megatrain/training/step_loop.py:{0} train",
     "/opt/job/megatrain/training/step.py:58 train_step",
 ]
 WAIT = "\n".join([*OUTER, "/site/megatrain/comm/group.py:44 wait", "/site/megatrain/comm/group.py:{0} finish"])
@@ -100,7 +100,7 @@ def test_where_nobody_waits_the_small_groups_are_the_outliers() -> None:
 
 def test_waits_of_many_kinds_are_still_waits() -> None:
     # every stage waits somewhere else, so no group is large; who does not wait is still the odd one
-    stacks = {rank: WAIT.format(1).replace("trainer.py", f"stage_{'abcd'[rank // 2]}.py") for rank in range(8)}
+    stacks = {rank: WAIT.format(1).replace("step_loop.py", f"stage_{'abcd'[rank // 2]}.py") for rank in range(8)}
     stacks |= {6: LOADER.format(1), 7: LOADER.format(1)}
     found = find_outliers(stacks, roster(Layout(pp_size=4, dp_size=2)))
     assert len(found.clusters) == 4
@@ -163,4 +163,4 @@ def test_a_wait_in_any_module_of_comm_is_a_wait_for_other_ranks() -> None:
     modules = sorted(path.name for path in Path(comm.__file__).parent.glob("[a-z]*.py"))
     assert "lanes.py" in modules
     for module in modules:
-        assert is_waiting(("training/trainer.py train", f"comm/{module} wait", "python3.11/threading.py wait"))
+        assert is_waiting(("training/step_loop.py train", f"comm/{module} wait", "python3.11/threading.py wait"))

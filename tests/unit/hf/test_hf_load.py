@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megatrain.contracts.errors import CheckpointError, DataError
-from megatrain.loaded_model import load
+from megatrain.inference.loaded_model import load
 from tests.helpers.hf_models import CASES, export, our_logits, random_parameters, some_tokens, their_logits, tiny
 from tests.helpers.require import require_module
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.memory import with_changes
-from megatrain.chunk_builder import build_meta_chunks
+from megatrain.chunks.builder import build_meta_chunks
 from megatrain.comm import create_mesh
 from megatrain.comm.group import Group
 from megatrain.config import load_config, num_parameters

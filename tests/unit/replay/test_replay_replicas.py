@@ -1,14 +1,16 @@
-"""Replicas against the engine for one graph, to which the same operations are given once for each replica."""
+"""The engine against its definition in plain Python on random graphs, and by hand on small ones."""
 
 from __future__ import annotations
 
 import random
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
 
 import numpy as np
 import pytest
 
 from megatrain.contracts.errors import TopologyError
-from megatrain.replay import build_graph, build_replica_graph, evaluate, evaluate_replicas
+from megatrain.replay import ReplicaGraph, build_replica_graph, evaluate_replicas
 
 NUM_OPERATIONS, NUM_REPLICAS, NUM_COLUMNS = 60, 3, 4
 
@@ -29,32 +31,26 @@ def random_pipeline(seed: int) -> tuple[list[tuple[int, int]], list[int], list[b
     return edges, groups, is_shared
 
 
-def expanded_ends(edges, groups, is_shared, durations, delays):
-    """Return the ends by the other engine: every replica's operations are its own, shared ones start together.
-
-    A delay becomes an operation of its own before the one that is late.
-    """
-    num = NUM_OPERATIONS
-    shared_groups = {groups[operation] for operation in range(num) if is_shared[operation] and groups[operation] >= 0}
-    all_edges, all_groups = [], []
-    for replica in range(NUM_REPLICAS):
-        first = replica * 2 * num
-        all_edges += [(first + 2 * a + 1, first + 2 * b) for a, b in edges]
-        all_edges += [(first + 2 * operation, first + 2 * operation + 1) for operation in range(num)]
-        for operation in range(num):
-            label = groups[operation] if groups[operation] >= 0 else 1000 + operation
-            is_common = is_shared[operation] or groups[operation] in shared_groups
-            all_groups += [-1, label if is_common else (replica + 1) * 10_000 + label]
-    graph = build_graph([-1] * len(all_groups), all_edges, start_groups=all_groups)
-    both = np.stack([delays, durations], axis=1)  # [operation, delay or duration, replica, column]
-    flat = both.transpose(3, 2, 0, 1).reshape(NUM_COLUMNS, -1)
-    ends = evaluate(graph, flat).end.reshape(NUM_COLUMNS, NUM_REPLICAS, num, 2)
-    return ends[:, :, :, 1].transpose(2, 1, 0)
+def plain_ends(edges, groups, is_shared, durations, delays):
+    """Return the ends by their definition, one operation at a time, in the order that the standard library finds."""
+    operations = range(NUM_OPERATIONS)
+    together = [
+        [other for other in operations if other == one or groups[other] == groups[one] != -1] for one in operations
+    ]
+    waits = [[a for a, b in edges if b == one] for one in operations]
+    needs = {one: {wait for other in together[one] for wait in waits[other]} for one in operations}
+    end = np.zeros(durations.shape)
+    for one in TopologicalSorter(needs).static_order():
+        start = np.max([end[waits[other]].max(axis=0, initial=0.0) + delays[other] for other in together[one]], axis=0)
+        if any(is_shared[other] for other in together[one]):
+            start = start.max(axis=0, keepdims=True)
+        end[one] = start + durations[one]
+    return end
 
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("has_delays", [False, True])
-def test_replicas_end_when_the_whole_graph_says_so(seed: int, has_delays: bool) -> None:
+def test_replicas_end_when_the_definition_says_so(seed: int, has_delays: bool) -> None:
     edges, groups, is_shared = random_pipeline(seed)
     rng = np.random.default_rng(seed)
     durations = rng.integers(0, 50, (NUM_OPERATIONS, NUM_REPLICAS, NUM_COLUMNS)).astype(float)
@@ -64,7 +60,7 @@ def test_replicas_end_when_the_whole_graph_says_so(seed: int, has_delays: bool) 
     late = delays.__getitem__ if has_delays else None
     found = evaluate_replicas(graph, NUM_REPLICAS, NUM_COLUMNS, durations.__getitem__, late)
 
-    assert np.array_equal(found, expanded_ends(edges, groups, is_shared, durations, delays))
+    assert np.array_equal(found, plain_ends(edges, groups, is_shared, durations, delays))
 
 
 def test_numbers_and_rows_stand_for_all_replicas_and_columns() -> None:
@@ -80,6 +76,69 @@ def test_negative_durations_are_clocks_that_disagree() -> None:
     assert evaluate_replicas(graph, 1, 1, lambda operation: (3.0, -1.0)[operation])[1].item() == 2.0
 
 
+def graph_of(num_operations: int, edges: list[tuple[int, int]], **more: Any) -> ReplicaGraph:
+    values = {"start_groups": [-1] * num_operations, "is_shared": [False] * num_operations, **more}
+    return build_replica_graph(num_operations, edges, **values)
+
+
+def test_group_starts_when_its_last_member_can() -> None:
+    #  0 -> 2, 1 -> 3; 2 and 3 start together; 4 follows 2.
+    graph = graph_of(5, [(0, 2), (1, 3), (2, 4)], start_groups=[-1, -1, 9, 9, -1])
+    assert evaluate_replicas(graph, 1, 1, [5, 8, 1, 2, 1].__getitem__).ravel().tolist() == [5, 8, 9, 10, 10]
+
+
+def test_an_operation_may_wait_for_any_number_of_others() -> None:
+    width = 200
+    graph = graph_of(width + 1, [(operation, width) for operation in range(width)])
+    for slowest in (0, width // 2, width - 1):
+        ends = evaluate_replicas(graph, 1, 1, lambda operation, slowest=slowest: 5.0 if operation == slowest else 1.0)
+        assert ends[width].item() == 6.0
+
+
+def test_empty_graph() -> None:
+    assert evaluate_replicas(graph_of(0, []), 2, 3, lambda operation: 1.0).shape == (0, 2, 3)
+
+
+def test_cycle_names_its_operations_and_no_others() -> None:
+    names = ["load", "compute", "send", "recv", "after"]
+    with pytest.raises(TopologyError) as caught:
+        graph_of(5, [(0, 1), (1, 2), (2, 3), (3, 1), (3, 4)], describe=names.__getitem__)
+    message = str(caught.value)
+    assert message.startswith("the dependencies form a cycle: ")
+    for link in ("compute waits for recv", "recv waits for send", "send waits for compute"):
+        assert link in message
+    assert "load" not in message
+    assert "after" not in message
+
+
 def test_cycle_through_a_group_is_named() -> None:
     with pytest.raises(TopologyError, match=r"operation 0 starts together with operation 2|operation 2 .* operation 0"):
-        build_replica_graph(3, [(0, 1), (1, 2)], start_groups=[4, -1, 4], is_shared=[False] * 3)
+        graph_of(3, [(0, 1), (1, 2)], start_groups=[4, -1, 4])
+
+
+def test_member_that_waits_for_its_own_group_is_a_cycle() -> None:
+    with pytest.raises(TopologyError, match="operation 1 waits for operation 0"):
+        graph_of(2, [(0, 1)], start_groups=[1, 1])
+
+
+def test_long_cycle_is_abridged() -> None:
+    edges = [(operation, (operation + 1) % 1000) for operation in range(1000)]
+    with pytest.raises(TopologyError, match=r"\.\.\. \(988 more\)") as caught:
+        graph_of(1000, edges)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_finds_a_cycle_exactly_when_the_standard_library_does(seed: int) -> None:
+    rng = random.Random(seed)
+    edges = [(rng.randrange(30), rng.randrange(30)) for _ in range(rng.randrange(5, 45))]
+    needs: dict[int, set[int]] = {operation: set() for operation in range(30)}
+    for a, b in edges:
+        needs[b].add(a)
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError:
+        with pytest.raises(TopologyError, match="cycle"):
+            graph_of(30, edges)
+    else:
+        assert graph_of(30, edges).num_operations == 30

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from megatrain.replay import build_graph, evaluate
+from megatrain.replay import evaluate_replicas
 from megatrain.schedule import (
     SCHEDULE_NAMES,
     ActionKind,
@@ -20,6 +20,7 @@ from megatrain.schedule import (
     build_schedule,
     infeasibility,
 )
+from tests.helpers.streams import graph_of_streams
 
 FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
 INPUT, WEIGHT = ActionKind.DGRAD, ActionKind.WGRAD
@@ -101,8 +102,9 @@ def makespans() -> dict[tuple[str, int, int, int], NDArray[np.int64]]:
     parts = {sizes: operations.add(build_schedule(*sizes)) for sizes in SIZES}
     kinds = np.array(operations.kinds)
     durations = np.stack([np.array([forward, half + rest, half, rest])[kinds] for forward, half, rest in DURATIONS])
-    end = evaluate(build_graph(operations.streams, operations.edges), durations).end
-    return {sizes: end[:, part].max(axis=1) for sizes, part in parts.items()}
+    graph = graph_of_streams(operations.streams, operations.edges)
+    end = evaluate_replicas(graph, 1, len(durations), lambda operation: durations[:, operation])
+    return {sizes: end[part, 0].max(axis=0) for sizes, part in parts.items()}
 
 
 @pytest.mark.slow

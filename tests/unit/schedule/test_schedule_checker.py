@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from megatrain.contracts.errors import TopologyError
-from megatrain.replay import build_graph
 from megatrain.schedule import (
     Action,
     ActionKind,
@@ -23,6 +22,7 @@ from megatrain.schedule.execution import execute
 from megatrain.schedule.interleaved import interleaved
 from megatrain.schedule.lowering import lower
 from megatrain.schedule.order import weave
+from tests.helpers.streams import graph_of_streams
 
 FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
 INPUT, WEIGHT = ActionKind.DGRAD, ActionKind.WGRAD
@@ -312,7 +312,7 @@ def can_finish(schedule: Schedule, awaits_sends: bool = False) -> bool:
         if awaits_sends:
             edges += zip(receives, sends, strict=True)
     try:
-        build_graph(streams, edges)
+        graph_of_streams(streams, edges)
     except TopologyError:
         return False
     return True

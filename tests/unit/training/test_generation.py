@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from megatrain.generation import Sampling, choose_token
+from megatrain.inference.generation import Sampling, choose_token
 
 LOGITS = torch.log(torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64))
 

@@ -23,8 +23,8 @@ from megatrain.config.config import Config
 from megatrain.contracts.checkpoint_files import TOKENIZER_NAME, read_manifest
 from megatrain.contracts.errors import CheckpointError, ConfigError, DataError
 from megatrain.contracts.location import LocalLocation, Location
-from megatrain.generation import Sampling
-from megatrain.loaded_model import LoadedModel, load, load_checkpoint
+from megatrain.inference.generation import Sampling
+from megatrain.inference.loaded_model import LoadedModel, load, load_checkpoint
 from megatrain.model import TokenContext, Transformer
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.require import require_module

@@ -20,7 +20,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.contracts.run_directory import black_box_path
 from megatrain.fencing.fence import FenceAction, FenceRule
 from megatrain.telemetry.recorder import Recorder, open_recorder
-from megatrain.training.self_fence import SelfFence
+from megatrain.training.stopping.self_fence import SelfFence
 from tests.helpers.processes import is_running
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S, wait_until
@@ -38,7 +38,7 @@ WORKER = """
 import pathlib, signal, subprocess, sys
 from megatrain.fencing.fence import FenceRule
 from megatrain.programs.stop_signals import StopSignals
-from megatrain.training import watchdog as watchdog_module
+from megatrain.training.stopping import watchdog as watchdog_module
 watchdog_module._POLL_S = 0.1
 rule = FenceRule(lease_ttl_s=10, floor_s=5, join_timeout_s=600, save_grace_s=60)
 watchdog = watchdog_module.start_watchdog(600, 5, rule)

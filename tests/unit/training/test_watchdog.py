@@ -23,7 +23,7 @@ LONG_S = 600.0
 # Every worker says its watchdog's process number, then does what its test is about.
 START = """
 import ctypes, os, select, signal, sys, time
-from megatrain.training.watchdog import start_watchdog
+from megatrain.training.stopping.watchdog import start_watchdog
 from megatrain.programs.stop_signals import StopSignals
 
 def say(text):
@@ -326,7 +326,7 @@ def test_a_closed_watchdog_takes_no_command() -> None:
 
 
 def test_the_module_is_lean() -> None:
-    script = "import megatrain.training.watchdog, json, sys; print(json.dumps(sorted(sys.modules)))"
+    script = "import megatrain.training.stopping.watchdog, json, sys; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=True
     )
@@ -338,7 +338,7 @@ def test_workers_are_asked_to_stop_when_their_launcher_is_gone() -> None:
     worker_script = """
 import os, select, signal, time
 launcher_pid = os.getppid()
-from megatrain.training.watchdog import install_launcher_death_guard
+from megatrain.training.stopping.watchdog import install_launcher_death_guard
 from megatrain.programs.stop_signals import StopSignals
 with StopSignals() as signals:
     install_launcher_death_guard(launcher_pid)

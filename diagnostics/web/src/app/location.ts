@@ -23,18 +23,6 @@ const WRITE_DELAY_MS = 250;
 /** Parameters that are kept when another view is opened. */
 const CARRIED = ["round", "from", "to", "axis"];
 
-/** Parameters that were renamed, for old links: former name -> name. */
-const FORMER_NAMES: Readonly<Record<string, string>> = { incarnation: "round" };
-
-/** Views that were renamed, for old links: former name -> name. */
-const FORMER_VIEWS: ReadonlyMap<string, string> = new Map([["grid", "ranks"]]);
-
-/** Renamed parameters by view: some views had their own step and zoom parameters before all views shared one range. */
-const FORMER_ZOOMS: Readonly<Record<string, Readonly<Record<string, string>>>> = {
-  overview: { first: "from", last: "to" },
-  heat: { first: "from", last: "to", left: "from", right: "to" },
-};
-
 function decoded(part: string): string {
   try {
     return decodeURIComponent(part);
@@ -43,20 +31,16 @@ function decoded(part: string): string {
   }
 }
 
-function withCurrentNames(params: URLSearchParams, view: string): URLSearchParams {
-  const former = { ...FORMER_NAMES, ...FORMER_ZOOMS[view] };
-  const found = new URLSearchParams();
-  params.forEach((value, name) => found.set(former[name] ?? name, value));
-  return found;
-}
-
 export function parseRoute(hash: string): Route {
   const text = hash.replace(/^#\/?/, "");
   const cut = text.indexOf("?");
   const path = cut < 0 ? text : text.slice(0, cut);
-  const [first = HOME, ...rest] = path.split("/").filter((part) => part !== "").map(decoded);
-  const view = FORMER_VIEWS.get(first) ?? first;
-  return { view, rest, params: withCurrentNames(new URLSearchParams(cut < 0 ? "" : text.slice(cut + 1)), view) };
+  const parts = path.split("/").filter((part) => part !== "").map(decoded);
+  return {
+    view: parts[0] ?? HOME,
+    rest: parts.slice(1),
+    params: new URLSearchParams(cut < 0 ? "" : text.slice(cut + 1)),
+  };
 }
 
 export function routeText(route: Route): string {
@@ -68,7 +52,7 @@ export function routeText(route: Route): string {
 /** The route that the page is opened with. Parameters before the hash are accepted too: "/?round=3", "/?round=3#/heat". */
 function firstRoute(): Route {
   const found = parseRoute(window.location.hash);
-  for (const [name, value] of withCurrentNames(new URLSearchParams(window.location.search), found.view)) {
+  for (const [name, value] of new URLSearchParams(window.location.search)) {
     if (!found.params.has(name)) {
       found.params.set(name, value);
     }

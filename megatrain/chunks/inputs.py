@@ -1,0 +1,25 @@
+"""A micro-batch on its way from the host to the device."""
+
+from __future__ import annotations
+
+import torch
+
+from megatrain.comm.group import Group
+from megatrain.model import TokenContext
+from megatrain.ops.documents import pack_documents
+from megatrain.parallel.pipeline import PipelineInput
+
+
+def pipeline_input(
+    tp: Group, device: torch.device, tokens_SB: torch.Tensor, labels_SB: torch.Tensor, sample_B: torch.Tensor,
+    document_SB: torch.Tensor | None,
+) -> PipelineInput:  # fmt: skip
+    """Return the pipeline's input on `device`, for a micro-batch whose tensors are on the CPU."""
+    seq_len = tokens_SB.shape[0]
+    context = TokenContext(
+        sample_B=sample_B.to(device, non_blocking=True),
+        seq_len=seq_len,
+        documents=None if document_SB is None else pack_documents(document_SB).to(device),
+        token_offset=tp.rank * (seq_len // tp.size),
+    )
+    return PipelineInput(tokens_SB.to(device, non_blocking=True), labels_SB.to(device, non_blocking=True), context)
