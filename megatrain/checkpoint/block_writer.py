@@ -1,4 +1,4 @@
-"""Hashes and writes an image in blocks, on other threads, while the caller fills the next block.
+"""Hashes and writes images in blocks, on two threads, while the caller fills further blocks.
 
 A block consists of whole pages, which a local file system writes to the disk without a copy (contracts/location.py).
 """
@@ -6,65 +6,106 @@ A block consists of whole pages, which a local file system writes to the disk wi
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
-from concurrent.futures import Executor, Future, wait
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 
 from megatrain.checkpoint.data_file import ItemHasher
 from megatrain.contracts.location import Sink
 
-BLOCK_BYTES = 4 * 2**20
+BLOCK_BYTES = 2**20
+_MAX_RUNNING = 16
+"""The most blocks that wait to be hashed and written. Each file has one more, which is being filled."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RunningBlock:
+    block: memoryview
+    futures: tuple[Future[None], Future[None]]
+
+
+class BlockThreads:
+    """The two threads, and the blocks of all images that one caller fills. Each thread takes blocks in their order."""
+
+    def __init__(self) -> None:
+        self._hashing = ThreadPoolExecutor(1, "hash-blocks")
+        self._writing = ThreadPoolExecutor(1, "write-blocks")
+        self._running: deque[_RunningBlock] = deque()
+        self._free: list[memoryview] = []
+
+    def free_block(self) -> memoryview:
+        """Return a block to fill. Waits while too many are running."""
+        while self._running and (
+            len(self._running) == _MAX_RUNNING or all(one.done() for one in self._running[0].futures)
+        ):
+            oldest = self._running.popleft()
+            wait(oldest.futures)
+            self._free.append(oldest.block)
+        return self._free.pop() if self._free else memoryview(mmap.mmap(-1, BLOCK_BYTES))
+
+    def start(
+        self, block: memoryview, num_bytes: int, hasher: ItemHasher, sink: Sink
+    ) -> tuple[Future[None], Future[None]]:
+        """Hash and write the first bytes of a block, which is free again afterwards."""
+        content = block[:num_bytes]
+        futures = self._hashing.submit(hasher.update, content), self._writing.submit(sink.write, content)
+        self._running.append(_RunningBlock(block, futures))
+        return futures
+
+    def close(self) -> None:
+        """Wait for all blocks, and end the threads."""
+        self._hashing.shutdown()
+        self._writing.shutdown()
 
 
 class BlockWriter:
-    """Copies what it is given into one of two blocks; the other one is hashed and written meanwhile."""
+    """Hashes and writes one image."""
 
-    def __init__(self, hasher: ItemHasher, sink: Sink, executor: Executor) -> None:
-        """executor: runs two calls at a time; several writers that one thread calls may share it."""
+    def __init__(self, hasher: ItemHasher, sink: Sink, threads: BlockThreads) -> None:
         self._hasher = hasher
         self._sink = sink
-        self._executor = executor
-        self._blocks = [memoryview(mmap.mmap(-1, BLOCK_BYTES)) for _ in range(2)]
+        self._threads = threads
+        self._block: memoryview | None = None
         self._num_filled = 0
-        """Bytes in the first block."""
-        self._running: Sequence[Future[None]] = ()
+        self._futures: deque[Future[None]] = deque()
 
     def put(self, part: bytes | memoryview) -> None:
         """Append bytes to the image.
 
-        Raises: what hashing or writing an earlier block raised.
+        Raises: what hashing or writing earlier bytes raised.
         """
         rest = memoryview(part)
         while len(rest):
+            if self._block is None:
+                self._block = self._threads.free_block()
             piece = rest[: BLOCK_BYTES - self._num_filled]
             end = self._num_filled + len(piece)
-            self._blocks[0][self._num_filled : end] = piece
+            self._block[self._num_filled : end] = piece
             self._num_filled = end
             rest = rest[len(piece) :]
             if end == BLOCK_BYTES:
-                self._start()
+                self._start(self._block)
+                self._check(Future.done)
 
     def finish(self) -> None:
         """Return when all bytes are hashed and written.
 
         Raises: what hashing or writing raised.
         """
-        if self._num_filled:
-            self._start()
-        self._complete()
+        if self._block is not None:
+            self._start(self._block)
+        self._check(lambda future: True)
 
     def abandon(self) -> None:
-        """Return when no thread uses the image any more."""
-        wait(self._running)
+        """Return when no thread uses the file any more."""
+        wait(self._futures)
 
-    def _start(self) -> None:
-        self._complete()
-        block = self._blocks[0][: self._num_filled]
-        self._running = [self._executor.submit(one, block) for one in (self._hasher.update, self._sink.write)]
-        self._blocks.reverse()
-        self._num_filled = 0
+    def _start(self, block: memoryview) -> None:
+        self._futures += self._threads.start(block, self._num_filled, self._hasher, self._sink)
+        self._block, self._num_filled = None, 0
 
-    def _complete(self) -> None:
-        wait(self._running)  # both, also after an error: no thread may read a block that is filled again
-        running, self._running = self._running, ()
-        for one in running:
-            one.result()
+    def _check(self, is_due: Callable[[Future[None]], bool]) -> None:
+        while self._futures and is_due(self._futures[0]):
+            self._futures[0].result()
+            self._futures.popleft()

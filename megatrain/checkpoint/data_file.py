@@ -91,7 +91,7 @@ def trailer_digest(encoded: bytes) -> str:
     return _text_digest(encoded[: -_FOOTER.size])
 
 
-def _text_digest(text: bytes) -> str:
+def _text_digest(text: Bytes) -> str:
     return _ITEMS_DIGEST + hashlib.sha256(text).hexdigest()
 
 
@@ -288,7 +288,7 @@ def _verify_whole_file(location: Location, entry: FileEntry, is_given_up: Callab
     return [f"{location}: {_WHOLE_DIGEST}{found.hexdigest()}, the manifest says {entry.digest}; the file is damaged"]
 
 
-def _blocks(location: Location, num_bytes: int, is_given_up: Callable[[], bool]) -> Iterator[bytes]:
+def _blocks(location: Location, num_bytes: int, is_given_up: Callable[[], bool]) -> Iterator[Bytes]:
     for start in range(0, num_bytes, _BLOCK_BYTES):
         if is_given_up():
             raise CancelledError

@@ -35,7 +35,7 @@ class ItemReader:
         """Bytes of items and trailers read from storage so far."""
         return self._item_bytes + self._digests.bytes_read
 
-    def read(self, item: StoredItem) -> bytes:
+    def read(self, item: StoredItem) -> bytearray:
         """Return an item's bytes.
 
         Raises: CheckpointError naming the file and the item.

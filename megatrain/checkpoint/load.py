@@ -142,7 +142,7 @@ class _Loader:
 
     def _read(self, item: StoredItem) -> Tensor:
         try:
-            return torch.frombuffer(bytearray(self.reader.read(item)), dtype=torch.uint8)
+            return torch.frombuffer(self.reader.read(item), dtype=torch.uint8)
         except CheckpointError as error:
             self.problem = self.problem or str(error)
             return torch.zeros(item.length, dtype=torch.uint8)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from megatrain.checkpoint.block_writer import BlockWriter
+from megatrain.checkpoint.block_writer import BlockThreads, BlockWriter
 from megatrain.checkpoint.data_file import ItemHasher, content_digest, encode_trailer, is_data_file_name, trailer_digest
 from megatrain.checkpoint.envelope import envelope
 from megatrain.checkpoint.gathered_items import stored_by_ranks
@@ -43,18 +42,15 @@ DataOf = Callable[[ImageItem], Tensor]
 class ImageFile:
     """The data file of an image, while it is being written. It ends with exactly one of `close` and `abort`."""
 
-    def __init__(self, location: Location, plan: ImagePlan, executor: Executor) -> None:
-        """executor: runs two calls at a time (block_writer.py).
-
-        Raises: SaveError naming the file.
-        """
+    def __init__(self, location: Location, plan: ImagePlan, threads: BlockThreads) -> None:
+        """Raises: SaveError naming the file."""
         self.plan = plan
         self.entry: FileEntry | None = None
         """The manifest's entry, after the file is closed."""
         self._hasher = ItemHasher([(item.offset, item.length) for item in plan.items], plan.num_bytes, str(location))
         with _saving():
             self._sink = location.create()
-        self._writer = BlockWriter(self._hasher, self._sink, executor)
+        self._writer = BlockWriter(self._hasher, self._sink, threads)
         self._at = 0
         self._number = 0
         self._num_data_bytes = 0
@@ -110,10 +106,10 @@ class NewCheckpoint:
     """A checkpoint that `new_checkpoint` will commit. `manifest` lists its files after that."""
 
     def __init__(
-        self, directory: Location, manifest: Manifest, file_name_of: Callable[[int], str], executor: Executor
+        self, directory: Location, manifest: Manifest, file_name_of: Callable[[int], str], threads: BlockThreads
     ) -> None:
         self.manifest = manifest
-        self._executor = executor
+        self._threads = threads
         self._directory = directory
         self._file_name_of = file_name_of
         self._files: dict[int, ImageFile] = {}
@@ -123,7 +119,7 @@ class NewCheckpoint:
 
         Raises: SaveError naming the file.
         """
-        self._files[number] = file = ImageFile(self._directory / self._file_name_of(number), plan, self._executor)
+        self._files[number] = file = ImageFile(self._directory / self._file_name_of(number), plan, self._threads)
         return file
 
     def commit(self, small_files: Mapping[str, bytes]) -> None:
@@ -169,8 +165,8 @@ def new_checkpoint(
     """
     had_directory = directory.exists()
     _clear(directory, [*small_files, METADATA_NAME, INDEX_NAME, WRITING_NAME])
-    with ThreadPoolExecutor(2, "write-checkpoint") as executor:
-        checkpoint = NewCheckpoint(directory, manifest, file_name_of, executor)
+    with closing(BlockThreads()) as threads:
+        checkpoint = NewCheckpoint(directory, manifest, file_name_of, threads)
         try:
             with _saving():
                 WritingMark(manifest.round, manifest.job, time.time()).write(directory)

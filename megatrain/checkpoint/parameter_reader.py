@@ -114,7 +114,7 @@ class ParameterReader:
             return self._recent[read.number]
         while self._recent and self._kept_bytes + read.item.length > self._most_kept_bytes:
             self._kept_bytes -= self._recent.popitem(last=False)[1].untyped_storage().nbytes()
-        content = torch.frombuffer(bytearray(self._items.read(read.item)), dtype=torch.uint8)
+        content = torch.frombuffer(self._items.read(read.item), dtype=torch.uint8)
         try:
             tensor = tensor_of(content, read.item, torch_dtype(self.tensors[read.key].dtype))
         except (RuntimeError, ValueError) as error:

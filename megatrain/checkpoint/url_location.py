@@ -125,7 +125,7 @@ class UrlLocation:
         with self._naming("cannot be read", MissingFileError):
             return self._content(None, None)
 
-    def read_range(self, offset: int, num_bytes: int) -> bytes:
+    def read_range(self, offset: int, num_bytes: int) -> bytearray:
         if offset < 0 or num_bytes < 0:
             raise ValueError(f"{num_bytes} bytes at {offset}")
         with self._naming("cannot be read", MissingFileError):
@@ -135,13 +135,13 @@ class UrlLocation:
                 with suppress(Exception):
                     content = self._content(offset, offset + num_bytes)
                 if len(content) == num_bytes:
-                    return content
+                    return bytearray(content)
             # an invented length must not become the size of a buffer
             size = self._size_to_read()
             if offset + num_bytes <= size:
                 content = self._content(offset, offset + num_bytes) if num_bytes else b""
                 if len(content) == num_bytes:
-                    return content
+                    return bytearray(content)
         raise CheckpointError(
             f"{self}: {size} bytes, but bytes {offset} to {offset + num_bytes} are wanted; it is cut short"
         )

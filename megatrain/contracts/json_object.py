@@ -31,7 +31,7 @@ class JsonObject:
         self._prefix = prefix
 
     @classmethod
-    def parse(cls, content: bytes | str, location: str, schema_version: int, damage: str) -> Self:
+    def parse(cls, content: bytes | bytearray | str, location: str, schema_version: int, damage: str) -> Self:
         """Parse the object in a file. `damage` ends the error for a file that is not a JSON object.
 
         Raises: CheckpointError when it is not a JSON object, or is of another schema version.

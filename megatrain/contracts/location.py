@@ -91,8 +91,8 @@ class Location(Protocol):
         """
         ...
 
-    def read_range(self, offset: int, num_bytes: int) -> bytes:
-        """Return exactly `num_bytes` bytes of a file.
+    def read_range(self, offset: int, num_bytes: int) -> bytearray:
+        """Return exactly `num_bytes` bytes of a file, in memory that the caller may change.
 
         Raises: MissingFileError when it does not exist; CheckpointError when it is too short.
         """
@@ -192,11 +192,9 @@ class LocalLocation:
                 raise CheckpointError(f"{self}: {size} bytes, at most {_MAX_READ_BYTES} are read; it is damaged")
             return file.read()
 
-    def read_range(self, offset: int, num_bytes: int) -> bytes:
+    def read_range(self, offset: int, num_bytes: int) -> bytearray:
         if offset < 0 or num_bytes < 0:
             raise ValueError(f"{num_bytes} bytes at {offset}")
-        parts: list[bytes] = []
-        missing = num_bytes
         with _naming(self.path, "cannot be read", MissingFileError):
             file = _open_to_read(self.path)
             try:
@@ -206,15 +204,16 @@ class LocalLocation:
                     raise CheckpointError(
                         f"{self}: {size} bytes, but bytes {offset} to {end} are wanted; it is cut short"
                     )
+                content, num_read = bytearray(num_bytes), 0
                 # the kernel returns at most 2 GiB per call
-                while missing and (part := os.pread(file, missing, end - missing)):
-                    parts.append(part)
-                    missing -= len(part)
+                with memoryview(content) as view:
+                    while num_read < num_bytes and (part := os.preadv(file, [view[num_read:]], offset + num_read)):
+                        num_read += part
             finally:
                 os.close(file)
-        if missing:
+        if num_read < num_bytes:
             raise CheckpointError(f"{self}: was cut short while bytes {offset} to {end} were read")
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return content
 
     def write(self, content: bytes) -> None:
         with self._written(content) as temporary:

@@ -1,14 +1,15 @@
-"""Writes our parameters to a directory that transformers loads, on the CPU. Memory holds one file's tensors at a time.
+"""Writes our parameters to a directory that transformers loads, on the CPU.
 
-Parameters are read once each, in the order of the tensors that are made of them. The directory appears when everything
-is on disk.
+Memory holds one file's tensors and two parameters at a time. Parameters are read once each, on a thread, in the order
+of the tensors that are made of them. The directory appears when everything is on disk.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -77,8 +78,10 @@ def export_model(
         "pad_token_id": None,
         **(special.ids if special is not None else {"bos_token_id": None, "eos_token_id": None}),
     }
-    with new_model_directory(directory, is_forced=is_forced) as staging:
-        _write_weights(staging, tensors, _Parameters(read_parameter, our_shapes(model)), torch_dtype, max_shard_bytes)
+    names = dict.fromkeys(tensor.parameter for tensor in tensors if tensor.ranges)
+    with new_model_directory(directory, is_forced=is_forced) as staging, ThreadPoolExecutor(1) as pool:
+        parameters = _Parameters(read_parameter, our_shapes(model), names, pool)
+        _write_weights(staging, tensors, parameters, torch_dtype, max_shard_bytes)
         _write_json(staging / "config.json", config)
         if tokenizer is not None and special is not None:
             (staging / TOKENIZER_NAME).write_bytes(tokenizer.content)
@@ -113,18 +116,27 @@ def plan_shards(tensors: Sequence[HfTensor], item_bytes: int, max_shard_bytes: i
 
 
 class _Parameters:
-    """Reads parameters with the caller's function. Keeps the last one, because tensors made of it are adjacent."""
+    """Reads parameters in a fixed order with the caller's function: one while the one before is used.
 
-    def __init__(self, read: Callable[[str], Tensor], shapes: dict[str, tuple[int, ...]]) -> None:
+    Keeps the last one, because tensors made of it are adjacent.
+    """
+
+    def __init__(
+        self, read: Callable[[str], Tensor], shapes: Mapping[str, tuple[int, ...]], names: Iterable[str], pool: Executor
+    ) -> None:
         self._read = read
         self._shapes = shapes
+        self._remaining = iter(names)
+        self._pool = pool
+        self._ahead = self._start()
         self._name = ""
         self._last = torch.empty(0)
 
     def read(self, name: str) -> Tensor:
         if name != self._name:
-            self._last = torch.empty(0)  # free the last parameter before the next one is read
-            parameter = self._read(name).detach()
+            self._last = torch.empty(0)  # free the last parameter before two others are in memory
+            parameter = self._ahead.result().detach()
+            self._ahead = self._start()
             if tuple(parameter.shape) != self._shapes[name]:
                 raise CheckpointError(
                     f"{name} has shape {tuple(parameter.shape)}, this configuration asks for {self._shapes[name]}; use "
@@ -132,6 +144,10 @@ class _Parameters:
                 )
             self._name, self._last = name, parameter
         return self._last
+
+    def _start(self) -> Future[Tensor]:
+        name = next(self._remaining, None)
+        return Future() if name is None else self._pool.submit(self._read, name)
 
 
 def _write_weights(

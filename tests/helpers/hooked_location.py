@@ -47,7 +47,7 @@ class HookedLocation:
         self.hook("read", self.path)
         return self.inner.read()
 
-    def read_range(self, offset: int, num_bytes: int) -> bytes:
+    def read_range(self, offset: int, num_bytes: int) -> bytearray:
         self.hook("read", self.path)
         return self.inner.read_range(offset, num_bytes)
 

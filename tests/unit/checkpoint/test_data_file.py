@@ -196,7 +196,7 @@ class BrokenLocation(LocalLocation):
 
     __slots__ = ()
 
-    def read_range(self, offset: int, num_bytes: int) -> bytes:
+    def read_range(self, offset: int, num_bytes: int) -> bytearray:
         raise CheckpointError(f"{self}: cannot be read: Input/output error")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from megatrain.checkpoint.data_file import data_file_name, read_trailer
+from megatrain.checkpoint.block_writer import BLOCK_BYTES, BlockThreads
+from megatrain.checkpoint.data_file import data_file_name, read_trailer, verify_file
 from megatrain.checkpoint.image import ImageItem, plan_image
 from megatrain.checkpoint.offline_writer import ImageFile, write_checkpoint
 from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.contracts.checkpoint_files import WRITING_NAME, is_committed
-from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.errors import CheckpointError, SaveError
+from megatrain.contracts.location import LocalLocation, Sink
 from megatrain.contracts.manifest import Manifest
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard
@@ -174,14 +175,14 @@ def test_what_an_attempt_left_goes_before_its_mark(tmp_path: Path, monkeypatch: 
 
 
 @pytest.fixture
-def executor() -> Iterator[Executor]:
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
+def threads() -> Iterator[BlockThreads]:
+    with closing(BlockThreads()) as found:
+        yield found
 
 
-def test_data_may_come_in_parts(tmp_path: Path, executor: Executor) -> None:
+def test_data_may_come_in_parts(tmp_path: Path, threads: BlockThreads) -> None:
     plan = plan_image([shard("model.word"), shard("model.norm")])
-    whole, parts = (ImageFile(LocalLocation(tmp_path / name), plan, executor) for name in ("whole", "parts"))
+    whole, parts = (ImageFile(LocalLocation(tmp_path / name), plan, threads) for name in ("whole", "parts"))
     for item in plan.items:
         whole.append(part(item))
         for row in part(item):
@@ -190,12 +191,60 @@ def test_data_may_come_in_parts(tmp_path: Path, executor: Executor) -> None:
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
 
 
-def test_the_last_bytes_of_an_image_are_padding(tmp_path: Path, executor: Executor) -> None:
+def test_the_last_bytes_of_an_image_are_padding(tmp_path: Path, threads: BlockThreads) -> None:
     plan = plan_image([shard("model.norm")])
     place = LocalLocation(tmp_path / "file")
-    file = ImageFile(place, plan, executor)
+    file = ImageFile(place, plan, threads)
     file.append(part(plan.items[0]))
     entry = file.close()
     trailer = read_trailer(place, entry.size, entry.digest)
     assert trailer.image_bytes == plan.num_bytes
     assert [(item.offset, item.length) for item in trailer.items] == [(one.offset, one.length) for one in plan.items]
+
+
+def test_an_image_of_many_blocks_is_written_in_order(tmp_path: Path, threads: BlockThreads) -> None:
+    whole = torch.arange(5 * BLOCK_BYTES // 4 + 3, dtype=torch.int32)
+    plan = plan_image([("master", FlatShard("big", whole.shape, Box((0,), whole.shape), whole.to("meta")))])
+    places = [LocalLocation(tmp_path / name) for name in ("first", "second")]
+    files = [ImageFile(place, plan, threads) for place in places]
+    for item in plan.items:
+        for piece in whole[item.offsets[0] : item.offsets[0] + item.sizes[0]].split(100_001):
+            for file in files:  # one thread fills both by turns
+                file.append(piece)
+    for file, place in zip(files, places, strict=True):
+        assert verify_file(place, file.close()) == []
+    assert whole.numpy().tobytes() in places[1].read()
+
+
+class FullDisk(LocalLocation):
+    """A disk without room for a second block."""
+
+    __slots__ = ()
+
+    def __truediv__(self, name: str) -> FullDisk:
+        return FullDisk(self.path / name)
+
+    def create(self) -> Sink:
+        sink = super().create()
+        write, num_written = sink.write, [0]
+
+        def write_little(buffer: bytes | bytearray | memoryview) -> None:
+            num_written[0] += len(buffer)
+            if num_written[0] > BLOCK_BYTES:
+                raise CheckpointError(f"{self}: cannot be written: No space left on device")
+            write(buffer)
+
+        sink.write = write_little  # type: ignore[method-assign]
+        return sink
+
+
+def test_a_disk_that_becomes_full_leaves_nothing(tmp_path: Path) -> None:
+    whole = torch.zeros(8 * BLOCK_BYTES)
+    plan = plan_image([("master", FlatShard("big", whole.shape, Box((0,), whole.shape), whole.to("meta")))])
+    with pytest.raises(SaveError, match=r"r000002-rank-00000.distcp: cannot be written: No space left on device"):
+        write_checkpoint(
+            FullDisk(tmp_path / "saved"), make_manifest(has_optimizer=False, files={}), [(0, plan)],
+            lambda item: whole[item.offsets[0] : item.offsets[0] + item.sizes[0]],
+            lambda number: data_file_name(2, number), {},
+        )  # fmt: skip
+    assert not (tmp_path / "saved").exists()

@@ -64,10 +64,10 @@ def failing(number: int) -> Callable[..., None]:
 
 def test_a_range_arrives_in_parts(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "a").write(b"0123456789")
-    real = os.pread
-    monkeypatch.setattr(os, "pread", lambda file, size, offset: real(file, min(size, 3), offset))
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, views, offset: real(file, [views[0][:3]], offset))
     assert (place / "a").read_range(1, 8) == b"12345678"
-    monkeypatch.setattr(os, "pread", lambda *_: b"")
+    monkeypatch.setattr(os, "preadv", lambda *_: 0)
     with pytest.raises(CheckpointError, match="was cut short while bytes 1 to 9 were read"):
         (place / "a").read_range(1, 8)
 

@@ -143,7 +143,7 @@ def test_a_tensor_larger_than_a_shard_stands_alone(tmp_path: Path) -> None:
     assert len([name for name, _ in report.files if name.endswith(".safetensors")]) == report.num_tensors
 
 
-def test_memory_is_one_shard_and_one_parameter(tmp_path: Path) -> None:
+def test_memory_is_one_shard_and_two_parameters(tmp_path: Path) -> None:
     model = tiny("llama", num_layers=8)
     max_shard_bytes = 40_000
     largest = 96 * 32 * 4
@@ -151,7 +151,8 @@ def test_memory_is_one_shard_and_one_parameter(tmp_path: Path) -> None:
     storages: list[weakref.ref[torch.UntypedStorage]] = []
 
     def read(name: str) -> Tensor:
-        assert not any(storage() for storage in storages), f"{name} is read while another parameter is in memory"
+        alive = sum(storage() is not None for storage in storages)
+        assert alive <= 1, f"{name} is read while {alive} other parameters are in memory"
         parameter = parameters[name].clone()
         storages.append(weakref.ref(parameter.untyped_storage()))
         return parameter
@@ -161,7 +162,7 @@ def test_memory_is_one_shard_and_one_parameter(tmp_path: Path) -> None:
         export_model(read, model, tmp_path / "model", dtype="fp32", max_shard_bytes=max_shard_bytes)
 
     assert sum(one.numel() for one in parameters.values()) * 4 > 5 * (max_shard_bytes + largest)
-    assert memory.peak_bytes <= max_shard_bytes + largest + 8192
+    assert memory.peak_bytes <= max_shard_bytes + 2 * largest + 8192
 
 
 REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
