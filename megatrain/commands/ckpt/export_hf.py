@@ -9,7 +9,6 @@ from pathlib import Path
 from megatrain.commands.argument_types import utf8_path, utf8_text
 from megatrain.commands.checkpoint_choice import add_checkpoint, add_ema, chosen_checkpoint, reading
 from megatrain.commands.ckpt.arguments import Verbs, add_json
-from megatrain.commands.ckpt.large_pages import use_large_pages
 from megatrain.commands.orderly_end import orderly_end
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.exit_codes import ExitCode
@@ -53,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
     """Export the checkpoint. Raises: ConfigError for a model that no family expresses; CheckpointError, DataError
     naming the file.
     """
-    use_large_pages()
     from megatrain.conversion.to_hf import export_hf
 
     source = chosen_checkpoint(args)

@@ -8,7 +8,6 @@ from megatrain.checkpoint.survey import stored_bytes
 from megatrain.checkpoint.url_location import open_location
 from megatrain.commands.argument_types import utf8_path, utf8_text
 from megatrain.commands.ckpt.arguments import Verbs, add_json
-from megatrain.commands.ckpt.large_pages import use_large_pages
 from megatrain.commands.orderly_end import orderly_end
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.exit_codes import ExitCode
@@ -32,7 +31,6 @@ def add_verb(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Import, and print what a job's configuration needs. Raises: CheckpointError naming the file and the tensor."""
-    use_large_pages()
     from megatrain.conversion.from_hf import MODEL_TOML_NAME, import_hf
 
     with orderly_end():

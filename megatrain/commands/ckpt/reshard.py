@@ -9,7 +9,6 @@ from megatrain.checkpoint.url_location import open_location
 from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint, reading
 from megatrain.commands.ckpt.arguments import Verbs, add_json
-from megatrain.commands.ckpt.large_pages import use_large_pages
 from megatrain.commands.orderly_end import orderly_end
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.config.parallel import LARGEST_SIZE, configurable_axes
@@ -39,7 +38,6 @@ def run(args: argparse.Namespace) -> int:
     """Write the new checkpoint. Raises: ConfigError when no job could have that layout; CheckpointError naming the
     file.
     """
-    use_large_pages()
     from megatrain.conversion.reshard import reshard
 
     source = chosen_checkpoint(args)
