@@ -45,7 +45,7 @@ def stored_by_ranks(items_by_rank: Mapping[int, ItemsJson], file_name_of: Callab
         tensor.items.sort(key=lambda entry: (entry[1].offsets, entry[0]))
         _check_cover(key, tensor.shape, tensor.items)
         tensors[key] = StoredTensor(key, tensor.dtype, tensor.shape, tuple(item for _, item in tensor.items))
-    return StoredTensors(tensors, {})
+    return StoredTensors(tensors)
 
 
 def _check_cover(key: str, shape: tuple[int, ...], items: Sequence[tuple[int, StoredItem]]) -> None:

@@ -3,13 +3,12 @@
     {"schema_version": 1,
      "metadata": "sha256:<hex>",
      "files": ["r000002-rank-00000.distcp"],
-     "tensors": {"model.norm": {"dtype": "float32", "shape": [4, 6], "items": [0, 128, 1000, 0, 0, 4, 6]}},
-     "bytes": {"step": [0, 64, 50]}}
+     "tensors": {"model.norm": {"dtype": "float32", "shape": [4, 6], "items": [0, 128, 1000, 0, 0, 4, 6]}}}
 
 `items` has the items of a tensor one after the other: the number of the file, offset and length in it, then the offsets
 and the sizes of the box, each with one number per dim of the shape. It is one flat list, because 12,288 ranks have half
-a million items, and a list for each would take most of the time and memory. `bytes` has the entries that are not
-tensors. `metadata` is the digest of the `.metadata` file, which describes the same content to torch's readers.
+a million items, and a list for each would take most of the time and memory. `metadata` is the digest of the
+`.metadata` file, which describes the same content to torch's readers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from typing import Any, Self
 
 from megatrain.checkpoint.stored_tensors import (
     TOO_LARGE,
-    StoredBytes,
     StoredItem,
     StoredTensor,
     StoredTensors,
@@ -52,10 +50,6 @@ class CheckpointIndex:
             "metadata": self.metadata_digest,
             "files": files,
             "tensors": {key: _tensor_json(tensor, numbers) for key, tensor in self.stored.tensors.items()},
-            "bytes": {
-                key: [numbers[entry.file], entry.offset, entry.length]
-                for key, entry in self.stored.byte_entries.items()
-            },
         }
         return (json.dumps(raw, separators=(",", ":")) + "\n").encode()
 
@@ -67,7 +61,7 @@ class CheckpointIndex:
         """
         _check(size_problem(len(content)), location)
         reader = _IndexObject.parse(content, location, INDEX_SCHEMA_VERSION, _DAMAGE)
-        reader.check_known(("schema_version", "metadata", "files", "tensors", "bytes"))
+        reader.check_known(("schema_version", "metadata", "files", "tensors"))
         stored = reader.stored()
         _check(stored.problem(), location)
         return cls(reader.text("metadata"), stored)
@@ -92,12 +86,7 @@ class _IndexObject(JsonObject):
         files = self._raw.get("files")
         if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
             raise self.error("files", "expected a list of file names")
-        tensors = {key: self._tensor(key, raw, files) for key, raw in self.mapping("tensors").items()}
-        byte_entries = {key: self._bytes(key, raw, files) for key, raw in self.mapping("bytes").items()}
-        twice = next(iter(tensors.keys() & byte_entries.keys()), None)
-        if twice is not None:
-            raise self._item_error(twice, "is listed both as a tensor and as bytes")
-        return StoredTensors(tensors, byte_entries)
+        return StoredTensors({key: self._tensor(key, raw, files) for key, raw in self.mapping("tensors").items()})
 
     def _tensor(self, key: str, raw: Any, files: list[str]) -> StoredTensor:
         if not isinstance(raw, dict) or raw.keys() != {"dtype", "shape", "items"} or not isinstance(raw["dtype"], str):
@@ -124,12 +113,6 @@ class _IndexObject(JsonObject):
                 for at in range(0, len(items), stride)
             ),
         )
-
-    def _bytes(self, key: str, raw: Any, files: list[str]) -> StoredBytes:
-        numbers = self._numbers(key, raw)
-        if len(numbers) != _PLACE_FIELDS or numbers[0] >= len(files):
-            raise self._item_error(key, "expected the number of a listed file, an offset and a length")
-        return StoredBytes(key, files[numbers[0]], numbers[1], numbers[2])
 
     def _numbers(self, key: str, raw: Any) -> list[int]:
         # check whole lists at once: an index has millions of numbers

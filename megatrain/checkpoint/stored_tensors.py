@@ -65,36 +65,22 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredBytes:
-    """An entry that is not a tensor: a pickle of some object, which this program never loads."""
-
-    key: str
-    file: str
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
 class StoredTensors:
-    """All entries of a checkpoint, by key."""
+    """All tensors of a checkpoint, by key."""
 
     tensors: Mapping[str, StoredTensor]
-    byte_entries: Mapping[str, StoredBytes]
 
     def ranges_by_file(self) -> dict[str, list[tuple[int, int]]]:
-        """Return (offset, length) of all entries, by file, in the order of the offsets."""
+        """Return (offset, length) of all items, by file, in the order of the offsets."""
         ranges: dict[str, list[tuple[int, int]]] = {}
         for tensor in self.tensors.values():
             for item in tensor.items:
                 ranges.setdefault(item.file, []).append((item.offset, item.length))
-        for entry in self.byte_entries.values():
-            ranges.setdefault(entry.file, []).append((entry.offset, entry.length))
         return {file: sorted(found) for file, found in sorted(ranges.items())}
 
     def files(self) -> list[str]:
-        """Return the names of the files that hold entries, sorted."""
-        files = {item.file for tensor in self.tensors.values() for item in tensor.items}
-        return sorted(files.union(entry.file for entry in self.byte_entries.values()))
+        """Return the names of the files that hold items, sorted."""
+        return sorted({item.file for tensor in self.tensors.values() for item in tensor.items})
 
     def problem(self) -> str | None:
         """Return the first inconsistency, naming the key, or None. All numbers must be at least 0.
@@ -106,16 +92,12 @@ class StoredTensors:
         for file in self.files():
             if not _is_inside(file):
                 return f"a file is {shown(file)}, expected a path inside the checkpoint directory"
-        for key in [*self.tensors, *self.byte_entries]:
+        for key, tensor in self.tensors.items():
             if len(key) > _MAX_KEY_LENGTH:
                 return f"the key {shown(key)} has more than {_MAX_KEY_LENGTH} characters"
-        for key, tensor in self.tensors.items():
             problem = _tensor_problem(tensor)
             if problem is not None:
                 return f"{shown(key)}: {problem}"
-        for key, entry in self.byte_entries.items():
-            if entry.offset + entry.length >= TOO_LARGE:
-                return f"{shown(key)}: {_end_problem(entry.offset + entry.length)}"
         return None
 
 
@@ -151,7 +133,7 @@ def _tensor_problem(tensor: StoredTensor) -> str | None:
         if item.length < numel * element_bytes:
             return f"{item.length} bytes are stored for {at}, which needs more in {tensor.dtype}"
         if item.offset + item.length >= TOO_LARGE:
-            return _end_problem(item.offset + item.length)
+            return f"the end in the file is {item.offset + item.length}, expected less than 2^63"
         found += numel
     needed = prod(shape)
     return None if found == needed else f"its boxes have {found} elements, the shape {shape} has {needed}"
@@ -161,7 +143,3 @@ def _is_box_of(item: StoredItem, shape: tuple[int, ...]) -> bool:
     return len(item.offsets) == len(item.sizes) == len(shape) and all(
         offset + size <= end for offset, size, end in zip(item.offsets, item.sizes, shape, strict=True)
     )
-
-
-def _end_problem(end: int) -> str:
-    return f"the end in the file is {end}, expected less than 2^63"

@@ -6,6 +6,7 @@ of the tensors that are made of them. The directory appears when everything is o
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -78,9 +79,8 @@ def export_model(
         "pad_token_id": None,
         **(special.ids if special is not None else {"bos_token_id": None, "eos_token_id": None}),
     }
-    names = dict.fromkeys(tensor.parameter for tensor in tensors if tensor.ranges)
     with new_model_directory(directory, is_forced=is_forced) as staging, ThreadPoolExecutor(1) as pool:
-        parameters = _Parameters(read_parameter, our_shapes(model), names, pool)
+        parameters = _Parameters(read_parameter, our_shapes(model), tensors, pool)
         _write_weights(staging, tensors, parameters, torch_dtype, max_shard_bytes)
         _write_json(staging / "config.json", config)
         if tokenizer is not None and special is not None:
@@ -116,17 +116,22 @@ def plan_shards(tensors: Sequence[HfTensor], item_bytes: int, max_shard_bytes: i
 
 
 class _Parameters:
-    """Reads parameters in a fixed order with the caller's function: one while the one before is used.
+    """Reads parameters in the order of the tensors with the caller's function: one while the one before is used.
 
-    Keeps the last one, because tensors made of it are adjacent.
+    Keeps the last one, because tensors made of it are adjacent. One whose tensors are apart is read again.
     """
 
     def __init__(
-        self, read: Callable[[str], Tensor], shapes: Mapping[str, tuple[int, ...]], names: Iterable[str], pool: Executor
+        self,
+        read: Callable[[str], Tensor],
+        shapes: Mapping[str, tuple[int, ...]],
+        tensors: Iterable[HfTensor],
+        pool: Executor,
     ) -> None:
         self._read = read
         self._shapes = shapes
-        self._remaining = iter(names)
+        names = (tensor.parameter for tensor in tensors if tensor.ranges)
+        self._remaining = (name for name, _ in itertools.groupby(names))
         self._pool = pool
         self._ahead = self._start()
         self._name = ""

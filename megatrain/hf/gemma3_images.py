@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from megatrain.hf.config_json import ConfigJson
-from megatrain.hf.family import HEAD_NAME
 from megatrain.hf.gemma3 import Gemma3
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -48,8 +47,7 @@ class Gemma3Images(Gemma3):
     def full_name(self, stored_name: str) -> str:
         for prefix in _LANGUAGE_PREFIXES:
             if stored_name.startswith(prefix):
-                name = stored_name.removeprefix(prefix)
-                return name if name.startswith(self.prefix) or name == HEAD_NAME else self.prefix + name
+                return super().full_name(stored_name.removeprefix(prefix))
         return super().full_name(stored_name)
 
     def import_notes(self, config: ConfigJson) -> list[str]:

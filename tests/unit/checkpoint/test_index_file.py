@@ -18,7 +18,6 @@ from megatrain.checkpoint.index_file import CheckpointIndex
 from megatrain.checkpoint.stored_tensors import (
     DTYPE_BYTES,
     MAX_BYTES,
-    StoredBytes,
     StoredItem,
     StoredTensor,
     StoredTensors,
@@ -42,7 +41,6 @@ STORED = StoredTensors(
         "model.scale": StoredTensor("model.scale", "bfloat16", (), (StoredItem((), (), FILE, 1024, 500),)),
         "model.empty": StoredTensor("model.empty", "int64", (0, 3), ()),
     },
-    {"step": StoredBytes("step", FILE, 2048, 50)},
 )
 
 
@@ -76,7 +74,6 @@ def test_the_form_is_what_its_description_says() -> None:
             "model.scale": {"dtype": "bfloat16", "shape": [], "items": [0, 1024, 500]},
             "model.empty": {"dtype": "int64", "shape": [0, 3], "items": []},
         },
-        "bytes": {"step": [0, 2048, 50]},
     }
 
 
@@ -132,16 +129,9 @@ def with_file(name: Any) -> dict[str, Any]:
         (with_item(0, 0, 95, 0, 0, 4, 6), r"95 bytes are stored for the box of \(4, 6\) at \(0, 0\), which needs more"),
         (with_item(0, 2**63 - 1, 1000, 0, 0, 4, 6), r"'w': the end in the file is 9223372036854776807"),
         (
-            {**document(), "bytes": {"step": [0, 1]}},
-            r"'step': expected the number of a listed file, an offset and a length",
+            {**document(), "tensors": {"k" * 5000: {"dtype": "int8", "shape": [], "items": [0, 0, 1]}}},
+            r"the key 'k{120}\.\.\.' has more than 4096 characters",
         ),
-        (
-            {**document(), "bytes": {"step": [9, 0, 1]}},
-            r"'step': expected the number of a listed file, an offset and a length",
-        ),
-        ({**document(), "bytes": {"step": [0, 2**63 - 1, 9]}}, r"'step': the end in the file is 92233720368547758\d\d"),
-        ({**document(), "bytes": {"model.w": [0, 0, 1]}}, r"'model\.w': is listed both as a tensor and as bytes"),
-        ({**document(), "bytes": {"k" * 5000: [0, 0, 1]}}, r"the key 'k{120}\.\.\.' has more than 4096 characters"),
     ],
 )
 def test_an_index_that_does_not_fit_is_refused(raw: Any, message: str) -> None:

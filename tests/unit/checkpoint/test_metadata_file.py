@@ -125,7 +125,6 @@ def test_our_reader_finds_the_same(tmp_path: Path) -> None:
     assert index.metadata_digest == content_digest(metadata)
     stored = index.stored
 
-    assert not stored.byte_entries
     assert {key: (tensor.shape, tensor.dtype) for key, tensor in stored.tensors.items()} == {
         key: (tuple(whole.shape), str(whole.dtype).removeprefix("torch.")) for key, whole in WHOLE.items()
     }
@@ -152,7 +151,7 @@ def test_torch_unpickles_what_it_would_have_written_itself() -> None:
             *(("float16", (number,), "r000001-rank-00002.distcp", number, 2) for number in range(300)),
         ])
     }  # fmt: skip
-    found = pickle.loads(metadata_bytes(StoredTensors(tensors, {})))
+    found = pickle.loads(metadata_bytes(StoredTensors(tensors)))
 
     assert found == Metadata(
         state_dict_metadata={

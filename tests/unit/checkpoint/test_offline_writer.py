@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from megatrain.checkpoint.block_writer import BLOCK_BYTES, BlockThreads
-from megatrain.checkpoint.data_file import data_file_name, read_trailer, verify_file
+from megatrain.checkpoint.data_file import ItemHasher, data_file_name, read_trailer, verify_file
 from megatrain.checkpoint.image import ImageItem, plan_image
 from megatrain.checkpoint.offline_writer import ImageFile, write_checkpoint
 from megatrain.checkpoint.verification import verify_checkpoint
@@ -214,6 +215,35 @@ def test_an_image_of_many_blocks_is_written_in_order(tmp_path: Path, threads: Bl
     for file, place in zip(files, places, strict=True):
         assert verify_file(place, file.close()) == []
     assert whole.numpy().tobytes() in places[1].read()
+
+
+class SlowSink:
+    """A sink whose first write goes on until its block is filled again, or long enough for that to happen."""
+
+    def __init__(self) -> None:
+        self.is_filled_again = threading.Event()
+        self.was_filled_while_written: list[bool] = []
+
+    def write(self, buffer: bytes | bytearray | memoryview) -> None:
+        self.was_filled_while_written.append(self.is_filled_again.wait(0.2))
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+def test_block_that_is_being_written_is_not_filled_again(threads: BlockThreads) -> None:
+    sink, hasher = SlowSink(), ItemHasher([], 0, "image")
+    first = threads.free_block()
+    threads.start(first, 0, hasher, sink)
+    for _ in range(100):
+        block = threads.free_block()
+        if block is first:
+            sink.is_filled_again.set()
+            break
+        threads.start(block, 0, hasher, sink)
+    assert block is first, "blocks are used again"
+    assert not sink.was_filled_while_written[0]
 
 
 class FullDisk(LocalLocation):

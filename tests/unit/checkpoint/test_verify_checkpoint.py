@@ -54,7 +54,7 @@ def put_checkpoint(directory: Location) -> Location:
         shape = (sum(len(values) for _, values in parts), *parts[0][1].shape[1:])
         tensors[key] = StoredTensor(key, "float32", shape, tuple(items))
     entries = {name: put_data_file(directory / name, parts) for name, parts in contents.items()}
-    for name, content in {**describing_files(StoredTensors(tensors, {})), "tokenizer.json": b"{}"}.items():
+    for name, content in {**describing_files(StoredTensors(tensors)), "tokenizer.json": b"{}"}.items():
         (directory / name).write(content)
         entries[name] = FileEntry(len(content), content_digest(content))
     manifest = make_manifest(files=entries)

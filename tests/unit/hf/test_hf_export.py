@@ -6,6 +6,7 @@ import json
 import math
 import re
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from megatrain.config.model import ModelConfig
 from megatrain.contracts.errors import CheckpointError, ConfigError
 from megatrain.hf import export_model
 from megatrain.hf.export import plan_shards
+from megatrain.hf.llama import Llama
 from megatrain.hf.tensor_map import HfTensor
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 from tests.helpers.hf_models import (
@@ -124,6 +126,24 @@ def test_shards_are_filled_and_indexed(tmp_path: Path) -> None:
     assert report.num_tensors == len(index["weight_map"])
     whole = load(export(parameters, model, tmp_path / "whole")).state_dict()
     assert all(torch.equal(state[name], one) for name, one in whole.items())
+
+
+class UnsortedLlama(Llama):
+    """A family whose tensors that are made of one parameter are apart."""
+
+    def tensors(self, model: ModelConfig) -> Iterator[HfTensor]:
+        yield from sorted(super().tensors(model), key=lambda tensor: tensor.name.split(".")[-2:])
+
+
+def test_tensors_of_one_parameter_may_be_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama")
+    parameters = random_parameters(model)
+    whole = load(export(parameters, model, tmp_path / "whole")).state_dict()
+
+    monkeypatch.setattr("megatrain.hf.export.family_for_export", lambda model: UnsortedLlama())
+    found = load(export(parameters, model, tmp_path / "apart")).state_dict()
+
+    assert all(torch.equal(found[name], one) for name, one in whole.items())
 
 
 def test_a_shard_takes_what_fits_exactly() -> None:
