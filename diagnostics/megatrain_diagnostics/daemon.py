@@ -170,8 +170,8 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
         maintenance.start()
         losses, holding = LossReporter(ledger), StoreWatch(store)
 
-        def trouble() -> str:
-            return ingest.trouble or holding.trouble
+        def problem() -> str:
+            return ingest.problem or holding.problem
 
         state = StateWriter(
             RunDirectory(settings.run).diagnosis,
@@ -180,10 +180,10 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
             controller,
             ledger,
             store,
-            trouble,
+            problem,
         )
         report = DaemonReporter(
-            client, keys, record, (controller, ledger, training, devices), trouble, lambda: etcd.last_poll.snapshot
+            client, keys, record, (controller, ledger, training, devices), problem, lambda: etcd.last_poll.snapshot
         )
         while not stop.wait(_POLL_S):
             holding.poll()
@@ -201,7 +201,7 @@ class StoreWatch:
 
     def __init__(self, store: EventStore) -> None:
         self._store = store
-        self.trouble = ""
+        self.problem = ""
         """Why nothing can be stored; empty when storing works."""
 
     def poll(self) -> None:
@@ -210,9 +210,9 @@ class StoreWatch:
             if self._store.retake():
                 _logger.error("%s was removed by somebody: the events stored there are lost, new ones are stored",
                               self._store.directory)  # fmt: skip
-            self.trouble = ""
+            self.problem = ""
         except StoreError as error:
-            self.trouble = str(error)
+            self.problem = str(error)
 
 
 def _opened_store(directory: Path, stop: threading.Event) -> EventStore:

@@ -39,7 +39,7 @@ class OrderDelivery:
         self._held_since: float | None = None
         self._reason = ""
 
-    def poll(self, now: float, unconfirmed_s: float, trouble: str, *, is_lease_held: bool) -> str:
+    def poll(self, now: float, unconfirmed_s: float, problem: str, *, is_lease_held: bool) -> str:
         """Return why this host is not fit, empty if it is. The reason stays the same until the host receives orders
         again.
 
@@ -53,7 +53,7 @@ class OrderDelivery:
             self._held_since = now
         has_lost_orders = min(unconfirmed_s, now - self._held_since) > self._bound_s
         if has_lost_orders and not self._reason:
-            self._reason = f"its orders do not arrive: {trouble or f'no sign of them for {self._bound_s:g} s'}"
+            self._reason = f"its orders do not arrive: {problem or f'no sign of them for {self._bound_s:g} s'}"
         elif not has_lost_orders and unconfirmed_s <= self._bound_s:
             self._reason = ""
         return self._reason

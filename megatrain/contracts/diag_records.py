@@ -57,7 +57,7 @@ class DaemonRecord:
     version: str = ""
 
 
-class DeviceTroubleKind(StrEnum):
+class DeviceProblemKind(StrEnum):
     """Kinds of device problems, the worst first. The values equal those of the reasons in a job's health."""
 
     GPU_FAILING = "gpu-failing"
@@ -70,10 +70,10 @@ class DeviceTroubleKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceTrouble:
+class DeviceProblem:
     """A problem with a GPU, a link or a host's device driver: a sentence with figures."""
 
-    kind: DeviceTroubleKind
+    kind: DeviceProblemKind
     host: str
     text: str
     since_unix_s: float | None = None
@@ -90,7 +90,7 @@ class DaemonReport:
 
     session: str
     at_unix_s: float
-    trouble: str = ""
+    problem: str = ""
     """Why no events can be stored; empty when they can."""
     heard_unix_s: float | None = None
     """Completion time of the newest step of which events arrived."""
@@ -100,9 +100,9 @@ class DaemonReport:
     away_hosts: tuple[str, ...] = ()
     """Some of the newest round's hosts that run a streamer but have no open stream."""
     num_away_hosts: int = 0
-    devices: tuple[DeviceTrouble, ...] = ()
+    devices: tuple[DeviceProblem, ...] = ()
     """The worst problems of GPUs and links, of hosts in any state."""
-    num_device_troubles: int = 0
+    num_device_problems: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ class HostStatus:
     lost_hosts: tuple[str, ...] = ()
     """Addresses to which this host's workers lost the connection, by their logs."""
     last_error: str = ""
-    trouble: str = ""
+    problem: str = ""
     """What an operator should know, such as unwritable logs, or a temporary loss of the connection to etcd."""
     interval_s: float | None = None
     """The slowest rank's time from step to step, or half of the longest pause between two steps if that is more."""

@@ -18,9 +18,9 @@
     /megatrain/<job>/report                  DriverReport   what the driver waits for, and its alarms
     /megatrain/<job>/diag/settings           DiagSettings   what ranks record
     /megatrain/<job>/diag/daemon             DaemonRecord   leased: where the diagnostics daemon listens
-    /megatrain/<job>/diag/report             DaemonReport   what that daemon receives, and its troubles
+    /megatrain/<job>/diag/report             DaemonReport   what that daemon receives, and its problems
     /megatrain/<job>/diag/dashboard          DashboardRecord leased: where the web page is
-    /megatrain/<job>/troubles/<source>        Trouble        a problem of a part that is not a host: the job's own etcd
+    /megatrain/<job>/problems/<source>       JobProblem     a problem of a part that is not a host: the job's own etcd
     /megatrain/<job>/verdicts/<id>           HostVerdict    a verdict of the diagnosis
     /megatrain/<job>/outcomes/<id>           VerdictOutcome the driver's decision on it
     /megatrain/<job>/notices/<receiver>      ReceiverRecord the state of a receiver of notifications
@@ -133,8 +133,8 @@ class JobKeys:
     def dashboard(self) -> str:
         return f"{self.prefix}diag/dashboard"
 
-    def trouble(self, source: str) -> str:
-        return f"{self.prefix}troubles/{source}"
+    def problem(self, source: str) -> str:
+        return f"{self.prefix}problems/{source}"
 
     def verdict(self, verdict_id: str) -> str:
         return f"{self.prefix}verdicts/{verdict_id}"

@@ -24,7 +24,7 @@ class ReceiverRecord:
     """Failed attempts."""
     num_given_up: int = 0
     """Topics that were never sent to it, because they had ended too long ago."""
-    trouble: str = ""
+    problem: str = ""
     """Why the last attempt failed; empty if it succeeded."""
     receipts: Mapping[str, tuple[Receipt, ...]] = field(default_factory=dict)
     """By topic, for the newest incidents: its messages and their times. The driver copies them to the incidents."""

@@ -15,7 +15,7 @@ class Receipt:
     """What was sent: open (it began), under-way (the job is recovering) or closed (it is over)."""
     at_unix_s: float
     """When the receiver accepted the message; if it has not, the time of the last attempt."""
-    trouble: str = ""
+    problem: str = ""
     """Why the last attempt failed; empty if the receiver has accepted the message."""
     num_failed: int = 0
     """Failed attempts."""

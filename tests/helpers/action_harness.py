@@ -53,12 +53,12 @@ class FakeBackend:
     snapshot: JobSnapshot = field(default_factory=make_snapshot)
     outcome: Outcome = field(default_factory=lambda: Outcome(is_accepted=True, is_done=False, text="being done"))
     done: list[tuple[ActionRequest, str]] = field(default_factory=list)
-    trouble: str = ""
+    problem: str = ""
     before: Callable[[], None] = lambda: None
 
     def read_snapshot(self) -> JobSnapshot:
-        if self.trouble:
-            raise CoordinationError(self.trouble)
+        if self.problem:
+            raise CoordinationError(self.problem)
         return self.snapshot
 
     def carry_out(self, request: ActionRequest, by: str) -> Outcome:

@@ -305,8 +305,8 @@ def job_responses(*, health: str = "warning", can_act: bool = False) -> Mapping[
         "hosts": hosts(),
     }
     found.update({f"hosts/{host_name(number)}": host_history(number) for number in range(NUM_HOSTS + 3)})
-    healthy = host_devices("host-000", 0, NOW_S, has_trouble=False)
+    healthy = host_devices("host-000", 0, NOW_S, has_problems=False)
     for name in map(host_name, range(NUM_HOSTS + 3)):
         found[f"hosts/{name}/devices"] = healthy.model_copy(update={"host": name})
-    found[f"hosts/{SLOW_HOST}/devices"] = host_devices(SLOW_HOST, 136, NOW_S, has_trouble=True)
+    found[f"hosts/{SLOW_HOST}/devices"] = host_devices(SLOW_HOST, 136, NOW_S, has_problems=True)
     return found

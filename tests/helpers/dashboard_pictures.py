@@ -46,7 +46,7 @@ class PictureSource:
     def snapshot(self) -> None:
         return None
 
-    def etcd_trouble(self) -> str:
+    def etcd_problem(self) -> str:
         return ""
 
     def daemon_state(self) -> Any:

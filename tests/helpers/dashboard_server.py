@@ -58,7 +58,7 @@ class MadeUpJob:
     etcd_endpoints: str = ""
     told: JobSnapshot | None = None
     state: LiveState = field(default_factory=lambda: LiveState(None, {"overview": 1}))
-    trouble: str = ""
+    problem: str = ""
     num_looks: int = 0
     is_closed: bool = False
     events: StoredEvents = field(init=False)
@@ -69,7 +69,7 @@ class MadeUpJob:
     def snapshot(self) -> JobSnapshot | None:
         return self.told
 
-    def etcd_trouble(self) -> str:
+    def etcd_problem(self) -> str:
         return ""
 
     def daemon_state(self) -> DaemonState | None:
@@ -86,8 +86,8 @@ class MadeUpJob:
 
     def live(self) -> LiveState:
         self.num_looks += 1
-        if self.trouble:
-            raise DataError(self.trouble)
+        if self.problem:
+            raise DataError(self.problem)
         return self.state
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A real S3 server in this process, moto's, and trouble in front of it: answers that are refused, lost or late."""
+"""A real S3 server in this process, moto's, behind a program that refuses requests, or loses or delays answers."""
 
 from __future__ import annotations
 

@@ -60,14 +60,14 @@ class LiveJob(RunSource):
     def snapshot(self) -> JobSnapshot | None:
         return self._etcd.last_poll.snapshot
 
-    def etcd_trouble(self) -> str:
+    def etcd_problem(self) -> str:
         poll = self._etcd.last_poll
-        if not poll.trouble:
+        if not poll.problem:
             return ""
         if poll.snapshot is None:
-            return f"etcd is out of reach, and nothing is known of the job: {poll.trouble}"
+            return f"etcd is out of reach, and nothing is known of the job: {poll.problem}"
         age = age_text(poll.at_unix_s, self._clock())
-        return f"etcd is out of reach; the shown state of hosts and rounds is {age} old: {poll.trouble}"
+        return f"etcd is out of reach; the shown state of hosts and rounds is {age} old: {poll.problem}"
 
     def facts(self) -> JobFacts:
         history, poll = self._history, self._etcd.last_poll
@@ -82,7 +82,7 @@ class LiveJob(RunSource):
             checks=poll.records.checks,
             evidence=poll.records.evidence,
             config=self._config,
-            is_daemon_alive=None if poll.trouble else poll.snapshot is not None and bool(poll.snapshot.daemon_session),
+            is_daemon_alive=None if poll.problem else poll.snapshot is not None and bool(poll.snapshot.daemon_session),
             rounds=history.rounds,
             series=history.series,
             checkpoints=history.checkpoints,

@@ -56,7 +56,7 @@ class JobSource(Protocol):
         None: the job is recorded, or etcd has not answered yet.
         """
 
-    def etcd_trouble(self) -> str:
+    def etcd_problem(self) -> str:
         """Return why etcd does not answer; empty while it does, and for a recorded job."""
 
     def daemon_state(self) -> DaemonState | None:

@@ -42,7 +42,7 @@ class RecordedJob(RunSource):
     def snapshot(self) -> JobSnapshot | None:
         return None
 
-    def etcd_trouble(self) -> str:
+    def etcd_problem(self) -> str:
         return ""
 
     def facts(self) -> JobFacts:

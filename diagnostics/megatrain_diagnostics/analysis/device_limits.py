@@ -1,4 +1,4 @@
-"""Limits beyond which a GPU or a link is in trouble, and the names of GPUs in sentences."""
+"""Limits beyond which a GPU or a link has a problem, and the names of GPUs in sentences."""
 
 from __future__ import annotations
 

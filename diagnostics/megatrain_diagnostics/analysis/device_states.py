@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from megatrain.contracts.diag_records import DeviceTrouble, DeviceTroubleKind
+from megatrain.contracts.diag_records import DeviceProblem, DeviceProblemKind
 from megatrain_diagnostics.analysis.device_limits import LIMITS, gpu_name, mhz_text
 from megatrain_job.devices.gpu_readings import FAULTY_REASONS, throttle_text
 from megatrain_job.failures.xids import XidKind, xid_of
@@ -75,20 +75,20 @@ class GpuState:
             (self.faulty_since_s or now_s) if is_faulty else None,
         )
 
-    def troubles(self) -> Iterator[DeviceTrouble]:
+    def problems(self) -> Iterator[DeviceProblem]:
         """Yield what is wrong with it, the worst first."""
         row = self.row
         if row["gpu"] < 0:
             text = f"no readings of the GPUs of {row['host']}: {row['error']}"
-            yield DeviceTrouble(DeviceTroubleKind.TELEMETRY_SILENT, row["host"], text, self.faulty_since_s)
+            yield DeviceProblem(DeviceProblemKind.TELEMETRY_SILENT, row["host"], text, self.faulty_since_s)
             return
         who = gpu_name(row["gpu"], row["host"], row["rank"])
         for kind, text, since_s in (*self._failures(), *self._weaknesses()):
             ranks = (int(row["rank"]),) if row["rank"] >= 0 else ()
-            yield DeviceTrouble(kind, row["host"], f"{who} {text}", since_s, ranks)
+            yield DeviceProblem(kind, row["host"], f"{who} {text}", since_s, ranks)
 
-    def _failures(self) -> Iterator[tuple[DeviceTroubleKind, str, float | None]]:
-        row, failing, since_s = self.row, DeviceTroubleKind.GPU_FAILING, self.faulty_since_s
+    def _failures(self) -> Iterator[tuple[DeviceProblemKind, str, float | None]]:
+        row, failing, since_s = self.row, DeviceProblemKind.GPU_FAILING, self.faulty_since_s
         if row["error"]:
             yield failing, f"does not answer its driver: {row['error']}", since_s
         if row["recovery"]:
@@ -103,8 +103,8 @@ class GpuState:
                 errors.since_s,
             )
 
-    def _weaknesses(self) -> Iterator[tuple[DeviceTroubleKind, str, float | None]]:
-        row, degraded, now_s = self.row, DeviceTroubleKind.GPU_DEGRADED, self.row["at_ns"] / 1e9
+    def _weaknesses(self) -> Iterator[tuple[DeviceProblemKind, str, float | None]]:
+        row, degraded, now_s = self.row, DeviceProblemKind.GPU_DEGRADED, self.row["at_ns"] / 1e9
         if self.throttled_since_s is not None and now_s - self.throttled_since_s >= LIMITS.throttled_s:
             yield degraded, f"is slowed down: {slowdown_text(row)}", self.throttled_since_s
         if row["is_reset_pending"] == 1.0:
@@ -141,14 +141,14 @@ class LinkState:
             None if is_up else self.down_since_s or now_s,
         )
 
-    def troubles(self) -> Iterator[DeviceTrouble]:
+    def problems(self) -> Iterator[DeviceProblem]:
         """Yield what is wrong with it. A link that was never up is not in use and is left out."""
         row = self.row
         if not self.was_up:
             return
         for text, since_s in self._texts():
-            kind = DeviceTroubleKind.NETWORK_DEGRADED
-            yield DeviceTrouble(kind, row["host"], f"link {row['link']} of {row['host']} {text}", since_s)
+            kind = DeviceProblemKind.NETWORK_DEGRADED
+            yield DeviceProblem(kind, row["host"], f"link {row['link']} of {row['host']} {text}", since_s)
 
     def _texts(self) -> Iterator[tuple[str, float | None]]:
         row, downs = self.row, self.counters["downs"]
@@ -165,16 +165,16 @@ class LinkState:
             yield f"had {count:,} errors within the hour (threshold: {LIMITS.link_errors:,})", since_s
 
 
-def xid_trouble(row: Row) -> DeviceTrouble | None:
+def xid_problem(row: Row) -> DeviceProblem | None:
     """Return what an Xid error means for the job; None where the hardware is not the cause."""
     xid = xid_of(int(row["xid"]))
     if xid.kind not in (XidKind.HARDWARE, XidKind.HANDLED):
         return None
     is_handled = xid.kind is XidKind.HANDLED
-    kind = DeviceTroubleKind.GPU_DEGRADED if is_handled else DeviceTroubleKind.GPU_FAILING
+    kind = DeviceProblemKind.GPU_DEGRADED if is_handled else DeviceProblemKind.GPU_FAILING
     who = gpu_name(row["gpu"], row["host"], row["rank"]) if row["gpu"] >= 0 else f"a GPU of {row['host']}"
     text = f"{who} reported Xid {xid.number}, {xid.meaning}: {xid.advice}"
-    return DeviceTrouble(kind, row["host"], text, row["at_ns"] / 1e9, (int(row["rank"]),) if row["rank"] >= 0 else ())
+    return DeviceProblem(kind, row["host"], text, row["at_ns"] / 1e9, (int(row["rank"]),) if row["rank"] >= 0 else ())
 
 
 def slowdown_text(row: Row) -> str:

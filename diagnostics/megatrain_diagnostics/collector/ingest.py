@@ -116,7 +116,7 @@ class Ingest:
         self._oldest_s = 0.0
         self._is_closed = False
         self._next_warning_s = float("-inf")
-        self.trouble = ""
+        self.problem = ""
         """Why nothing can be committed; empty when commits work."""
         self._thread = threading.Thread(target=self._run, name="commits of events", daemon=True)
         self._thread.start()
@@ -234,7 +234,7 @@ class Ingest:
             with self._changed:
                 if self._changed.wait_for(lambda: self._is_closed, _RETRY_S):
                     break
-        if self.trouble and not self._try_commit():
+        if self.problem and not self._try_commit():
             return False
         self.ledger.note_commit(rows, time.monotonic() - began_s)
         through: dict[SenderSession, int] = {}
@@ -258,12 +258,12 @@ class Ingest:
             self._store.commit()
         except (MegatrainError, OSError) as error:
             self.ledger.note_failed_commit()
-            self.trouble = str(error)
+            self.problem = str(error)
             if time.monotonic() >= self._next_warning_s:
                 self._next_warning_s = time.monotonic() + _WARNING_PAUSE_S
                 _logger.error("events cannot be stored; hosts keep them in their spools: %s", error)
             return False
-        if self.trouble:
+        if self.problem:
             _logger.warning("events are stored again")
-        self.trouble = ""
+        self.problem = ""
         return True

@@ -1,4 +1,4 @@
-"""The present troubles of GPUs and links of the job's hosts, updated with every committed row."""
+"""The present problems of GPUs and links of the job's hosts, updated with every committed row."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from megatrain.contracts.diag_records import DeviceTrouble, DeviceTroubleKind
+from megatrain.contracts.diag_records import DeviceProblem, DeviceProblemKind
 from megatrain.formatting.quantities import age_text
 from megatrain_diagnostics.analysis.device_limits import LIMITS
-from megatrain_diagnostics.analysis.device_states import WINDOW_S, GpuState, LinkState, Row, xid_trouble
+from megatrain_diagnostics.analysis.device_states import WINDOW_S, GpuState, LinkState, Row, xid_problem
 from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Table, Xids, columns_of
 
 _FORGOTTEN_S = 2 * WINDOW_S
@@ -20,7 +20,7 @@ Key = tuple[str, str]
 
 
 class DeviceWatch:
-    """A consumer of committed rows. `consume` and `tick` are called from one thread, `troubles` from any."""
+    """A consumer of committed rows. `consume` and `tick` are called from one thread, `problems` from any."""
 
     def __init__(self, interval_s: Callable[[], float]) -> None:
         """`interval_s`: time between two readings of a host; 0: there are none."""
@@ -28,8 +28,8 @@ class DeviceWatch:
         self._lock = threading.Lock()
         self._gpus: dict[Key, GpuState] = {}
         self._links: dict[Key, LinkState] = {}
-        self._xids: dict[tuple[str, str, int], DeviceTrouble] = {}
-        self._found: dict[Key, tuple[DeviceTrouble, ...]] = {}
+        self._xids: dict[tuple[str, str, int], DeviceProblem] = {}
+        self._found: dict[Key, tuple[DeviceProblem, ...]] = {}
         self._uuids: dict[Key, str] = {}
         """(host, number) -> UUID."""
         self._heard_s: dict[str, float] = {}
@@ -50,7 +50,7 @@ class DeviceWatch:
                     self._take_xid(row)
 
     def tick(self, now_s: float) -> None:
-        """Forget troubles that are long over. Units: unix seconds."""
+        """Forget problems that are long over. Units: unix seconds."""
         with self._lock:
             self._now_s = now_s
             gone = {host for host, heard_s in self._heard_s.items() if now_s - heard_s > _FORGOTTEN_S}
@@ -64,12 +64,12 @@ class DeviceWatch:
                 self._links = {key: one for key, one in self._links.items() if key[0] not in gone}
                 self._found = {key: one for key, one in self._found.items() if key[0] not in gone}
 
-    def troubles(self, connected: Collection[str]) -> tuple[DeviceTrouble, ...]:
-        """Return the troubles, the worst first. `connected`: hosts whose streamers are connected."""
+    def problems(self, connected: Collection[str]) -> tuple[DeviceProblem, ...]:
+        """Return the problems, the worst first. `connected`: hosts whose streamers are connected."""
         with self._lock:
-            found = [one for troubles in self._found.values() for one in troubles]
+            found = [one for problems in self._found.values() for one in problems]
             found += [*self._xids.values(), *self._silent(connected)]
-        order = list(DeviceTroubleKind)
+        order = list(DeviceProblemKind)
         return tuple(sorted(found, key=lambda one: (order.index(one.kind), one.host, one.text)))
 
     def _take_gpu(self, row: Row) -> None:
@@ -85,18 +85,18 @@ class DeviceWatch:
     def _take(self, key: Key, held: dict[Key, Any], state: GpuState | LinkState) -> None:
         held[key] = state
         self._heard_s[key[0]] = max(self._now_s, self._heard_s.get(key[0], 0.0))
-        troubles = tuple(state.troubles())
-        if troubles:
-            self._found[key] = troubles
+        problems = tuple(state.problems())
+        if problems:
+            self._found[key] = problems
         else:
             self._found.pop(key, None)
 
     def _take_xid(self, row: Row) -> None:
-        trouble = xid_trouble(row)
-        if trouble is not None and len(self._xids) < _MAX_XIDS:
-            self._xids[row["host"], row["uuid"], int(row["xid"])] = trouble
+        problem = xid_problem(row)
+        if problem is not None and len(self._xids) < _MAX_XIDS:
+            self._xids[row["host"], row["uuid"], int(row["xid"])] = problem
 
-    def _silent(self, connected: Collection[str]) -> Iterator[DeviceTrouble]:
+    def _silent(self, connected: Collection[str]) -> Iterator[DeviceProblem]:
         interval_s = self._interval_s()
         if not interval_s:
             return
@@ -104,7 +104,7 @@ class DeviceWatch:
         for host, heard_s in self._heard_s.items():
             if host in connected and heard_s and self._now_s - heard_s > limit_s and (host, "-1") not in self._found:
                 text = f"no readings of the GPUs and links of {host} for {age_text(heard_s, self._now_s)}"
-                yield DeviceTrouble(DeviceTroubleKind.TELEMETRY_SILENT, host, text, heard_s)
+                yield DeviceProblem(DeviceProblemKind.TELEMETRY_SILENT, host, text, heard_s)
 
 
 def _rows(table: Gpus | NetworkLinks | Xids) -> Iterator[Mapping[str, Any]]:

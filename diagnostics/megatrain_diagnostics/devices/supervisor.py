@@ -1,7 +1,7 @@
 """The supervisor of the program that reads a host's devices: restarts it, and takes its samples.
 
 States: reading (lines arrive); silent (none arrived within the deadline: the program is killed, and no other one is
-started until the kernel has ended it); between two lives a pause. No caller waits for it: `take` and `trouble` answer
+started until the kernel has ended it); between two lives a pause. No caller waits for it: `take` and `problem` answer
 at once.
 """
 
@@ -51,7 +51,7 @@ class DeviceSupervisor:
         self._deadline_s, self._pause_s, self._environment = interval_s + deadline_s, pause_s, environment
         self._waiting: deque[HostSample] = deque(maxlen=_MAX_WAITING)
         self._newest: HostSample | None = None
-        self._trouble = ""
+        self._problem = ""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="devices of the host", daemon=True)
         self._thread.start()
@@ -61,9 +61,9 @@ class DeviceSupervisor:
         return self._newest
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why there are no samples; empty while there are."""
-        return self._trouble
+        return self._problem
 
     def take(self) -> list[HostSample]:
         """Return the samples since the last call."""
@@ -138,9 +138,9 @@ class DeviceSupervisor:
             return
         self._waiting.append(sample)
         self._newest = sample
-        self._trouble = sample.driver.error
+        self._problem = sample.driver.error
 
     def _warn(self, why: str) -> None:
-        if why != self._trouble:
+        if why != self._problem:
             _logger.warning("device telemetry has stopped: %s", why)
-        self._trouble = why
+        self._problem = why

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from megatrain.contracts.diag_records import DaemonRecord, DaemonReport, DeviceTrouble
+from megatrain.contracts.diag_records import DaemonRecord, DaemonReport, DeviceProblem
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
@@ -32,8 +32,8 @@ _MAX_DEVICE_TEXT = 300
 class DeviceJudge(Protocol):
     """The part of the watcher of devices that the report reads."""
 
-    def troubles(self, connected: Collection[str]) -> tuple[DeviceTrouble, ...]:
-        """Return the troubles, the worst first. `connected`: hosts whose streamers are connected."""
+    def problems(self, connected: Collection[str]) -> tuple[DeviceProblem, ...]:
+        """Return the problems, the worst first. `connected`: hosts whose streamers are connected."""
 
 
 def away_hosts(snapshot: JobSnapshot | None, connected: Iterable[str]) -> tuple[str, ...]:
@@ -55,13 +55,13 @@ class DaemonReporter:
         keys: JobKeys,
         record: DaemonRecord,
         sources: tuple[AssessmentSource, Ledger, TrainingMetrics, DeviceJudge],
-        trouble: Callable[[], str],
+        problem: Callable[[], str],
         snapshot: Callable[[], JobSnapshot | None],
     ) -> None:
-        """`record`: of this daemon; `trouble`: why nothing can be stored, empty when storing works."""
+        """`record`: of this daemon; `problem`: why nothing can be stored, empty when storing works."""
         self._client, self._keys, self._record = client, keys, record
         self._judge, self._ledger, self._training, self._devices = sources
-        self._trouble, self._snapshot = trouble, snapshot
+        self._problem, self._snapshot = problem, snapshot
         self._written: DaemonReport | None = None
 
     def write(self, now_s: float) -> bool:
@@ -78,7 +78,7 @@ class DaemonReporter:
         return True
 
     def _trains(self, host: str) -> bool:
-        """Whether a host is in the newest round: other hosts' troubles are reported by their own checks."""
+        """Whether a host is in the newest round: other hosts' problems are reported by their own checks."""
         snapshot = self._snapshot()
         newest = None if snapshot is None else snapshot.newest_round
         return newest is None or any(part.host == host for part in newest.hosts)
@@ -88,23 +88,23 @@ class DaemonReporter:
         if now_s - self._record.started_unix_s > _GRACE_S:
             away = away_hosts(self._snapshot(), self._ledger.counters().connected)
         silent = self._judge.silent_ranks()
-        devices = [one for one in self._devices.troubles(self._ledger.counters().connected) if self._trains(one.host)]
+        devices = [one for one in self._devices.problems(self._ledger.counters().connected) if self._trains(one.host)]
         return DaemonReport(
             session=self._record.session,
             at_unix_s=now_s,
-            trouble=self._trouble(),
+            problem=self._problem(),
             heard_unix_s=self._training.reading(self._keys.job, "").last_step_unix_s,
             silent_ranks=ranges_text(silent)[:_MAX_TEXT],
             num_silent_ranks=len(silent),
             away_hosts=away[:_MAX_HOSTS],
             num_away_hosts=len(away),
             devices=tuple(replace(one, text=one.text[:_MAX_DEVICE_TEXT]) for one in devices[:_MAX_DEVICES]),
-            num_device_troubles=len(devices),
+            num_device_problems=len(devices),
         )
 
 
 def _is_due(written: DaemonReport, now: DaemonReport) -> bool:
-    # temperatures and clocks change in every reading: only a change of the devices in trouble counts
+    # temperatures and clocks change in every reading: only a change of the devices with problems counts
     devices = written.devices if _devices_of(written) == _devices_of(now) else now.devices
     same = replace(now, at_unix_s=written.at_unix_s, heard_unix_s=written.heard_unix_s, devices=devices)
     return same != written or not 0.0 <= now.at_unix_s - written.at_unix_s < REPORT_S

@@ -58,7 +58,7 @@ def device_metrics(devices: DevicesReading, labels: Mapping[str, str]) -> Iterat
     family = GaugeMetricFamily(
         "megatrain_telemetry_up", "1: GPUs and network interfaces are read.", labels=list(labels)
     )
-    family.add_metric(list(labels.values()), devices.sample is not None and not devices.trouble)
+    family.add_metric(list(labels.values()), devices.sample is not None and not devices.problem)
     yield family
     if devices.sample is not None:
         yield from _gpus(devices.sample.driver.gpus[:MAX_GPUS], labels)

@@ -40,7 +40,7 @@ class DevicesReading:
     """The GPUs and network interfaces of a host at the newest poll; `sample` None: there was none yet."""
 
     sample: HostSample | None = None
-    trouble: str = ""
+    problem: str = ""
     """Why there are no new samples; empty while there are."""
     xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """(UUID of a GPU, Xid number) -> count since the streamer began."""

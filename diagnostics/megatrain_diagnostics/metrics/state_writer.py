@@ -53,11 +53,11 @@ class StateWriter:
         judge: LiveJudge,
         ledger: Ledger,
         store: StoreSize,
-        trouble: Callable[[], str],
+        problem: Callable[[], str],
     ) -> None:
-        """`record`: of this daemon; `trouble`: why nothing can be stored, empty when storing works."""
+        """`record`: of this daemon; `problem`: why nothing can be stored, empty when storing works."""
         self._directory, self._job, self._record = directory, job, record
-        self._judge, self._ledger, self._store, self._trouble = judge, ledger, store, trouble
+        self._judge, self._ledger, self._store, self._problem = judge, ledger, store, problem
         self._written: DaemonState | None = None
         self._next_warning_s = float("-inf")
 
@@ -103,7 +103,7 @@ class StateWriter:
             passed_over_rows=counters.unjudged_rows,
             connected_hosts=counters.connected,
             segment_bytes=self._store.num_bytes,
-            trouble=self._trouble(),
+            problem=self._problem(),
         )
 
 

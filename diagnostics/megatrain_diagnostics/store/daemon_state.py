@@ -73,7 +73,7 @@ class DaemonState:
     """Rows that were stored, but arrived too fast for the live detection."""
     connected_hosts: tuple[str, ...] = ()
     segment_bytes: int = 0
-    trouble: str = ""
+    problem: str = ""
     """Why nothing can be stored; empty when storing works."""
 
     def scores(self) -> Scores:

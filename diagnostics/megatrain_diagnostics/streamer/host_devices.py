@@ -24,7 +24,7 @@ class DeviceSource(Protocol):
     def newest(self) -> HostSample | None: ...
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why there are no samples; empty while there are."""
 
     def take(self) -> list[HostSample]:
@@ -40,8 +40,8 @@ class HostDevices:
         self._uuid_of: dict[int, str] = {}
         """By the driver's number."""
         self._xids: dict[tuple[str, int], int] = {}
-        self._last_trouble: tuple[str, int] = ("", 0)
-        """The trouble reported last, and when."""
+        self._last_problem: tuple[str, int] = ("", 0)
+        """The problem reported last, and when."""
 
     @property
     def reading(self) -> DevicesReading | None:
@@ -49,7 +49,7 @@ class HostDevices:
         source = self._source
         if source is None:
             return None
-        return DevicesReading(source.newest, source.trouble, dict(self._xids))
+        return DevicesReading(source.newest, source.problem, dict(self._xids))
 
     def poll(self, tails: Sequence[RankTail], round_number: int, now_ns: int) -> Tables:
         """Return the rows since the last poll. `tails`: of the newest round's ranks."""
@@ -62,11 +62,11 @@ class HostDevices:
             self._take_gpus(sample)
             for event in sample.xids:
                 self._xids[event.uuid, event.number] = self._xids.get((event.uuid, event.number), 0) + 1
-        place = self._place(tails, round_number) if samples or source.trouble else HostPlace(self._host)
+        place = self._place(tails, round_number) if samples or source.problem else HostPlace(self._host)
         for sample in samples:
             found += device_tables(sample, place)
-        if source.trouble and not samples:
-            found += self._silence(source.trouble, place, now_ns)
+        if source.problem and not samples:
+            found += self._silence(source.problem, place, now_ns)
         return found
 
     def with_gpus(self, tails: Sequence[RankTail]) -> Iterator[tuple[RankTail, str]]:
@@ -97,10 +97,10 @@ class HostDevices:
         return HostPlace(self._host, newest or -1, max(steps.values(), default=-1), ranks)
 
     def _silence(self, why: str, place: HostPlace, now_ns: int) -> Tables:
-        trouble, at_ns = self._last_trouble
-        if trouble == why and now_ns - at_ns < _REPEAT_NS:
+        problem, at_ns = self._last_problem
+        if problem == why and now_ns - at_ns < _REPEAT_NS:
             return []
-        self._last_trouble = (why, now_ns)
+        self._last_problem = (why, now_ns)
         return [(Gpus, silence_table(why, place, now_ns))]
 
 

@@ -84,11 +84,11 @@ def collect_stacks(targets: Sequence[DumpTarget], host: str, first_number: int, 
     asked = [(target, *_ask(target.pid)) for target in targets]
     deadline = time.monotonic() + _ANSWER_S
     rows: list[tuple[Any, ...]] = []
-    for target, file, offset, trouble in asked:
+    for target, file, offset, problem in asked:
         threads = _answer(file, offset, deadline) if file is not None else []
         if not threads:
-            trouble = trouble or f"no answer within {_ANSWER_S:g} s, {process_words(target.pid)}"
-            threads = [ThreadStack(MAIN_THREAD, trouble)]
+            problem = problem or f"no answer within {_ANSWER_S:g} s, {process_words(target.pid)}"
+            threads = [ThreadStack(MAIN_THREAD, problem)]
         at_ns = clock_ns()
         rows += [(target, at_ns, one) for one in threads]
     return from_columns(

@@ -37,7 +37,7 @@ class DaemonConnection:
         on_end: Callable[[], None],
     ) -> None:
         self._on_answer, self._on_end = on_answer, on_end
-        self._trouble = ""
+        self._problem = ""
         self._is_open = True
         self._num_asked = 0
         self._clock_answers: queue.SimpleQueue[ClockAnswer | None] = queue.SimpleQueue()
@@ -57,9 +57,9 @@ class DaemonConnection:
         return self._is_open
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why it ended; empty while it is open, and where it ended normally."""
-        return self._trouble
+        return self._problem
 
     def send(self, header: BatchHeader, content: pa.Buffer) -> None:
         """Send a batch; waits while the daemon reads nothing."""
@@ -92,7 +92,7 @@ class DaemonConnection:
             except queue.Empty:
                 raise TimeoutError("the daemon does not send its clock") from None
             if answer is None:
-                raise WireError(self._trouble or "the daemon has ended the stream")
+                raise WireError(self._problem or "the daemon has ended the stream")
             if answer.question == self._num_asked:  # not a late answer to an abandoned question
                 return answer
 
@@ -104,7 +104,7 @@ class DaemonConnection:
                 elif frame.kind is FrameKind.CLOCK:
                     self._clock_answers.put(decode(ClockAnswer, frame.header, "the daemon's clock"))
         except CONNECTION_ERRORS as error:
-            self._trouble = str(error)
+            self._problem = str(error)
         finally:
             self._is_open = False
             self._frames.shut()  # ends the wait of a batch that waits for space

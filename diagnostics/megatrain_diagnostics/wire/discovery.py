@@ -35,14 +35,14 @@ class WatchedDaemon:
     def __init__(self, client: EtcdClient, keys: JobKeys) -> None:
         self._key = keys.daemon
         self._record: DaemonRecord | None = None
-        self._trouble = ""
+        self._problem = ""
         self._changed = threading.Event()
         self._follower = Follower(client, KeyRange.key(keys.daemon), self._take)
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why the record is not known; empty when it is known."""
-        return self._trouble or self._follower.trouble
+        return self._problem or self._follower.problem
 
     def find(self) -> DaemonRecord | None:
         return self._record
@@ -63,6 +63,6 @@ class WatchedDaemon:
     def _take_record(self, item: KeyValue) -> None:
         try:
             self._record = decode(DaemonRecord, item.value, self._key)
-            self._trouble = ""
+            self._problem = ""
         except CoordinationError as error:
-            self._trouble = str(error)
+            self._problem = str(error)

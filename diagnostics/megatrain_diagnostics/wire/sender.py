@@ -62,7 +62,7 @@ class SenderState:
     is_connected: bool
     num_connections: int
     """Connections made so far."""
-    trouble: str
+    problem: str
     """Why there is no connection; empty when there is one."""
     outbox: OutboxState
     clock: ClockReading | None
@@ -90,10 +90,10 @@ class Sender:
         self._connection: DaemonConnection | None = None
         self._clock_reading: ClockReading | None = None
         self._num_connections = 0
-        self._trouble = "no daemon is known yet"
+        self._problem = "no daemon is known yet"
         self._is_leaving = False
         """The daemon announced its end."""
-        self._disk_trouble = ""
+        self._disk_problem = ""
         self._closed = threading.Event()
         self._threads = [
             threading.Thread(target=target, name=f"event sender {target.__name__}", daemon=True)
@@ -120,11 +120,11 @@ class Sender:
     def state(self) -> SenderState:
         connection = self._connection
         is_connected = connection is not None and connection.is_open
-        trouble = "" if is_connected else self._trouble
+        problem = "" if is_connected else self._problem
         return SenderState(
             is_connected,
             self._num_connections,
-            "; ".join(filter(None, (trouble, self._disk_trouble))),
+            "; ".join(filter(None, (problem, self._disk_problem))),
             self._outbox.state(),
             self._clock_reading,
         )
@@ -165,7 +165,7 @@ class Sender:
                 num_failures = 0
             except CONNECTION_ERRORS as error:
                 num_failures += 1
-                self._note_trouble(f"daemon at {record.address}:{record.port}: {error}")
+                self._note_problem(f"daemon at {record.address}:{record.port}: {error}")
             self._rest(record, num_failures)
 
     def _rest(self, record: DaemonRecord, num_failures: int) -> None:
@@ -192,7 +192,7 @@ class Sender:
                 connection.wait(_FINISH_S)
         finally:
             connection.cancel()
-        self._note_trouble(connection.trouble or f"the daemon at {record.address}:{record.port} has ended the stream")
+        self._note_problem(connection.problem or f"the daemon at {record.address}:{record.port} has ended the stream")
 
     def _send_all(self, connection: DaemonConnection, record: DaemonRecord) -> None:
         next_clock = time.monotonic()
@@ -236,16 +236,16 @@ class Sender:
     def _spill_now(self, keep_bytes: int | None = None) -> None:
         try:
             self._outbox.spill(keep_bytes)
-            self._disk_trouble = ""
+            self._disk_problem = ""
         except OSError as error:
-            if not self._disk_trouble:
+            if not self._disk_problem:
                 _logger.warning("the spool cannot take more events; they are dropped and counted: %s", error)
-            self._disk_trouble = f"spool: {error.strerror}"
+            self._disk_problem = f"spool: {error.strerror}"
 
-    def _note_trouble(self, trouble: str) -> None:
-        if trouble != self._trouble and not self._closed.is_set():
-            _logger.warning("events wait on this host: %s", trouble)
-        self._trouble = trouble
+    def _note_problem(self, problem: str) -> None:
+        if problem != self._problem and not self._closed.is_set():
+            _logger.warning("events wait on this host: %s", problem)
+        self._problem = problem
 
 
 def _spool(directory: Path | None) -> Spool | None:

@@ -38,7 +38,7 @@ class Announcement:
         self._client, self._key, self._value = client, key, encode(record)
         self._name, self._consequence = name, consequence
         self._closed = threading.Event()
-        self.trouble = _NOT_YET
+        self.problem = _NOT_YET
         """Why others cannot find the program; empty if they can."""
         self._thread = RestartingThread(f"announcement of {name}", self._run, self._closed)
 
@@ -52,12 +52,12 @@ class Announcement:
             try:
                 with LeaseKeeper(self._client, ttl_s=_TTL_S) as keeper:
                     self._client.put(self._key, self._value, lease_id=keeper.lease_id)
-                    self.trouble = ""
+                    self.problem = ""
                     while not self._closed.is_set() and not keeper.wait_until_lost(_RETRY_S / 4):
                         pass
-                    self.trouble = keeper.lost_because
+                    self.problem = keeper.lost_because
             except CoordinationError as error:
-                if self.trouble in ("", _NOT_YET):
+                if self.problem in ("", _NOT_YET):
                     _logger.warning("%s cannot be announced, %s: %s", self._name, self._consequence, error)
-                self.trouble = str(error)
+                self.problem = str(error)
                 self._closed.wait(_RETRY_S)

@@ -33,12 +33,12 @@ class Follower:
         self._thread = RestartingThread(f"follower of {keys}", self._follow, self._closed)
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why no events can be received at the moment; empty if they can."""
         watch = self._watch
         if watch is not None and watch.confirmed_at is not None:
-            return watch.trouble
-        return self._thread.trouble or (watch.trouble if watch is not None else "")
+            return watch.problem
+        return self._thread.problem or (watch.problem if watch is not None else "")
 
     @property
     def unconfirmed_s(self) -> float:

@@ -23,15 +23,15 @@ class RestartingThread:
         self._name = name
         self._run = run
         self._closed = closed
-        self._trouble = ""
+        self._problem = ""
         self._well_at = 0.0
         self._thread = threading.Thread(target=self._run_until_closed, name=name, daemon=True)
         self._thread.start()
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """The last failure; empty if there was none, or it was overcome."""
-        return self._trouble if time.monotonic() < self._well_at else ""
+        return self._problem if time.monotonic() < self._well_at else ""
 
     @property
     def is_alive(self) -> bool:
@@ -51,13 +51,13 @@ class RestartingThread:
             try:
                 return self._run()
             except Exception as error:  # its work stops for a moment, and that must be reported
-                earlier_trouble = self.trouble
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if earlier_trouble else _FIRST_PAUSE_S
-                self._trouble = f"{self._name} failed: {_reason(error)}"
+                earlier_problem = self.problem
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if earlier_problem else _FIRST_PAUSE_S
+                self._problem = f"{self._name} failed: {_reason(error)}"
                 self._well_at = time.monotonic() + pause_s + _WELL_S
-                if self._trouble != earlier_trouble:  # once: it may fail for the same reason for hours
+                if self._problem != earlier_problem:  # once: it may fail for the same reason for hours
                     is_expected = isinstance(error, CoordinationError)
-                    _logger.error("%s; it starts again", self._trouble, exc_info=not is_expected)
+                    _logger.error("%s; it starts again", self._problem, exc_info=not is_expected)
             if self._closed.wait(pause_s):
                 return
 

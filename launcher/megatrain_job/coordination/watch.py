@@ -123,7 +123,7 @@ class Watch:
         self._stream: JsonStream | None = None
         self._num_failures = 0
         self._num_refusals = 0
-        self._trouble = ""
+        self._problem = ""
         self._confirmed_at: float | None = None
         self._standing: Endpoint | None = None
         """The member whose stream is open and has delivered all events so far."""
@@ -131,9 +131,9 @@ class Watch:
         self._thread.start()
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why no events can be received at the moment; empty if they can."""
-        return self._trouble
+        return self._problem
 
     @property
     def confirmed_at(self) -> float | None:
@@ -211,11 +211,11 @@ class Watch:
     def _rest(self, reason: str, mistake: Exception | None = None) -> None:
         if self._is_over:
             return
-        if not self._trouble:
+        if not self._problem:
             _logger.warning(
                 "watch of %s failed and continues at another endpoint: %s", self.keys, reason, exc_info=mistake
             )
-        self._trouble = reason
+        self._problem = reason
         self._pause()
 
     def _pause(self) -> None:
@@ -310,8 +310,8 @@ class Watch:
     def _note_confirmed(self, endpoint: Endpoint) -> None:
         self._num_failures = self._num_refusals = 0
         self._confirmed_at, self._standing = time.monotonic(), endpoint
-        if self._trouble:
-            self._trouble = ""
+        if self._problem:
+            self._problem = ""
             _logger.info("watch of %s continues at %s", self.keys, endpoint)
 
     def _advance(self, revision: int) -> None:

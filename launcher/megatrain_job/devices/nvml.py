@@ -68,9 +68,9 @@ class NvmlSession:
 
     def read(self) -> DriverReading:
         """Return the driver's current reading. Raises: NvmlMissingError."""
-        trouble = self._open()
-        if trouble:
-            return DriverReading("nvml", error=trouble)
+        problem = self._open()
+        if problem:
+            return DriverReading("nvml", error=problem)
         nvml = self._nvml
         try:
             version = _text(_asked(nvml, nvml.nvmlSystemGetDriverVersion) or "")

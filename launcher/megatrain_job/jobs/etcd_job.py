@@ -53,20 +53,20 @@ class EtcdRecords:
 
 @dataclass(frozen=True, slots=True)
 class EtcdPoll:
-    """The result of polling etcd: the last state that was read, and when; `trouble`: why no newer one could be read."""
+    """The result of polling etcd: the last state that was read, and when; `problem`: why no newer one could be read."""
 
     snapshot: JobSnapshot | None = None
     records: EtcdRecords = EtcdRecords()
     at_unix_s: float = 0.0
-    trouble: str = ""
+    problem: str = ""
 
     @property
     def unreachable(self) -> Unreachable | None:
         """Why nothing newer is known; None while etcd answers."""
-        if not self.trouble:
+        if not self.problem:
             return None
         since_s = None if self.snapshot is None else self.at_unix_s
-        return Unreachable(f"etcd is out of reach: {self.trouble}", since_s)
+        return Unreachable(f"etcd is out of reach: {self.problem}", since_s)
 
     def health(self, now_s: float) -> Health | None:
         """Return the health of the job at a given time, as far as this state shows; None before the first answer."""
@@ -120,7 +120,7 @@ class EtcdJob:
                     began_s = time.monotonic()
                     self._read()
                     ended_s = time.monotonic()
-                    busy_s = 0.0 if self._last_poll.trouble else ended_s - began_s
+                    busy_s = 0.0 if self._last_poll.problem else ended_s - began_s
                     next_s = ended_s + max(_MIN_PAUSE_S, _PART_BUSY * busy_s)
                 self._listen(next_s + self._patience_s - time.monotonic())
         finally:
@@ -129,7 +129,7 @@ class EtcdJob:
     @property
     def _patience_s(self) -> float:
         """How much longer than the shortest pause the next read waits, if no change is reported."""
-        is_current = self._last_poll.snapshot is not None and not self._last_poll.trouble
+        is_current = self._last_poll.snapshot is not None and not self._last_poll.problem
         return self._max_pause_s - _MIN_PAUSE_S if is_current else _MIN_PAUSE_S
 
     def _read(self) -> None:
@@ -137,18 +137,18 @@ class EtcdJob:
         try:
             snapshot = read_job(self._reader, self._keys, num_incidents=0, decoded=self._decoded)
             records = before.records
-            if self._has_news_besides or before.trouble:
+            if self._has_news_besides or before.problem:
                 records = read_records(self._reader, self._keys)
                 self._has_news_besides = False
             self._last_poll = EtcdPoll(snapshot, records, self._clock())
         except CoordinationError as error:
-            self._last_poll = replace(before, trouble=str(error).partition("\n")[0])
+            self._last_poll = replace(before, problem=str(error).partition("\n")[0])
         except Exception as error:  # noqa: BLE001 -- reported, and tried again
             # a defect of ours: the displayed state must not look new
-            self._last_poll = replace(before, trouble=f"a bug in this program: {error!r}"[:_MAX_CHARACTERS])
-        if self._last_poll.trouble and not before.trouble:
+            self._last_poll = replace(before, problem=f"a bug in this program: {error!r}"[:_MAX_CHARACTERS])
+        if self._last_poll.problem and not before.problem:
             _logger.warning(
-                "the state of job %s cannot be updated from etcd: %s", self._keys.job, self._last_poll.trouble
+                "the state of job %s cannot be updated from etcd: %s", self._keys.job, self._last_poll.problem
             )
         self._changed(before, self._last_poll)
 
@@ -169,7 +169,7 @@ class EtcdJob:
                 return
             if event is not None:
                 self._take(event)
-            elif watch.trouble and not self._last_poll.trouble:
+            elif watch.problem and not self._last_poll.problem:
                 self._is_stale = True
             elif not watch.is_open:
                 self._drop_watch()

@@ -57,7 +57,7 @@ class ReasonCode(StrEnum):
     VERDICT_WAITING = "verdict-waiting"
     VERDICT_UNANSWERED = "verdict-unanswered"
     DAEMON_SILENT = "daemon-silent"
-    DAEMON_TROUBLE = "daemon-trouble"
+    DAEMON_PROBLEM = "daemon-problem"
     STREAMER_SILENT = "streamer-silent"
     METRICS_SILENT = "metrics-silent"
     RANK_SILENT = "rank-silent"
@@ -68,7 +68,7 @@ class ReasonCode(StrEnum):
     DIRECTORY_REMOVED = "directory-removed"
     DRIVER_ALARM = "driver-alarm"
     HOST_UNFIT = "host-unfit"
-    HOST_TROUBLE = "host-trouble"
+    HOST_PROBLEM = "host-problem"
     RECORD_UNREADABLE = "record-unreadable"
 
 
@@ -119,7 +119,7 @@ _RUNBOOK_OF: Mapping[ReasonCode, str] = {
     ReasonCode.VERDICT_WAITING: "verdict.md",
     ReasonCode.VERDICT_UNANSWERED: "verdict.md",
     ReasonCode.DAEMON_SILENT: "diagnostics.md",
-    ReasonCode.DAEMON_TROUBLE: "diagnostics.md",
+    ReasonCode.DAEMON_PROBLEM: "diagnostics.md",
     ReasonCode.STREAMER_SILENT: "diagnostics.md",
     ReasonCode.METRICS_SILENT: "diagnostics.md",
     ReasonCode.RANK_SILENT: "silent-rank.md",
@@ -130,7 +130,7 @@ _RUNBOOK_OF: Mapping[ReasonCode, str] = {
     ReasonCode.DIRECTORY_REMOVED: "files-removed.md",
     ReasonCode.DRIVER_ALARM: "health.md#driver-alarm",
     ReasonCode.HOST_UNFIT: "host-evicted-or-cordoned.md",
-    ReasonCode.HOST_TROUBLE: "health.md#host-trouble",
+    ReasonCode.HOST_PROBLEM: "health.md#host-problem",
     ReasonCode.RECORD_UNREADABLE: "etcd.md",
 }
 

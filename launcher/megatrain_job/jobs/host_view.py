@@ -53,7 +53,7 @@ class HostView:
     status: HostStatus | None = None
     cordon: Cordon | None = None
     is_driver: bool = False
-    trouble: str = ""
+    problem: str = ""
     """What is wrong with it or with its workers, by its own report."""
     remark: str = ""
     """The problem, and what keeps it from training."""
@@ -128,7 +128,7 @@ def _view(
     if end:
         record = None
     status = None if record is None else snapshot.status_of(host, record.session)
-    trouble = _trouble(part, status)
+    problem = _problem(part, status)
     return HostView(
         host=host,
         state=_state(snapshot, part, record, status, is_cordoned=cordon is not None, is_over=is_over),
@@ -137,8 +137,8 @@ def _view(
         status=status,
         cordon=cordon,
         is_driver=bool(snapshot.driver) and snapshot.driver == host,
-        trouble=trouble,
-        remark=_remark(record, cordon, trouble, end),
+        problem=problem,
+        remark=_remark(record, cordon, problem, end),
     )
 
 
@@ -169,7 +169,7 @@ def _state(
     return HostState.SPARE if has_live_round else HostState.WAITING
 
 
-def _trouble(part: RoundHost | None, status: HostStatus | None) -> str:
+def _problem(part: RoundHost | None, status: HostStatus | None) -> str:
     if status is None:
         return ""
     found: list[str] = []
@@ -180,17 +180,17 @@ def _trouble(part: RoundHost | None, status: HostStatus | None) -> str:
         found.append(f"{ranks_text(dead)} {'has' if len(dead) == 1 else 'have'} no process")
     if status.stall is not None:
         found.append(stall_text(status.stall))
-    found += [text for text in (status.trouble, "" if status.failures else status.last_error) if text]
+    found += [text for text in (status.problem, "" if status.failures else status.last_error) if text]
     return "; ".join(found)
 
 
-def _remark(record: HostRecord | None, cordon: Cordon | None, trouble: str, end: str) -> str:
+def _remark(record: HostRecord | None, cordon: Cordon | None, problem: str, end: str) -> str:
     remarks = [end]
     if record is not None and not record.is_fit:
         remarks.append(record.unfit_reason or "its checks failed")
     if cordon is not None:
         remarks.append(f"cordoned by {cordon.by}: {cordon.reason}")
-    return "; ".join(text for text in (*remarks, trouble) if text)
+    return "; ".join(text for text in (*remarks, problem) if text)
 
 
 def stall_text(stall: Stall) -> str:

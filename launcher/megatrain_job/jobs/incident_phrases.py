@@ -42,9 +42,9 @@ _STAGE_TEXTS = {"open": "that it began", "under-way": "that the job recovers", "
 def receipt_text(receipt: Receipt) -> str:
     """Return "notified that it began", or "not notified that it began, after 3 tries: answers 404"."""
     what = _STAGE_TEXTS.get(receipt.stage, receipt.stage)
-    if not receipt.trouble:
+    if not receipt.problem:
         return f"notified {what}"
-    return f"not notified {what}, after {count_text(receipt.num_failed, 'try', 'tries')}: {receipt.trouble}"
+    return f"not notified {what}, after {count_text(receipt.num_failed, 'try', 'tries')}: {receipt.problem}"
 
 
 def where_text(incident: Incident) -> str:

@@ -101,7 +101,7 @@ def news_of(
     began_s = time.monotonic()
     limit_s = min(accept_s, timeout_s)
     lease = client.grant_lease(round(limit_s) + _LEASE_MARGIN_S)
-    trouble = ""
+    problem = ""
     try:
         revision = client.put(keys.request(request.request_id), encode(request), lease_id=lease.lease_id)
         is_answered, gone_since_s, is_gone_reported = False, None, False
@@ -112,15 +112,15 @@ def news_of(
                         is_answered, limit_s = True, timeout_s
                         _let_stand(client, keys, request, news)
                     yield news
-                trouble = watch.trouble
+                problem = watch.problem
                 now_s = time.monotonic()
-                gone_since_s = (gone_since_s or now_s) if trouble else None
+                gone_since_s = (gone_since_s or now_s) if problem else None
                 if is_answered and gone_since_s is not None and now_s - gone_since_s > gone_s and not is_gone_reported:
                     is_gone_reported = True
-                    yield Gone(trouble)
-        raise _late(keys, request, limit_s, trouble, is_answered=is_answered)
+                    yield Gone(problem)
+        raise _late(keys, request, limit_s, problem, is_answered=is_answered)
     finally:
-        if not trouble:  # else it ends with the lease
+        if not problem:  # else it ends with the lease
             with suppress(CoordinationError):
                 client.revoke_lease(lease.lease_id, deadline_s=2.0)
 
@@ -151,8 +151,8 @@ def _let_stand(client: EtcdClient, keys: JobKeys, request: JobRequest, answer: A
         client.txn([Compare.is_present(key)], [Put(key, encode(request))], is_repeatable=True)
 
 
-def _late(keys: JobKeys, request: JobRequest, limit_s: float, trouble: str, *, is_answered: bool) -> CoordinationError:
-    why = f"; etcd: {trouble}" if trouble else ""
+def _late(keys: JobKeys, request: JobRequest, limit_s: float, problem: str, *, is_answered: bool) -> CoordinationError:
+    why = f"; etcd: {problem}" if problem else ""
     what = f"job {keys.job!r}: {request.kind} was asked for {seconds_text(limit_s)} ago"
     if is_answered:
         return CoordinationError(f"{what} and accepted, but is not done yet (request {request.request_id}){why}")

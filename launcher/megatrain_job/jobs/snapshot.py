@@ -20,10 +20,10 @@ from megatrain.contracts.host_records import HostRecord, HostStatus
 from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictOutcome
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_problem import JobProblem
 from megatrain.contracts.notices import ReceiverRecord
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Cordon, Halt, JobEnd, JobRecord, Round
-from megatrain.contracts.trouble import Trouble
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.maintenance import alarms
 from megatrain_job.coordination.wire import KeyRange, KeyValue, Range, shown
@@ -72,8 +72,8 @@ class JobSnapshot:
     """The receivers' records of notifications."""
     etcd_alarms: tuple[str, ...] = ()
     """etcd's alarms, if this user may read them: NOSPACE, for instance."""
-    troubles: tuple[Trouble, ...] = ()
-    """Troubles of the job's programs that are no hosts."""
+    problems: tuple[JobProblem, ...] = ()
+    """Problems of parts of the job that are not hosts."""
     unreadable: tuple[str, ...] = ()
     """What is wrong with records that are left out."""
 
@@ -154,7 +154,7 @@ def read_job(
             Range(KeyRange.key(keys.dashboard)),
             Range(KeyRange.key(keys.daemon)),
             Range(KeyRange.key(keys.daemon_report)),
-            Range(KeyRange.prefix(keys.directory("troubles"))),
+            Range(KeyRange.prefix(keys.directory("problems"))),
             Range(KeyRange.prefix(keys.directory("notices"))),
         ],
         is_repeatable=True,
@@ -178,7 +178,7 @@ def snapshot_of(
     decoded.begin()
     read = partial(_read, decoded)
     record, end, driver, report, hosts, statuses, rounds, halts, cordons, incidents, *others = parts
-    verdicts, outcomes, page, daemon, daemon_report, troubles, notices = others
+    verdicts, outcomes, page, daemon, daemon_report, problems, notices = others
     unreadable: list[str] = []
     began = record[0].mod_revision if record else 0
     rounds, halts = ([item for item in items if item.create_revision > began] for items in (rounds, halts))
@@ -209,7 +209,7 @@ def snapshot_of(
         dashboard_host="" if served is None else served.host,
         daemon_session=next((one.session for one in read(DaemonRecord, daemon, unreadable)), ""),
         daemon_report=next(iter(daemon_reports), None),
-        troubles=tuple(read(Trouble, troubles, unreadable)),
+        problems=tuple(read(JobProblem, problems, unreadable)),
         receivers=tuple(read(ReceiverRecord, notices, unreadable)),
         unreadable=tuple(unreadable),
     )

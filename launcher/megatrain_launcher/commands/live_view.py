@@ -61,20 +61,20 @@ class LiveView:
         try:
             with Watch(self._client, keys, start_revision=snapshot.revision + 1) as watch:
                 known_s = self._now()
-                self._draw(snapshot, known_s, trouble="")
+                self._draw(snapshot, known_s, problem="")
                 while snapshot.end is None:
                     changed = self._wait(watch)
-                    trouble = watch.trouble
-                    if changed and not trouble:
+                    problem = watch.problem
+                    if changed and not problem:
                         try:
                             snapshot, known_s = read_job(self._client, self._keys), self._now()
                         except CoordinationRefusedError:
                             raise
                         except CoordinationError as error:
-                            trouble = str(error)
-                    elif not trouble:
+                            problem = str(error)
+                    elif not problem:
                         known_s = self._now()
-                    self._draw(snapshot, known_s, trouble)
+                    self._draw(snapshot, known_s, problem)
         except KeyboardInterrupt:
             if self._is_terminal:
                 self._output.write("\n")
@@ -88,7 +88,7 @@ class LiveView:
             watch.next(left_s)
         return True
 
-    def _draw(self, snapshot: JobSnapshot, known_s: float, trouble: str) -> None:
+    def _draw(self, snapshot: JobSnapshot, known_s: float, problem: str) -> None:
         if not self._is_terminal and _is_left(self._output):
             raise BrokenPipeError  # the next change, and with it the next write, may be hours away
         now_s = self._now()
@@ -99,15 +99,15 @@ class LiveView:
             answer = assess(snapshot, now_s)
             lines = status_lines(snapshot, answer, now_s, is_all=self._is_all)
             gist = _gist(answer)
-        if trouble:
+        if problem:
             age = age_text(known_s, now_s)
-            lines = [f"etcd does not answer; this is the state of {age} ago ({short(trouble, 120)})", *lines]
+            lines = [f"etcd does not answer; this is the state of {age} ago ({short(problem, 120)})", *lines]
         if self._is_terminal:
             self._redraw(lines)
-        elif (gist, bool(trouble)) != self._shown:
+        elif (gist, bool(problem)) != self._shown:
             self._output.write("\n".join(["", time_text(now_s), *map(printable, lines), ""]))
             self._output.flush()
-        self._shown = (gist, bool(trouble))
+        self._shown = (gist, bool(problem))
 
     def _redraw(self, lines: Sequence[str]) -> None:
         size = shutil.get_terminal_size()

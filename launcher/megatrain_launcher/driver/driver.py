@@ -296,7 +296,7 @@ class _Term:
         """Decide on the events of a watch until it breaks; events from before a gap are never decided on."""
         is_first = True
         pace = Pace(time.monotonic())
-        while not stop.is_set() and self._leadership.is_certain and watch.is_open and not watch.trouble:
+        while not stop.is_set() and self._leadership.is_certain and watch.is_open and not watch.problem:
             event = watch.next(_PROBING_TICK_S if self._prober.is_busy else _TICK_S)
             began = time.monotonic()
             held_up_s = pace.begin_look(began)
@@ -384,15 +384,15 @@ class _Term:
     def _publish_report(self, decision: Decision) -> None:
         """Write the driver's report when it has changed, at most once a second."""
         now = self._clock()
-        trouble = (self._files.trouble,) if self._files.trouble else ()
-        notifier_troubles = () if self._notifier is None else self._notifier.troubles
+        problem = (self._files.problem,) if self._files.problem else ()
+        notifier_problems = () if self._notifier is None else self._notifier.problems
         since = now if decision.reason != self._report.reason else self._report.since_unix_s
         report = DriverReport(
             driver=self._host,
             reason=decision.reason,
             since_unix_s=since,
-            alarms=(*self._alarms.texts, *trouble, *notifier_troubles),
-            removed=self._run_watch.troubles,
+            alarms=(*self._alarms.texts, *problem, *notifier_problems),
+            removed=self._run_watch.problems,
             checkpoint_damage=self._resume_point_watch.damage,
         )
         if report == self._report or now - self._reported_at < _REPORT_S:

@@ -33,7 +33,7 @@ class IncidentFiles:
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
-        self._trouble = ""
+        self._problem = ""
         self._changed = threading.Condition()
         self._waiting: dict[str, Incident | AuditEntry] = {}
         self._newest: dict[str, Incident | AuditEntry] = {}
@@ -60,13 +60,13 @@ class IncidentFiles:
             self._thread.join(_END_S)  # unresponsive storage must not delay the end
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why incidents cannot be written; empty if they can."""
         with self._changed:
             since = self._busy_since
             if since is not None and time.monotonic() - since > _SLOW_S:
                 return f"incidents cannot be written to {self._directory}: it does not answer"
-            return self._trouble
+            return self._problem
 
     def write(self, incident: Incident) -> None:
         """Queue an incident to be written or rewritten as a whole; of several versions the newest is written."""
@@ -101,9 +101,9 @@ class IncidentFiles:
                     audit, self._must_reopen_audit = _Audit(directory / AUDIT_NAME), False
                 record = self._waiting.pop(next(iter(self._waiting)))
                 self._busy_since = time.monotonic()
-            trouble = _write(directory, record) if isinstance(record, Incident) else audit.append(record)
+            problem = _write(directory, record) if isinstance(record, Incident) else audit.append(record)
             with self._changed:
-                self._trouble = trouble
+                self._problem = problem
 
 
 def _write(directory: Path, incident: Incident) -> str:
@@ -123,9 +123,9 @@ def _write(directory: Path, incident: Incident) -> str:
             raise
     except (OSError, ValueError) as error:  # an id may not be a valid file name
         why = getattr(error, "strerror", None) or error
-        trouble = f"incident {incident.incident_id!r} cannot be written to {directory}: {why}"
-        _logger.warning("%s", trouble)
-        return trouble
+        problem = f"incident {incident.incident_id!r} cannot be written to {directory}: {why}"
+        _logger.warning("%s", problem)
+        return problem
     return ""
 
 
@@ -147,7 +147,7 @@ class _Audit:
                 append_to_audit(self._path, entry)
                 self._known.add(name)
         except OSError as error:
-            trouble = f"the outcome of verdict {name[0]!r} cannot be written to {self._path}: {error.strerror}"
-            _logger.warning("%s", trouble)
-            return trouble
+            problem = f"the outcome of verdict {name[0]!r} cannot be written to {self._path}: {error.strerror}"
+            _logger.warning("%s", problem)
+            return problem
         return ""

@@ -45,7 +45,7 @@ def watched_directories(config: Config, run: RunDirectory) -> dict[Path, str]:
 class _Watched:
     path: WatchedPath
     consequence: str
-    trouble: str = ""
+    problem: str = ""
     """Why it cannot be recreated."""
 
 
@@ -70,9 +70,9 @@ class RunWatch:
         self._thread: RestartingThread | None = None
 
     @property
-    def troubles(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[str, ...]:
         """Recent losses, and directories that cannot be recreated."""
-        return (*self._losses.texts, *(one.trouble for one in self._watched if one.trouble))
+        return (*self._losses.texts, *(one.problem for one in self._watched if one.problem))
 
     def __enter__(self) -> Self:
         self._closed.clear()
@@ -95,7 +95,7 @@ class RunWatch:
 
     def _poll(self, one: _Watched) -> None:
         was_lost, path = one.path.was_lost(), one.path.path
-        if not was_lost and not one.trouble:
+        if not was_lost and not one.problem:
             return
         if was_lost:
             text = self._losses.note(str(path), one.consequence)
@@ -104,8 +104,8 @@ class RunWatch:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            one.trouble = f"{path} cannot be created again: {error.strerror}"
+            one.problem = f"{path} cannot be created again: {error.strerror}"
             return
-        one.trouble = ""
+        one.problem = ""
         one.path.was_lost()  # from now on, watch the new one
         self._on_lost(path)

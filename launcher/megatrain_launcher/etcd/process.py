@@ -106,7 +106,7 @@ class EtcdProcess:
         self._has_listened = False
         """Whether its socket was seen since it was started."""
         self._losses = Losses()
-        self._trouble = ""
+        self._problem = ""
         self._thread = threading.Thread(target=self._run, name="etcd process", daemon=True)
         self._held = ExitStack()
 
@@ -123,9 +123,9 @@ class EtcdProcess:
         return None if child is None else child.pid
 
     @property
-    def troubles(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[str, ...]:
         """Which of its files were removed lately, and why they cannot be restored."""
-        return tuple(filter(None, (self._trouble, *self._losses.texts)))
+        return tuple(filter(None, (self._problem, *self._losses.texts)))
 
     def keep(self, path: Path, content: bytes) -> None:
         """Keep a small file that only this user can access, and rewrite it when somebody removes it.
@@ -203,7 +203,7 @@ class EtcdProcess:
             for _ in range(2):
                 self._check_files()
             with suppress(OSError):  # out of processes or memory: the next turn tries again
-                if self._child is None and not self._trouble:
+                if self._child is None and not self._problem:
                     self._start()
         self._end_child()
 
@@ -215,24 +215,24 @@ class EtcdProcess:
                 self._child = None
             elif time.monotonic() >= check_at:
                 self._check_files()
-                check_at = time.monotonic() + (_REPAIR_AGAIN_S if self._trouble else _FILES_CHECK_S)
+                check_at = time.monotonic() + (_REPAIR_AGAIN_S if self._problem else _FILES_CHECK_S)
 
     def _check_files(self) -> None:
         """Restore the files if something has been missing at two checks in a row."""
         before, self._missing = self._missing, self._find_missing()
         if not self._missing:
-            self._trouble = ""
+            self._problem = ""
         if not before & self._missing:
             return
         try:
             self._repair(self._missing)
         except (ConfigError, CoordinationError, OSError) as error:
-            trouble = f"{self._directory} was removed while the job's etcd runs in it, and cannot be put back: {error}"
-            if trouble != self._trouble:
-                _logger.error("%s", trouble)
-            self._trouble = trouble
+            problem = f"{self._directory} was removed while the job's etcd runs in it, and cannot be put back: {error}"
+            if problem != self._problem:
+                _logger.error("%s", problem)
+            self._problem = problem
         else:
-            self._trouble, self._missing = "", frozenset()
+            self._problem, self._missing = "", frozenset()
 
     def _find_missing(self) -> frozenset[str]:
         """Return the names of files that were removed, or replaced by others."""

@@ -63,14 +63,14 @@ class BoxPlaces:
         }
 
     def make(self) -> None:
-        """Create this user's directory before any rank needs it. `trouble` reports a failure."""
+        """Create this user's directory before any rank needs it. `problem` reports a failure."""
         if self.directory is not None:
             with suppress(OSError):
                 self.directory.mkdir(parents=True, exist_ok=True)
                 make_own_directory(own_box_directory(self.directory))
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why no black box can be trusted, empty if they can: without them neither a hang nor a step is seen."""
         if self.directory is None:
             return ""

@@ -56,9 +56,9 @@ class DriverThread:
         self._thread = RestartingThread("driver", lambda: run_driver(self._stop), self._stop)
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """The last error of this host's driver; empty if there is none."""
-        return self._thread.trouble
+        return self._thread.problem
 
     def close(self) -> None:
         """Make the driver step down, and wait until it has."""

@@ -199,10 +199,10 @@ def _run_parts(
 
         def status() -> HostStatus:
             view = orders.view()
-            troubles = (orders.trouble, membership.trouble, local.standby.trouble, local.logs.trouble)
-            more = (local.crash.places.trouble, *(one.trouble for one in (driver, runner) if one is not None))
-            trouble = "; ".join(one for one in (*troubles, *more, *(program.problem for program in programs)) if one)
-            host_status = local.state.status(membership.session, view, trouble)
+            problems = (orders.problem, membership.problem, local.standby.problem, local.logs.problem)
+            more = (local.crash.places.problem, *(one.problem for one in (driver, runner) if one is not None))
+            problem = "; ".join(one for one in (*problems, *more, *(program.problem for program in programs)) if one)
+            host_status = local.state.status(membership.session, view, problem)
             is_streamed = any(program.is_supervised for program in programs)
             return replace(host_status, is_streamed=is_streamed, saves=storage.view.saves, disks=storage.view.disks)
 

@@ -123,7 +123,7 @@ class ExecutorControl:
         orders, membership = self._parts.orders, self._parts.membership
         is_held = membership.keeper.state is LeaseState.HELD
         reason = self._parts.delivery.poll(
-            time.monotonic(), orders.unconfirmed_s, orders.trouble, is_lease_held=is_held
+            time.monotonic(), orders.unconfirmed_s, orders.problem, is_lease_held=is_held
         )  # fmt: skip
         if membership.set_unfit_reason(FitnessCheck.ORDERS, reason):
             if reason:

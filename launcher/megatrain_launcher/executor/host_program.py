@@ -43,7 +43,7 @@ class HostProgram:
     @property
     def problem(self) -> str:
         """Why the program cannot work; empty if it may."""
-        return self._thread.trouble or ("" if self._supervisor is None else self._supervisor.problem)
+        return self._thread.problem or ("" if self._supervisor is None else self._supervisor.problem)
 
     def close(self) -> None:
         """Ask the program to end, and wait for it; kill it if it takes too long."""

@@ -177,17 +177,17 @@ class HostStatusBuilder:
             known = self._round
             return known is not None and known.number == number and not known.is_done
 
-    def status(self, session: str, orders: OrdersView, trouble: str) -> HostStatus:
+    def status(self, session: str, orders: OrdersView, problem: str) -> HostStatus:
         """Return this host's current status. The caller must have read the orders before, not after."""
         with self._lock:
             known = self._round
             if known is None or (orders.taken > known.number):
-                return self._idle_status(session, orders, trouble)
+                return self._idle_status(session, orders, problem)
             if known.is_stopped and orders.taken != known.number and orders.newest_halt > known.number:
-                return self._idle_status(session, orders, trouble)
-            return self._round_status(known, session, orders, trouble)
+                return self._idle_status(session, orders, problem)
+            return self._round_status(known, session, orders, problem)
 
-    def _idle_status(self, session: str, orders: OrdersView, trouble: str) -> HostStatus:
+    def _idle_status(self, session: str, orders: OrdersView, problem: str) -> HostStatus:
         """The status without workers: before the first round, between rounds, or before workers start."""
         phase, number = HostPhase.PARKED, orders.newest_halt
         if orders.taken:
@@ -195,10 +195,10 @@ class HostStatusBuilder:
         elif number and orders.named_in == number:
             phase = HostPhase.STOPPED
         return HostStatus(
-            self._host, session, phase, round=number, obeyed_command=self._obeyed_command, trouble=trouble
+            self._host, session, phase, round=number, obeyed_command=self._obeyed_command, problem=problem
         )
 
-    def _round_status(self, known: _RoundState, session: str, orders: OrdersView, trouble: str) -> HostStatus:
+    def _round_status(self, known: _RoundState, session: str, orders: OrdersView, problem: str) -> HostStatus:
         progress = known.progress or HostProgress(Milestones(started_unix_s=known.started_unix_s))
         codes = [end.exit_code for end in known.ends.values()]
         return HostStatus(
@@ -223,7 +223,7 @@ class HostStatusBuilder:
             obeyed_command=self._obeyed_command,
             lost_hosts=_lost_hosts(known),
             last_error=known.fenced or _last_error(known),
-            trouble=trouble,
+            problem=problem,
         )
 
     def _at(self, assignment: Assignment) -> _RoundState:

@@ -73,7 +73,7 @@ class Membership:
         """The keeper of the lease that the host's key was written with; None before the first write."""
         self._gone_at: float | None = None
         """When that lease was lost, or ran out before; None while it is kept, as far as this host knows."""
-        self._trouble = ""
+        self._problem = ""
         self._replaced = ""
         self._wake = threading.Event()
         self._closed = threading.Event()
@@ -132,9 +132,9 @@ class Membership:
         return self._replaced
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why this host is not registered; empty if it is."""
-        return self._trouble
+        return self._problem
 
     def lease(self) -> LeaseView:
         """Return the lease that the host's key was last written with, by this host's own clock."""
@@ -202,13 +202,13 @@ class Membership:
                 return
             try:
                 self._renew_registration()
-                pause_s, self._trouble = None, ""
+                pause_s, self._problem = None, ""
             except ReplacedError as error:
                 self._replaced = str(error)
                 self._on_change()
                 return
             except CoordinationError as error:
-                self._trouble = f"not registered: {error}"
+                self._problem = f"not registered: {error}"
                 pause_s = _AGAIN_S
 
     def _renew_registration(self) -> None:

@@ -115,9 +115,9 @@ class OrderState:
         self.close()
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why orders may not arrive at the moment; empty if they do."""
-        return next((follower.trouble for follower in self._followers if follower.trouble), "")
+        return next((follower.problem for follower in self._followers if follower.problem), "")
 
     @property
     def unconfirmed_s(self) -> float:

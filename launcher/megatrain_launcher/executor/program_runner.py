@@ -59,10 +59,10 @@ class ProgramRunner:
         self._thread = RestartingThread("runner of the job's programs", self._run, self._closed)
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why the programs on this host cannot work; empty if they can."""
         programs = [one.problem for one in self._supervisors.values()]
-        return "; ".join(one for one in (self._thread.trouble or self._why_incomplete, *programs) if one)
+        return "; ".join(one for one in (self._thread.problem or self._why_incomplete, *programs) if one)
 
     def close(self) -> None:
         """End the programs; those of a finished job first receive what its hosts still send."""
@@ -78,7 +78,7 @@ class ProgramRunner:
         parts = self._parts
         with ExitStack() as running:
             self._supervisors = running.enter_context(parts.programs())
-            running.callback(self._forget_trouble)
+            running.callback(self._forget_problem)
             _logger.info("host %s runs the diagnosis of job %s", parts.name, parts.keys.job)
             self._why_incomplete = parts.why_incomplete(self._closed)
             if self._why_incomplete:
@@ -90,7 +90,7 @@ class ProgramRunner:
             if self._is_job_over():
                 self._wait_for_other_hosts()
 
-    def _forget_trouble(self) -> None:
+    def _forget_problem(self) -> None:
         self._why_incomplete, self._supervisors = "", {}
 
     def _is_job_over(self) -> bool:

@@ -44,7 +44,7 @@ def _without_routine(status: HostStatus) -> HostStatus:
         stop_s=None,
         save_interval_s=None,
         step_phase="",
-        trouble="",
+        problem="",
         disks=(),
     )
 
@@ -78,7 +78,7 @@ class StatusWriter:
         self._evidence: dict[int, HangEvidence] = {}
         self._reports: list[tuple[str, CheckReport]] = []
         self._written: _Written | None = None
-        self._logged_trouble = ""
+        self._logged_problem = ""
         self._thread = RestartingThread("status writer", self._run, self._closed)
 
     def wake(self) -> None:
@@ -119,7 +119,7 @@ class StatusWriter:
             self._write_pending()
             is_all_written = True
         except CoordinationError as error:
-            self._log_trouble(f"evidence or a report is not written: {error}")
+            self._log_problem(f"evidence or a report is not written: {error}")
             is_all_written = False
         try:
             pause_s = self._write_status()
@@ -128,10 +128,10 @@ class StatusWriter:
             return _AGAIN_S
         return pause_s if is_all_written else min(pause_s, _AGAIN_S)
 
-    def _log_trouble(self, trouble: str) -> None:
-        level = logging.DEBUG if trouble == self._logged_trouble else logging.WARNING
-        self._logged_trouble = trouble
-        _logger.log(level, "%s", trouble)
+    def _log_problem(self, problem: str) -> None:
+        level = logging.DEBUG if problem == self._logged_problem else logging.WARNING
+        self._logged_problem = problem
+        _logger.log(level, "%s", problem)
 
     def _write_pending(self) -> None:
         """Write what is pending, each item once. Raises: CoordinationError; what is not written stays pending."""

@@ -49,16 +49,16 @@ CHECKS: tuple[Check, ...] = (
 def run_checks(context: HealthContext, checks: Sequence[Check] = CHECKS) -> CheckReport:
     """Run all checks at the same time, store their measurements, and return their findings, in the list's order."""
     at_unix_s = time.time()
-    history, trouble = HealthHistory(), ""
+    history, problem = HealthHistory(), ""
     try:
-        history, trouble = read_history(context.history)
+        history, problem = read_history(context.history)
     except OSError as error:
-        trouble = f"{context.history} cannot be read: {error.strerror}"
+        problem = f"{context.history} cannot be read: {error.strerror}"
     running = [_Running(check, context, history) for check in checks]
     results = [result for one in running for result in one.results()]
-    trouble = _remember(context, history, [one.findings for one in running]) or trouble
-    if trouble:
-        results.append(CheckResult("history", CheckOutcome.WARNING, trouble, 0.0))
+    problem = _remember(context, history, [one.findings for one in running]) or problem
+    if problem:
+        results.append(CheckResult("history", CheckOutcome.WARNING, problem, 0.0))
     return CheckReport(context.host, context.session, at_unix_s, tuple(results))
 
 

@@ -35,7 +35,7 @@ class ProbeEnd:
         return self.exit_code == 0
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Return how it ended, with its last output."""
         if self.exit_code is None:
             return f"no end within {self.deadline_s:g} s"

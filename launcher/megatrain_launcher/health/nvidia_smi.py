@@ -62,10 +62,10 @@ def _reading(exit_code: int, output: str, said: str, fields: Sequence[str]) -> D
     ]
     # Without a driver or with a wrong library there are no rows. One lost GPU ends the list with a line of text.
     messages = [line.strip() for line in said.splitlines() if line.strip() and not re.match(r"\d+, ", line)]
-    trouble = messages[0][:_MAX_SHOWN] if messages else f"exit code {exit_code}"
+    problem = messages[0][:_MAX_SHOWN] if messages else f"exit code {exit_code}"
     if not rows:
-        return DriverReading("nvidia-smi", error=trouble if messages or exit_code else "it names no GPU")
-    error = trouble if exit_code else ""
+        return DriverReading("nvidia-smi", error=problem if messages or exit_code else "it names no GPU")
+    error = problem if exit_code else ""
     return DriverReading("nvidia-smi", rows[0]["driver_version"], error, tuple(_gpu(row) for row in rows))
 
 

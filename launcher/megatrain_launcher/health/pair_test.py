@@ -93,7 +93,7 @@ def run_pair(task: PairTask, environment: Mapping[str, str], probe: ProbeRunner 
         parts, reason = _NOTHING, f"no process can be started: {error.strerror}"
     else:
         lines = [line for line in measurements(end.output) if line["part"] == NAME]
-        parts, reason = _parts(lines, "" if end.is_complete else end.trouble)
+        parts, reason = _parts(lines, "" if end.is_complete else end.problem)
         unit = "ms" if any(line.get("kind") == "cuda" for line in lines) else ""
     taken_s = time.monotonic() - began
     if reason:
@@ -121,7 +121,7 @@ def pair_results(report: CheckReport) -> tuple[PairResult, ...]:
     )
 
 
-def _parts(lines: Sequence[Mapping[str, object]], trouble: str) -> tuple[dict[str, float], str]:
+def _parts(lines: Sequence[Mapping[str, object]], problem: str) -> tuple[dict[str, float], str]:
     """Return the times of the slowest rank of this side by part, and the reason if it failed."""
     worst: dict[str, float] = {}
     for line in lines:
@@ -130,7 +130,7 @@ def _parts(lines: Sequence[Mapping[str, object]], trouble: str) -> tuple[dict[st
             if isinstance(value, float):
                 worst[part] = max(worst.get(part, 0.0), value)
     errors = [str(line["error"]) for line in lines if "error" in line]
-    reason = "; ".join(errors) or trouble or ("" if lines else "no measurement")
+    reason = "; ".join(errors) or problem or ("" if lines else "no measurement")
     if reason:
         worst.pop("reduce", None)
     return worst, reason

@@ -37,7 +37,7 @@ def check_disk(context: HealthContext, history: HealthHistory) -> tuple[HealthFi
     )
     where = f"run directory {context.run_directory}"
     try:
-        answer = json.loads(end.output) if end.is_complete else {"error": end.trouble}
+        answer = json.loads(end.output) if end.is_complete else {"error": end.problem}
     except ValueError:
         answer = {"error": f"the probe's answer cannot be read: {end.output[:100]!r}"}
     return (judge_disk(answer, where, context.recovery.min_free_disk_gb),)

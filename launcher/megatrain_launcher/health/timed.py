@@ -95,12 +95,12 @@ def _judge(name: str, timings: Timings, history: HealthHistory, max_slowdown: fl
     return replace(finding, value=worst * 1000, unit="ms", samples=samples)
 
 
-def timings_of(lines: Sequence[Mapping[str, Any]], trouble: str) -> Timings:
-    """Return the measurements in the probe's lines; `trouble`: how it ended, empty if it was complete. Pure."""
+def timings_of(lines: Sequence[Mapping[str, Any]], problem: str) -> Timings:
+    """Return the measurements in the probe's lines; `problem`: how it ended, empty if it was complete. Pure."""
     by_part: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
         by_part.setdefault(str(line["part"]), []).append(line)
-    (device,) = by_part.get("device", [{"error": trouble or "the probe printed nothing"}])[:1]
+    (device,) = by_part.get("device", [{"error": problem or "the probe printed nothing"}])[:1]
     if "error" in device:
         return Timings(errors=dict.fromkeys(NAMES, f"torch cannot use this host's devices: {device['error']}"))
     seconds: dict[str, dict[str, float]] = {name: {} for name in NAMES}
@@ -126,7 +126,7 @@ def timings_of(lines: Sequence[Mapping[str, Any]], trouble: str) -> Timings:
             seconds["loopback"]["all-reduce"] = max(before, line["reduce_s"])
     for name in NAMES:
         if not seconds[name] and name not in errors:
-            errors[name] = f"not measured: {trouble or 'the probe printed nothing for it'}"
+            errors[name] = f"not measured: {problem or 'the probe printed nothing for it'}"
     loads = {part.removesuffix("-load"): by_part[part][0]["others_busy"] for part in by_part if part.endswith("-load")}
     return Timings(device["kind"], device["hardware"], device["num_devices"], seconds, errors, loads)
 
@@ -135,4 +135,4 @@ def _measure(context: HealthContext) -> Timings:
     arguments = [context.device, str(context.num_workers), f"{_PART_S:g}"]
     environment = device_environment(context.environment, "lo")
     end = context.probe("device_probe", arguments, environment=environment, deadline_s=_PROBE_S)
-    return timings_of(measurements(end.output), "" if end.is_complete else end.trouble)
+    return timings_of(measurements(end.output), "" if end.is_complete else end.problem)

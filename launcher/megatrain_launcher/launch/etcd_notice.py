@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_problem import JobProblem
 from megatrain.contracts.record import encode
-from megatrain.contracts.trouble import Trouble
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_launcher.etcd.process import EtcdProcess
@@ -20,11 +20,11 @@ _POLL_S = 0.5
 
 
 @contextmanager
-def published_troubles(etcd: EtcdProcess, keys: JobKeys) -> Iterator[None]:
-    """Keep the key of etcd's trouble equal to its process's state, during the block."""
+def published_problems(etcd: EtcdProcess, keys: JobKeys) -> Iterator[None]:
+    """During the block, publish the problems of etcd's process; the key exists while there are any."""
     is_over = threading.Event()
     with EtcdClient(etcd.settings) as client:
-        thread = RestartingThread("etcd notice", lambda: _follow(etcd, client, keys.trouble(SOURCE), is_over), is_over)
+        thread = RestartingThread("etcd notice", lambda: _follow(etcd, client, keys.problem(SOURCE), is_over), is_over)
         try:
             yield
         finally:
@@ -35,14 +35,14 @@ def published_troubles(etcd: EtcdProcess, keys: JobKeys) -> Iterator[None]:
 def _follow(etcd: EtcdProcess, client: EtcdClient, key: str, is_over: threading.Event) -> None:
     published: tuple[str, ...] | None = None
     while not is_over.wait(_POLL_S):
-        troubles = etcd.troubles
-        if troubles == published:
+        problems = etcd.problems
+        if problems == published:
             continue
         try:
-            if troubles:
-                client.put(key, encode(Trouble(SOURCE, "; ".join(troubles), time.time())))
+            if problems:
+                client.put(key, encode(JobProblem(SOURCE, "; ".join(problems), time.time())))
             else:
                 client.delete(key)
-            published = troubles
+            published = problems
         except CoordinationError:
             continue  # it is just being started again

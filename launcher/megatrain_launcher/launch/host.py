@@ -16,7 +16,7 @@ from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.etcd.process import EtcdProcess
 from megatrain_launcher.hosts.address import interface_address, resolve
-from megatrain_launcher.launch.etcd_notice import published_troubles
+from megatrain_launcher.launch.etcd_notice import published_problems
 from megatrain_launcher.launch.job_files import why_not_written
 from megatrain_launcher.launch.plan import LaunchPlan
 from megatrain_launcher.launch.standalone import Execute, forget_dead_hosts, run_standalone
@@ -114,7 +114,7 @@ def _reached_etcd(plan: LaunchPlan, environment: Mapping[str, str]) -> Iterator[
         keys = JobKeys(plan.config.job.name)
         forget_dead_hosts(etcd.settings, keys)
         stack.enter_context(files.published(etcd, keys.job, launch_id))
-        stack.enter_context(published_troubles(etcd, keys))
+        stack.enter_context(published_problems(etcd, keys))
         yield etcd.settings
         _wait_until_alone(etcd.settings, keys)
 

@@ -28,7 +28,7 @@ from megatrain_launcher.executor.dashboard_notice import reported_dashboard
 from megatrain_launcher.executor.job_programs import ProgramSettings, running_programs
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.local import LocalHosts
-from megatrain_launcher.launch.etcd_notice import published_troubles
+from megatrain_launcher.launch.etcd_notice import published_problems
 from megatrain_launcher.launch.plan import LaunchPlan
 from megatrain_launcher.launch.templates import launch_arguments
 from megatrain_launcher.leftovers import find_snapshots, release_snapshots, remove_black_boxes
@@ -57,7 +57,7 @@ def run_standalone(
         began = forget_dead_hosts(settings, keys)
         with ExitStack() as stack:
             stack.enter_context(plan.files.published(etcd, keys.job, launch_id))
-            stack.enter_context(published_troubles(etcd, keys))
+            stack.enter_context(published_problems(etcd, keys))
             if plan.flags.is_daemon_candidate:  # here, and not on a host: it outlives them all
                 programs = ProgramSettings(plan.config, plan.files.run, settings, environment)
                 stack.enter_context(reported_dashboard(settings, keys, report))
@@ -91,7 +91,7 @@ def forget_dead_hosts(settings: EtcdSettings, keys: JobKeys) -> int:
     with EtcdClient(settings) as client:
         return max(
             client.delete(KeyRange.prefix(keys.directory(name))).revision
-            for name in ("hosts", "status", "driver", "troubles")
+            for name in ("hosts", "status", "driver", "problems")
         )
 
 

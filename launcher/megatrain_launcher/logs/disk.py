@@ -19,7 +19,7 @@ from megatrain_launcher.logs.files import RotatingFile
 _logger = logging.getLogger(__name__)
 MAX_WAITING_BYTES: Final = 16 << 20
 STUCK_S: Final = 5.0
-"""A longer operation is reported as trouble; a busy disk takes less."""
+"""A longer operation is reported as a problem; a busy disk takes less."""
 _POLL_S: Final = 1.0
 """Pause between two checks whether files are still in place."""
 
@@ -68,7 +68,7 @@ class LogDisk:
         self._thread.start()
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Return what was lost lately, and why lines may be lost soon; empty if the disk accepts and keeps them."""
         return "; ".join((*self._losses.texts, *filter(None, [self._stuck()])))
 

@@ -25,7 +25,7 @@ class RotatingFile:
     path: Path
     max_bytes: int = _MAX_BYTES
     num_files: int = _NUM_FILES
-    trouble: str = ""
+    problem: str = ""
     """Why lines are being lost; empty if they are not."""
     _fd: int = -1
     _size: int = 0
@@ -47,9 +47,9 @@ class RotatingFile:
                     self._rotate()
         except OSError as error:
             self._lost_bytes += len(rest)
-            self.trouble = f"{self.path} cannot be written ({error.strerror}); lines are lost, training goes on"
+            self.problem = f"{self.path} cannot be written ({error.strerror}); lines are lost, training goes on"
             return
-        self.trouble = ""
+        self.problem = ""
 
     def make_anew_if_removed(self) -> bool:
         """Recreate the open file if somebody has removed it; return whether that was so."""

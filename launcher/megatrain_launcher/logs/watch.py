@@ -21,21 +21,21 @@ class LogWatch:
     """Reads one rank's log: `feed` it, and `finish` when its process has ended."""
 
     rank: int
-    trouble: str = ""
+    problem: str = ""
     """Why this log is no longer read; empty if it is."""
     _classifier: LogClassifier = field(default_factory=LogClassifier)
     _has_alarmed: bool = False
 
     def feed(self, chunk: bytes) -> Verdict | None:
         """Read more of the log. Return the verdict, once, when a line says that this host is broken."""
-        if self.trouble:
+        if self.problem:
             return None
         try:
             self._classifier.feed(chunk)
         except Exception as error:
             # Training must continue. The same log may raise the error again, so it is no longer read.
             _logger.exception("the log of rank %d can no longer be classified", self.rank)
-            self.trouble = f"the log of rank {self.rank} is not classified ({type(error).__name__}: {error})"
+            self.problem = f"the log of rank {self.rank} is not classified ({type(error).__name__}: {error})"
             return None
         best = self._classifier.best
         if self._has_alarmed or best is None or best.weight < ALARM_WEIGHT:
@@ -45,7 +45,7 @@ class LogWatch:
 
     def finish(self) -> Verdict | None:
         """Read the last line, even without a newline, and return the verdict."""
-        if not self.trouble:
+        if not self.problem:
             self._classifier.finish()
         return self.verdict
 

@@ -50,8 +50,8 @@ class _Source:
     is_open: bool = True
 
     @property
-    def trouble(self) -> str:
-        return self.file.trouble or self.watch.trouble
+    def problem(self) -> str:
+        return self.file.problem or self.watch.problem
 
 
 @dataclass(slots=True)
@@ -98,10 +98,10 @@ class WorkerLogs:
         self._pump.start()
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Return why lines are lost or not classified; empty if they are not."""
         with self._shared.lock:
-            found = {self._disk.trouble, *(source.trouble for source in self._shared.sources.values())} - {""}
+            found = {self._disk.problem, *(source.problem for source in self._shared.sources.values())} - {""}
         return "; ".join(sorted(found))
 
     def open_rank(self, round_number: int, rank: int) -> int:

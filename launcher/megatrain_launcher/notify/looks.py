@@ -76,8 +76,8 @@ class Looks:
         self._thread = RestartingThread("notices", self._run, self._closed)
 
     @property
-    def trouble(self) -> str:
-        return self._thread.trouble
+    def problem(self) -> str:
+        return self._thread.problem
 
     def wake(self) -> None:
         """Read at once, because something has happened. Never waits."""

@@ -42,11 +42,11 @@ class Notifier:
             self._senders = [NoticeSender(parts, receiver) for receiver in receivers]
 
     @property
-    def troubles(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[str, ...]:
         """Receivers that cannot be reached, and why."""
-        found = [sender.trouble for sender in self._senders]
+        found = [sender.problem for sender in self._senders]
         if self._looks is not None:
-            found.append(self._looks.trouble)
+            found.append(self._looks.problem)
         return tuple(filter(None, found))
 
     def wake(self) -> None:

@@ -122,36 +122,36 @@ def taken(record: ReceiverRecord, plan: Plan, now_s: float) -> ReceiverRecord:
         told={**record.told, **{topic.name: topic.mark for topic in plan.topics}},
         opened_unix_s=opened,
         num_sent=record.num_sent + 1,
-        trouble="",
+        problem="",
         receipts=_with_receipts(record, plan, "", now_s),
     )
 
 
-def refused(record: ReceiverRecord, plan: Plan, trouble: str, now_s: float) -> ReceiverRecord:
+def refused(record: ReceiverRecord, plan: Plan, problem: str, now_s: float) -> ReceiverRecord:
     """Return the record after a try that failed: its topics are still to be sent."""
-    receipts = _with_receipts(record, plan, trouble, now_s)
-    return replace(record, num_failed=record.num_failed + 1, trouble=trouble, receipts=receipts)
+    receipts = _with_receipts(record, plan, problem, now_s)
+    return replace(record, num_failed=record.num_failed + 1, problem=problem, receipts=receipts)
 
 
-def _with_receipts(record: ReceiverRecord, plan: Plan, trouble: str, now_s: float) -> Mapping[str, tuple[Receipt, ...]]:
-    """Return the receipts after a try to send a plan; `trouble` empty: the receiver accepted it."""
+def _with_receipts(record: ReceiverRecord, plan: Plan, problem: str, now_s: float) -> Mapping[str, tuple[Receipt, ...]]:
+    """Return the receipts after a try to send a plan; `problem` empty: the receiver accepted it."""
     receipts = dict(record.receipts)
     for topic in plan.topics:
         if topic.name.startswith(TOPIC_PREFIX):
             known = receipts.get(topic.name, ())
-            receipts[topic.name] = _with_receipt(known, Receipt(record.receiver, topic.stage, now_s, trouble))
+            receipts[topic.name] = _with_receipt(known, Receipt(record.receiver, topic.stage, now_s, problem))
     return receipts
 
 
 def _with_receipt(known: tuple[Receipt, ...], new: Receipt) -> tuple[Receipt, ...]:
     """Return receipts with another one. Of several tries one stays; a repeat to an Alertmanager adds none."""
     last = next((one for one in reversed(known) if one.stage == new.stage), None)
-    if last is None or (not last.trouble and new.stage != known[-1].stage):
-        num_failed = int(bool(new.trouble))
+    if last is None or (not last.problem and new.stage != known[-1].stage):
+        num_failed = int(bool(new.problem))
         return (*known, replace(new, num_failed=num_failed))[-_MAX_RECEIPTS:]
-    if not last.trouble:
+    if not last.problem:
         return known
-    tried = replace(new, num_failed=last.num_failed + bool(new.trouble))
+    tried = replace(new, num_failed=last.num_failed + bool(new.problem))
     return tuple(tried if one is last else one for one in known)
 
 

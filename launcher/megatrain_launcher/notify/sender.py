@@ -55,15 +55,15 @@ class NoticeSender:
         self._num_failures = 0
         self._not_before_s = 0.0
         self._refreshed_s = 0.0
-        self._trouble = ""
+        self._problem = ""
         self._checked_s = float("-inf")
         self._closed = threading.Event()
         self._thread = RestartingThread(f"notices to {receiver.name}", self._run, self._closed)
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why nothing can be sent to the receiver; empty if it can. The text stays the same while the reason does."""
-        return self._trouble or self._thread.trouble
+        return self._problem or self._thread.problem
 
     def close(self) -> None:
         """Make it end; one try may still be under way."""
@@ -113,10 +113,10 @@ class NoticeSender:
             pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(self._num_failures - 1, 10), _MAX_PAUSE_S)
             self._not_before_s = self._parts.clock() + max(pause_s, error.retry_after_s)
             self._record = refused(plan.record, plan, str(error), now_s)
-            self._set_trouble(_trouble_text(name, str(error)))
+            self._set_problem(_problem_text(name, str(error)))
             return self._not_before_s
         _logger.info("sent to %s: %s (%s)", name, message.title, said)
-        self._num_failures, self._not_before_s, self._refreshed_s, self._trouble = 0, 0.0, now_s, ""
+        self._num_failures, self._not_before_s, self._refreshed_s, self._problem = 0, 0.0, now_s, ""
         self._record = taken(plan.record, plan, now_s)
         return now_s  # there may be more
 
@@ -127,14 +127,14 @@ class NoticeSender:
         self._checked_s = now_s
         problem = self._receiver.problem()
         if problem:
-            self._set_trouble(_trouble_text(self._receiver.name, problem))
-        elif not self._num_failures and self._record is not None and not self._record.trouble:
-            self._trouble = ""
+            self._set_problem(_problem_text(self._receiver.name, problem))
+        elif not self._num_failures and self._record is not None and not self._record.problem:
+            self._problem = ""
 
-    def _set_trouble(self, text: str) -> None:
-        if text != self._trouble:
+    def _set_problem(self, text: str) -> None:
+        if text != self._problem:
             _logger.warning("%s", text)
-        self._trouble = text
+        self._problem = text
 
     def _read(self) -> ReceiverRecord | None:
         """Return the record of the previous driver. Raises: CoordinationError."""
@@ -148,7 +148,7 @@ class NoticeSender:
                 "the record of what was sent to %s cannot be read, and starts empty: %s", self._receiver.name, error
             )
             return None
-        self._trouble = _trouble_text(self._receiver.name, self._written.trouble) if self._written.trouble else ""
+        self._problem = _problem_text(self._receiver.name, self._written.problem) if self._written.problem else ""
         return replace(self._written, receiver=self._receiver.name)
 
     def _write(self, now_s: float) -> float:
@@ -164,5 +164,5 @@ class NoticeSender:
         return float("inf")
 
 
-def _trouble_text(receiver: str, reason: str) -> str:
+def _problem_text(receiver: str, reason: str) -> str:
     return f"{receiver} cannot be notified of this job, and is tried again: {reason}"

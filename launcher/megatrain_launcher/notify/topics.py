@@ -35,13 +35,13 @@ _PASSING = frozenset(
         ReasonCode.SAVE_FAILED,
         ReasonCode.NO_DRIVER,
         ReasonCode.DAEMON_SILENT,
-        ReasonCode.DAEMON_TROUBLE,
+        ReasonCode.DAEMON_PROBLEM,
         ReasonCode.STREAMER_SILENT,
         ReasonCode.METRICS_SILENT,
         ReasonCode.RANK_SILENT,
         ReasonCode.TELEMETRY_SILENT,
         ReasonCode.DRIVER_ALARM,
-        ReasonCode.HOST_TROUBLE,
+        ReasonCode.HOST_PROBLEM,
         ReasonCode.HOST_UNFIT,
     }
 )

@@ -135,20 +135,20 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
     def _next(self) -> RendezvousInfo:
         membership = self._join()
         deadline = time.monotonic() + self._settings.join_timeout_s
-        trouble = ""
+        problem = ""
         after = 0 if self._round is None else self._round.number
         self._round = None
         while True:
             self._server = _open_store()
             membership.ask(self._server.port, after)
-            found, deadline = self._wait_for_round(membership, after, deadline, trouble)
-            store, trouble = self._enter(membership, found)
+            found, deadline = self._wait_for_round(membership, after, deadline, problem)
+            store, problem = self._enter(membership, found)
             if store is not None:
                 break
-            _logger.warning("rendezvous: round %d was not formed: %s", found.number, trouble)
+            _logger.warning("rendezvous: round %d was not formed: %s", found.number, problem)
             after = found.number
             if time.monotonic() > deadline:
-                raise RendezvousTimeoutError(self._explain(membership.view, trouble))
+                raise RendezvousTimeoutError(self._explain(membership.view, problem))
         part = found.part_of(membership.host, membership.session)
         assert part is not None
         self._round = found
@@ -172,7 +172,7 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
         return self._membership
 
     def _wait_for_round(
-        self, membership: RendezvousMembership, after: int, deadline: float, trouble: str
+        self, membership: RendezvousMembership, after: int, deadline: float, problem: str
     ) -> tuple[Round, float]:
         """Return the round that names this agent, and the time by which it must be complete."""
 
@@ -193,7 +193,7 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
                 # others train: this agent is surplus, and waits for its turn
                 deadline = time.monotonic() + self._settings.join_timeout_s
             if time.monotonic() > deadline:
-                raise RendezvousTimeoutError(self._explain(view, trouble))
+                raise RendezvousTimeoutError(self._explain(view, problem))
 
     def _enter(self, membership: RendezvousMembership, found: Round) -> tuple[TCPStore | None, str]:
         """Reach the round's store and wait until all others have; else return why not."""
@@ -224,14 +224,14 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
         missing = _missing(view, found)
         return (None, f"{', '.join(missing)} did not reach the {store_text}") if missing else (server, "")
 
-    def _explain(self, view: View, trouble: str) -> str:
+    def _explain(self, view: View, problem: str) -> str:
         waiting = sorted(host for host in view.records if view.is_waiting(host))
         stopping = still_stopping(view)
-        problem = f"; {', '.join(stopping)} stops its workers" if stopping else ""
+        stopping_text = f"; {', '.join(stopping)} stops its workers" if stopping else ""
         return (
             f"--rdzv-id={self._settings.run_id}: no round of --nnodes={self._settings.host_range} hosts came about "
-            f"within {self._settings.join_timeout_s:g} s: {', '.join(waiting) or 'no host'} waits{problem}"
-            f"{'; ' + trouble if trouble else ''}. Start the missing agents, or allow fewer"
+            f"within {self._settings.join_timeout_s:g} s: {', '.join(waiting) or 'no host'} waits{stopping_text}"
+            f"{'; ' + problem if problem else ''}. Start the missing agents, or allow fewer"
         )
 
     def _linger(self, membership: RendezvousMembership) -> None:

@@ -1,6 +1,6 @@
 """One agent's place in the job: its leased keys, and its view of the others.
 
-It writes the keys again when etcd lost the lease. Trouble with etcd never stops workers: an agent that waits for a
+It writes the keys again when etcd lost the lease. A failure of etcd never stops workers: an agent that waits for a
 round gets the error, a running round continues.
 """
 

@@ -73,7 +73,7 @@ class _State:
     living: dict[int, bool] = field(default_factory=dict)
     """The workers with processes left; whether the first one lives."""
     exits: list[WorkerExit] = field(default_factory=list)
-    trouble: str = ""
+    problem: str = ""
 
 
 class StandbyClient:
@@ -117,10 +117,10 @@ class StandbyClient:
             return frozenset(pid for pid, is_living in self._state.living.items() if is_living)
 
     @property
-    def trouble(self) -> str:
-        """Return trouble for an operator to fix; empty if there is none."""
+    def problem(self) -> str:
+        """Return the problem that an operator must fix; empty if there is none."""
         with self._state.changed:
-            return self._state.trouble
+            return self._state.problem
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Wait until workers can be forked at once; return whether they can."""
@@ -248,7 +248,7 @@ class StandbyClient:
             with self._state.changed:
                 if num_deaths == _MAX_DEATHS:
                     names = ", ".join(self._preload)
-                    self._state.trouble = f"a process that imports {names} dies; workers will start slowly"
+                    self._state.problem = f"a process that imports {names} dies; workers will start slowly"
                 if num_deaths:
                     self._state.changed.wait_for(lambda: self._state.is_closing, _RESTART_DELAY_S)
 
@@ -303,7 +303,7 @@ class StandbyClient:
             match message["kind"]:
                 case messages.READY:
                     state.is_ready = True
-                    state.trouble = "; ".join(message["problems"]) or state.trouble
+                    state.problem = "; ".join(message["problems"]) or state.problem
                 case messages.STARTED:
                     state.living[message["pid"]] = True
                     state.answers.append(message)

@@ -34,7 +34,7 @@ def standby() -> Iterator[StandbyClient]:
     environment = server_environment({**os.environ, "OMP_NUM_THREADS": "1"}, 2)
     with StandbyClient(environment=environment, directory=ROOT) as client:
         assert client.wait_ready(DEADLINE_S)
-        assert client.trouble == ""
+        assert client.problem == ""
         yield client
 
 

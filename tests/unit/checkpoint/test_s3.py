@@ -1,4 +1,4 @@
-"""Checkpoints on an S3 server: a location as any other, conditional puts, and two rounds that race in trouble."""
+"""Checkpoints on an S3 server: conditional puts, and two rounds that race while requests fail."""
 
 from __future__ import annotations
 

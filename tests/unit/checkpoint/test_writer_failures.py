@@ -48,7 +48,7 @@ def assert_nothing_is_left(directory: Location) -> None:
     assert {entry.name for entry in directory.entries()} <= {"WRITING"}
 
 
-class Trouble:
+class FailingStorage:
     """Fails one kind of action in storage, while it is on."""
 
     def __init__(self, action: str, name: str) -> None:
@@ -80,8 +80,8 @@ def persist_next(job: Job, step: int, snapshot: int, **expected: int) -> str:
     ],
 )
 def test_a_full_disk(job: Job, action: str, name: str) -> None:
-    trouble = Trouble(action, name)
-    with writer_thread(job.arena, trouble):
+    failing = FailingStorage(action, name)
+    with writer_thread(job.arena, failing):
         problem = persist_next(job, 10, 4, failures=1)
         assert re.fullmatch(
             f"step 10: not saved: main/step-000000010/{name}.*: cannot be written: No space left on device", problem
@@ -89,7 +89,7 @@ def test_a_full_disk(job: Job, action: str, name: str) -> None:
         assert job.persist_words() == {10: {Persist.FAILED}}
         assert list(tree(path_of(job.step(10)))) in ([], ["WRITING"])
         assert candidates(job.checkpoints) == []
-        trouble.is_on = False
+        failing.is_on = False
         assert persist_next(job, 20, 5, failures=1, persisted=1) == ""
         assert job.persist_words() == {10: {Persist.FAILED}, 20: {Persist.DONE}}
         assert verify_checkpoint(job.step(20)) == []
@@ -97,13 +97,13 @@ def test_a_full_disk(job: Job, action: str, name: str) -> None:
 
 def test_a_commit_that_fails_leaves_all_that_it_may_cover(job: Job) -> None:
     """COMMIT may yet appear: a store that did not answer may have taken it."""
-    trouble = Trouble("write", "COMMIT")
-    with writer_thread(job.arena, trouble):
+    failing = FailingStorage("write", "COMMIT")
+    with writer_thread(job.arena, failing):
         assert "step-000000010/COMMIT: cannot be written" in persist_next(job, 10, 4, failures=1)
         assert is_unfinished(job.step(10))
         assert len(tree(path_of(job.step(10)))) == 7
         assert candidates(job.checkpoints) == []
-        trouble.is_on = False
+        failing.is_on = False
         persist_next(job, 20, 5, failures=1, persisted=1)
     assert not job.step(10).exists()
 
@@ -376,8 +376,8 @@ def test_a_complete_step_of_another_job_is_reported(job: Job) -> None:
 
 
 def test_failures_in_a_row_are_counted_until_a_checkpoint_is_saved_whoever_writes(job: Job) -> None:
-    trouble = Trouble("write", "WRITING")
-    with writer_thread(job.arena, trouble):
+    failing = FailingStorage("write", "WRITING")
+    with writer_thread(job.arena, failing):
         persist_next(job, 10, 4, failures=1)
         first = wait_for(job.arena, failures=1)
         persist_next(job, 20, 5, failures=2)
@@ -385,11 +385,11 @@ def test_failures_in_a_row_are_counted_until_a_checkpoint_is_saved_whoever_write
     assert (first.num_failed, second.num_failed) == (1, 2)
     assert first.failing_unix_s == second.failing_unix_s is not None
     # a writer that is started anew counts what it does anew, and goes on counting what is wrong
-    with writer_thread(job.arena, trouble):
+    with writer_thread(job.arena, failing):
         persist_next(job, 30, 6, failures=1)
         third = wait_for(job.arena, failures=1)
         assert (third.num_failed, third.failing_unix_s) == (3, first.failing_unix_s)
-        trouble.is_on = False
+        failing.is_on = False
         persist_next(job, 40, 7, failures=1, persisted=1)
         saved = wait_for(job.arena, failures=1, persisted=1)
     assert (saved.num_failed, saved.failing_unix_s) == (0, None)

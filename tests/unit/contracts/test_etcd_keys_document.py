@@ -17,15 +17,25 @@ from megatrain.contracts import (
     host_verdict,
     incident,
     job_keys,
+    job_problem,
     job_requests,
     notices,
     rounds,
-    trouble,
 )
 from megatrain.contracts.job_keys import JobKeys
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "etcd-keys.md"
-MODULES = (diag_records, driver_report, host_records, host_verdict, incident, job_requests, notices, rounds, trouble)
+MODULES = (
+    diag_records,
+    driver_report,
+    host_records,
+    host_verdict,
+    incident,
+    job_requests,
+    notices,
+    rounds,
+    job_problem,
+)
 RECORDS: dict[str, Any] = {
     name: kind for module in MODULES for name, kind in vars(module).items() if is_dataclass(kind)
 }
@@ -62,7 +72,7 @@ def test_the_keys_are_those_that_the_functions_make() -> None:
         keys.request("<id>"),
         keys.diag_settings, keys.daemon, keys.daemon_report, keys.dashboard, keys.verdict("<id>"), keys.outcome("<id>"),
         keys.answer("<id>"), keys.check("<id>", "<host>"), keys.cordon("<host>"), keys.incident("<id>"),
-        keys.trouble("<source>"),
+        keys.problem("<source>"),
         keys.notices("<receiver>"),
     }  # fmt: skip
     documented = {keys.prefix + key.replace("<number>", "00000007") for key, _ in key_table()}

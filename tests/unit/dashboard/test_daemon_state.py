@@ -132,9 +132,9 @@ def judged() -> LiveDetection:
 
 
 def test_the_daemon_writes_what_is_new_and_nothing_else(tmp_path: Path) -> None:
-    judge, ledger, trouble = Judge(), Ledger(), [""]
+    judge, ledger, problem = Judge(), Ledger(), [""]
     record = DaemonRecord("here", "d1", "127.0.0.1", 1, "secret", started_unix_s=5.0)
-    writer = StateWriter(tmp_path, "demo", record, judge, ledger, Store(), lambda: trouble[0])
+    writer = StateWriter(tmp_path, "demo", record, judge, ledger, Store(), lambda: problem[0])
     assert writer.write(100.0)
     assert not writer.write(101.0)
     ledger.note_refused_rows(RejectionReason.FLOOD, "host-1", 5)

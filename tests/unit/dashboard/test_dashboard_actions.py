@@ -132,10 +132,10 @@ def test_nobody_is_asked_who_could_not_answer(harness: ActionHarness, changed: d
 
 
 def test_without_etcd_nothing_is_done(harness: ActionHarness) -> None:
-    harness.backend.trouble = "connection refused"
+    harness.backend.problem = "connection refused"
     refusal = harness.refused()
     assert (refusal.status, "connection refused" in refusal.text) == (503, True)
-    harness.backend.trouble = ""
+    harness.backend.problem = ""
     assert harness.take().is_accepted, "the same key is good when etcd is back"
 
 

@@ -139,13 +139,13 @@ def test_who_does_not_read_holds_nobody_up(tmp_path: Path) -> None:
     with_streams(tmp_path, check)
 
 
-def test_trouble_of_the_source_ends_no_stream(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_error_of_the_source_ends_no_stream(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def check(streams: LiveStreams, source: MadeUpJob) -> None:
         events = streams.events("")
         await next_event(events)
-        source.trouble = "no such segment"
+        source.problem = "no such segment"
         await looked(source, 1)
-        source.trouble, source.state = "", LiveState(9, {"overview": 2})
+        source.problem, source.state = "", LiveState(9, {"overview": 2})
         assert (await next_event(events)).data["step"] == 9
 
     with_streams(tmp_path, check)

@@ -134,7 +134,7 @@ def test_the_watch_reports_a_change_and_the_views_that_it_changes_are_reported(w
     assert after["overview"] > before["overview"]
     assert after["hosts"] > before["hosts"]
     assert (after["heat"], after["logs"]) == (before["heat"], before["logs"])
-    assert watching.source.etcd_trouble() == ""
+    assert watching.source.etcd_problem() == ""
 
 
 def test_incidents_of_etcd_and_of_the_disk_are_one_list(running: Running) -> None:
@@ -237,8 +237,8 @@ def test_while_etcd_is_away_the_last_stays_and_afterwards_it_goes_on(servers: Et
         try:
             running.wait(lambda: shown_step(running) == 1240, "the first look")
             own.members[0].kill()
-            wait_until(lambda: bool(running.source.etcd_trouble()), "the trouble")
-            assert "is 0 s old" in running.source.etcd_trouble()
+            wait_until(lambda: bool(running.source.etcd_problem()), "the problem")
+            assert "is 0 s old" in running.source.etcd_problem()
             found = overview_document(overview_inputs(running.source, NOW_S))
             assert (found.state, found.step) == ("unknown", 1240)
             assert found.diagnosis.is_daemon_alive is None
@@ -247,7 +247,7 @@ def test_while_etcd_is_away_the_last_stays_and_afterwards_it_goes_on(servers: Et
             later = make_status(1, min_step=1250, max_step=1250)
             # an etcd that has just begun may take longer than the client's short patience here
             wait_until(lambda: has_put(running, running.keys.status("host-1"), later), "etcd to take a value")
-            running.wait(lambda: shown_step(running) == 1250 and not running.source.etcd_trouble(), "etcd to be back")
+            running.wait(lambda: shown_step(running) == 1250 and not running.source.etcd_problem(), "etcd to be back")
         finally:
             running.close()
 
@@ -280,7 +280,7 @@ def test_after_a_look_that_failed_slowly_the_next_one_is_soon(
         running.put(running.keys.status("host-1"), make_status(1, min_step=1250, max_step=1250))
         wait_until(lambda: late_s[0] > 0.0, "the failure")
         wait_until(lambda: shown_step(running) == 1250, "etcd to be back")
-        assert running.source.etcd_trouble() == ""
+        assert running.source.etcd_problem() == ""
     finally:
         running.close()
 

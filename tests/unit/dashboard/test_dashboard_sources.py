@@ -189,14 +189,14 @@ def test_verdicts_of_etcd_are_named_by_their_ids(tmp_path: Path) -> None:
     assert [text.partition(":")[0] for text in unreadable] == ["v-2"]
 
 
-def test_a_defect_of_ours_is_reported_as_trouble_and_does_not_end_the_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_error_in_a_poll_is_reported_and_polling_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*words: object, **named: object) -> JobSnapshot:
         raise ValueError("no answer is like this")
 
     monkeypatch.setattr(etcd_job, "read_job", read)
     looks: list[str] = []
     with EtcdClient(EtcdSettings.of(["127.0.0.1:9"])) as client:
-        job = EtcdJob(client, JobKeys("demo"), lambda before, now: looks.append(now.trouble))
+        job = EtcdJob(client, JobKeys("demo"), lambda before, now: looks.append(now.problem))
         wait_until(lambda: len(looks) >= 2, "two looks")
         job.close()
     assert "no answer is like this" in looks[0]

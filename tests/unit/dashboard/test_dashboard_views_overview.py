@@ -96,7 +96,7 @@ def test_cordoned_unfit_and_lost_hosts_are_counted() -> None:
 
 
 def test_without_etcd_the_last_that_was_known_stays_and_the_state_is_unknown() -> None:
-    found = overview(etcd_trouble="etcd is out of reach, what is shown is 12 s old: refused")
+    found = overview(etcd_problem="etcd is out of reach, what is shown is 12 s old: refused")
     assert (found.state, found.level) == ("unknown", "red")
     assert found.reasons[0].text.startswith("etcd is out of reach")
     assert (found.step, found.hosts.training, found.next_action.what) == (1240, 2, "not known")
@@ -190,7 +190,7 @@ def test_tokens_where_some_steps_are_not_streamed(tmp_path: Path) -> None:
 def test_what_the_daemon_lost_is_reported() -> None:
     state = DaemonState(
         job="demo", session="d", host="h", started_unix_s=0, written_unix_s=0, silent=((0, 100),),
-        refused_rows={"flood": 3}, dropped_rows=4, trouble="disk full",
+        refused_rows={"flood": 3}, dropped_rows=4, problem="disk full",
     )  # fmt: skip
     found = overview(facts=JobFacts(is_daemon_alive=False, problems=("torn",)), state=state).diagnosis
     assert (found.num_silent_ranks, len(found.silent_ranks)) == (100, 64)

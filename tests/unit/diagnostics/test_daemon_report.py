@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.diag_records import DaemonRecord, DaemonReport, DeviceTrouble, DeviceTroubleKind
+from megatrain.contracts.diag_records import DaemonRecord, DaemonReport, DeviceProblem, DeviceProblemKind
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_verdict import HostVerdict
 from megatrain.contracts.job_keys import JobKeys
@@ -24,7 +24,7 @@ from tests.helpers.launched_job import NOW_S, make_incident, make_snapshot, make
 from tests.helpers.written_verdicts import STRAGGLER
 
 KEYS = JobKeys("demo")
-FAILING, SILENT = DeviceTroubleKind.GPU_FAILING, DeviceTroubleKind.TELEMETRY_SILENT
+FAILING, SILENT = DeviceProblemKind.GPU_FAILING, DeviceProblemKind.TELEMETRY_SILENT
 RECORD = DaemonRecord("host-1", "d1", "127.0.0.1", 1, "token", started_unix_s=NOW_S - 60)
 STREAMED = make_snapshot(statuses={f"host-{n}": make_status(n, is_streamed=True) for n in (1, 2)})
 
@@ -51,9 +51,9 @@ class Judge:
 
 
 class Devices:
-    found: tuple[DeviceTrouble, ...] = ()
+    found: tuple[DeviceProblem, ...] = ()
 
-    def troubles(self, connected: Collection[str]) -> tuple[DeviceTrouble, ...]:
+    def problems(self, connected: Collection[str]) -> tuple[DeviceProblem, ...]:
         return tuple(one for one in self.found if one.host in connected or one.kind is not SILENT)
 
 
@@ -114,7 +114,7 @@ def test_metrics_show_what_etcd_held_at_the_last_poll() -> None:
 
 def test_a_look_that_is_old_is_red() -> None:
     assert EtcdPoll().health(NOW_S) is None
-    for poll in (EtcdPoll(trouble="refused"), EtcdPoll(make_snapshot(), at_unix_s=NOW_S - 9, trouble="refused")):
+    for poll in (EtcdPoll(problem="refused"), EtcdPoll(make_snapshot(), at_unix_s=NOW_S - 9, problem="refused")):
         health = records_of(poll, NOW_S).health
         assert health is not None
         assert [one.code for one in health.reasons] == [ReasonCode.UNREACHABLE]
@@ -127,14 +127,14 @@ def test_devices_are_reported_of_hosts_that_train_and_a_temperature_is_no_news(e
     ledger.note_stream(2, "host-2")
     writer = reporter(etcd, Judge(), ledger, devices=devices)
     assert writer.write(NOW_S)
-    hot = DeviceTrouble(DeviceTroubleKind.GPU_DEGRADED, "host-2", "GPU 3 is slowed down: 91 C", NOW_S - 60)
-    gone = DeviceTrouble(FAILING, "host-9", "GPU 1 is lost")
+    hot = DeviceProblem(DeviceProblemKind.GPU_DEGRADED, "host-2", "GPU 3 is slowed down: 91 C", NOW_S - 60)
+    gone = DeviceProblem(FAILING, "host-9", "GPU 1 is lost")
     devices.found = (gone, hot)
     assert writer.write(NOW_S + 1)
-    assert (etcd.written[-1].devices, etcd.written[-1].num_device_troubles) == ((hot,), 1)
+    assert (etcd.written[-1].devices, etcd.written[-1].num_device_problems) == ((hot,), 1)
     devices.found = (gone, replace(hot, text="GPU 3 is slowed down: 92 C"))
     assert not writer.write(NOW_S + 2), "another temperature is written with the next report"
     devices.found = tuple(replace(hot, text=f"GPU {number} " + 500 * "x") for number in range(40))
     assert writer.write(NOW_S + 3)
-    assert (len(etcd.written[-1].devices), etcd.written[-1].num_device_troubles) == (16, 40)
+    assert (len(etcd.written[-1].devices), etcd.written[-1].num_device_problems) == (16, 40)
     assert all(len(one.text) <= 300 for one in etcd.written[-1].devices)

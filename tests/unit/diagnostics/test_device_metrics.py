@@ -81,6 +81,6 @@ def test_a_host_with_too_much_of_all_mints_a_bounded_number_of_series() -> None:
 
 def test_silence_is_a_metric_too() -> None:
     assert values("megatrain_telemetry_up") == {(): 1.0}
-    assert values("megatrain_telemetry_up", replace(DEVICES, trouble="no answer")) == {(): 0.0}
+    assert values("megatrain_telemetry_up", replace(DEVICES, problem="no answer")) == {(): 0.0}
     assert values("megatrain_telemetry_up", DevicesReading()) == {(): 0.0}
     assert not [name for name in families(None) if "gpu_" in name or "telemetry" in name]

@@ -71,7 +71,7 @@ def test_the_daemon_takes_rows_of_hosts_with_and_without_a_round(place: HostPlac
 class Source:
     """Says one sample after the other."""
 
-    trouble = ""
+    problem = ""
 
     def __init__(self, *samples: HostSample) -> None:
         self._samples = list(samples)

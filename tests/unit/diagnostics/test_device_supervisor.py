@@ -36,18 +36,18 @@ def test_a_driver_that_hangs_is_reported_and_heard_again(tmp_path: Path) -> None
         devices = HostDevices("host-1", None, running)
         wait_until(lambda: running.newest is not None, "a first sample")
         nvml.say({1: {"hang": 1}})
-        wait_until(lambda: running.trouble != "", "the silence")
-        assert "the GPU driver has not answered for 2 s" in running.trouble
+        wait_until(lambda: running.problem != "", "the silence")
+        assert "the GPU driver has not answered for 2 s" in running.problem
         running.take()
         # whoever streams does not wait for the driver, which answers only after the end of the hang below
         (kind, table) = devices.poll((), 0, 10**18)[0]
         assert kind is Gpus
-        assert (table.gpu.tolist(), table.error.tolist()) == ([-1], [running.trouble])
+        assert (table.gpu.tolist(), table.error.tolist()) == ([-1], [running.problem])
         assert devices.poll((), 0, 10**18 + 1) == [], "it is not said again at once"
         nvml.say({1: {"hang": 0}})
-        wait_until(lambda: running.trouble == "" and bool(running.take()), "samples again")
+        wait_until(lambda: running.problem == "" and bool(running.take()), "samples again")
         assert devices.reading is not None
-        assert devices.reading.trouble == ""
+        assert devices.reading.problem == ""
 
 
 def test_a_driver_that_is_loaded_anew_is_opened_anew(tmp_path: Path) -> None:
@@ -55,8 +55,8 @@ def test_a_driver_that_is_loaded_anew_is_opened_anew(tmp_path: Path) -> None:
     with supervisor(nvml) as running:
         wait_until(lambda: running.newest is not None, "a first sample")
         nvml.say(driver=9)
-        wait_until(lambda: running.trouble == "Driver Not Loaded", "the driver that is gone")
+        wait_until(lambda: running.problem == "Driver Not Loaded", "the driver that is gone")
         nvml.say(driver=0)
-        wait_until(lambda: running.trouble == "", "the driver that is back")
+        wait_until(lambda: running.problem == "", "the driver that is back")
         assert running.newest is not None
         assert len(running.newest.driver.gpus) == 2

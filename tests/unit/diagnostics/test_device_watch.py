@@ -1,4 +1,4 @@
-"""What of GPUs and links is trouble, from reading to reading."""
+"""The problems of GPUs and links that a series of readings shows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.diag_records import DeviceTrouble, DeviceTroubleKind
+from megatrain.contracts.diag_records import DeviceProblem, DeviceProblemKind
 from megatrain_diagnostics.controller.device_watch import DeviceWatch
 from megatrain_diagnostics.devices.rows import HostPlace, device_tables
 from megatrain_diagnostics.devices.sample import HostSample
@@ -27,8 +27,8 @@ HOT = replace(GPU, temperature_c=91.0, sm_clock_mhz=1050.0, throttle_reasons=0x4
 LOST = GpuReading(3, error="GPU is lost")
 LINK = LinkReading("mlx5_0:1", True, "ACTIVE", 400_000.0, num_downs=2, rx_errors=5, symbol_errors=0)
 
-FAILING, DEGRADED = DeviceTroubleKind.GPU_FAILING, DeviceTroubleKind.GPU_DEGRADED
-NETWORK, SILENT = DeviceTroubleKind.NETWORK_DEGRADED, DeviceTroubleKind.TELEMETRY_SILENT
+FAILING, DEGRADED = DeviceProblemKind.GPU_FAILING, DeviceProblemKind.GPU_DEGRADED
+NETWORK, SILENT = DeviceProblemKind.NETWORK_DEGRADED, DeviceProblemKind.TELEMETRY_SILENT
 Step = GpuReading | LinkReading | XidEvent | DriverReading
 
 
@@ -57,7 +57,7 @@ def xid(number: int) -> XidEvent:
     return XidEvent(0.0, "GPU-c", number)
 
 
-CASES: dict[str, tuple[Sequence[Step], DeviceTroubleKind | None, str]] = {
+CASES: dict[str, tuple[Sequence[Step], DeviceProblemKind | None, str]] = {
     "all is well": ([GPU, GPU, LINK, LINK], None, ""),
     "errors from before the watch": ([GPU], None, ""),
     "a power limit is no fault": ([replace(GPU, throttle_reasons=0x4)] * 9, None, ""),
@@ -104,9 +104,9 @@ CASES: dict[str, tuple[Sequence[Step], DeviceTroubleKind | None, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_trouble(case: str) -> None:
+def test_device_problem_of_readings(case: str) -> None:
     said, kind, text = CASES[case]
-    found = watched(said).troubles({"host-2"})
+    found = watched(said).problems({"host-2"})
     assert [one.kind for one in found] == ([] if kind is None else [kind])
     if kind is not None:
         assert re.search(text, found[0].text), found[0].text
@@ -116,12 +116,12 @@ def test_what_is_trouble(case: str) -> None:
 
 def test_an_error_is_reported_for_an_hour() -> None:
     watch = watched([GPU, xid(79), replace(GPU, uncorrected_errors=5)])
-    assert len(watch.troubles({"host-2"})) == 2
+    assert len(watch.problems({"host-2"})) == 2
     later = replace(GPU, uncorrected_errors=5)
     watch.tick(NOW_S + 3700)
     for kind, table in device_tables(sample(NOW_S + 3700, later), PLACE):
         watch.consume(kind, table)
-    assert watch.troubles({"host-2"}) == ()
+    assert watch.problems({"host-2"}) == ()
 
 
 @pytest.mark.parametrize(
@@ -134,13 +134,13 @@ def test_silence_is_reported_while_the_host_is_heard(
 ) -> None:
     watch = watched([GPU, LINK], interval_s)
     watch.tick(NOW_S + passed_s)
-    found = watch.troubles({connected})
+    found = watch.problems({connected})
     assert [one.kind for one in found] == [SILENT] * count
 
 
 def test_the_worst_comes_first() -> None:
     watch = watched([LINK, replace(LINK, is_up=False, state="DOWN"), HOT, HOT, HOT, HOT, xid(48)])
-    found: tuple[DeviceTrouble, ...] = watch.troubles({"host-2"})
+    found: tuple[DeviceProblem, ...] = watch.problems({"host-2"})
     kinds: list[Any] = [one.kind for one in found]
-    assert kinds == sorted(kinds, key=list(DeviceTroubleKind).index)
+    assert kinds == sorted(kinds, key=list(DeviceProblemKind).index)
     assert kinds[0] is FAILING

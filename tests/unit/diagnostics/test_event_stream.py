@@ -111,7 +111,7 @@ def test_what_waits_without_a_daemon_is_spooled_and_replayed_to_the_next_one(tmp
             sender.send(Spans, span_rows(100, first=first))
         wait_until(lambda: len(list((tmp_path / "spool").iterdir())) >= 18, "the spool")
         assert sender.state().outbox.memory_bytes <= 25_000
-        assert "no daemon" in sender.state().trouble
+        assert "no daemon" in sender.state().problem
         with RunningCollector(tmp_path / "events") as collector:
             finder.replace(collector.record)
             assert sender.flush(DEADLINE_S)
@@ -190,10 +190,10 @@ def test_nothing_is_acknowledged_while_the_disk_is_full_and_all_is_when_there_is
             sender.send(Spans, span_rows(100))
             wait_until(lambda: collector.ledger.counters().failed_commits > 0, "a commit that failed")
             assert sender.state().outbox.acknowledged_rows == 0
-            assert "No space left" in collector.ingest.trouble
+            assert "No space left" in collector.ingest.problem
             store.is_full = False
             assert sender.flush(DEADLINE_S)
-            assert collector.ingest.trouble == ""
+            assert collector.ingest.problem == ""
         assert store.sequences() == list(range(100))
 
 
@@ -236,7 +236,7 @@ def test_a_wrong_token_is_refused_in_words_on_both_sides_and_never_sent(tmp_path
     with RunningCollector(tmp_path / "events") as collector:
         record = replace(collector.record, token="another token")
         with Sender("host-1", FixedDaemon(record), None) as sender:
-            wait_until(lambda: "does not have the token" in sender.state().trouble, "the refusal")
+            wait_until(lambda: "does not have the token" in sender.state().problem, "the refusal")
             assert not sender.state().is_connected
         name = SenderName("host-1", "s")
         with pytest.raises(WireError, match="does not have the token"):

@@ -1,4 +1,4 @@
-"""A host's streamer on the boxes and logs of this process's ranks: what it hands on, and what it says in trouble."""
+"""A host's streamer on the boxes and logs of this process's ranks: the rows that it sends, its reported problems."""
 
 from __future__ import annotations
 
@@ -421,7 +421,7 @@ def test_a_box_of_a_round_that_nobody_began_hides_no_rank_that_stands_still(host
 class OneReading:
     """Has read two GPUs once."""
 
-    trouble = ""
+    problem = ""
 
     def __init__(self) -> None:
         gpus = (GpuReading(0, "GPU-a", temperature_c=62.0), GpuReading(1, "GPU-b"))

@@ -45,7 +45,7 @@ def test_incidents_are_written_as_files_and_the_newest_word_counts(tmp_path: Pat
         files.write(incident("b"))
     assert sorted(path.name for path in directory.iterdir()) == ["a.json", "b.json"]
     assert decode(Incident, (directory / "a.json").read_bytes(), "file") == incident("a", "last")
-    assert files.trouble == ""
+    assert files.problem == ""
 
 
 def test_storage_that_is_away_is_reported_and_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_storage_that_is_away_is_reported_and_keeps_nobody(tmp_path: Path, monke
             held.wait_until_asked_for()
             files.write(incident("b", "first"))
             files.write(incident("b", "last"))
-            wait_until(lambda: "it does not answer" in files.trouble, "the trouble")
+            wait_until(lambda: "it does not answer" in files.problem, "the problem")
         assert [path.name for path in tmp_path.iterdir()] == ["a.json"], "left without waiting"
         held.release()
     wait_until(lambda: (tmp_path / "b.json").exists(), "what waited")
@@ -69,11 +69,11 @@ def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with IncidentFiles(tmp_path / "file") as files:
         files.write(incident("a"))
-        wait_until(lambda: bool(files.trouble), "the trouble")
-    assert "incident 'a' cannot be written to" in files.trouble
+        wait_until(lambda: bool(files.problem), "the problem")
+    assert "incident 'a' cannot be written to" in files.problem
     with IncidentFiles(tmp_path) as files:
         files.write(incident("nul\0"))
-        wait_until(lambda: bool(files.trouble), "the trouble")
+        wait_until(lambda: bool(files.problem), "the problem")
         files.write(incident("b"))
         wait_until(lambda: (tmp_path / "b.json").exists(), "the next one")
 

@@ -36,8 +36,8 @@ def test_what_is_no_complaint_is_reported_as_it_is(text: str, expected: str) -> 
 
 
 def test_many_complaints_are_cut_to_the_last() -> None:
-    lines = [json.dumps({"level": "error", "msg": f"trouble {number}"}) for number in range(9)]
-    assert last_errors("\n".join(lines)) == "trouble 6\ntrouble 7\ntrouble 8"
+    lines = [json.dumps({"level": "error", "msg": f"problem {number}"}) for number in range(9)]
+    assert last_errors("\n".join(lines)) == "problem 6\nproblem 7\nproblem 8"
 
 
 def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

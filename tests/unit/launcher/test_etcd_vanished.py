@@ -110,11 +110,11 @@ def test_what_somebody_removes_is_put_back_and_nothing_is_lost(
         before = EtcdContent.by(client)
 
         remove(etcd, place)
-        wait_until(lambda: bool(etcd.troubles), "the loss to be told")
+        wait_until(lambda: bool(etcd.problems), "the loss to be told")
 
         assert EtcdContent.by(client) == before
         assert client.renew_lease(lease.lease_id, deadline_s=DEADLINE_S) == 600
-        (text,) = etcd.troubles
+        (text,) = etcd.problems
         assert text.startswith(f"{place} (")
         assert named in text
         assert names <= {path.name for path in place.iterdir()}
@@ -140,7 +140,7 @@ def test_a_socket_that_somebody_removes_is_made_again(tmp_path: Path, program: P
     with EtcdProcess(tmp_path / ("x" * 100), OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
         client.put("key", "value")
         shutil.rmtree(Path(etcd.settings.endpoints[0].path).parent)
-        wait_until(lambda: bool(etcd.troubles), "the loss to be told")
+        wait_until(lambda: bool(etcd.problems), "the loss to be told")
         with EtcdClient(etcd.settings) as other:
             item = other.get("key", deadline_s=DEADLINE_S)
         assert item is not None
@@ -162,8 +162,8 @@ def test_while_its_directory_cannot_be_made_again_it_serves_on(tmp_path: Path, p
         pid = etcd.pid
         other.symlink_to(tmp_path / "file")
         other.replace(root)
-        wait_until(lambda: bool(etcd.troubles), "the trouble")
-        assert "cannot be put back" in etcd.troubles[0]
+        wait_until(lambda: bool(etcd.problems), "the problem")
+        assert "cannot be put back" in etcd.problems[0]
         client.put("key", "another")
         assert etcd.pid == pid
 
@@ -171,7 +171,7 @@ def test_while_its_directory_cannot_be_made_again_it_serves_on(tmp_path: Path, p
         real.mkdir()
         other.symlink_to(real)
         other.replace(root)
-        wait_until(lambda: "cannot be put back" not in etcd.troubles[0], "the end of the trouble")
+        wait_until(lambda: "cannot be put back" not in etcd.problems[0], "the end of the problem")
         assert EtcdContent.by(client).value == b"another"
         assert etcd.pid != pid
     with (
@@ -197,7 +197,7 @@ def test_old_parts_that_etcd_takes_away_itself_are_no_loss(place: Path, program:
         assert held.poll(pid) == ()
         held.close()
         shutil.rmtree(place / "etcd")
-        wait_until(lambda: bool(etcd.troubles), "the loss to be told")
+        wait_until(lambda: bool(etcd.problems), "the loss to be told")
         assert EtcdContent.by(client).value == b"value"
 
 

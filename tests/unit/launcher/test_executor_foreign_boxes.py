@@ -81,15 +81,15 @@ def test_a_black_box_of_another_user_is_reported_and_blinds_nobody(
     progress.close()
 
 
-def test_the_directory_of_another_user_is_a_trouble_of_the_host(places: BoxPlaces, far_box: bytes) -> None:
+def test_directory_of_another_user_is_a_problem_of_the_host(places: BoxPlaces, far_box: bytes) -> None:
     places.make()
-    assert places.trouble == ""
+    assert places.problem == ""
     assert isinstance(_free_bytes(places.directory), int)
     own_box(places).parent.rmdir()
     foreign(own_box(places), lambda path: path.write_bytes(far_box))
     places.make()
-    assert f"{own_box(places).parent} belongs to user {OTHER_USER}" in places.trouble
-    assert "remove it, or name another telemetry.black_box_directory" in places.trouble
+    assert f"{own_box(places).parent} belongs to user {OTHER_USER}" in places.problem
+    assert "remove it, or name another telemetry.black_box_directory" in places.problem
     finding = judge_shared_memory(places.directory, 1, _free_bytes(places.directory))
     assert finding.outcome == "failed"
     assert f"belongs to user {OTHER_USER}" in finding.detail

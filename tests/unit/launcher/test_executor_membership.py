@@ -70,7 +70,7 @@ def test_a_host_does_not_come_back_to_an_etcd_that_has_lost_the_job(
     if not is_empty:
         client.put(keys.record, encode(a_job(keys, "b")))
     client.revoke_lease(one.keeper.lease_id)
-    wait_until(lambda: "etcd was emptied, or restored to an older state" in one.trouble, "the trouble")
+    wait_until(lambda: "etcd was emptied, or restored to an older state" in one.problem, "the problem")
     assert registered(client, keys) is None
 
 
@@ -194,7 +194,7 @@ def test_its_own_key_below_a_lease_that_is_ending_replaces_nobody(
     # as if etcd said that the lease is lost a moment before its keys are gone
     client.put(keys.host("a"), encode(one.record))
     client.revoke_lease(lost.lease_id)
-    wait_until(lambda: "this host's key under the lost lease" in one.trouble, "the host to notice")
+    wait_until(lambda: "this host's key under the lost lease" in one.problem, "the host to notice")
     assert one.replaced == ""
     client.delete(keys.host("a"))
     wait_until(lambda: one.is_registered, "the host to be there again")
@@ -289,7 +289,7 @@ def test_orders_come_by_watch_and_a_fenced_host_begins_a_new_life(
         client.put(keys.end, encode(JobEnd(0, "done", 0.0)))
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
-        assert orders.trouble == ""
+        assert orders.problem == ""
 
 
 def test_what_somebody_left_among_the_hosts_keeps_nobody_out(client: EtcdClient, keys: JobKeys) -> None:

@@ -91,7 +91,7 @@ STATUS = HostStatus("a", "1", HostPhase.RUNNING, round=3, alive_ranks="3", min_s
     [
         (STATUS, False),
         (replace(STATUS, min_step=6, last_step_unix_s=5.0, median_step_s=0.1, step_phase="step"), False),
-        (replace(STATUS, trouble="etcd is slow"), False),
+        (replace(STATUS, problem="etcd is slow"), False),
         (replace(STATUS, alive_ranks="1"), True),
         (replace(STATUS, phase=HostPhase.FAILED), True),
         (replace(STATUS, stall=STALL), True),

@@ -302,7 +302,7 @@ def test_on_the_processor_nobody_asks(tmp_path: Path) -> None:
 
 def test_an_answer_that_is_none(tmp_path: Path) -> None:
     def probe(*arguments, **more):
-        return SimpleNamespace(is_complete=True, output="what?", trouble="")
+        return SimpleNamespace(is_complete=True, output="what?", problem="")
 
     findings = gpus.check_gpus(context(tmp_path, device="cuda", probe=probe), HealthHistory())
     assert findings[0].outcome is CheckOutcome.FAILED

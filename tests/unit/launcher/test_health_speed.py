@@ -54,8 +54,8 @@ def usual() -> HealthHistory:
     return history
 
 
-def outcomes(some: list[dict], history: HealthHistory, trouble: str = "") -> tuple[list[str], bool, str]:
-    findings, is_slow = timed.judge_speed(timed.timings_of(some, trouble), history, 1.5)
+def outcomes(some: list[dict], history: HealthHistory, problem: str = "") -> tuple[list[str], bool, str]:
+    findings, is_slow = timed.judge_speed(timed.timings_of(some, problem), history, 1.5)
     assert tuple(finding.name for finding in findings) == timed.NAMES
     return [finding.outcome for finding in findings], is_slow, "; ".join(finding.detail for finding in findings)
 
@@ -123,7 +123,7 @@ def test_a_gpu_that_torch_does_not_see_any_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("some", "trouble", "expected", "said"),
+    ("some", "problem", "expected", "said"),
     [
         ([], "SIGSEGV", ["failed"] * 3, "SIGSEGV"),
         ([{"part": "device", "error": "torch sees no CUDA device"}], "", ["failed"] * 3, "no CUDA device"),
@@ -143,8 +143,8 @@ def test_a_gpu_that_torch_does_not_see_any_more() -> None:
         ),
     ],
 )
-def test_what_broke_is_distinguished(some: list[dict], trouble: str, expected: list[str], said: str) -> None:
-    found, is_slow, text = outcomes(some, usual(), trouble)
+def test_what_broke_is_distinguished(some: list[dict], problem: str, expected: list[str], said: str) -> None:
+    found, is_slow, text = outcomes(some, usual(), problem)
     assert found == expected
     assert not is_slow  # measuring again is for slowness only
     assert said in text
@@ -252,7 +252,7 @@ def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     )  # fmt: skip
     end = run_probe("probe", [], environment={"PYTHONPATH": str(tmp_path)}, deadline_s=1.0)
     assert end.exit_code is None
-    assert end.trouble == "no end within 1 s"
+    assert end.problem == "no end within 1 s"
     child = int(end.output)
     wait_until(lambda: not is_running(child), "the grandchild's end")
 
@@ -320,9 +320,9 @@ def test_history_round_trip(tmp_path: Path) -> None:
 def test_a_damaged_history_is_put_aside(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "health.json"
     path.write_bytes(content)
-    history, trouble = read_history(path)
+    history, problem = read_history(path)
     assert history == HealthHistory()
-    assert "put aside as health.damaged.json" in trouble
+    assert "put aside as health.damaged.json" in problem
     assert (tmp_path / "health.damaged.json").read_bytes() == content
     assert read_history(path) == (HealthHistory(), "")
 

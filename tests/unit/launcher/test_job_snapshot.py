@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_problem import JobProblem
 from megatrain.contracts.record import encode
-from megatrain.contracts.trouble import Trouble
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.jobs.snapshot import DecodedRecords, read_job
 from tests.helpers.launched_job import make_incident, make_round, make_snapshot
@@ -54,6 +54,6 @@ def test_who_looks_often_decodes_only_what_has_changed(client: EtcdClient, keys:
 
 def test_what_is_wrong_with_parts_that_are_no_hosts_is_read(client: EtcdClient, keys: JobKeys) -> None:
     fill(client, keys)
-    trouble = Trouble("etcd", "its data were removed", 7.0)
-    client.put(keys.trouble(trouble.source), encode(trouble))
-    assert read_job(client, keys).troubles == (trouble,)
+    problem = JobProblem("etcd", "its data were removed", 7.0)
+    client.put(keys.problem(problem.source), encode(problem))
+    assert read_job(client, keys).problems == (problem,)

@@ -58,13 +58,13 @@ def test_a_hang_is_reported_while_it_lasts(tmp_path: Path, monkeypatch: pytest.M
     disk, done = LogDisk(), threading.Event()
     file = HangingFile(tmp_path / "rank.log")
     disk.write(file, LINE)
-    wait_until(lambda: "has not answered for 0 s" in disk.trouble, "the trouble")
+    wait_until(lambda: "has not answered for 0 s" in disk.problem, "the problem")
     disk.set_when_written(done)
     file.answers.set()
     assert done.wait(DEADLINE_S)
     disk.close_file(file)
     disk.close(DEADLINE_S)
-    assert disk.trouble == ""
+    assert disk.problem == ""
     assert file.path.read_bytes() == LINE
 
 

@@ -94,7 +94,7 @@ class Story:
     def receipts(self, incident: Incident) -> list[tuple[str, str, str]]:
         """Return the receipts of an incident's file: receiver, what was sent, or why it was not."""
         raw = (self.root / "incidents" / f"{incident.incident_id}.json").read_bytes()
-        return [(one.receiver, one.stage, one.trouble) for one in decode(Incident, raw, "").receipts]
+        return [(one.receiver, one.stage, one.problem) for one in decode(Incident, raw, "").receipts]
 
     def alarms(self) -> tuple[str, ...]:
         found = self.hosts.read(DriverReport, KEYS.report)
@@ -247,7 +247,7 @@ def test_a_receiver_that_fails_is_tried_again_and_complained_of(story: Story, re
         assert record is not None
         assert (record.num_sent, record.told) == (0, {})
         assert record.num_failed >= 1
-        assert "127.0.0.1" in record.trouble
+        assert "127.0.0.1" in record.problem
         receiver.usual = Reply()
         story.wait_notified(1)
         wait_until(lambda: not any("cannot be notified" in one for one in story.alarms()), "the alarm's end")

@@ -206,7 +206,7 @@ def test_a_try_that_failed_leaves_all_to_be_reported() -> None:
     topic = make_topic()
     plan = plan_of([topic], ReceiverRecord("test"), rules(Manner.PAGE), NOW_S)
     record = refused(plan.record, plan, "it answers 500", NOW_S)
-    assert (record.num_failed, record.num_sent, record.trouble) == (1, 0, "it answers 500")
+    assert (record.num_failed, record.num_sent, record.problem) == (1, 0, "it answers 500")
     again = plan_of([topic], record, rules(Manner.PAGE), NOW_S + 2)
     assert again.topics == (topic,)
 
@@ -224,8 +224,8 @@ def test_receipts_say_what_was_sent_and_when(manner: Manner) -> None:
 def test_a_receipt_says_how_often_and_why_a_receiver_did_not_take_it() -> None:
     plan = plan_of([make_topic()], ReceiverRecord("slack"), rules(Manner.DIGEST), NOW_S)
     record = plan.record
-    for number, trouble in enumerate(("no answer in time", "answers 404"), 1):
-        record = refused(record, plan, trouble, NOW_S + number)
+    for number, problem in enumerate(("no answer in time", "answers 404"), 1):
+        record = refused(record, plan, problem, NOW_S + number)
     assert record.receipts == {"incident/one": (Receipt("slack", "open", NOW_S + 2, "answers 404", num_failed=2),)}
     record = taken(record, plan, NOW_S + 9)
     assert record.receipts == {"incident/one": (Receipt("slack", "open", NOW_S + 9, "", num_failed=2),)}

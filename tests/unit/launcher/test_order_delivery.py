@@ -60,7 +60,7 @@ def test_one_malformed_answer_stops_no_delivery(etcd: EtcdServers) -> None:
         wait_until(lambda: orders.view().named_in == 1, "the round to arrive")
         wait_until(lambda: orders.view().newest_halt == 1, "the halt to arrive")
         wait_until(lambda: orders.view().end is not None, "the end to arrive")
-        wait_until(lambda: orders.trouble == "", "the trouble to be over")
+        wait_until(lambda: orders.problem == "", "the problem to be over")
         assert orders.view().end == JobEnd(0, "a test", 0.0)
 
 

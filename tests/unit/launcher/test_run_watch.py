@@ -34,7 +34,7 @@ def test_what_a_run_needs_is_made_anew_and_reported(run: RunDirectory, name: str
         shutil.rmtree(path)
         wait_until(lambda: lost == [path], "the loss")
         assert path.is_dir()
-        (text,) = watch.troubles
+        (text,) = watch.problems
         assert text.startswith(f"{path} was removed by somebody at ")
         assert text.endswith(watched[path])
 
@@ -48,11 +48,11 @@ def test_of_all_candidates_only_the_driver_logs_a_loss(
     with RunWatch({path: "its records are lost"}, is_driving=lambda: is_driving) as watch:
         wait_until(lambda: watch.has_polled, "the first look")
         shutil.rmtree(path)
-        wait_until(lambda: bool(watch.troubles), "the loss to be known")
+        wait_until(lambda: bool(watch.problems), "the loss to be known")
         wait_until(path.is_dir, "the directory")
     # only its own messages: threads that earlier tests started may still log
     logged = [record.getMessage() for record in caplog.records if record.name == run_watch.__name__]
-    assert (list(watch.troubles) == logged) is is_driving
+    assert (list(watch.problems) == logged) is is_driving
     assert bool(logged) is is_driving
 
 
@@ -66,11 +66,11 @@ def test_what_cannot_be_made_anew_is_reported_until_it_can(tmp_path: Path) -> No
         wait_until(lambda: watch.has_polled, "the first look")
         other.symlink_to(tmp_path / "file")
         other.replace(root)
-        wait_until(lambda: len(watch.troubles) == 2, "the trouble")
-        assert watch.troubles[1] == f"{root / 'metrics'} cannot be created again: Not a directory"
+        wait_until(lambda: len(watch.problems) == 2, "the problem")
+        assert watch.problems[1] == f"{root / 'metrics'} cannot be created again: Not a directory"
         other.symlink_to(real)
         other.replace(root)
-        wait_until(lambda: len(watch.troubles) == 1, "the end of the trouble")
+        wait_until(lambda: len(watch.problems) == 1, "the end of the problem")
 
 
 def test_checkpoints_elsewhere_are_watched_there(run: RunDirectory, tmp_path: Path) -> None:

@@ -331,7 +331,7 @@ def test_preload_that_fails_is_reported_and_does_no_harm(tmp_path: Path) -> None
     (tmp_path / "good.py").write_text("print('fine')\n")
     with StandbyClient(preload=("bad_preload",), directory=tmp_path) as client:
         assert client.wait_ready(DEADLINE_S)
-        assert "bad_preload cannot be imported in advance (RuntimeError: not today)" in client.trouble
+        assert "bad_preload cannot be imported in advance (RuntimeError: not today)" in client.problem
         made = Programs(client, tmp_path)
         assert made.run("print('fine')")[0] == "fine\n"
 
@@ -342,7 +342,7 @@ def test_preload_that_kills_the_server_is_left_out(tmp_path: Path) -> None:
     with StandbyClient(preload=("deadly_preload",), directory=tmp_path) as client:
         made = Programs(client, tmp_path)
         assert made.run("print('fine')")[0] == "fine\n"
-        assert "imports deadly_preload dies" in client.trouble
+        assert "imports deadly_preload dies" in client.problem
 
 
 def test_request_before_the_server_is_ready_waits(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class TestRotatingFile:
         for name in ("link.log", "pipe.log"):
             file = RotatingFile(tmp_path / name)
             file.write(b"a line\n")
-            assert f"{name} cannot be written" in file.trouble
+            assert f"{name} cannot be written" in file.problem
             file.close()
         assert not (tmp_path / "elsewhere").exists()
 
@@ -109,9 +109,9 @@ class TestRotatingFile:
             patch.setattr(os, "write", write_on_full_disk)
             file.write(b"abcdef\n")
             file.write(b"lost\n")
-            assert "No space left on device" in file.trouble
+            assert "No space left on device" in file.problem
         file.write(b"after\n")
-        assert file.trouble == ""
+        assert file.problem == ""
         file.close()
         text = (tmp_path / "rank.log").read_text()
         assert text == "before\nabc[megatrain: 9 bytes could not be written here]\nafter\n"
@@ -194,7 +194,7 @@ class TestLogWatch:
         monkeypatch.setattr("megatrain_job.failures.classifier.LogClassifier.feed", fail)
         watch = LogWatch(3)
         assert watch.feed(b"line\n") is None
-        assert "ZeroDivisionError: oops" in watch.trouble
+        assert "ZeroDivisionError: oops" in watch.problem
         assert watch.finish() is None
 
 
@@ -261,12 +261,12 @@ class TestWorkerLogs:
             os.close(fd)
         assert [(number, rank, verdict.label) for number, rank, verdict in heard] == [(4, 9, Label.GPU_HARDWARE)]
 
-    def test_directory_that_cannot_be_written_is_trouble_and_no_more(self, tmp_path: Path) -> None:
+    def test_unwritable_directory_is_reported_and_workers_go_on(self, tmp_path: Path) -> None:
         (tmp_path / "logs").write_text("a file")
         with logs_with_pipe(tmp_path / "logs") as (logs, shown):
             fd = logs.open_rank(1, 0)
             write(fd, b"shown all the same\n" * 20_000)
-            wait_until(lambda: "cannot be written" in logs.trouble, "trouble")
+            wait_until(lambda: "cannot be written" in logs.problem, "the problem")
             write(fd, OUT_OF_MEMORY)
             assert logs.log_verdict_at_end(0, DEADLINE_S) is not None
             assert os.read(shown, 19 + 9) == b"[rank 0] shown all the same\n"
@@ -292,12 +292,12 @@ class TestWorkerLogs:
             shutil.rmtree(tmp_path / "logs")
             if writes_on:
                 write(fd, b"after\n")
-            wait_until(lambda: bool(logs.trouble), "the trouble")
+            wait_until(lambda: bool(logs.problem), "the problem")
             os.close(fd)
             assert re.fullmatch(
                 rf"a log in {path.parent} was removed by somebody at \d\d:\d\d:\d\d UTC: its lines until then are "
                 "lost, it is created again",
-                logs.trouble,
+                logs.problem,
             )
         note = b"[megatrain: this log was removed by somebody; 7 bytes that were in it are lost]\n"
         assert path.read_bytes() == note + (b"after\n" if writes_on else b"")

@@ -30,7 +30,7 @@ def router(parts: DashboardParts) -> APIRouter:
     routes = APIRouter(tags=["hosts"], dependencies=[parts.heavy_query])
     source = parts.source
 
-    def trouble(last_ns: int, now_s: float) -> str:
+    def problem(last_ns: int, now_s: float) -> str:
         """Return a text that says for how long nothing was read of a host of a running job; empty: not for long."""
         config = source.facts().config
         interval_s = (DiagnosticsConfig() if config is None else config.diagnostics).telemetry_interval_s
@@ -51,7 +51,7 @@ def router(parts: DashboardParts) -> APIRouter:
             first_ns = min(end_ns, max(int(window.begin_s * _NS), end_ns - _MAX_MINUTES * _MINUTE_NS))
         # without a window, a host that has been silent for long shows its last reading
         rows = rows_of_host(source.events, host, min(first_ns, last_ns) if window.is_whole else first_ns, end_ns)
-        return host_devices_document(host, rows, first_ns, end_ns, trouble(last_ns, now_s))
+        return host_devices_document(host, rows, first_ns, end_ns, problem(last_ns, now_s))
 
     @routes.get("/hosts/{host}/devices", response_model=HostDevicesDocument)
     def devices(

@@ -40,18 +40,18 @@ def nothing_read(host: str) -> HostDevicesDocument:
 
 
 def host_devices_document(
-    host: str, rows: HostDeviceRows, first_ns: int, last_ns: int, trouble: str = ""
+    host: str, rows: HostDeviceRows, first_ns: int, last_ns: int, problem: str = ""
 ) -> HostDevicesDocument:
     """Return the document of rows between two moments.
 
-    `trouble`: why there are no newer rows, if the GPU driver named no error.
+    `problem`: why there are no newer rows, if the GPU driver named no error.
     """
     gpus, links = rows.gpus, rows.links
     return HostDevicesDocument(
         host=host,
         first_unix_s=first_ns / 1e9,
         last_unix_s=last_ns / 1e9,
-        trouble=trouble or _driver_trouble(gpus),
+        trouble=problem or _driver_problem(gpus),
         gpus=tuple(_gpu(one, first_ns, last_ns) for one in _gpus_of(gpus)),
         links=tuple(
             _link(_by_time(links, links.link == name), first_ns, last_ns) for name in sorted(set(links.link.tolist()))
@@ -60,7 +60,7 @@ def host_devices_document(
     )
 
 
-def _driver_trouble(gpus: Gpus) -> str:
+def _driver_problem(gpus: Gpus) -> str:
     """Return the newest error that concerns all GPUs; empty where readings of GPUs are newer."""
     about_all = _by_time(gpus, gpus.gpu < 0)
     newest = gpus.at_ns[gpus.gpu >= 0].max(initial=0)

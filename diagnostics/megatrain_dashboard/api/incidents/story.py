@@ -42,7 +42,7 @@ def story_document(
     ]
     order = {what: place for place, what in enumerate(("verdict", "fault", "noticed", "decision", "step", "over"))}
     receipts = [
-        _at(one.at_unix_s, "not-told" if one.trouble else "told", f"{one.receiver}: {receipt_text(one)}")
+        _at(one.at_unix_s, "not-told" if one.problem else "told", f"{one.receiver}: {receipt_text(one)}")
         for one in incident.receipts
     ]
     return StoryDocument(

@@ -112,18 +112,18 @@ class LiveStreams:
 
     async def _tick(self) -> None:
         """Ask the source once a second while a stream is open."""
-        trouble = ""
+        problem = ""
         while self._open:
             try:
                 state = await asyncio.to_thread(self._source.live)
-                trouble = ""
+                problem = ""
                 if state != self._state:
                     self._say(state)
             except Exception as error:
                 # the streams stay open after any error, and the same error is not logged each second
-                if repr(error) != trouble:
+                if repr(error) != problem:
                     _logger.exception("the state of the job cannot be read")
-                trouble = repr(error)
+                problem = repr(error)
             await asyncio.sleep(self._tick_s)
 
     def _say(self, state: LiveState) -> None:

@@ -71,7 +71,7 @@ def overview_inputs(source: JobSource, now_s: float) -> OverviewInputs:
         now_s=now_s,
         facts=source.facts(),
         snapshot=source.snapshot(),
-        etcd_trouble=source.etcd_trouble(),
+        etcd_problem=source.etcd_problem(),
         state=source.daemon_state(),
         is_recorded=source.is_recorded,
         num_hosts=_num_hosts(source) if source.is_recorded else 0,

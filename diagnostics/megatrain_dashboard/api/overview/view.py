@@ -49,7 +49,7 @@ class OverviewInputs:
     now_s: float
     facts: JobFacts
     snapshot: JobSnapshot | None = None
-    etcd_trouble: str = ""
+    etcd_problem: str = ""
     state: DaemonState | None = None
     is_recorded: bool = False
     num_hosts: int = 0
@@ -72,7 +72,7 @@ class _Standing:
 def overview_document(given: OverviewInputs) -> OverviewDocument:
     """Return the overview."""
     snapshot, facts, series = given.snapshot, given.facts, given.facts.series
-    unreachable = Unreachable(given.etcd_trouble) if given.etcd_trouble else None
+    unreachable = Unreachable(given.etcd_problem) if given.etcd_problem else None
     assessment = None if snapshot is None else assess(snapshot, given.now_s, unreachable)
     standing = _standing(given, assessment)
     step = completed_step(assessment, facts)
@@ -158,11 +158,11 @@ def _standing(given: OverviewInputs, assessment: Assessment | None) -> _Standing
         assert found is not None, "a recorded job has one"
         return _Standing(found.state, found.headline, None, found.health.reasons)
     if assessment is None:
-        unknown = Unreachable(given.etcd_trouble or "etcd has not answered yet")
+        unknown = Unreachable(given.etcd_problem or "etcd has not answered yet")
         return _Standing(_UNKNOWN, unknown.why, None, (unknown.reason,))
     reasons = assessment.health.reasons
-    if given.etcd_trouble and not assessment.is_over:
-        return _Standing(_UNKNOWN, given.etcd_trouble, None, reasons)
+    if given.etcd_problem and not assessment.is_over:
+        return _Standing(_UNKNOWN, given.etcd_problem, None, reasons)
     return _Standing(str(assessment.state), assessment.headline, assessment.since_unix_s, reasons)
 
 
@@ -238,20 +238,20 @@ def _next(
 ) -> NextAction:
     if given.is_recorded or given.snapshot is None or assessment is None:
         return NextAction(what=NOTHING, why=standing.headline, verdict_id="")
-    if given.etcd_trouble:
-        return NextAction(what="not known", why=given.etcd_trouble, verdict_id="")
+    if given.etcd_problem:
+        return NextAction(what="not known", why=given.etcd_problem, verdict_id="")
     return next_action(given.snapshot, assessment, given.facts.cases, given.facts.config, step=step, step_s=step_s)
 
 
 def _diagnosis(given: OverviewInputs) -> DiagnosisState:
     state = given.state
     silent = () if state is None else state.silent_ranks
-    trouble = () if state is None or not state.trouble else (state.trouble,)
+    problem = () if state is None or not state.problem else (state.problem,)
     return DiagnosisState(
         is_daemon_alive=given.facts.is_daemon_alive,
         silent_ranks=silent[:_MAX_SILENT],
         num_silent_ranks=len(silent),
         rows_dropped=0 if state is None else state.dropped_rows,
         rows_refused=0 if state is None else sum(state.refused_rows.values()),
-        problems=(*trouble, *given.facts.problems),
+        problems=(*problem, *given.facts.problems),
     )

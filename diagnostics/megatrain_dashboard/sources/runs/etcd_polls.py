@@ -54,7 +54,7 @@ class OneJob:
 
     def out_of_reach(self, error: CoordinationError) -> EtcdPoll:
         """Return the last state with the reason why etcd does not answer."""
-        self._last = replace(self._last, trouble=short(str(error), _MAX_CHARACTERS))
+        self._last = replace(self._last, problem=short(str(error), _MAX_CHARACTERS))
         return self._last
 
 

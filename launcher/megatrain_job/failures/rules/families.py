@@ -147,7 +147,7 @@ RULES: tuple[Rule, ...] = (
         culprit=r"\b(?:gpu|cuda)[ :#-]*(?P<gpu>\d+)", is_family=True,
     ),
     rule(
-        "checkpoint-in-trouble", Label.STORAGE, EXCEPTION + 1,
+        "checkpoint-error", Label.STORAGE, EXCEPTION + 1,
         *_pairs("checkpoint, ckpt, .distcp, .safetensors, optim_states, model_states",
                 "fail, error, corrupt, unreadable, timed out, timeout, incomplete, unavailable, denied, refused, "
                 "truncated, mismatch & checksum, cannot, could not, unable"),
@@ -162,7 +162,7 @@ RULES: tuple[Rule, ...] = (
         is_family=True,
     ),
     rule(
-        "data-in-trouble", Label.DATA, EXCEPTION + 1,
+        "data-error", Label.DATA, EXCEPTION + 1,
         *_pairs("dataset, dataloader, data loader, sample, shard, tokenized, .jsonl, .parquet, .arrow, .tar, tfrecord",
                 "corrupt, truncated, unreadable, malformed, cannot be read, could not be read, failed to read, "
                 "failed to decode, failed to parse, checksum & match, exhausted unexpectedly, ended unexpectedly, "

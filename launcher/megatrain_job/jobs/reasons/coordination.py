@@ -18,8 +18,8 @@ def reasons_of_coordination(snapshot: JobSnapshot, now_s: float) -> Iterator[Rea
     if snapshot.record is None and snapshot.hosts:
         text = "etcd has hosts of this job but no record of the job: its data were lost, or this is another etcd"
         yield Reason(ReasonCode.COORDINATION_LOST, text)
-    for trouble in snapshot.troubles:
-        yield Reason(ReasonCode.FILES_REMOVED, trouble.text, trouble.since_unix_s)
+    for problem in snapshot.problems:
+        yield Reason(ReasonCode.FILES_REMOVED, problem.text, problem.since_unix_s)
     if snapshot.etcd_alarms:
         names = names_text(snapshot.etcd_alarms)
         yield Reason(ReasonCode.ETCD_ALARM, f"etcd raises {names}: nothing can be decided until this is fixed")
@@ -48,7 +48,7 @@ def _verdicts(snapshot: JobSnapshot, now_s: float) -> Iterator[Reason]:
 
 
 def _alarms(snapshot: JobSnapshot) -> Iterator[Reason]:
-    """Yield the driver's troubles that no other reason reports already."""
+    """Yield the driver's problems that no other reason reports already."""
     alarms = () if snapshot.report is None else snapshot.report.alarms
     held = snapshot.incidents[-1].reason if snapshot.incidents else ""
     other_texts: Sequence[str] = (*snapshot.unreadable, held)

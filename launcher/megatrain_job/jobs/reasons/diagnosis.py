@@ -40,8 +40,8 @@ def _of_report(report: DaemonReport, standing: Standing, now_s: float) -> Iterat
         text = f"the diagnostics daemon has not reported for {age_text(report.at_unix_s, now_s)}: it hangs"
         yield Reason(ReasonCode.DAEMON_SILENT, text, report.at_unix_s)
         return
-    if report.trouble:
-        yield Reason(ReasonCode.DAEMON_TROUBLE, f"the diagnostics daemon cannot store events: {report.trouble}")
+    if report.problem:
+        yield Reason(ReasonCode.DAEMON_PROBLEM, f"the diagnostics daemon cannot store events: {report.problem}")
     if report.num_away_hosts:
         names = names_text(report.away_hosts) if report.num_away_hosts <= len(report.away_hosts) else ""
         who = names or count_text(report.num_away_hosts, "host")
@@ -60,7 +60,7 @@ def _devices(report: DaemonReport, standing: Standing) -> Iterator[Reason]:
     for one in report.devices:
         if one.host in members:
             yield Reason(ReasonCode(one.kind.value), one.text, one.since_unix_s, (one.host,), one.ranks)
-    num_unlisted = report.num_device_troubles - len(report.devices)
+    num_unlisted = report.num_device_problems - len(report.devices)
     if num_unlisted > 0:
         text = f"{count_text(num_unlisted, 'more problem')} of GPUs and links: see the pages of the hosts"
         yield Reason(ReasonCode.GPU_DEGRADED, text)

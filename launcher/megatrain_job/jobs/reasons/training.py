@@ -144,8 +144,8 @@ def reasons_of_hosts(standing: Standing) -> Iterator[Reason]:
             yield Reason(ReasonCode.STUCK, f"{view.host}: {view.remark}", since_s, (view.host,), stuck)
         elif view.is_unfit:
             yield Reason(ReasonCode.HOST_UNFIT, f"{view.host} is unfit: {view.remark}", None, (view.host,))
-        elif standing.is_live and view.trouble:
-            yield Reason(ReasonCode.HOST_TROUBLE, f"{view.host}: {view.trouble}", None, (view.host,))
+        elif standing.is_live and view.problem:
+            yield Reason(ReasonCode.HOST_PROBLEM, f"{view.host}: {view.problem}", None, (view.host,))
 
 
 def number_of(config: Mapping[str, str], key: str) -> float | None:

@@ -71,7 +71,7 @@ def test_calls_go_on_through_another_member(cluster: EtcdServers, fault: str, is
             seen: list[int] = []
             while not seen or seen[-1] < written[-1]:
                 event = watch.next(10.0)
-                assert isinstance(event, Changes), watch.trouble
+                assert isinstance(event, Changes), watch.problem
                 seen.append(event.revision)
 
         assert len(seen) == len(set(seen))
@@ -117,7 +117,7 @@ def test_watch_at_a_member_without_majority_moves_to_the_others(cluster: EtcdSer
             member.kill()
         try:
             assert watch.next(1.3) is None
-            assert watch.trouble
+            assert watch.problem
         finally:
             lonely.freeze()
             for member in rest:

@@ -30,7 +30,7 @@ def test_signs_of_progress_are_no_proof_of_a_majority(tmp_path_factory: pytest.T
         for member in cluster.members[1:]:
             member.kill()
 
-        wait_until(lambda: watch.trouble != "", "the watch to ask for proof")
+        wait_until(lambda: watch.problem != "", "the watch to ask for proof")
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_hasty_call_leaves_the_watches_alone(etcd: EtcdServers, prefix: str) -> 
         before = proxy.num_connections
 
         assert watch.next(0.5) is None
-        assert not watch.trouble
+        assert not watch.problem
         assert watch.next_revision == written + 1
         assert proxy.num_connections == before
 

@@ -24,7 +24,7 @@ _QUICK = WatchLimits(silence_s=0.2)
 
 def take(watch: Watch) -> WatchEvent:
     event = watch.next(10.0)
-    assert event is not None, watch.trouble
+    assert event is not None, watch.problem
     return event
 
 
@@ -93,7 +93,7 @@ def test_watch_begins_with_what_is_there_and_goes_on(client: EtcdClient, prefix:
         assert (first.changes[0].kind, first.changes[0].item.value) == (ChangeKind.PUT, b"2")
         assert (second.changes[0].kind, second.changes[0].item.key) == (ChangeKind.DELETE, f"{prefix}a".encode())
         assert watch.next(0.0) is None
-        assert watch.trouble == ""
+        assert watch.problem == ""
 
 
 def test_watch_from_a_revision_delivers_the_past(client: EtcdClient, prefix: str) -> None:
@@ -237,7 +237,7 @@ def test_compaction_behind_a_broken_watch_gives_the_range_anew(own: EtcdServers)
         take_snapshot(watch)
         proxy.conduct = Conduct.REFUSE
         proxy.cut()
-        wait_until(lambda: watch.trouble != "", "the watch to notice")
+        wait_until(lambda: watch.problem != "", "the watch to notice")
         writer.put("w/a", "1")
         compact(writer, writer.put("w/a", "2"))
         proxy.conduct = Conduct.PASS
@@ -246,7 +246,7 @@ def test_compaction_behind_a_broken_watch_gives_the_range_anew(own: EtcdServers)
         assert [item.value for item in snapshot.items] == [b"2"]
         assert "no history before revision" in snapshot.reason
         assert revisions(watch, writer.put("w/a", "3")) == [snapshot.revision + 1]
-        assert watch.trouble == ""
+        assert watch.problem == ""
 
 
 def test_signs_of_progress_spare_an_idle_watch_the_beginning(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -281,7 +281,7 @@ def test_what_came_before_is_not_reported_again(fake: FakeGateway) -> None:
     ]  # fmt: skip
     with EtcdClient(EtcdSettings.of(fake.url)) as client, Watch(client, KeyRange.key("a"), start_revision=5) as watch:
         assert revisions(watch, 7) == [5, 6, 7]
-        wait_until(lambda: "bye" in watch.trouble, "the end of the stream")
+        wait_until(lambda: "bye" in watch.problem, "the end of the stream")
         assert watch.next(0.0) is None
 
 
@@ -383,14 +383,14 @@ def test_garbage_is_survived(etcd: EtcdServers, garbage: bytes, prefix: str) -> 
         take_snapshot(watch)
         proxy.garbage, proxy.conduct = [garbage], Conduct.GARBAGE
         proxy.cut()
-        wait_until(lambda: watch.trouble != "", "the watch to notice")
+        wait_until(lambda: watch.problem != "", "the watch to notice")
         written = writer.put(prefix + "a", "")
         proxy.conduct = Conduct.PASS
 
         assert revisions(watch, written) == [written]
 
 
-def test_endless_trouble_costs_few_connections(etcd: EtcdServers, prefix: str) -> None:
+def test_endless_errors_cost_few_connections(etcd: EtcdServers, prefix: str) -> None:
     """A proxy that cuts every stream after its first message must not make the watch spin."""
     with (
         EtcdProxy(etcd.members[0].client_port, budget=lambda: 300) as proxy,

@@ -46,8 +46,8 @@ def test_thread_that_fails_begins_anew_and_says_so_once(hasty: None, caplog: pyt
     with caplog.at_level(logging.ERROR):
         thread = RestartingThread("watchman", run, closed)
         assert began.wait(DEADLINE_S)
-        assert thread.trouble == "watchman failed: another"
-        wait_until(lambda: thread.trouble == "", "it to be well for a while")
+        assert thread.problem == "watchman failed: another"
+        wait_until(lambda: thread.problem == "", "it to be well for a while")
         closed.set()
         thread.join(DEADLINE_S)
 
@@ -102,7 +102,7 @@ def test_mistake_of_who_takes_events_loses_none(hasty: None, client: EtcdClient,
         client.put(prefix + "b", "")
         wait_until(lambda: consumer.has(prefix + "b"), "what comes later")
         assert isinstance(consumer.seen[-1], Changes)
-        wait_until(lambda: follower.trouble == "", "the trouble to be over")
+        wait_until(lambda: follower.problem == "", "the problem to be over")
 
 
 @pytest.mark.slow
@@ -111,13 +111,13 @@ def test_follower_whose_consumer_always_fails_receives_nothing(hasty: None, clie
     consumer.fails = itertools.repeat(True)
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
         began = time.monotonic()
-        wait_until(lambda: "KeyError" in follower.trouble, "the mistake to be reported")
+        wait_until(lambda: "KeyError" in follower.problem, "the mistake to be reported")
         wait_until(lambda: follower.unconfirmed_s > 1.0, "no event to be taken for a second")
         assert follower.unconfirmed_s > time.monotonic() - began - 0.5, "failed tries do not count as taken"
         assert not consumer.seen
         consumer.fails = itertools.repeat(False)
         wait_until(lambda: follower.unconfirmed_s < 1.0, "something to be heard")
-        wait_until(lambda: follower.trouble == "", "the trouble to be over")
+        wait_until(lambda: follower.problem == "", "the problem to be over")
         assert [type(event) for event in consumer.seen][:1] == [Snapshot]
         assert [type(event) for event in consumer.seen][:1] == [Snapshot]
 
@@ -140,7 +140,7 @@ def test_event_that_is_never_processed_counts_as_not_received(client: EtcdClient
 
 @pytest.mark.slow
 def test_watch_that_only_ever_opens_receives_nothing(etcd: EtcdServers, prefix: str) -> None:
-    """Each stream is opened as it should be and breaks at its first event: the trouble lasts until one gets through."""
+    """Each stream is opened as it should be and breaks at its first event: the problem lasts until one gets through."""
     created = b'HTTP/1.1 200 OK\r\n\r\n{"result":{"created":true}}\n'
     broken = b'{"result":{"header":{"revision":"999999999"},"events":[7]}}\n'
     with (
@@ -158,13 +158,13 @@ def test_watch_that_only_ever_opens_receives_nothing(etcd: EtcdServers, prefix: 
         wait_until(lambda: proxy.num_spoiled > 4, "a few more tries")
         client.get(prefix)  # etcd answers calls all the while
 
-        assert (watch.confirmed_at, "not a list of objects" in watch.trouble) == (confirmed_at, True)
+        assert (watch.confirmed_at, "not a list of objects" in watch.problem) == (confirmed_at, True)
         proxy.conduct = Conduct.PASS
         written = writer.put(prefix + "a", "")
         event = [watch.next(10.0), watch.next(10.0)][-1]
         assert isinstance(event, Changes)
         assert event.revision == written
-        wait_until(lambda: watch.trouble == "" and watch.confirmed_at != confirmed_at, "the trouble to be over")
+        wait_until(lambda: watch.problem == "" and watch.confirmed_at != confirmed_at, "the problem to be over")
 
 
 def test_garbage_for_one_watch_breaks_no_other(etcd: EtcdServers, prefix: str) -> None:
@@ -181,7 +181,7 @@ def test_garbage_for_one_watch_breaks_no_other(etcd: EtcdServers, prefix: str) -
         proxy.conduct = Conduct.GARBAGE
         with Watch(client, spoilt) as broken:
             wait_until(lambda: proxy.num_spoiled > 2, "a few tries")
-            assert (broken.confirmed_at, watch.trouble) == (None, "")
+            assert (broken.confirmed_at, watch.problem) == (None, "")
             client.put(prefix + "whole/a", "")
             assert [type(watch.next(10.0)) for _ in range(2)] == [Snapshot, Changes]
 
@@ -231,13 +231,13 @@ def test_mistake_of_ours_ends_no_watch(mistaken: MistakenClient, prefix: str) ->
 
     mistaken.mistakes = mistakes()
     with Watch(mistaken, KeyRange.prefix(prefix)) as watch:
-        wait_until(lambda: watch.trouble == "ZeroDivisionError: a mistake", "the mistake")
+        wait_until(lambda: watch.problem == "ZeroDivisionError: a mistake", "the mistake")
         may_go_on.set()
         assert isinstance(watch.next(10.0), Snapshot)
         mistaken.put(prefix + "a", "")
 
         assert isinstance(watch.next(10.0), Changes)
-        wait_until(lambda: watch.trouble == "", "the trouble to be over")
+        wait_until(lambda: watch.problem == "", "the problem to be over")
 
 
 def test_mistake_of_ours_ends_no_lease(hasty: None, mistaken: MistakenClient, caplog: pytest.LogCaptureFixture) -> None:

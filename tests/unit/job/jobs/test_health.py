@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.diag_records import DaemonReport, DeviceTrouble, DeviceTroubleKind
+from megatrain.contracts.diag_records import DaemonReport, DeviceProblem, DeviceProblemKind
 from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.host_records import DiskSpace, HostPhase, HostSaves, HostStatus, Milestones
 from megatrain.contracts.host_verdict import OutcomeKind, VerdictOutcome
 from megatrain.contracts.incident import IncidentKind, IncidentState, Moments
+from megatrain.contracts.job_problem import JobProblem
 from megatrain.contracts.rounds import Halt, JobEnd
-from megatrain.contracts.trouble import Trouble
 from megatrain_job.jobs.assessment import Unreachable, assess
 from megatrain_job.jobs.health import Health, HealthLevel, Reason, ReasonCode, health_of
 from megatrain_job.jobs.snapshot import JobSnapshot
@@ -161,7 +161,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     "etcd is out of space": (ReasonCode.ETCD_ALARM, {"etcd_alarms": ("NOSPACE",)}, "etcd raises NOSPACE"),
     "record lost": (ReasonCode.COORDINATION_LOST, {"record": None}, "no record of the job: its data were lost"),
     "files of its etcd removed": (
-        ReasonCode.FILES_REMOVED, {"troubles": (Trouble("etcd", "/run/coordination was removed by somebody", NOW_S),)},
+        ReasonCode.FILES_REMOVED, {"problems": (JobProblem("etcd", "/run/coordination was removed", NOW_S),)},
         "/run/coordination was removed",
     ),
     "recovering": (
@@ -178,8 +178,8 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     ),
     "a directory was removed": (
         ReasonCode.DIRECTORY_REMOVED,
-        {"report": DriverReport("host-1", "trains", NOW_S, removed=("/run/logs was removed by somebody",))},
-        "^/run/logs was removed by somebody",
+        {"report": DriverReport("host-1", "trains", NOW_S, removed=("/run/logs was removed",))},
+        "^/run/logs was removed",
     ),
     "the newest checkpoint is damaged": (
         ReasonCode.CHECKPOINT_DAMAGED,
@@ -254,7 +254,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
         ReasonCode.DAEMON_SILENT, streamed(report(at_unix_s=NOW_S - 40)), "has not reported for 40 s: it hangs",
     ),
     "the daemon stores nothing": (
-        ReasonCode.DAEMON_TROUBLE, streamed(report(trouble="disk full")), "cannot store events: disk full",
+        ReasonCode.DAEMON_PROBLEM, streamed(report(problem="disk full")), "cannot store events: disk full",
     ),
     "a streamer is away": (
         ReasonCode.STREAMER_SILENT, streamed(report(away_hosts=("host-1",), num_away_hosts=1)),
@@ -269,13 +269,13 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     **{
         f"{kind} of a host that trains": (
             ReasonCode(kind.value),
-            streamed(report(devices=(DeviceTrouble(kind, "host-2", "GPU 3 of host-2 is lost", NOW_S - 9, (3,)),))),
+            streamed(report(devices=(DeviceProblem(kind, "host-2", "GPU 3 of host-2 is lost", NOW_S - 9, (3,)),))),
             "^GPU 3 of host-2 is lost$",
         )
-        for kind in DeviceTroubleKind
+        for kind in DeviceProblemKind
     },
     "more devices than are named": (
-        ReasonCode.GPU_DEGRADED, streamed(report(num_device_troubles=40)), "40 more problems of GPUs and links",
+        ReasonCode.GPU_DEGRADED, streamed(report(num_device_problems=40)), "40 more problems of GPUs and links",
     ),
     "no driver": (ReasonCode.NO_DRIVER, {"driver": ""}, "no driver is elected"),
     "the driver complains": (
@@ -287,8 +287,8 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
         {"hosts": {**make_snapshot().hosts, "host-3": make_host(3, is_fit=False, unfit_reason="ECC errors")}},
         "host-3 is unfit: ECC errors",
     ),
-    "trouble of a host": (
-        ReasonCode.HOST_TROUBLE, {"statuses": statuses(trouble="logs cannot be written")},
+    "problem of a host": (
+        ReasonCode.HOST_PROBLEM, {"statuses": statuses(problem="logs cannot be written")},
         "host-1: logs cannot be written",
     ),
     "a damaged record": (ReasonCode.RECORD_UNREADABLE, {"unreadable": ("hosts/x: not JSON",)}, "hosts/x: not JSON"),
@@ -355,6 +355,6 @@ def test_what_is_wrong_with_storage_is_reported_beside_a_recovery() -> None:
 
 
 def test_a_device_of_a_host_that_does_not_train_is_no_reason() -> None:
-    trouble = DeviceTrouble(DeviceTroubleKind.GPU_FAILING, "host-9", "GPU 3 of host-9 is lost")
-    found = assess(make_snapshot(**streamed(report(devices=(trouble,), num_device_troubles=1))), NOW_S).health
+    problem = DeviceProblem(DeviceProblemKind.GPU_FAILING, "host-9", "GPU 3 of host-9 is lost")
+    found = assess(make_snapshot(**streamed(report(devices=(problem,), num_device_problems=1))), NOW_S).health
     assert not found.has(ReasonCode.GPU_FAILING)

@@ -190,7 +190,7 @@ def test_what_keeps_nothing_from_training_is_amber() -> None:
     )  # fmt: skip
     answer = answer_of(
         statuses=statuses(
-            host_1=make_status(1, trouble="logs cannot be written: disk full"),
+            host_1=make_status(1, problem="logs cannot be written: disk full"),
             host_2=make_status(2, last_step_unix_s=NOW_S - 50, alive_ranks="1"),
         ),
         incidents=(held,),

@@ -112,4 +112,4 @@ def test_an_audit_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     files = IncidentFiles(tmp_path)
     with files:
         files.audit(AuditEntry(WAITING, STRAGGLER))
-    assert "the outcome of verdict 'v-1' cannot be written" in files.trouble
+    assert "the outcome of verdict 'v-1' cannot be written" in files.problem

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class JobProblem:
     """A problem that needs a person now. The key is removed when the problem is over."""
 
     source: str
