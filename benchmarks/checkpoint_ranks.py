@@ -29,12 +29,12 @@ from benchmarks.checkpoint_state import RankState, build_state
 from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.checkpoint.load import LoadReport, load_state
+from megatrain.checkpoint_format.checkpoint_files import read_manifest, step_directory_name
+from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.manifest import SampleStream
 from megatrain.comm import Mesh, create_mesh, open_rendezvous
 from megatrain.config.config import Config
-from megatrain.contracts.checkpoint_files import read_manifest, step_directory_name
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.manifest import SampleStream
 from megatrain.contracts.process import Process
 from megatrain.parallel.pipeline import PipelineInput
 from megatrain.schedule import build_schedule

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.bars import Bar, at_most, must_hold
 from benchmarks.result import Result
-from megatrain.contracts.host_verdict import VerdictConfidence
+from megatrain.contracts.records.host_verdict import VerdictConfidence
 from tests.helpers.closed_loop import SPARE, ClosedLoop, closed_loop
 from tests.helpers.paced_train import Pace, Slowness
 

@@ -24,8 +24,8 @@ from benchmarks.dashboard_job import KEYS, NUM_HOSTS, changing_statuses, put_sta
 from benchmarks.process_memory import resident_mb
 from benchmarks.result import Result
 from megatrain.config.dashboard import DashboardConfig
-from megatrain.contracts.diag_records import DashboardRecord
-from megatrain.contracts.record import decode, encode
+from megatrain.contracts.records.diag_records import DashboardRecord
+from megatrain.contracts.records.record import decode, encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.etcd.process import free_ports

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from megatrain.config.recovery import RecoveryConfig
-from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
-from megatrain.contracts.rounds import JobRecord, Round, RoundHost
+from megatrain.contracts.records.host_records import HostPhase, HostRecord, HostStatus
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.rounds import JobRecord, Round, RoundHost
 from megatrain_job.coordination.client import EtcdClient
 
 KEYS = JobKeys("largest")

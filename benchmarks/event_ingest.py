@@ -27,7 +27,7 @@ from benchmarks.bars import at_least, must_hold
 from benchmarks.event_ingest_hosts import RANKS_A_HOST, Orders
 from benchmarks.process_memory import peak_resident_mb
 from benchmarks.result import Result
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.records.job_keys import JobKeys
 from megatrain_diagnostics.store.segments import not_superseded
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings

@@ -16,8 +16,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.records.job_keys import JobKeys
 from megatrain_diagnostics.events.tables import Spans, from_columns
 from megatrain_diagnostics.wire.discovery import WatchedDaemon
 from megatrain_diagnostics.wire.sender import Sender, SenderLimits

@@ -22,7 +22,7 @@ import pyarrow.dataset as ds
 
 from benchmarks.bars import at_least
 from benchmarks.result import Result
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import StepTotals, from_columns, num_rows

@@ -16,9 +16,9 @@ from contextlib import ExitStack
 from typing import Any, TypedDict
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_records import HostPhase, HostStatus
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.host_records import HostPhase, HostStatus
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain_job.coordination.settings import EtcdSettings

@@ -27,7 +27,7 @@ from benchmarks.bars import at_least, at_most, must_hold
 from benchmarks.heartbeat_hosts import Findings, Orders
 from benchmarks.result import Result
 from megatrain.config.recovery import RecoveryConfig
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.records.job_keys import JobKeys
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.maintenance import status
 from megatrain_job.coordination.settings import EtcdSettings

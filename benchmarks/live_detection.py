@@ -19,9 +19,9 @@ import numpy as np
 
 from benchmarks.bars import at_most
 from benchmarks.result import Result
-from megatrain.contracts.host_verdict import VerdictConfidence
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.records.host_verdict import VerdictConfidence
 from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.live import LiveDetection
 from megatrain_diagnostics.events.roster import Roster

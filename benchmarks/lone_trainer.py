@@ -9,7 +9,7 @@ from torch import Tensor
 
 from megatrain.comm import create_mesh
 from megatrain.config.config import Config
-from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.layout import Layout
 from megatrain.schedule import build_schedule
 from megatrain.telemetry.recorder import Recorder, open_recorder

@@ -31,7 +31,7 @@ from benchmarks.overlap_ideal import ideal_of_schedule, measured_computes, sent_
 from benchmarks.overlap_trace import Trace, ideal_of_calls, sent_by_calls
 from benchmarks.result import Result
 from megatrain.config.config import Config
-from megatrain.contracts.black_box import read_black_box
+from megatrain.contracts.black_box.reader import read_black_box
 from megatrain_launcher.etcd.process import free_ports
 from tests.helpers.namespaces import HostNetwork
 from tests.helpers.waiting import wait_until

@@ -15,8 +15,8 @@ from benchmarks.overlap_replay import LinkReplay
 from megatrain.chunks.builder import build_chunks
 from megatrain.comm import dry_mesh
 from megatrain.config.config import Config
-from megatrain.contracts.black_box_values import Record
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import Record
 from megatrain.parallel.offload import ImmediateCopies
 from megatrain.schedule import Action, ActionKind
 

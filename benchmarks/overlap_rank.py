@@ -24,8 +24,8 @@ from benchmarks.overlap_peers import PeerSide, join_world
 from benchmarks.overlap_trace import traced
 from megatrain.comm import Mesh, create_mesh, join, leave, open_rendezvous
 from megatrain.config.config import Config
-from megatrain.contracts.black_box_values import Identity
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.process import Process
 from megatrain.parallel.pipeline import PipelineChunk, PipelineInput
 from megatrain.telemetry.recorder import Recorder, open_recorder

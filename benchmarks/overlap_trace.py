@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.overlap_replay import LinkReplay
 from megatrain.comm import Pending
 from megatrain.comm.group import Group
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 
 MARK = -1
 """Used instead of an exchange's number at the begin and at the end of the counted steps of a block."""

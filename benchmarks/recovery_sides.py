@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from megatrain.contracts.incident import IncidentState, phase_seconds
-from megatrain.contracts.run_directory import own_box_paths
+from megatrain.contracts.records.incident import IncidentState, phase_seconds
+from megatrain.run_files.run_directory import own_box_paths
 from megatrain_launcher.etcd.process import free_ports
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_job

@@ -15,11 +15,11 @@ from typing import Any
 
 from benchmarks.bars import at_most
 from benchmarks.result import Result
-from megatrain.contracts.black_box import write_control
-from megatrain.contracts.black_box_values import ControlPage, Identity
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.reader import write_control
+from megatrain.contracts.black_box.values import ControlPage, Identity
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
-from megatrain.contracts.run_directory import black_box_path
+from megatrain.run_files.run_directory import black_box_path
 from megatrain.telemetry.recorder import Recorder, open_recorder
 
 BLOCKS = 60

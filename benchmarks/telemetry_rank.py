@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from megatrain.cli import main
-from megatrain.contracts.black_box import write_control
-from megatrain.contracts.black_box_values import ALL_OPERATIONS, ControlPage
+from megatrain.contracts.black_box.reader import write_control
+from megatrain.contracts.black_box.values import ALL_OPERATIONS, ControlPage
 from megatrain.telemetry.recorder import Recorder
 
 SAMPLE_PERIOD = 10

@@ -15,8 +15,8 @@ from contextlib import ExitStack
 
 import pyarrow as pa
 
-from megatrain.contracts.diag_records import DaemonRecord
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.records.diag_records import DaemonRecord
+from megatrain.contracts.records.job_keys import JobKeys
 from megatrain_diagnostics.collector.admission import Admission
 from megatrain_diagnostics.collector.consumers import ConsumerThread
 from megatrain_diagnostics.collector.counters import Ledger

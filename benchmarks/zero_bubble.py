@@ -22,7 +22,7 @@ from benchmarks.memory import random_inputs
 from benchmarks.result import Result
 from megatrain.comm import create_mesh, join, leave, open_rendezvous
 from megatrain.config.config import Config
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.process import Process
 from megatrain.schedule import ComputeDurations, bubble_fraction, build_schedule
 from megatrain.telemetry.black_box_writer import BlackBoxWriter

@@ -20,14 +20,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from megatrain.checkpoint_format.lineage import candidates
+from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.cli import run_and_report
 from megatrain.config.load import load_config
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.lineage import candidates
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.run_directory import RunDirectory
 from megatrain.data.corpus import open_corpus
 from megatrain.data.meta import META_NAME, DataMeta, read_meta
+from megatrain.run_files.run_directory import RunDirectory
 
 NUM_PROCESSES = 8
 MARGIN_NATS = 0.7

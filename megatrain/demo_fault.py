@@ -17,13 +17,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatrain.checkpoint_format.branches import MAIN_BRANCH
 from megatrain.cli import run_and_report
 from megatrain.config.load import load_config
-from megatrain.contracts.black_box import BlackBoxReader
-from megatrain.contracts.branches import MAIN_BRANCH
+from megatrain.contracts.black_box.reader import BlackBoxReader
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.run_directory import RunDirectory, black_box_path
 from megatrain.demo import build_data, demo_parser, launch_arguments, remove_earlier_run
+from megatrain.run_files.run_directory import RunDirectory, black_box_path
 
 STEPS = 60
 CHECKPOINT_INTERVAL = 10

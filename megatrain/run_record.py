@@ -15,12 +15,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megatrain.contracts.bounded_files import open_below
 from megatrain.contracts.errors import DataError, NotFoundError
-from megatrain.contracts.incident import PHASES, Incident, phase_seconds
-from megatrain.contracts.recorded_incidents import read_incidents
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.files.bounded_files import open_below
+from megatrain.contracts.records.incident import PHASES, Incident, phase_seconds
 from megatrain.reporting.report import EvaluationReport, IntervalReport, StepReport
+from megatrain.run_files.recorded_incidents import read_incidents
+from megatrain.run_files.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from megatrain.commands.argument_types import utf8_path, utf8_text
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.contracts.errors import MegatrainError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode
 from megatrain.programs.own_output import keep_own_log
 from megatrain.programs.stop_signals import stopped_by_signals
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.arguments import add_dashboard_arguments, given_settings
 from megatrain_dashboard.command import ended
 from megatrain_dashboard.program import checked_settings, serve_live

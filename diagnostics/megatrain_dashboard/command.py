@@ -14,10 +14,10 @@ from megatrain.config.dashboard import DashboardConfig
 from megatrain.config.serialize import config_of_values
 from megatrain.contracts.errors import ConfigError, DataError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import JobRecord
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import JobRecord
 from megatrain.programs.stop_signals import stopped_by_signals
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.commands.etcd_flags import EtcdFlags, etcd_flags
 from megatrain_job.commands.job_place import RUNS, NoPlaceError, PlaceError, add_job, named_job, opened_job, run_at
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatrain.config.config import Config
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.record import encode
 from megatrain.programs.installed_packages import are_installed
 
 _PACKAGES = ("pyarrow", "duckdb", "fastapi", "uvicorn")

@@ -15,7 +15,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from megatrain.commands.argument_types import utf8_path
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.app import make_app
 from megatrain_dashboard.jobs.app import make_jobs_app
 from megatrain_dashboard.settings import DashboardSettings

@@ -15,12 +15,12 @@ from typing import Any
 
 import megatrain
 from megatrain.config.dashboard import DashboardConfig
-from megatrain.contracts.action_log import ACTIONS_NAME, ActionLog
-from megatrain.contracts.diag_records import DashboardRecord
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.diag_records import DashboardRecord
+from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.formatting.quantities import count_text
+from megatrain.run_files.action_log import ACTIONS_NAME, ActionLog
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.actions.backend import EtcdBackend
 from megatrain_dashboard.actions.handler import ActionHandler
 from megatrain_dashboard.app import Dashboard, make_app

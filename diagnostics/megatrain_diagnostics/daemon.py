@@ -28,15 +28,15 @@ import megatrain
 from megatrain.commands.argument_types import utf8_path, utf8_text
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.config.serialize import config_of_values
-from megatrain.contracts.diag_records import DaemonRecord
 from megatrain.contracts.errors import ConfigError, DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import JobRecord
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.diag_records import DaemonRecord
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import JobRecord
 from megatrain.programs.own_output import keep_own_log
 from megatrain.programs.stop_signals import stopped_by_signals
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.analysis.device_states import WINDOW_S
 from megatrain_diagnostics.collector.admission import Admission
 from megatrain_diagnostics.collector.consumers import ConsumerThread

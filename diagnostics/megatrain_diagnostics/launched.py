@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatrain.config.config import Config
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.record import encode
 from megatrain.programs.installed_packages import are_installed
 from megatrain_diagnostics.streamer.settings import StreamerSettings
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from megatrain.contracts.rounds import Round, RoundDeadlines, RoundHost
+from megatrain.contracts.records.rounds import Round, RoundDeadlines, RoundHost
 from megatrain_job.failures.verdict import Verdict
 
 

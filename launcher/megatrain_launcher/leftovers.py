@@ -17,7 +17,7 @@ from megatrain.arena.directory import Arena, find_arenas, remove_arena, wake_wri
 from megatrain.arena.plans import HostPlan, WriterStatus
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.run_directory import RunDirectory, own_box_paths, safe_name
+from megatrain.run_files.run_directory import RunDirectory, own_box_paths, safe_name
 
 _POLL_S = 0.05
 _REPORT_AFTER_S = 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.own_files import NotOwnError, check_own_directory, make_own_directory
+from megatrain.contracts.files.own_files import NotOwnError, check_own_directory, make_own_directory
 
 
 def make_private(directory: Path) -> None:

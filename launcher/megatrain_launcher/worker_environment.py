@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from megatrain.contracts.process import HOST_VARIABLE, ROLLBACK_VARIABLE, ROUND_VARIABLE
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.record import encode
 from megatrain_launcher.interfaces import Assignment
 
 MAX_RESTARTS: Final = 10**8

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from megatrain.arena.locks import HeldLock, create_wake, hold_alone, hold_shared, wake
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.contracts.own_files import NotOwnError, check_own_directory, make_own_directory
-from megatrain.contracts.run_directory import safe_name
+from megatrain.contracts.files.own_files import NotOwnError, check_own_directory, make_own_directory
+from megatrain.run_files.run_directory import safe_name
 
 _SLOT_NAME = re.compile(r"(rank|copy)-([0-9]{5,})\.slot-([0-9])")
 _PREFIX = "megatrain-arena1."

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from megatrain.arena.slot_layout import MAX_SLOTS, PLAN_DIGEST_BYTES
+from megatrain.checkpoint_format.item_ranges import item_ranges_problem
+from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions, SampleStream
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.contracts.item_ranges import item_ranges_problem
-from megatrain.contracts.json_object import JsonObject
-from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, SampleStream
+from megatrain.contracts.files.json_object import JsonObject
 
 PLAN_SCHEMA_VERSION = 1
 _DAMAGE = "the arena is damaged; remove its directory, and the job restarts from storage"

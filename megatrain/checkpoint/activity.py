@@ -22,14 +22,14 @@ from megatrain.arena.sealed import sealed_slots
 from megatrain.arena.slot_layout import Persist
 from megatrain.checkpoint.find import CHECKPOINTS_NAME
 from megatrain.checkpoint.write_marks import WritingMark
+from megatrain.checkpoint_format.branches import list_branches
+from megatrain.checkpoint_format.checkpoint_files import COMMIT_NAME, is_committed, read_manifest, step_of
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.manifest import Manifest
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.config.runtime import RuntimeConfig
-from megatrain.contracts.branches import list_branches
-from megatrain.contracts.checkpoint_files import COMMIT_NAME, is_committed, read_manifest, step_of
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import Manifest
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 
 _NUM_LOOKED_AT = 3
 """How many of a branch's newest checkpoints are examined: the one that is being written is among them."""

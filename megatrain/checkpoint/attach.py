@@ -24,13 +24,13 @@ from megatrain.checkpoint.agreement import raised_by_all
 from megatrain.checkpoint.arena_slots import SnapshotPlan
 from megatrain.checkpoint.peers import MemoryPoint, newest_in_memory
 from megatrain.checkpoint.snapshot_offer import PlannedSlot
-from megatrain.checkpoint.url_location import open_location
 from megatrain.checkpoint.write_marks import WritingMark, claim, write_failed
 from megatrain.checkpoint.writer import wake_or_start_writer
+from megatrain.checkpoint_format.checkpoint_files import step_directory_name
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.url_location import open_location
 from megatrain.comm.cpu_groups import CpuGroups
-from megatrain.contracts.checkpoint_files import step_directory_name
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.location import Location
 
 _POLL_S = 0.01
 _LOOK_AT_STORAGE_S = 0.1

@@ -1,6 +1,7 @@
 """Hashes and writes images in blocks, on two threads, while the caller fills further blocks.
 
-A block consists of whole pages, which a local file system writes to the disk without a copy (contracts/location.py).
+A block consists of whole pages, which a local file system writes to the disk without a copy: see
+checkpoint_format/location.py.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from megatrain.checkpoint.data_file import ItemHasher
-from megatrain.contracts.location import Sink
+from megatrain.checkpoint_format.data_file import ItemHasher
+from megatrain.checkpoint_format.location import Sink
 
 BLOCK_BYTES = 2**20
 _MAX_RUNNING = 16

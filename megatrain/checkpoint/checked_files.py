@@ -6,13 +6,13 @@ change. verification.py reads whole checkpoints, the items too.
 
 from __future__ import annotations
 
-from megatrain.checkpoint.data_file import content_digest
-from megatrain.checkpoint.index_file import CheckpointIndex
-from megatrain.checkpoint.stored_tensors import StoredTensors, size_problem
-from megatrain.contracts.checkpoint_files import INDEX_NAME, METADATA_NAME
+from megatrain.checkpoint_format.checkpoint_files import INDEX_NAME, METADATA_NAME
+from megatrain.checkpoint_format.data_file import content_digest
+from megatrain.checkpoint_format.index_file import CheckpointIndex
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.manifest import Manifest
+from megatrain.checkpoint_format.stored_tensors import StoredTensors, size_problem
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import Manifest
 
 
 def checked_content(directory: Location, manifest: Manifest, name: str) -> bytes:

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from megatrain.checkpoint_format.manifest import Manifest, SampleStream
 from megatrain.config.changes import model_changes, training_changes, weight_changes
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError, ConfigError
-from megatrain.contracts.manifest import Manifest, SampleStream
 from megatrain.contracts.sample_ranges import SampleRanges
 
 

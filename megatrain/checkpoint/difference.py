@@ -12,10 +12,10 @@ from typing import Any
 
 from megatrain.checkpoint.checked_files import find_stored
 from megatrain.checkpoint.item_digests import ItemDigests
-from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor
-from megatrain.contracts.checkpoint_files import read_manifest
-from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import Manifest
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.manifest import Manifest
+from megatrain.checkpoint_format.stored_tensors import StoredItem, StoredTensor
 
 
 @dataclass(frozen=True, slots=True)

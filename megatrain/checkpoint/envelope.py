@@ -15,7 +15,7 @@ import torch
 from torch.serialization import skip_data
 from torch.utils.serialization import config
 
-from megatrain.contracts.item_ranges import ITEM_ALIGNMENT
+from megatrain.checkpoint_format.item_ranges import ITEM_ALIGNMENT
 
 _DATA_RECORD = b"archive/data/0"
 

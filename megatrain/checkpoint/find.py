@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatrain.checkpoint.url_location import open_location
-from megatrain.contracts.branches import BRANCH_NAME
-from megatrain.contracts.checkpoint_files import COMMIT_NAME, commit_problem, is_manifest_name, step_of
+from megatrain.checkpoint_format.branches import BRANCH_NAME
+from megatrain.checkpoint_format.checkpoint_files import COMMIT_NAME, commit_problem, is_manifest_name, step_of
+from megatrain.checkpoint_format.lineage import Candidate, candidates
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.resume_point import with_problems
+from megatrain.checkpoint_format.round_starts import started_rounds
+from megatrain.checkpoint_format.url_location import open_location
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import Candidate, candidates
-from megatrain.contracts.location import Location
-from megatrain.contracts.resume_point import with_problems
-from megatrain.contracts.round_starts import started_rounds
 
 CHECKPOINTS_NAME = "checkpoints"
 

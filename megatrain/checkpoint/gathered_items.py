@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from megatrain.checkpoint.box_cover import first_gap, first_overlap, region_text
 from megatrain.checkpoint.image import ItemsJson
-from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor, StoredTensors
+from megatrain.checkpoint_format.stored_tensors import StoredItem, StoredTensor, StoredTensors
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box
 

@@ -14,8 +14,8 @@ import time
 from megatrain.arena.plans import HostPlan
 from megatrain.checkpoint.persist_policy import is_abandoned
 from megatrain.checkpoint.write_marks import WritingMark
-from megatrain.contracts.branches import list_branches
-from megatrain.contracts.checkpoint_files import (
+from megatrain.checkpoint_format.branches import list_branches
+from megatrain.checkpoint_format.checkpoint_files import (
     COMMIT_NAME,
     WRITING_NAME,
     commit_problem,
@@ -27,14 +27,14 @@ from megatrain.contracts.checkpoint_files import (
     step_of,
     wrong_files,
 )
-from megatrain.contracts.claims import Claims
+from megatrain.checkpoint_format.claims import Claims
+from megatrain.checkpoint_format.lineage import Candidate, origins
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.removals import Remover, being_removed
+from megatrain.checkpoint_format.resume_point import known_damage
+from megatrain.checkpoint_format.retention import to_remove
+from megatrain.checkpoint_format.round_starts import is_superseded, newest_start, round_starts
 from megatrain.contracts.errors import CheckpointError, NewerRoundError
-from megatrain.contracts.lineage import Candidate, origins
-from megatrain.contracts.location import Location
-from megatrain.contracts.removals import Remover, being_removed
-from megatrain.contracts.resume_point import known_damage
-from megatrain.contracts.retention import to_remove
-from megatrain.contracts.round_starts import is_superseded, newest_start, round_starts
 
 
 class Housekeeping:

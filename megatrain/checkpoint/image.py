@@ -21,7 +21,7 @@ from torch import Tensor
 
 from megatrain.checkpoint.envelope import envelope
 from megatrain.checkpoint.host_copy import copy_bytes
-from megatrain.contracts.item_ranges import ITEM_ALIGNMENT
+from megatrain.checkpoint_format.item_ranges import ITEM_ALIGNMENT
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard
 

@@ -1,8 +1,8 @@
 """Write one rank's data file from its slot: read the image block by block, hash each block and write it.
 
 A block is small enough to be still in the processor's cache when it is hashed. It consists of whole pages, which a
-local file system writes to the disk without a copy (contracts/location.py). While one file waits, another one uses the
-processor; see persist.py for how many are written at once.
+local file system writes to the disk without a copy (checkpoint_format/location.py). While one file waits, another one
+uses the processor; see persist.py for how many are written at once.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import time
 from megatrain.arena.plans import RankPlan
 from megatrain.arena.slot_file import SlotReader
 from megatrain.arena.slot_layout import SealedSnapshot, SlotState, SlotWords
-from megatrain.checkpoint.data_file import ItemHasher, encode_trailer, trailer_digest
+from megatrain.checkpoint_format.data_file import ItemHasher, encode_trailer, trailer_digest
+from megatrain.checkpoint_format.location import Location, Sink
+from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.location import Location, Sink
-from megatrain.contracts.manifest import FileEntry
 
 _BLOCK_BYTES = 2**20
 _NUM_LOOKS = 20

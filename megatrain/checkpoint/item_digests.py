@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from megatrain.checkpoint.data_file import TrailerItem, is_data_file, read_trailer
-from megatrain.checkpoint.stored_tensors import StoredItem
-from megatrain.contracts.checkpoint_files import INDEX_NAME
+from megatrain.checkpoint_format.checkpoint_files import INDEX_NAME
+from megatrain.checkpoint_format.data_file import TrailerItem, is_data_file, read_trailer
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.manifest import FileEntry
+from megatrain.checkpoint_format.stored_tensors import StoredItem
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import FileEntry
 
 
 @dataclass(slots=True)

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from megatrain.checkpoint.data_file import check_item
 from megatrain.checkpoint.envelope import envelope
 from megatrain.checkpoint.item_digests import ItemDigests
-from megatrain.checkpoint.stored_tensors import StoredItem
+from megatrain.checkpoint_format.data_file import check_item
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.manifest import FileEntry
+from megatrain.checkpoint_format.stored_tensors import StoredItem
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import FileEntry
 
 
 class ItemReader:

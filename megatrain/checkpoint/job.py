@@ -23,7 +23,6 @@ from megatrain.checkpoint.agreement import raised_by_all, result_of_rank_0
 from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, missing_slot_bytes, open_slots, plan_snapshot
 from megatrain.checkpoint.attach import Attachment, attach
 from megatrain.checkpoint.continuation import Continuation, TrainingProgress, continuation, origin_of
-from megatrain.checkpoint.data_file import data_file_bytes
 from megatrain.checkpoint.host_writer import HostWriter
 from megatrain.checkpoint.job_peers import JobPeers, storage_instead
 from megatrain.checkpoint.load import load_state
@@ -35,16 +34,17 @@ from megatrain.checkpoint.round_claim import RoundClaim
 from megatrain.checkpoint.save_policy import checkpoint_bytes, free_bytes, policy_notes
 from megatrain.checkpoint.snapshots import Snapshots, SnapshotTimes
 from megatrain.checkpoint.start import StartingPoint, read_storage, shared_manifest
-from megatrain.checkpoint.url_location import open_location
+from megatrain.checkpoint_format.claims import JobRound
+from megatrain.checkpoint_format.data_file import data_file_bytes
+from megatrain.checkpoint_format.lineage import open_branch
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions, SampleStream
+from megatrain.checkpoint_format.url_location import open_location
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash
-from megatrain.contracts.claims import JobRound
 from megatrain.contracts.errors import CheckpointError, MegatrainError, SaveError
-from megatrain.contracts.lineage import open_branch
-from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, SampleStream
-from megatrain.contracts.rounds import Rollback
+from megatrain.contracts.records.rounds import Rollback
 from megatrain.contracts.sample_ranges import SampleRanges, merged, samples_text
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from megatrain.checkpoint.box_cover import first_gap, first_overlap, region_text, sweep_dim
-from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor
+from megatrain.checkpoint_format.stored_tensors import StoredItem, StoredTensor
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box, shared_box
 

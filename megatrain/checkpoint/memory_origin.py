@@ -11,8 +11,8 @@ from megatrain.arena.slot_layout import SlotWords
 from megatrain.checkpoint.agreement import raised_by_all
 from megatrain.checkpoint.attach import Attachment
 from megatrain.checkpoint.continuation import Origin, TrainingProgress
+from megatrain.checkpoint_format.manifest import SampleStream
 from megatrain.comm.cpu_groups import CpuGroups
-from megatrain.contracts.manifest import SampleStream
 
 
 def memory_origin(attachment: Attachment, words: SlotWords, rank: int, cpu_groups: CpuGroups) -> Origin:

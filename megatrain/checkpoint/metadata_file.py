@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from megatrain.arena.directory import Arena
-from megatrain.checkpoint.data_file import content_digest, data_file_name
 from megatrain.checkpoint.gathered_items import stored_by_ranks
 from megatrain.checkpoint.image import ItemsJson
-from megatrain.checkpoint.index_file import CheckpointIndex
 from megatrain.checkpoint.named_pickle import Call, Items, Name, New, Value, pickled
-from megatrain.checkpoint.stored_tensors import StoredTensor, StoredTensors
-from megatrain.contracts.checkpoint_files import INDEX_NAME, METADATA_NAME
+from megatrain.checkpoint_format.checkpoint_files import INDEX_NAME, METADATA_NAME
+from megatrain.checkpoint_format.data_file import content_digest, data_file_name
+from megatrain.checkpoint_format.index_file import CheckpointIndex
+from megatrain.checkpoint_format.stored_tensors import StoredTensor, StoredTensors
 from megatrain.contracts.errors import CheckpointError
 
 # torch.distributed.checkpoint.filesystem.CURRENT_DCP_VERSION of torch 2.11 to 2.13

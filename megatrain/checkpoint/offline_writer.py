@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from megatrain.checkpoint.block_writer import BlockThreads, BlockWriter
-from megatrain.checkpoint.data_file import ItemHasher, content_digest, encode_trailer, is_data_file_name, trailer_digest
 from megatrain.checkpoint.envelope import envelope
 from megatrain.checkpoint.gathered_items import stored_by_ranks
 from megatrain.checkpoint.image import ImageItem, ImagePlan, ItemsJson
 from megatrain.checkpoint.metadata_file import describing_files
 from megatrain.checkpoint.write_marks import WritingMark
-from megatrain.contracts.checkpoint_files import (
+from megatrain.checkpoint_format.checkpoint_files import (
     INDEX_NAME,
     METADATA_NAME,
     WRITING_NAME,
@@ -31,9 +30,16 @@ from megatrain.contracts.checkpoint_files import (
     write_commit,
     write_manifest,
 )
+from megatrain.checkpoint_format.data_file import (
+    ItemHasher,
+    content_digest,
+    encode_trailer,
+    is_data_file_name,
+    trailer_digest,
+)
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.manifest import FileEntry, Manifest
 from megatrain.contracts.errors import CheckpointError, SaveError
-from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import FileEntry, Manifest
 
 DataOf = Callable[[ImageItem], Tensor]
 """Returns the data of an item: a CPU tensor of its sizes and dtype."""

@@ -16,11 +16,11 @@ from megatrain.checkpoint.checked_files import checked_index, read_index
 from megatrain.checkpoint.image import MAX_ITEM_BYTES, key_of
 from megatrain.checkpoint.item_reader import ItemReader, tensor_of, torch_dtype
 from megatrain.checkpoint.load_plan import ItemCatalog, ItemRead, WantedBox, plan_load
-from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.manifest import Manifest
+from megatrain.checkpoint_format.state_kinds import EMA, MASTER
+from megatrain.checkpoint_format.stored_tensors import StoredItem, StoredTensor
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import Manifest
-from megatrain.contracts.state_kinds import EMA, MASTER
 from megatrain.parallel.boxes import Box
 
 NUM_KEPT_ITEMS = 16

@@ -24,7 +24,6 @@ from pathlib import Path
 from megatrain.arena.directory import Arena
 from megatrain.arena.plans import RankPlan
 from megatrain.arena.slot_file import SlotReader
-from megatrain.checkpoint.data_file import content_digest, data_file_name
 from megatrain.checkpoint.image_stream import write_data_file
 from megatrain.checkpoint.persist_policy import Due, pauses_s
 from megatrain.checkpoint.write_marks import (
@@ -39,8 +38,8 @@ from megatrain.checkpoint.write_marks import (
     read_failed,
     write_failed,
 )
-from megatrain.contracts.branches import Branch, read_branch, write_branch
-from megatrain.contracts.checkpoint_files import (
+from megatrain.checkpoint_format.branches import Branch, read_branch, write_branch
+from megatrain.checkpoint_format.checkpoint_files import (
     COMMIT_NAME,
     INDEX_NAME,
     METADATA_NAME,
@@ -58,12 +57,13 @@ from megatrain.contracts.checkpoint_files import (
     write_manifest,
     wrong_files,
 )
-from megatrain.contracts.claims import Claims
+from megatrain.checkpoint_format.claims import Claims
+from megatrain.checkpoint_format.data_file import content_digest, data_file_name
+from megatrain.checkpoint_format.location import Location, put_once
+from megatrain.checkpoint_format.manifest import FileEntry, Manifest, name_in_round
+from megatrain.checkpoint_format.removals import check_not_being_removed
+from megatrain.checkpoint_format.round_starts import RoundStart, begin_round, is_superseded, round_starts
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.contracts.location import Location, put_once
-from megatrain.contracts.manifest import FileEntry, Manifest, name_in_round
-from megatrain.contracts.removals import check_not_being_removed
-from megatrain.contracts.round_starts import RoundStart, begin_round, is_superseded, round_starts
 
 _NUM_FILES_AT_ONCE = 4
 """Files in progress at once: while some wait for the disk, others are read and hashed."""

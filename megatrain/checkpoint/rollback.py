@@ -14,7 +14,7 @@ from megatrain.checkpoint.start import StartingPoint
 from megatrain.config.batch import BatchConfig, batches_from
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.rounds import Rollback
+from megatrain.contracts.records.rounds import Rollback
 from megatrain.contracts.sample_ranges import SampleRanges, merged
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from megatrain.checkpoint_format.claims import Claim, Claims, JobRound
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.round_starts import RoundStart, begin_round
 from megatrain.comm import Mesh
-from megatrain.contracts.claims import Claim, Claims, JobRound
 from megatrain.contracts.errors import CheckpointError, FencedError
-from megatrain.contracts.location import Location
-from megatrain.contracts.round_starts import RoundStart, begin_round
 
 
 class RoundClaim:

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME
 from megatrain.config.checkpoint import CheckpointConfig
-from megatrain.contracts.checkpoint_files import TOKENIZER_CONFIG_NAME
 from megatrain.formatting.quantities import bytes_text, seconds_text
 
 MOST_SHARE = 0.02

@@ -1,7 +1,7 @@
 """What a job may start from: rank 0 reads it from storage and broadcasts it to all ranks.
 
-This run's checkpoints come first, the newest of its branch first (contracts/lineage.py). Another run's checkpoint,
-named by checkpoint.load, counts only while this run has none.
+This run's checkpoints come first, the newest of its branch first (checkpoint_format/lineage.py). Another run's
+checkpoint, named by checkpoint.load, counts only while this run has none.
 """
 
 from __future__ import annotations
@@ -13,16 +13,23 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from megatrain.checkpoint.agreement import result_of_rank_0
-from megatrain.checkpoint.url_location import open_location
+from megatrain.checkpoint_format.branches import MAIN_BRANCH, ancestry
+from megatrain.checkpoint_format.checkpoint_files import commit_problem, read_manifest, step_directory_name, wrong_files
+from megatrain.checkpoint_format.lineage import (
+    Candidate,
+    candidates,
+    ensure_branch,
+    overlooked,
+    skipped_samples,
+    unfinished,
+)
+from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.manifest import Manifest
+from megatrain.checkpoint_format.resume_point import known_damage
+from megatrain.checkpoint_format.url_location import open_location
 from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.config.checkpoint import CheckpointConfig
-from megatrain.contracts.branches import MAIN_BRANCH, ancestry
-from megatrain.contracts.checkpoint_files import commit_problem, read_manifest, step_directory_name, wrong_files
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import Candidate, candidates, ensure_branch, overlooked, skipped_samples, unfinished
-from megatrain.contracts.location import LocalLocation, Location
-from megatrain.contracts.manifest import Manifest
-from megatrain.contracts.resume_point import known_damage
 from megatrain.contracts.sample_ranges import SampleRanges
 
 

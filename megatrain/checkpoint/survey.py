@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
-from megatrain.contracts.branches import Branch, list_branches
-from megatrain.contracts.checkpoint_files import (
+from megatrain.checkpoint_format.branches import Branch, list_branches
+from megatrain.checkpoint_format.checkpoint_files import (
     is_committed,
     is_pinned,
     is_unfinished,
@@ -18,13 +18,13 @@ from megatrain.contracts.checkpoint_files import (
     read_manifest,
     step_of,
 )
+from megatrain.checkpoint_format.lineage import candidates, current_branch
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.manifest import Manifest
+from megatrain.checkpoint_format.removals import being_removed
+from megatrain.checkpoint_format.resume_point import ResumePoint, resume_point
+from megatrain.checkpoint_format.verifications import Verification, known_verifications
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import candidates, current_branch
-from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import Manifest
-from megatrain.contracts.removals import being_removed
-from megatrain.contracts.resume_point import ResumePoint, resume_point
-from megatrain.contracts.verifications import Verification, known_verifications
 
 
 class CheckpointState(StrEnum):

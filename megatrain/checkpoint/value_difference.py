@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megatrain.checkpoint.difference import Stored
 from megatrain.checkpoint.parameter_reader import ParameterReader
-from megatrain.checkpoint.stored_tensors import StoredItem
+from megatrain.checkpoint_format.stored_tensors import StoredItem
 from megatrain.parallel.boxes import Box
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

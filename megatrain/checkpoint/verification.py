@@ -7,17 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 from megatrain.checkpoint.checked_files import find_stored
-from megatrain.checkpoint.data_file import is_data_file, read_trailer, verify_file
-from megatrain.contracts.checkpoint_files import (
+from megatrain.checkpoint_format.checkpoint_files import (
     INDEX_NAME,
     METADATA_NAME,
     commit_problem,
     manifest_location,
     read_manifest,
 )
+from megatrain.checkpoint_format.data_file import is_data_file, read_trailer, verify_file
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.manifest import Manifest
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import Manifest
 
 _NUM_THREADS = 4
 """Files that are verified at the same time: hashing releases the interpreter lock."""

@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from megatrain.arena.slot_layout import SealedSnapshot
-from megatrain.contracts.checkpoint_files import WRITING_NAME, check_writable
+from megatrain.checkpoint_format.checkpoint_files import WRITING_NAME, check_writable
+from megatrain.checkpoint_format.location import Location, is_relative_name
+from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.contracts.json_object import JsonObject
-from megatrain.contracts.location import Location, is_relative_name
-from megatrain.contracts.manifest import FileEntry
+from megatrain.contracts.files.json_object import JsonObject
 
 MARK_SCHEMA_VERSION = 1
 _DAMAGE = "remove it, and the checkpoint is written again"

@@ -42,11 +42,11 @@ from megatrain.checkpoint.persist_policy import (
     next_due,
     to_give_up,
 )
-from megatrain.checkpoint.url_location import open_location
-from megatrain.contracts.branches import Branch, read_branch
+from megatrain.checkpoint_format.branches import Branch, read_branch
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.url_location import open_location
 from megatrain.contracts.errors import CheckpointError, MegatrainError, MissingFileError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.location import Location
 from megatrain.formatting.quantities import bytes_text, seconds_text
 from megatrain.programs.background import LOWEST_PRIORITY, lower_process_priority
 from megatrain.programs.own_output import keep_own_log

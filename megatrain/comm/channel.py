@@ -17,7 +17,7 @@ from torch import Tensor
 
 from megatrain.comm.exchange import Exchange, Pending
 from megatrain.comm.group import Group
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.telemetry.recorder import Recorder
 
 

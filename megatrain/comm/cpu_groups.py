@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from megatrain.comm.group import Group
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 
 _EXCHANGE = Operation.CHECKPOINT_EXCHANGE
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from megatrain.comm.device_stream import DeviceStream
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import CommunicationError
-from megatrain.contracts.operations import Operation
 from megatrain.telemetry.recorder import Recorder
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from megatrain.comm.communicator import Communicator, is_same_memory
 from megatrain.comm.exchange import Exchange, Pending, Transfer
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import CommunicationError
-from megatrain.contracts.operations import Operation
 
 
 @dataclass(slots=True)

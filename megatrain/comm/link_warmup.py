@@ -16,8 +16,8 @@ from torch import distributed as dist
 
 from megatrain.comm.channel import Channel, PipelineLinks
 from megatrain.comm.group import Group
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import CommunicationError
-from megatrain.contracts.operations import Operation
 
 Call = tuple[str, bool]
 """Name of one of PipelineLinks' channels, and whether this stage sends on it."""

@@ -27,8 +27,8 @@ from megatrain.comm.group_plan import PlannedGroup, planned_groups, summing_orde
 from megatrain.comm.group_stores import GroupStores
 from megatrain.comm.lanes import Lane
 from megatrain.comm.link_warmup import warm_up
+from megatrain.contracts.black_box.operations import Operation, all_reduce_along
 from megatrain.contracts.layout import DENSE, DENSE_REPLICAS, NEAREST, REPLICAS, Coordinate, Holders, Layout
-from megatrain.contracts.operations import Operation, all_reduce_along
 from megatrain.telemetry.recorder import Recorder
 
 

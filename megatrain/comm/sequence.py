@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from megatrain.comm.group import Group
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 
 
 def all_gather_rows(x_local: Tensor, group: Group) -> Tensor:

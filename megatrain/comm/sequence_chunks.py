@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from megatrain.comm.group import Group, Pending
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.commands.argument_types import whole_number
-from megatrain.contracts.black_box import BlackBox, read_black_box
-from megatrain.contracts.black_box_values import ALL_OPERATIONS, ControlPage, Record, RecordFlag, State, StepTotal
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.reader import BlackBox, read_black_box
+from megatrain.contracts.black_box.values import ALL_OPERATIONS, ControlPage, Record, RecordFlag, State, StepTotal
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.operations import Operation
 from megatrain.formatting.terminal import printable
 
 SUMMARY = "print the black box of a rank: what it was doing when it hung or died"

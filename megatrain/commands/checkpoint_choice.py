@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from megatrain.checkpoint.find import choose_checkpoint
+from megatrain.checkpoint_format.checkpoint_files import COMMIT_NAME
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.state_kinds import EMA, MASTER
 from megatrain.commands.argument_types import utf8_text, whole_number
-from megatrain.contracts.checkpoint_files import COMMIT_NAME
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.contracts.location import Location
-from megatrain.contracts.state_kinds import EMA, MASTER
 from megatrain.formatting.terminal import printable
 
 

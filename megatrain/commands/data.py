@@ -112,7 +112,7 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from megatrain.contracts.checkpoint_files import TOKENIZER_NAME
+    from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME
     from megatrain.data.indexed import IndexedDataset
     from megatrain.data.meta import META_NAME, read_meta
     from megatrain.data.summary import summarize

@@ -10,7 +10,7 @@ from megatrain.config.model import SCALING_KEYS, SCALING_KEYS_OF, ModelConfig
 from megatrain.config.options import Value
 from megatrain.config.parameter_group import ParameterGroupConfig
 from megatrain.config.toml_text import value_text
-from megatrain.contracts.config_changes import ChangedKey
+from megatrain.run_files.config_changes import ChangedKey
 
 FREE_MODEL_KEYS = frozenset({"dropout", "init_std", "is_residual_init_scaled"})
 """Keys of [model] that do not affect what the trained weights compute."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from megatrain.checkpoint_format.retention import resolved_keep_last
 from megatrain.config.options import option
-from megatrain.contracts.retention import resolved_keep_last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

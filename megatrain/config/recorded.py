@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.config.toml_text import value_text
-from megatrain.contracts.bounded_files import read_below
+from megatrain.contracts.files.bounded_files import read_below
 
 CONFIG_NAME = "config.toml"
 _MAX_BYTES = 4 << 20

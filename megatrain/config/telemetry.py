@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from megatrain.config.options import option
-from megatrain.contracts.black_box_layout import MAX_RECORDS
+from megatrain.contracts.black_box.encoding import MAX_RECORDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

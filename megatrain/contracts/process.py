@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megatrain.contracts.errors import CoordinationError, TopologyError
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import Rollback
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import Rollback
 
 _MAX_RANKS = 10**7
 _MAX_RESTARTS = 10**8

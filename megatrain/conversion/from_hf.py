@@ -16,9 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from megatrain.checkpoint.data_file import data_file_name
 from megatrain.checkpoint.image import ImageItem, ImagePlan, key_of, plan_image
 from megatrain.checkpoint.offline_writer import write_checkpoint
+from megatrain.checkpoint_format.branches import MAIN_BRANCH
+from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+from megatrain.checkpoint_format.data_file import data_file_name
+from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.manifest import CheckpointMesh, Manifest, SampleStream
 from megatrain.config.batch import BatchConfig
 from megatrain.config.config import Config
 from megatrain.config.job import JobConfig
@@ -26,12 +30,8 @@ from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.serialize import config_hash, section_toml
 from megatrain.config.toml_text import value_text
 from megatrain.config.train import TrainConfig
-from megatrain.contracts.branches import MAIN_BRANCH
-from megatrain.contracts.checkpoint_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.location import LocalLocation, Location
-from megatrain.contracts.manifest import CheckpointMesh, Manifest, SampleStream
 from megatrain.conversion.software import current_versions
 from megatrain.data.end_of_document import end_of_document, files_beside, tokenizer_config
 from megatrain.hf import HfModel, open_model

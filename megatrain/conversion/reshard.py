@@ -18,19 +18,19 @@ import torch
 
 from megatrain.checkpoint.arena_slots import plan_snapshot
 from megatrain.checkpoint.checked_files import checked_content
-from megatrain.checkpoint.data_file import data_file_name, is_data_file
 from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImagePlan
 from megatrain.checkpoint.offline_writer import NewCheckpoint, new_checkpoint
 from megatrain.checkpoint.parameter_reader import ParameterReader, bytes_of_kept_items
+from megatrain.checkpoint_format.checkpoint_files import INDEX_NAME, METADATA_NAME, read_manifest
+from megatrain.checkpoint_format.data_file import data_file_name, is_data_file
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.manifest import CheckpointMesh, Manifest, name_without_round
 from megatrain.comm import dry_mesh
 from megatrain.config.checks import check
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash
-from megatrain.contracts.checkpoint_files import INDEX_NAME, METADATA_NAME, read_manifest
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import CheckpointMesh, Manifest, name_without_round
 from megatrain.conversion.parts import parts_of
 from megatrain.conversion.software import current_versions, job_config
 from megatrain.conversion.turns import Turns

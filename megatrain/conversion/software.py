@@ -7,10 +7,10 @@ import platform
 import torch
 
 import megatrain
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.manifest import CheckpointVersions, Manifest
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError, ConfigError
-from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import CheckpointVersions, Manifest
 
 
 def job_config(manifest: Manifest, location: Location) -> Config:

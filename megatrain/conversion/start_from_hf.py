@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from megatrain.checkpoint_format.checkpoint_files import COMMIT_NAME, read_manifest
+from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.config.load import load_config
 from megatrain.config.toml_text import value_text
-from megatrain.contracts.checkpoint_files import COMMIT_NAME, read_manifest
 from megatrain.contracts.errors import CheckpointError, ConfigError
-from megatrain.contracts.file_locks import wait_and_lock
-from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.files.file_locks import wait_and_lock
 from megatrain.conversion.from_hf import import_hf
 from megatrain.hf import HfModel, open_model
 

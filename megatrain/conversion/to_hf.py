@@ -7,10 +7,10 @@ from pathlib import Path
 
 from megatrain.checkpoint.checked_files import checked_content
 from megatrain.checkpoint.parameter_reader import ParameterReader
-from megatrain.contracts.checkpoint_files import TOKENIZER_NAME, read_manifest
-from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import Manifest
-from megatrain.contracts.state_kinds import MASTER
+from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME, read_manifest
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.manifest import Manifest
+from megatrain.checkpoint_format.state_kinds import MASTER
 from megatrain.conversion.software import job_config
 from megatrain.data.tokenizer import parse_tokenizer
 from megatrain.hf import Dtype, ExportReport, TokenizerFile, export_model

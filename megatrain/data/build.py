@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.checkpoint_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from megatrain.contracts.errors import DataError
 from megatrain.data.corpus import Corpus, CorpusDocument, open_corpus
 from megatrain.data.end_of_document import tokenizer_config

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megatrain.contracts.checkpoint_files import TOKENIZER_NAME
+from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME
 from megatrain.contracts.errors import DataError
 from megatrain.data.digest import BLOCK_TOKENS, block_starts
 from megatrain.data.indexed import IndexedDataset

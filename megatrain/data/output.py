@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from megatrain.contracts import file_locks
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.files import file_locks
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2

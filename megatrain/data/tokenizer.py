@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatrain.contracts.checkpoint_files import TOKENIZER_CONFIG_NAME
+from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME
 from megatrain.contracts.errors import DataError
 from megatrain.data.end_of_document import (
     END_OF_DOCUMENT,

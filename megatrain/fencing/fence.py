@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from megatrain.contracts.black_box_values import Phase, Progress
+from megatrain.contracts.black_box.values import Phase, Progress
 
 _NS = 1_000_000_000
 _SILENT_INTERVALS = 3.0

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from megatrain.contracts.black_box_values import Phase, Progress
-from megatrain.contracts.host_records import Stall
+from megatrain.contracts.black_box.values import Phase, Progress
+from megatrain.contracts.records.host_records import Stall
 
 _NS = 1_000_000_000
 

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from megatrain.config.model import ModelConfig
-from megatrain.contracts.checkpoint_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from megatrain.contracts.errors import CheckpointError
 from megatrain.hf.families import family_for_export
 from megatrain.hf.output_directory import new_model_directory

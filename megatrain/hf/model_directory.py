@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME
 from megatrain.config.model import ModelConfig
-from megatrain.contracts.checkpoint_files import TOKENIZER_NAME
 from megatrain.contracts.errors import CheckpointError
 from megatrain.hf.config_json import read_object
 from megatrain.hf.families import read_config, section_of

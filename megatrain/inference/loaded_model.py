@@ -18,12 +18,12 @@ from torch import Tensor
 from megatrain.checkpoint.checked_files import checked_content
 from megatrain.checkpoint.find import choose_checkpoint
 from megatrain.checkpoint.parameter_reader import ParameterReader
+from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME, read_manifest
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.manifest import Manifest
+from megatrain.checkpoint_format.state_kinds import EMA, MASTER
 from megatrain.config.model import ModelConfig
-from megatrain.contracts.checkpoint_files import TOKENIZER_NAME, read_manifest
 from megatrain.contracts.errors import CheckpointError, ConfigError, DataError
-from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import Manifest
-from megatrain.contracts.state_kinds import EMA, MASTER
 from megatrain.conversion.software import job_config
 from megatrain.data.tokenizer import Tokenizer, load_tokenizer, parse_tokenizer
 from megatrain.hf import HfModel, open_model

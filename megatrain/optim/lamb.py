@@ -14,7 +14,7 @@ from torch import Tensor
 
 from megatrain.comm.mesh import Mesh
 from megatrain.config.optimizer import OptimizerConfig
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.ops.optimizer_step import lamb_apply_, lamb_direction_
 from megatrain.optim.state import ShardState
 from megatrain.parallel.placement import PIPELINE_ENDS

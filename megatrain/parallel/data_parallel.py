@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from megatrain.comm.exchange import Pending
 from megatrain.comm.group import Group
-from megatrain.contracts.operations import Operation, all_reduce_along
+from megatrain.contracts.black_box.operations import Operation, all_reduce_along
 from megatrain.ops.main_grad import Addition, set_main_grad
 from megatrain.parallel.bucket import Bucket, group_into_buckets
 from megatrain.parallel.deferred_wgrads import Wgrads

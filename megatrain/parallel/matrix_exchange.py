@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from megatrain.comm.group import Group
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.ops.orthogonalize import orthogonalized, orthogonalizing_flops
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.bucket import Bucket

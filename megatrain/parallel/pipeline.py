@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradien
 
 from megatrain.comm.exchange import Pending
 from megatrain.comm.mesh import Mesh
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.parallel.data_parallel import ChunkDataParallel
 from megatrain.parallel.deferred_wgrads import DeferredWgrads
 from megatrain.parallel.graphed_chunk import Backward, GraphedChunk

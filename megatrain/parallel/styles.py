@@ -17,7 +17,7 @@ from megatrain.comm.sequence import (
     reduce_scatter_to_sequence,
     sum_over_ranks,
 )
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms, summed_cross_entropy
 from megatrain.ops.embedding import embedding
 from megatrain.ops.residual import ResidualStream

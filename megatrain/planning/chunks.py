@@ -17,8 +17,8 @@ from megatrain.comm import Mesh
 from megatrain.comm.dry import dry_group
 from megatrain.comm.group import Group
 from megatrain.config.config import Config
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import NEAREST
-from megatrain.contracts.operations import Operation
 from megatrain.model import ModelPart
 from megatrain.ops.device_kind import DeviceKind
 from megatrain.parallel.bucket import Bucket

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.vanished_files import is_in_place
+from megatrain.contracts.files.vanished_files import is_in_place
 from megatrain.reporting.report import FORMAT_VERSION, Report, Value
 
 

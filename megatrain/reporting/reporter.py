@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.run_directory import RunDirectory
 from megatrain.reporting.console import open_console
 from megatrain.reporting.interval import IntervalBuilder
 from megatrain.reporting.lines import RunProgress, evaluation_line, progress_line, step_line
 from megatrain.reporting.report import EvaluationReport, Report, StepReport
 from megatrain.reporting.sinks import MetricSink, OpenSinks, open_sinks
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain.telemetry.compute_cost import compute_cost, device_name
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Protocol, TypeAlias
 from megatrain.config.config import Config
 from megatrain.config.log import LogConfig
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.run_directory import RunDirectory
 from megatrain.reporting.jsonl_sink import JsonLinesSink
 from megatrain.reporting.report import Report
+from megatrain.run_files.run_directory import RunDirectory
 
 
 class MetricSink(Protocol):

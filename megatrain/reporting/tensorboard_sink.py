@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from megatrain.contracts.vanished_files import WatchedPath
+from megatrain.contracts.files.vanished_files import WatchedPath
 from megatrain.reporting.report import Report
 
 _FLUSH_INTERVAL_S = 10

@@ -14,7 +14,7 @@ from typing import Any
 import wandb
 
 from megatrain.config.config import Config
-from megatrain.contracts.vanished_files import WatchedPath
+from megatrain.contracts.files.vanished_files import WatchedPath
 from megatrain.reporting.report import Report
 
 RUN_ID_FILE = "wandb-run-id"

@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 from typing import Self
 
-from megatrain.contracts.black_box_layout import (
+from megatrain.contracts.black_box.clock_base import read_clock_base
+from megatrain.contracts.black_box.encoding import (
     CONTROL,
     CONTROL_OFFSET,
     GROUP_BYTES,
@@ -32,16 +33,15 @@ from megatrain.contracts.black_box_layout import (
     encode_group,
     encode_header,
 )
-from megatrain.contracts.black_box_values import (
+from megatrain.contracts.black_box.values import (
     ControlPage,
     GroupRecord,
     Identity,
     State,
 )
-from megatrain.contracts.clock_base import read_clock_base
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.own_files import check_own_directory, make_own_directory
-from megatrain.contracts.run_directory import black_box_path, previous_black_box
+from megatrain.contracts.files.own_files import check_own_directory, make_own_directory
+from megatrain.run_files.run_directory import black_box_path, previous_black_box
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Mapping
 from time import monotonic_ns
 
-from megatrain.contracts.black_box_layout import Word
-from megatrain.contracts.black_box_values import RecordFlag
+from megatrain.contracts.black_box.encoding import Word
+from megatrain.contracts.black_box.values import RecordFlag
 from megatrain.telemetry.timers import DeviceTimer, DeviceTimes, Lane
 
 OpenSpan = tuple[int, int, int, int, int, int]

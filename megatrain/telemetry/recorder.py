@@ -18,7 +18,7 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from megatrain.contracts.black_box_layout import (
+from megatrain.contracts.black_box.encoding import (
     GROUP_BYTES,
     GROUP_ENTERED_WORD,
     GROUP_LEFT_WORD,
@@ -32,7 +32,9 @@ from megatrain.contracts.black_box_layout import (
     decode_progress,
     value_bits,
 )
-from megatrain.contracts.black_box_values import (
+from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation
+from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.values import (
     ALL_OPERATIONS,
     ControlPage,
     Identity,
@@ -41,8 +43,6 @@ from megatrain.contracts.black_box_values import (
     RecordFlag,
     attended_bits,
 )
-from megatrain.contracts.operations import MAX_OPERATIONS, Operation
-from megatrain.contracts.step_values import StepValue
 from megatrain.telemetry.black_box_writer import BlackBoxWriter, open_writer
 from megatrain.telemetry.device_spans import DEVICE_POSITION, DeviceSpans, OpenSpan
 from megatrain.telemetry.step_summary import OperationTotals, StepSummary, TotalsBuilder

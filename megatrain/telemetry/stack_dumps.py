@@ -1,4 +1,4 @@
-"""The worker's side of stack dumps: contracts/stack_dumps.py defines how they are requested and where they are.
+"""The worker's side of stack dumps. contracts/black_box/stack_dumps.py defines how one is requested and where it is.
 
 faulthandler's handler runs in C in any state of the interpreter, and interrupted system calls continue, so it does not
 affect a healthy run. Standard library only, because this is loaded before torch.
@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from megatrain.contracts.stack_dumps import STACKS_FILE, STACKS_SIGNAL
+from megatrain.contracts.black_box.stack_dumps import STACKS_FILE, STACKS_SIGNAL
 
 _logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 
-from megatrain.contracts.operations import MAX_OPERATIONS, Operation
+from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from time import perf_counter
 import torch
 
 from megatrain.config.config import Config
-from megatrain.contracts.black_box_values import Phase
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import Phase
 from megatrain.data.dataset import open_dataset
 from megatrain.data.held_out import evaluation_batches
 from megatrain.data.indexed import IndexedDataset

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from megatrain.comm import Mesh
-from megatrain.contracts.black_box_values import Phase
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import Phase
 from megatrain.telemetry.recorder import Recorder
 
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from megatrain.comm.group import brief
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import ReplicaError
 from megatrain.contracts.layout import first_axis_of
-from megatrain.contracts.operations import Operation
 from megatrain.parallel.bucket import Bucket
 from megatrain.parallel.checksum import Checksums
 from megatrain.training.rank_model import RankModel

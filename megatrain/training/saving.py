@@ -8,9 +8,9 @@ from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.checkpoint.save_policy import SaveInterval
 from megatrain.config.config import Config
-from megatrain.contracts.black_box_values import Command, Phase
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import Command, Phase
 from megatrain.contracts.errors import SaveError
-from megatrain.contracts.operations import Operation
 from megatrain.reporting import Reporter
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.extensions import Callback

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass
 
 import torch
 
-from megatrain.contracts.operations import Operation, all_reduce_along
+from megatrain.contracts.black_box.operations import Operation, all_reduce_along
 from megatrain.parallel.pipeline import PipelineInput
 from megatrain.schedule import Schedule
 from megatrain.telemetry.recorder import Recorder

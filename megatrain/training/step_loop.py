@@ -12,9 +12,9 @@ from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.config.batch import batches_from
 from megatrain.config.config import Config
-from megatrain.contracts.black_box_values import Phase
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import Phase
 from megatrain.contracts.errors import NonFiniteError
-from megatrain.contracts.operations import Operation
 from megatrain.contracts.sample_ranges import SampleRanges, position_after
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.reader import BatchReader, StepBatch

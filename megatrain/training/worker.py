@@ -16,23 +16,20 @@ from pathlib import Path
 import torch
 
 from megatrain.checkpoint.job import JobCheckpoints
+from megatrain.checkpoint_format.branches import MAIN_BRANCH
+from megatrain.checkpoint_format.claims import JobRound
+from megatrain.checkpoint_format.manifest import SampleStream
 from megatrain.comm import Mesh, create_mesh, join, leave, open_rendezvous
 from megatrain.comm.group_stores import GroupStores
 from megatrain.comm.rendezvous import Rendezvous, value_of_rank_0
 from megatrain.config.config import Config
 from megatrain.config.recorded import CONFIG_NAME, recorded_values
 from megatrain.config.serialize import config_values, to_toml
-from megatrain.contracts.black_box_values import Identity
-from megatrain.contracts.branches import MAIN_BRANCH
-from megatrain.contracts.claims import JobRound
-from megatrain.contracts.config_changes import CHANGES_NAME, ConfigChange, append_change, changed_keys
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.manifest import SampleStream
-from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
-from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.run_lock import checkpoints_locked
 from megatrain.data.dataset import check_same_tokenizer, check_tokenizer, open_dataset, tokenizer_digest
 from megatrain.data.digest import data_digest
 from megatrain.data.order import SampleOrder
@@ -41,6 +38,9 @@ from megatrain.ops.extension import load_extension
 from megatrain.programs.background import LOWEST_PRIORITY, background_niceness
 from megatrain.programs.stop_signals import StopSignals
 from megatrain.reporting import Reporter
+from megatrain.run_files.config_changes import CHANGES_NAME, ConfigChange, append_change, changed_keys
+from megatrain.run_files.run_directory import RunDirectory
+from megatrain.run_files.run_lock import checkpoints_locked
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.telemetry.timers import cuda_timer
 from megatrain.training.allocator import let_segments_grow, set_allocator

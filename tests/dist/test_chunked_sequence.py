@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.memory import measure_rank, with_changes
-from megatrain.contracts.black_box_values import RecordFlag
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import RecordFlag
 from tests.dist.training_jobs import Tables, TrainingJobs
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans
 from tests.helpers.rank_pool import RankPool

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from megatrain.comm import Mesh, create_mesh, join, open_rendezvous
 from megatrain.comm.gloo import GlooCommunicator
-from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
 from megatrain.telemetry.recorder import open_recorder
 from tests.helpers.black_boxes import boxes_by_rank, spans

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.checkpoint_format.checkpoint_files import committed_steps
+from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.config.config import Config
-from megatrain.contracts.checkpoint_files import committed_steps
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import CommunicationError
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.operations import Operation
 from tests.dist.training_jobs import Tables
 from tests.helpers.faults import RankFault
 from tests.helpers.rank_pool import RankError, RankPool

@@ -9,9 +9,9 @@ import torch
 
 from megatrain.comm import create_mesh, join, open_rendezvous
 from megatrain.comm.cpu_groups import gather_json_in
-from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.layout import REPLICAS, Layout
-from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
 from megatrain.telemetry.recorder import open_recorder
 from tests.helpers.rank_pool import RankPool

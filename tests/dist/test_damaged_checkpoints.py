@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from megatrain.checkpoint_format.branches import list_branches
+from megatrain.checkpoint_format.checkpoint_files import read_manifest, write_commit, write_manifest
+from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.verifications import Verification, note_verifications
 from megatrain.config.serialize import to_toml
-from megatrain.contracts.branches import list_branches
-from megatrain.contracts.checkpoint_files import read_manifest, write_commit, write_manifest
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.verifications import Verification, note_verifications
 from megatrain.formatting.quantities import bytes_text
 from tests.dist.restarts import place, step_place, steps_that_are_whole, wait_for_the_end_of_writers
 from tests.dist.training_jobs import Arrays, Run, Tables, TrainingJobs, assert_bitwise

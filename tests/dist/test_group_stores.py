@@ -14,9 +14,9 @@ from megatrain.comm.gloo import create_process_group
 from megatrain.comm.group_plan import PlannedGroup
 from megatrain.comm.group_stores import GroupStores
 from megatrain.comm.rendezvous import Rendezvous
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder

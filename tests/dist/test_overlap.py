@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from tests.dist.overlap_runs import assert_overlap_changes_no_bit
 from tests.dist.training_jobs import (
     Tables,

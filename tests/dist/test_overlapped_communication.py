@@ -11,7 +11,7 @@ from torch import distributed as dist
 
 from megatrain.comm.exchange import Exchange, ExchangeRunner
 from megatrain.config.config import Config
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.training.observers.overlap_watch import LEFT_OUT_STEPS, WATCHED_STEPS
 from megatrain_diagnostics.analysis.explain import explain_step
 from megatrain_diagnostics.analysis.overlap import Overlap

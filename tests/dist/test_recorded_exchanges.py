@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.config.config import Config
-from megatrain.contracts.black_box import BlackBox
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.reader import BlackBox
 from megatrain.planning.run_plan import plan_run
 from megatrain.schedule import ActionKind, build_schedule
 from tests.dist.training_jobs import Tables, TrainingJobs

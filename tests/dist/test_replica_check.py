@@ -15,9 +15,9 @@ from torch import nn
 
 from megatrain.comm import create_mesh, join, open_rendezvous
 from megatrain.config.config import Config
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import ReplicaError
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.pipeline import Pipeline

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from megatrain.comm import create_mesh, join, open_rendezvous
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.placement import Cut, PlacementRow, placements_of, tensor_shape

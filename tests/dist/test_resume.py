@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.checkpoint_files import committed_steps
-from megatrain.contracts.lineage import candidates
-from megatrain.contracts.location import LocalLocation
+from megatrain.checkpoint_format.checkpoint_files import committed_steps
+from megatrain.checkpoint_format.lineage import candidates
+from megatrain.checkpoint_format.location import LocalLocation
 from tests.dist.training_jobs import (
     Run,
     Tables,

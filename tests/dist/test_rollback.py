@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.branches import list_branches
-from megatrain.contracts.checkpoint_files import read_manifest, step_directory_name
-from megatrain.contracts.lineage import candidates, current_branch
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.rounds import Rollback
+from megatrain.checkpoint_format.branches import list_branches
+from megatrain.checkpoint_format.checkpoint_files import read_manifest, step_directory_name
+from megatrain.checkpoint_format.lineage import candidates, current_branch
+from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.contracts.records.rounds import Rollback
 from tests.dist.training_jobs import Run, Tables, TrainingJobs, assert_bitwise, assert_states_bitwise
 from tests.helpers.rank_pool import RankError
 from tests.helpers.training_case import Orders, make_config, on_layout

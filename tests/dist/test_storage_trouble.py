@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from megatrain.checkpoint.verification import verify_checkpoint
-from megatrain.contracts.checkpoint_files import committed_steps, step_directory_name
+from megatrain.checkpoint_format.checkpoint_files import committed_steps, step_directory_name
+from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.location import LocalLocation
 from tests.dist.restarts import kill_writers, remove_memory, steps_that_are_whole, the_arena
 from tests.dist.training_jobs import Tables
 from tests.helpers.small_disk import SmallDisk, small_disk

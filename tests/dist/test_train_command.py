@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from megatrain.contracts.black_box import read_black_box
-from megatrain.contracts.checkpoint_files import committed_steps, read_manifest, step_directory_name
+from megatrain.checkpoint_format.checkpoint_files import committed_steps, read_manifest, step_directory_name
+from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.contracts.black_box.reader import read_black_box
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.run_directory import own_box_paths
-from megatrain.contracts.run_lock import checkpoints_locked
+from megatrain.run_files.run_directory import own_box_paths
+from megatrain.run_files.run_lock import checkpoints_locked
 from tests.dist.training_jobs import Tables, TrainingJobs
 from tests.helpers.forked_program import ForkedProgram
 from tests.helpers.train_process import Job, finish, forked, make_job, started

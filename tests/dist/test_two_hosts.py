@@ -8,9 +8,9 @@ from unittest import mock
 import pytest
 
 from megatrain.checkpoint import attach
+from megatrain.checkpoint_format.checkpoint_files import manifest_location, read_manifest
+from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.config.config import Config
-from megatrain.contracts.checkpoint_files import manifest_location, read_manifest
-from megatrain.contracts.location import LocalLocation
 from tests.dist.restarts import (
     arenas,
     assert_goes_on_as_if_never_stopped,

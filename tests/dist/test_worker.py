@@ -16,10 +16,10 @@ import pytest
 from torch import distributed as dist
 
 from megatrain.config.config import Config
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.worker import run_worker
 from tests.dist.training_jobs import Tables, TrainingJobs

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.memory import measure_rank, with_changes
 from megatrain.config.config import Config
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.schedule import ActionKind, build_schedule
 from tests.dist.test_resume import HALF, STEPS, stop_and_resume
 from tests.dist.training_jobs import (

@@ -20,12 +20,12 @@ from megatrain.comm.group import Group
 from megatrain.comm.group_plan import PlannedGroup
 from megatrain.comm.nccl import NcclCommunicator, create_process_group
 from megatrain.comm.rendezvous import Rendezvous
-from megatrain.contracts.black_box import read_black_box
-from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.reader import read_black_box
+from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
-from megatrain.contracts.run_directory import black_box_path
+from megatrain.run_files.run_directory import black_box_path
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.telemetry.timers import cuda_timer
 from tests.helpers.require import require

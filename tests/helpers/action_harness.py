@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.action_log import (
-    ActionLog,
-)
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_verdict import (
+from megatrain.contracts.records.host_verdict import (
     Cause,
     HostVerdict,
     OutcomeKind,
     VerdictConfidence,
     VerdictKind,
     VerdictOutcome,
+)
+from megatrain.run_files.action_log import (
+    ActionLog,
 )
 from megatrain_dashboard.actions.backend import Outcome
 from megatrain_dashboard.actions.document import ActionAnswer, ActionRequest

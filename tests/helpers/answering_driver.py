@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from megatrain.contracts.host_records import CheckReport
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.job_requests import Answer, JobRequest
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import TURN_MARK, JobEnd
+from megatrain.contracts.records.host_records import CheckReport
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.job_requests import Answer, JobRequest
+from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.rounds import TURN_MARK, JobEnd
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.watch import ChangeKind, Changes, Watch
 from megatrain_job.coordination.wire import Delete, KeyRange, Put

@@ -16,11 +16,11 @@ from megatrain.arena.locks import create_wake
 from megatrain.arena.plans import HostPlan, ManifestTemplate, RankPlan
 from megatrain.arena.slot_file import SlotReader
 from megatrain.arena.slot_layout import HEADER_BYTES, Persist, SlotHeader, SlotState, SlotWord, encode_header
-from megatrain.checkpoint.data_file import data_file_name
-from megatrain.contracts.checkpoint_files import INDEX_NAME, METADATA_NAME, step_directory_name
+from megatrain.checkpoint_format.checkpoint_files import INDEX_NAME, METADATA_NAME, step_directory_name
+from megatrain.checkpoint_format.data_file import data_file_name
+from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions, SampleStream
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.location import LocalLocation, Location
-from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, SampleStream
 from tests.helpers.checkpoint_tree import put_main
 
 ROUND = 2

@@ -6,10 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from megatrain.contracts.black_box import BlackBox, read_black_box
-from megatrain.contracts.black_box_values import Record, RecordFlag
-from megatrain.contracts.operations import Operation
-from megatrain.contracts.run_directory import own_box_paths
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.reader import BlackBox, read_black_box
+from megatrain.contracts.black_box.values import Record, RecordFlag
+from megatrain.run_files.run_directory import own_box_paths
 
 _NUM_RECORDS = 8192
 

@@ -7,7 +7,7 @@ from functools import cache
 
 from fastapi.testclient import TestClient
 
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.app import make_app
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources.recorded_job import RecordedJob

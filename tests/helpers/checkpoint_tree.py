@@ -6,13 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from megatrain.contracts.checkpoint_files import manifest_location, step_directory_name, write_commit, write_manifest
-from megatrain.contracts.claims import Claims
+from megatrain.checkpoint_format.checkpoint_files import (
+    manifest_location,
+    step_directory_name,
+    write_commit,
+    write_manifest,
+)
+from megatrain.checkpoint_format.claims import Claims
+from megatrain.checkpoint_format.lineage import candidates
+from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions, FileEntry, Manifest, SampleStream
+from megatrain.checkpoint_format.round_starts import RoundStart, begin_round
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.lineage import candidates
-from megatrain.contracts.location import LocalLocation, Location
-from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, FileEntry, Manifest, SampleStream
-from megatrain.contracts.round_starts import RoundStart, begin_round
 from tests.helpers.forked_program import run_forked
 from tests.helpers.waiting import DEADLINE_S
 

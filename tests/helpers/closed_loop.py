@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatrain.contracts.host_verdict import HostVerdict, VerdictConfidence, VerdictOutcome
-from megatrain.contracts.incident import Incident, IncidentKind
+from megatrain.contracts.records.host_verdict import HostVerdict, VerdictConfidence, VerdictOutcome
+from megatrain.contracts.records.incident import Incident, IncidentKind
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_under_launch import WORKERS, JobView, LaunchedJob, make_launched_job
 from tests.helpers.namespaces import HostNetwork

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from megatrain.config.diagnostics import DiagnosticsConfig
-from megatrain.contracts.diag_records import DaemonRecord
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode, encode
+from megatrain.contracts.records.diag_records import DaemonRecord
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode, encode
 from megatrain.programs.processes import install_parent_death_guard
 from megatrain_job.coordination.client import EtcdClient
 from tests.helpers.waiting import DEADLINE_S

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.testclient import TestClient
 
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.errors import add_error_responses, check_query
 from megatrain_dashboard.security.heavy import HeavyQueries

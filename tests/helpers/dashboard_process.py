@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.config.dashboard import DashboardConfig
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.record import encode
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S, wait_until
 

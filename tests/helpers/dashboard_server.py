@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.actions.handler import ActionHandler
 from megatrain_dashboard.api.live.streams import LiveStreams
 from megatrain_dashboard.app import make_app

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from megatrain.checkpoint.data_file import (
+from megatrain.checkpoint_format.data_file import (
     ItemHasher,
     encode_trailer,
     trailer_digest,
 )
-from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import FileEntry
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.manifest import FileEntry
 
 FILES = ("r000002-rank-00000.distcp", "r000002-rank-00001.distcp")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.events.tables import (
     Groups,
     Ranks,

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from megatrain.config.config import Config
-from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus, Milestones
-from megatrain.contracts.incident import Incident
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import RecordType, decode, encode
+from megatrain.contracts.records.host_records import HostPhase, HostRecord, HostStatus, Milestones
+from megatrain.contracts.records.incident import Incident
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import RecordType, decode, encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.lease_keeper import LeaseKeeper
 from megatrain_job.coordination.settings import EtcdSettings

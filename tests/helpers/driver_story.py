@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from megatrain.contracts.host_records import HostPhase, Stall
-from megatrain.contracts.incident import Incident
-from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import Halt, JobEnd
+from megatrain.contracts.records.host_records import HostPhase, Stall
+from megatrain.contracts.records.incident import Incident
+from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.rounds import Halt, JobEnd
 from megatrain_launcher.driver.policy import Policy
 from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_job import SimulatedJob

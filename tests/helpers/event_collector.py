@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from megatrain.contracts.diag_records import DaemonRecord
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.records.diag_records import DaemonRecord
 from megatrain_diagnostics.collector.admission import Admission
 from megatrain_diagnostics.collector.consumers import Consumer, ConsumerThread
 from megatrain_diagnostics.collector.counters import Ledger

@@ -185,7 +185,7 @@ class _FaultyStorage:
             self._path = self._path.rename(self._path.with_suffix(".taken"))
 
     def open(self, text: str) -> HookedLocation:
-        from megatrain.checkpoint.url_location import open_location
+        from megatrain.checkpoint_format.url_location import open_location
 
         self._root = text
         return HookedLocation(open_location(text), self.before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from megatrain.contracts.diag_records import DaemonRecord
+from megatrain.contracts.records.diag_records import DaemonRecord
 
 
 class FixedDaemon:

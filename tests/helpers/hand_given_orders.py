@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatrain.contracts.rounds import RoundDeadlines
+from megatrain.contracts.records.rounds import RoundDeadlines
 from megatrain_launcher.interfaces import Assignment, WorkerEnd
 from tests.helpers.waiting import wait_until
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 
 READ = "read"
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatrain.cli import main
-from megatrain.contracts.diag_records import DaemonRecord
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.record import decode
+from megatrain.contracts.records.diag_records import DaemonRecord
+from megatrain.contracts.records.record import decode
 from megatrain_launcher.commands.status import StatusCode
 from tests.helpers.job_under_launch import JobView
 from tests.helpers.waiting import DeadlineError, wait_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from megatrain.contracts.location import Location, Sink
+from megatrain.checkpoint_format.location import Location, Sink
 
 Hook = Callable[[str, str], None]
 """Called with what is done and where, below the outermost place. What is done: read, list, look, write, create, append,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain_diagnostics.events.tables import Groups, Spans, from_columns
 
 LATE = 3

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from megatrain.contracts.location import Location
+from megatrain.checkpoint_format.location import Location
 from tests.helpers.hooked_location import HookedLocation
 from tests.helpers.waiting import DEADLINE_S, DeadlineError
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_records import HostPhase, HostStatus
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import Round
+from megatrain.contracts.records.host_records import HostPhase, HostStatus
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import Round
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.watch import Change, ChangeKind, Changes, Watch
 from megatrain_job.coordination.wire import KeyRange, KeyValue

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from megatrain.contracts.host_records import HostRecord, HostStatus
-from megatrain.contracts.incident import Incident, IncidentState
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import RecordType, decode
-from megatrain.contracts.rounds import Halt, JobEnd, Round
+from megatrain.contracts.records.host_records import HostRecord, HostStatus
+from megatrain.contracts.records.incident import Incident, IncidentState
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import RecordType, decode
+from megatrain.contracts.records.rounds import Halt, JobEnd, Round
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange

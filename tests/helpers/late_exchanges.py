@@ -20,7 +20,7 @@ from megatrain.comm.channel import Channel
 from megatrain.comm.exchange import Exchange, ExchangeRunner, Pending
 from megatrain.comm.group import Group
 from megatrain.config.config import Config
-from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.process import Process
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.training.rank_model import RankModel, build_rank_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from megatrain.contracts.host_records import (
+from megatrain.contracts.records.host_records import (
     HostPhase,
     HostRecord,
     HostStatus,
@@ -13,8 +13,8 @@ from megatrain.contracts.host_records import (
     RankFailure,
     Stall,
 )
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
-from megatrain.contracts.rounds import Cordon, Halt, JobRecord, Round, RoundHost
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.records.rounds import Cordon, Halt, JobRecord, Round, RoundHost
 from megatrain_job.jobs.snapshot import JobSnapshot
 
 NOW_S = 1_800_000_000.0

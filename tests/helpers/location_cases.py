@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from megatrain.checkpoint_format.location import Location, put_once
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.location import Location, put_once
 
 NAMES = ["a", ".metadata", "a/b", "a b", "...", "step-000000120/r000002-rank-00003.distcp"]
 """What may be below a place."""

@@ -13,8 +13,8 @@ from torch import Tensor
 from megatrain.comm.group import Group
 from megatrain.comm.mesh import Mesh, create_mesh
 from megatrain.config.config import Config
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain.parallel.graphed_chunk import Capture
 from megatrain.parallel.pipeline import PipelineInput
 from megatrain.schedule import build_schedule

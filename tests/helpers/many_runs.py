@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.config.config import Config
 from megatrain.config.load import load_config
 from megatrain.config.serialize import to_toml
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.record import encode
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.record import encode
 from megatrain.reporting.jsonl_sink import JsonLinesSink
 from megatrain.reporting.report import IntervalReport, StepReport
+from megatrain.run_files.run_directory import RunDirectory
 from tests.helpers.checkpoint_tree import put_main
 from tests.helpers.launched_job import make_incident
 from tests.helpers.source_tree import ROOT

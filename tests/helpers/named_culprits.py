@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from megatrain.cli import main
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.app import make_app
 from megatrain_dashboard.responses.binary import unpack
 from megatrain_dashboard.settings import DashboardSettings

@@ -9,7 +9,7 @@ from typing import Any
 
 from megatrain.config.config import Config
 from megatrain.config.load import load_config
-from megatrain.contracts.notices import ReceiverRecord
+from megatrain.contracts.records.notices import ReceiverRecord
 from megatrain_job.jobs.health import HealthLevel
 from megatrain_launcher.notify.message import Message, PageLinks
 from megatrain_launcher.notify.plan import Manner, Plan, Rules, plan_of, taken

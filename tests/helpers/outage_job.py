@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import HostPhase
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
-from megatrain.contracts.rounds import Round
-from megatrain.contracts.run_directory import own_box_paths
+from megatrain.contracts.records.host_records import HostPhase
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.records.rounds import Round
+from megatrain.run_files.run_directory import own_box_paths
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_under_launch import WORKERS, JobView, LaunchedJob, make_launched_job
 from tests.helpers.namespaces import HostNetwork

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts import location
+from megatrain.checkpoint_format import location
 
 
 class Disk:

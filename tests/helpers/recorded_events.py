@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megatrain.contracts.black_box_values import ClockBase
-from megatrain.contracts.run_directory import own_box_paths
+from megatrain.contracts.black_box.values import ClockBase
+from megatrain.run_files.run_directory import own_box_paths
 from megatrain_diagnostics.events.tables import Table, joined
 from megatrain_diagnostics.streamer.host_clock import HostClock
 from megatrain_diagnostics.streamer.rank_tail import RankTail

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from megatrain.contracts.incident import Incident
+from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.contracts.black_box.step_values import StepValue
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.record import encode
-from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.step_values import StepValue
+from megatrain.contracts.records.incident import Incident
+from megatrain.contracts.records.record import encode
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import (
     Clocks,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.whatif.operations import JobShape, OperationTable
 from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, from_columns, joined
 from tests.helpers.rank_columns import axis_columns

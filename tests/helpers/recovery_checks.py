@@ -10,8 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from megatrain.contracts.incident import Incident, IncidentState
-from megatrain.contracts.run_directory import own_box_paths
+from megatrain.contracts.records.incident import Incident, IncidentState
+from megatrain.run_files.run_directory import own_box_paths
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_history import check_history
 from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_job

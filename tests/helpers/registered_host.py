@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from megatrain.contracts.host_records import HostRecord
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.rounds import JobRecord
+from megatrain.contracts.records.host_records import HostRecord
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.rounds import JobRecord
 from megatrain_launcher.executor.membership import LeaseTimes
 
 TIMES = LeaseTimes(ttl_s=10, renew_s=0.2)

@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 from megatrain.cli import main
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
-from megatrain.contracts.record import decode
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.records.record import decode
 from megatrain_diagnostics.events.roster import newest_round
 from megatrain_diagnostics.events.tables import Ranks
 from megatrain_diagnostics.store.compaction import compact

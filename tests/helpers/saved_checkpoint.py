@@ -13,24 +13,24 @@ import torch
 from torch import Tensor
 
 from megatrain.checkpoint.arena_slots import plan_snapshot
-from megatrain.checkpoint.data_file import (
+from megatrain.checkpoint.gathered_items import stored_by_ranks
+from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImagePlan, key_of, plan_image
+from megatrain.checkpoint.metadata_file import describing_files
+from megatrain.checkpoint.offline_writer import write_checkpoint
+from megatrain.checkpoint_format.checkpoint_files import step_directory_name, write_commit, write_manifest
+from megatrain.checkpoint_format.data_file import (
     ItemHasher,
     content_digest,
     data_file_name,
     encode_trailer,
     trailer_digest,
 )
-from megatrain.checkpoint.gathered_items import stored_by_ranks
-from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImagePlan, key_of, plan_image
-from megatrain.checkpoint.metadata_file import describing_files
-from megatrain.checkpoint.offline_writer import write_checkpoint
+from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.manifest import CheckpointMesh, FileEntry, Manifest
 from megatrain.cli import main
 from megatrain.comm import dry_mesh
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash
-from megatrain.contracts.checkpoint_files import step_directory_name, write_commit, write_manifest
-from megatrain.contracts.location import LocalLocation, Location
-from megatrain.contracts.manifest import CheckpointMesh, FileEntry, Manifest
 from megatrain.hf.tensor_map import our_shapes
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard

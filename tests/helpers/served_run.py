@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.app import make_app
 from megatrain_dashboard.server import DashboardServer, listening_socket
 from megatrain_dashboard.settings import DashboardSettings

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_records import (
+from megatrain.contracts.records.host_records import (
     HostPhase,
     HostRecord,
     HostSaves,
@@ -15,8 +15,8 @@ from megatrain.contracts.host_records import (
     RankFailure,
     Stall,
 )
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import Halt, JobEnd, Round, RoundDeadlines
+from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.rounds import Halt, JobEnd, Round, RoundDeadlines
 from megatrain_job.coordination.watch import Change, ChangeKind
 from tests.helpers.simulated_etcd import KEYS, SimulatedEtcd
 

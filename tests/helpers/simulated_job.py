@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_records import HostPhase
-from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictOutcome
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import Round
+from megatrain.contracts.records.host_records import HostPhase
+from megatrain.contracts.records.host_verdict import HostVerdict, OutcomeKind, VerdictOutcome
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import Round
 from megatrain_job.coordination.watch import ChangeKind
 from megatrain_job.coordination.wire import Compare, KeyValue, Operation, Put
 from megatrain_launcher.driver.actions import Decision, Probe

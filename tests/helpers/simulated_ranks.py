@@ -12,11 +12,11 @@ from megatrain.comm.device_stream import DeviceStreams
 from megatrain.comm.exchange import ExchangeRunner, Pending
 from megatrain.comm.group import Group
 from megatrain.comm.nccl import NcclCommunicator
-from megatrain.contracts.black_box import BlackBox, read_black_box
-from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.reader import BlackBox, read_black_box
+from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
-from megatrain.contracts.run_directory import black_box_path
+from megatrain.run_files.run_directory import black_box_path
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.telemetry.timers import DeviceTimer
 from tests.helpers.simulated_device import SimulatedNccl, Simulation, Work

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from megatrain.config.load import load_config
-from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.process import process_from_environment
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.telemetry.timers import DeviceTimer

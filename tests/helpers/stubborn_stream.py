@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 
-from megatrain.contracts.diag_records import DaemonRecord
-from megatrain.contracts.record import decode
+from megatrain.contracts.records.diag_records import DaemonRecord
+from megatrain.contracts.records.record import decode
 from megatrain_diagnostics.wire.authentication import SenderName
 from megatrain_diagnostics.wire.connection import DaemonConnection
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.step_values import StepValue
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
-from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.step_values import StepValue
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import Spans, StepTotals, Table, Values, from_columns, joined, select
 from megatrain_diagnostics.store.segment_store import SegmentStore

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from megatrain.contracts.host_records import HostPhase, Stall
-from megatrain.contracts.rounds import RoundDeadlines
+from megatrain.contracts.records.host_records import HostPhase, Stall
+from megatrain.contracts.records.rounds import RoundDeadlines
 from megatrain.fencing.fence import Deadlines, FenceAction, LeaseView, StepSilence, fence
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.order_delivery import orders_lost_after_s

@@ -18,7 +18,7 @@ from typing import Any
 
 from megatrain.config.config import Config
 from megatrain.config.serialize import to_toml
-from megatrain.contracts.run_directory import RunDirectory, own_box_paths
+from megatrain.run_files.run_directory import RunDirectory, own_box_paths
 from tests.helpers.forked_program import ForkedProgram, forked_program
 from tests.helpers.permissions import heed_permissions
 from tests.helpers.processes import descendants

@@ -22,23 +22,23 @@ from numpy.typing import NDArray
 
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.checkpoint.load import FP8_HISTORY
+from megatrain.checkpoint_format.manifest import SampleStream
 from megatrain.comm import Mesh, create_mesh, join, open_rendezvous
 from megatrain.comm.exchange import Exchange
 from megatrain.config.checks import check
 from megatrain.config.config import Config
-from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.layout import Coordinate
-from megatrain.contracts.manifest import SampleStream
-from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
-from megatrain.contracts.rounds import Rollback
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.rounds import Rollback
 from megatrain.contracts.sample_ranges import SampleRanges
 from megatrain.data.dataset import open_dataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader, StepBatch
 from megatrain.ops.main_grad import Addition, MainGrad, main_grad_of, set_main_grad
 from megatrain.reporting import EvaluationReport, StepReport
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.training.evaluation import open_validation
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection

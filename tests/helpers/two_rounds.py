@@ -12,7 +12,7 @@ from megatrain.arena.plans import HostPlan
 from megatrain.arena.sealed import sealed_slots
 from megatrain.checkpoint.persist import Persistence, Written
 from megatrain.checkpoint.persist_policy import next_due
-from megatrain.contracts.location import Location
+from megatrain.checkpoint_format.location import Location
 from tests.helpers.arena_snapshots import ROUND, described_by, host_plan, make_arena, put_slot
 from tests.helpers.hooked_location import LOOKS, Hook, HookedLocation
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
 from megatrain_job.coordination.client import EtcdClient
 from tests.helpers.launched_job import make_snapshot
 

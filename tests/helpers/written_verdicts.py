@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from megatrain.contracts.host_verdict import (
+from megatrain.contracts.records.host_verdict import (
     Cause,
     HostVerdict,
     OutcomeKind,
@@ -13,8 +13,8 @@ from megatrain.contracts.host_verdict import (
     VerdictKind,
     VerdictOutcome,
 )
-from megatrain.contracts.job_requests import JobRequest, RequestKind
-from megatrain.contracts.record import decode, encode
+from megatrain.contracts.records.job_requests import JobRequest, RequestKind
+from megatrain.contracts.records.record import decode, encode
 from tests.helpers.driver_story import drive
 from tests.helpers.raw_python import raw_python
 from tests.helpers.simulated_etcd import KEYS

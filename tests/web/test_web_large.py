@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import Ranks, StepTotals, Values
 from megatrain_diagnostics.store.segment_store import SegmentStore

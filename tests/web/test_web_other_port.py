@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.assets import installed_assets
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources.protocol import LiveState

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import expect
 
-from megatrain.contracts.action_log import ActionLog
-from megatrain.contracts.config_changes import CHANGES_NAME, ChangedKey, ConfigChange, append_change
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.action_log import ActionLog
+from megatrain.run_files.config_changes import CHANGES_NAME, ChangedKey, ConfigChange, append_change
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.jobs.notes import Author, NoteWriter, log_path
 from tests.helpers.canned_job import SLOW_HOST
 from tests.helpers.recorded_run import FAILED_S, end_s, write_recorded_run

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import expect
 
-from megatrain.contracts.incident import Incident, IncidentKind
-from megatrain.contracts.record import decode
+from megatrain.contracts.records.incident import Incident, IncidentKind
+from megatrain.contracts.records.record import decode
 from tests.helpers.served_run import served_run
 from tests.helpers.source_tree import ROOT
 

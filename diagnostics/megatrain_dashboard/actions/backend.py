@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.job_requests import Answer, RequestKind
-from megatrain.contracts.rounds import JobEnd
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.job_requests import Answer, RequestKind
+from megatrain.contracts.records.rounds import JobEnd
 from megatrain_dashboard.actions.checks import ASKED_KINDS, HOST_KINDS, VERDICT_KINDS
 from megatrain_dashboard.actions.document import ActionRequest
 from megatrain_job.coordination.client import EtcdClient

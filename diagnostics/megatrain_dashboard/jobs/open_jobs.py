@@ -17,9 +17,9 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from megatrain.contracts.action_log import ACTIONS_NAME, ActionLog
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.run_files.action_log import ACTIONS_NAME, ActionLog
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.actions.backend import EtcdBackend
 from megatrain_dashboard.actions.handler import ActionHandler
 from megatrain_dashboard.api.jobs.view import why_not_opened

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.own_files import open_own_file
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.files.own_files import open_own_file
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.settings import DashboardSettings
 
 TOKEN_NAME = "operator-token"

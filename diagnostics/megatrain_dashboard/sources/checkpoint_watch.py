@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from megatrain.checkpoint.survey import survey
-from megatrain.checkpoint.url_location import open_location
+from megatrain.checkpoint_format.url_location import open_location
+from megatrain.checkpoint_format.verifications import VERIFIED_NAME
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.verifications import VERIFIED_NAME
 from megatrain_dashboard.sources.facts import CheckpointsSeen
 
 _PERIOD_S = 5.0

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from megatrain.checkpoint.survey import Survey
 from megatrain.config.config import Config
-from megatrain.contracts.config_changes import ConfigChange
-from megatrain.contracts.host_records import CheckReport, HangEvidence
-from megatrain.contracts.incident import Incident
+from megatrain.contracts.records.host_records import CheckReport, HangEvidence
+from megatrain.contracts.records.incident import Incident
+from megatrain.run_files.config_changes import ConfigChange
 from megatrain_dashboard.sources.series_builder import EMPTY, SeriesSnapshot
 from megatrain_diagnostics.store.rounds import RoundSeen
 from megatrain_job.jobs.notes import Note

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.incident import Incident
+from megatrain.contracts.records.incident import Incident
 from megatrain_dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.store.host_queries import hosts_of_ranks
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.sources.facts import JobFacts
 from megatrain_dashboard.sources.series_builder import SeriesSnapshot
 from megatrain_diagnostics.events.roster import Roster

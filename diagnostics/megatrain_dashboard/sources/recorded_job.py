@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from megatrain.config.config import Config
-from megatrain.contracts.run_directory import RunDirectory
 from megatrain.formatting.terminal import printable
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.sources.facts import JobFacts
 from megatrain_dashboard.sources.run_files import recorded_config
 from megatrain_dashboard.sources.run_source import RunSource, checkpoints_place

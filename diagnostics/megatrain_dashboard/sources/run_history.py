@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.run_directory import RunDirectory
 from megatrain.formatting.terminal import printable
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.sources.checkpoint_watch import CheckpointWatch
 from megatrain_dashboard.sources.facts import CheckpointsSeen
 from megatrain_dashboard.sources.run_files import RunFiles

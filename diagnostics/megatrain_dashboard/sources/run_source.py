@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from megatrain.config.config import Config
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.sources.protocol import LiveState
 from megatrain_dashboard.sources.run_history import PERIOD_S, RunHistory
 from megatrain_dashboard.sources.series_builder import SeriesSnapshot

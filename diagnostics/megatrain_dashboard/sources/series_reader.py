@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain_dashboard.sources.series_builder import SeriesBuilder
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import StepTotals, Values, num_rows

@@ -12,8 +12,8 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from megatrain.contracts.black_box_values import RecordFlag
-from megatrain.contracts.operations import MAX_OPERATIONS, operation_name
+from megatrain.contracts.black_box.operations import MAX_OPERATIONS, operation_name
+from megatrain.contracts.black_box.values import RecordFlag
 from megatrain.formatting.terminal import printable
 from megatrain_diagnostics.analysis.timeline import LANES, Timeline, counter_names, rank_name
 from megatrain_diagnostics.events.tables import NO_DURATION

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.black_box_values import RecordFlag
-from megatrain.contracts.operations import AXIS_ALL_REDUCES, Operation, operation_name
+from megatrain.contracts.black_box.operations import AXIS_ALL_REDUCES, Operation, operation_name
+from megatrain.contracts.black_box.values import RecordFlag
 from megatrain_diagnostics.analysis.exchanges import Exchanges, end_ns, find_exchanges
 from megatrain_diagnostics.analysis.exposure import COMMUNICATION, Category, expose
 from megatrain_diagnostics.analysis.overlap import Overlap, has_known_end, overlaps

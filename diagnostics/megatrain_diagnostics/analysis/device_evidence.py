@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.host_verdict import Cause
+from megatrain.contracts.records.host_verdict import Cause
 from megatrain_diagnostics.analysis.device_limits import LIMITS, gpu_name, mhz_text
 from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.events.source import EventSource, Where

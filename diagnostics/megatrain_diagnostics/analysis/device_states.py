@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from megatrain.contracts.diag_records import DeviceTrouble, DeviceTroubleKind
+from megatrain.contracts.records.diag_records import DeviceTrouble, DeviceTroubleKind
 from megatrain_diagnostics.analysis.device_limits import LIMITS, gpu_name, mhz_text
 from megatrain_job.devices.gpu_readings import FAULTY_REASONS, throttle_text
 from megatrain_job.failures.xids import XidKind, xid_of

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.change_points import ChangePoint, change_points
 from megatrain_diagnostics.analysis.drift_causes import Moved, moved_operations
 from megatrain_diagnostics.analysis.hours import Hours, hours_of_day

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.operations import MODEL_COMPUTES, Operation
+from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation
 from megatrain_diagnostics.events.roster import Roster, places_along
 from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals
 

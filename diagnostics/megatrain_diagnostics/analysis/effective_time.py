@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from megatrain.contracts.incident import Incident
+from megatrain.contracts.records.incident import Incident
 from megatrain_job.jobs.lost_time import Interval, covered_s, median_of, once_a_round, recoveries
 
 

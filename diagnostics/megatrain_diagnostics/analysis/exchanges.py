@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.operations import MAX_OPERATIONS, Operation
+from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation
 from megatrain_diagnostics.events.roster import GroupMembers, Roster
 from megatrain_diagnostics.events.tables import NO_DURATION, Int8, Int32, Int64, Spans
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.operations import MODEL_COMPUTES, Operation
 from megatrain_diagnostics.analysis.exchanges import Exchanges, find_exchanges
 from megatrain_diagnostics.analysis.exposure import CATEGORIES, Category, Exposure, expose
 from megatrain_diagnostics.analysis.overlap import Overlap, overlaps

@@ -18,8 +18,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.black_box_values import ATTENDED_MASK, ATTENDED_SHIFT, ATTENDED_STEPS
-from megatrain.contracts.operations import AXIS_ALL_REDUCES, MAX_OPERATIONS, MODEL_COMPUTES, Operation
+from megatrain.contracts.black_box.operations import AXIS_ALL_REDUCES, MAX_OPERATIONS, MODEL_COMPUTES, Operation
+from megatrain.contracts.black_box.values import ATTENDED_MASK, ATTENDED_SHIFT, ATTENDED_STEPS
 from megatrain_diagnostics.analysis.exchanges import Exchanges, end_ns
 from megatrain_diagnostics.events.tables import NO_DURATION, Int32, Int64, Spans
 

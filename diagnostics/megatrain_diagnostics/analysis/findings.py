@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from megatrain.config.diagnostics import DiagnosticsConfig
-from megatrain.contracts.host_verdict import Cause, VerdictConfidence
+from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 
 
 @dataclass(frozen=True, slots=True)

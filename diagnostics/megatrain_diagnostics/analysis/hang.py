@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from megatrain.contracts.black_box.operations import operation_name
 from megatrain.contracts.layout import Coordinate
-from megatrain.contracts.operations import operation_name
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import NO_DURATION, Selection, Spans
 from megatrain_job.failures.culprit import Culprit, culprit_of_positions

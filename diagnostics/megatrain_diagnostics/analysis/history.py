@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.own_time import Aspect, aspects, scale_of, typical_step_s
 from megatrain_diagnostics.analysis.peers import Flags, Floats, Peers
 from megatrain_diagnostics.analysis.step_ring import WORK_KINDS, StepRow

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.black_box_values import RecordFlag
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import RecordFlag
 from megatrain_diagnostics.analysis.exchanges import find_exchanges
 from megatrain_diagnostics.analysis.exposure import CATEGORIES, Category, expose
 from megatrain_diagnostics.analysis.step_windows import StepEvents, step_windows

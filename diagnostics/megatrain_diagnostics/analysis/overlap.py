@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.black_box_values import RecordFlag
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import RecordFlag
 from megatrain_diagnostics.analysis.exposure import Exposure
 from megatrain_diagnostics.events.tables import Int64, Spans
 

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from megatrain.contracts.operations import MODEL_COMPUTES, Operation
+from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation
 from megatrain_diagnostics.analysis.peers import Floats, Indices
 from megatrain_diagnostics.analysis.step_ring import OVERLAPPED, StepRow
 

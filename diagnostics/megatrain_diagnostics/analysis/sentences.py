@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from megatrain.contracts.host_verdict import Cause, VerdictConfidence
+from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 from megatrain_diagnostics.analysis.candidates import Candidates
 from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.analysis.network import SlowNetwork

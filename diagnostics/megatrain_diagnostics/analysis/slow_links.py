@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.operations import operation_name
+from megatrain.contracts.black_box.operations import operation_name
 from megatrain_diagnostics.analysis.exchanges import Exchanges
 from megatrain_diagnostics.events.roster import GroupMembers, Roster
 from megatrain_diagnostics.events.tables import Float64, Int64, Spans

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.operations import MODEL_COMPUTES, Operation
+from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation
 from megatrain_diagnostics.analysis.exchanges import end_ns
 from megatrain_diagnostics.analysis.exposure import Windows
 from megatrain_diagnostics.events.clocks import align

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.device_evidence import with_devices
 from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.straggler_history import STEPS_AT_ONCE, StragglerHistory, straggler_history

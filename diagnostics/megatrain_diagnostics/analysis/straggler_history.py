@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from megatrain.contracts.host_verdict import Cause, VerdictConfidence
+from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds
 from megatrain_diagnostics.analysis.live import LiveDetection
 from megatrain_diagnostics.analysis.workload import MIN_WORK_CORRELATION, pass_correlations

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from megatrain.contracts.host_verdict import Cause, VerdictConfidence
+from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 from megatrain_diagnostics.analysis.candidates import Candidates, candidates, first_seen
 from megatrain_diagnostics.analysis.findings import Finding, Thresholds
 from megatrain_diagnostics.analysis.history import ComparedSteps, StepHistory

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain_diagnostics.analysis.history import ComparedSteps
 from megatrain_diagnostics.analysis.own_time import Aspect
 from megatrain_diagnostics.analysis.peers import Floats, Indices

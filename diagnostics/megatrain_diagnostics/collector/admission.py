@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from megatrain.contracts.black_box.operations import MAX_OPERATIONS
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import SIZED_AXES
-from megatrain.contracts.operations import MAX_OPERATIONS
 from megatrain_diagnostics.collector.counters import RejectionReason
 from megatrain_diagnostics.collector.rate_limiter import RowRateLimiter
 from megatrain_diagnostics.collector.rounds_known import MAX_RANKS, KnownRounds

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.record import decode, encode
+from megatrain.contracts.records.record import decode, encode
 from megatrain_diagnostics.collector.ingest import Ingest, SenderSession
 from megatrain_diagnostics.wire.authentication import SenderName, admit
 from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError

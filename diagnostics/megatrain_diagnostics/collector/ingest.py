@@ -17,7 +17,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from megatrain.contracts.errors import CoordinationError, DataError, MegatrainError
-from megatrain.contracts.record import decode
+from megatrain.contracts.records.record import decode
 from megatrain.formatting.terminal import printable
 from megatrain_diagnostics.collector.admission import Admission, Admitted, RefusedBatchError
 from megatrain_diagnostics.collector.consumers import ConsumerThread

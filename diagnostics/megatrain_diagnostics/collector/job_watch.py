@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import JobRecord, Round
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import JobRecord, Round
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.follower import Follower

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from megatrain.contracts.black_box.operations import operation_name
+from megatrain.contracts.black_box.step_values import StepValue
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.operations import operation_name
-from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.events.tables import (
     TABLES,
     Int8,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.commands.argument_types import utf8_path
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import JobRecord
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import JobRecord
 from megatrain_diagnostics.collector.settings import DaemonSettings, add_daemon_arguments
 from megatrain_job.commands.job_place import NoPlaceError, add_job, opened_job
 from megatrain_job.coordination.settings import EtcdSettings

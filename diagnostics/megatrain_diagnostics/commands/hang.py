@@ -21,7 +21,7 @@ from megatrain.commands.printing import facts, print_json, print_lines, print_no
 from megatrain.contracts.errors import DataError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.run_directory import RunDirectory, own_box_directory
+from megatrain.run_files.run_directory import RunDirectory, own_box_directory
 from megatrain_diagnostics.analysis.flight_recorder import disagreements, flight_groups, flight_standings, known_ranks
 from megatrain_diagnostics.analysis.hang import find_hang
 from megatrain_diagnostics.analysis.hang_grid import LEGEND, grid_lines

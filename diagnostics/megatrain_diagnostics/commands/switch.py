@@ -13,10 +13,10 @@ from typing import TypeAlias
 
 from megatrain.commands.argument_types import real_number, utf8_text, whole_number
 from megatrain.commands.printing import facts, print_json, print_lines
-from megatrain.contracts.diag_records import DiagSettings
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.operations import Operation
-from megatrain.contracts.record import to_plain
+from megatrain.contracts.records.diag_records import DiagSettings
+from megatrain.contracts.records.record import to_plain
 from megatrain.formatting.quantities import seconds_text
 from megatrain_job.commands.job_place import add_job, opened_job
 from megatrain_job.jobs.recording import change_recording, configured_period, read_recording, switched

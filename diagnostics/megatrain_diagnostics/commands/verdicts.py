@@ -12,7 +12,6 @@ from typing import Any
 
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.printing import facts, print_json, print_lines, print_note, table
-from megatrain.contracts.audit import AUDIT_NAME, read_audit
 from megatrain.contracts.errors import (
     CoordinationError,
     CoordinationRefusedError,
@@ -22,11 +21,12 @@ from megatrain.contracts.errors import (
     UsageError,
 )
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.record import to_plain
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.record import to_plain
 from megatrain.formatting.lists import names_text, ranks_text
 from megatrain.formatting.quantities import age_text, count_text, time_text
 from megatrain.formatting.terminal import short
+from megatrain.run_files.audit import AUDIT_NAME, read_audit
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.commands.arguments import Verbs, add_json
 from megatrain_job.commands.job_place import PlaceError, add_job, named_job, opened_job, run_at
 from megatrain_job.jobs.verdict_cases import VerdictWithOutcome, cases_of_audit, read_cases

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from megatrain.contracts.diag_records import DeviceTrouble, DeviceTroubleKind
+from megatrain.contracts.records.diag_records import DeviceTrouble, DeviceTroubleKind
 from megatrain.formatting.quantities import age_text
 from megatrain_diagnostics.analysis.device_limits import LIMITS
 from megatrain_diagnostics.analysis.device_states import WINDOW_S, GpuState, LinkState, Row, xid_trouble

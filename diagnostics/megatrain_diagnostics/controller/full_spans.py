@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from megatrain.contracts.diag_records import DiagSettings
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode, encode
+from megatrain.contracts.records.diag_records import DiagSettings
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode, encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.wire import Compare, Put
 

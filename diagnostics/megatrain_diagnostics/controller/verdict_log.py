@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_verdict import HostVerdict
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode, encode
+from megatrain.contracts.records.host_verdict import HostVerdict
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode, encode
 from megatrain_diagnostics.controller.verdict_rules import WrittenVerdicts, key_of
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.wire import Compare, KeyRange, Put

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from megatrain.contracts.host_verdict import Cause, HostVerdict, VerdictConfidence, VerdictKind
+from megatrain.contracts.records.host_verdict import Cause, HostVerdict, VerdictConfidence, VerdictKind
 from megatrain_diagnostics.analysis.findings import Finding, straggler_key
 from megatrain_diagnostics.analysis.numerics import NumericsAlarm
 

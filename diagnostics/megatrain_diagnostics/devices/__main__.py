@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.record import encode
 from megatrain_diagnostics.devices.sample import GpuSource, HostReader, local_gpus
 
 

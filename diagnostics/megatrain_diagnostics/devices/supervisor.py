@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.record import decode
+from megatrain.contracts.records.record import decode
 from megatrain.programs.child_process import ChildProcess
 from megatrain_diagnostics.devices.sample import HostSample
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from megatrain.contracts.diag_records import DaemonRecord, DaemonReport, DeviceTrouble
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.diag_records import DaemonRecord, DaemonReport, DeviceTrouble
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
 from megatrain.formatting.lists import ranges_text
 from megatrain_diagnostics.collector.counters import Ledger
 from megatrain_diagnostics.metrics.job_metrics import AssessmentSource

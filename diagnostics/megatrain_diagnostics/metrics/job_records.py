@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from megatrain.contracts.branches import list_branches
-from megatrain.contracts.checkpoint_files import COMMIT_NAME, committed_steps, step_directory_name
+from megatrain.checkpoint_format.branches import list_branches
+from megatrain.checkpoint_format.checkpoint_files import COMMIT_NAME, committed_steps, step_directory_name
+from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.notices import ReceiverRecord
+from megatrain.contracts.records.notices import ReceiverRecord
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.jobs.etcd_job import EtcdPoll
 from megatrain_job.jobs.health import Health

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from megatrain.contracts.diag_records import DaemonRecord
+from megatrain.contracts.records.diag_records import DaemonRecord
 from megatrain_diagnostics.analysis.findings import StragglerAssessment
 from megatrain_diagnostics.collector.counters import IngestCounters, Ledger
 from megatrain_diagnostics.metrics.job_metrics import StoreSize

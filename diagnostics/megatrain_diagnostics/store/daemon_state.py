@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.bounded_files import read_bounded
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.whole_files import temporary_name
+from megatrain.contracts.files.bounded_files import read_bounded
+from megatrain.contracts.files.whole_files import temporary_name
+from megatrain.contracts.records.record import decode, encode
 from megatrain_diagnostics.analysis.findings import Finding, Thresholds
 
 STATE_NAME = "state.json"

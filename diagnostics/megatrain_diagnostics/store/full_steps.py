@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain_diagnostics.analysis.step_windows import OPERATIONS_OF_FULL_STEPS
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Spans

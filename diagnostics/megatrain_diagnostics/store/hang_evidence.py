@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from megatrain.contracts.black_box import BlackBox, read_black_box
-from megatrain.contracts.black_box_values import State
-from megatrain.contracts.bounded_files import read_below, read_bounded
+from megatrain.contracts.black_box.reader import BlackBox, read_black_box
+from megatrain.contracts.black_box.values import State
 from megatrain.contracts.errors import CoordinationError, DataError
-from megatrain.contracts.host_records import HangEvidence, RankEvidence
+from megatrain.contracts.files.bounded_files import read_below, read_bounded
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.record import decode
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.host_records import HangEvidence, RankEvidence
+from megatrain.contracts.records.record import decode
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.analysis.flight_recorder import FlightDump, parse_dump
 from megatrain_diagnostics.analysis.hang import RankStanding, group_key
 from megatrain_diagnostics.events.roster import GroupMembers, Roster

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain_diagnostics.columns.schema import NOT_KNOWN, names_of
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Int8, Int32, Spans, StepTotals

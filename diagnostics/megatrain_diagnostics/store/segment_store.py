@@ -19,9 +19,9 @@ from typing import Self
 import pyarrow as pa
 
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.file_locks import lock, without_lock
-from megatrain.contracts.vanished_files import is_in_place
-from megatrain.contracts.whole_files import is_temporary_name
+from megatrain.contracts.files.file_locks import lock, without_lock
+from megatrain.contracts.files.vanished_files import is_in_place
+from megatrain.contracts.files.whole_files import is_temporary_name
 from megatrain_diagnostics.columns.schema import arrow_schema, to_stored
 from megatrain_diagnostics.events.tables import TABLES, Table
 from megatrain_diagnostics.store.segments import StoreError, ahead_of, hour_directory, parse_name, write_segment

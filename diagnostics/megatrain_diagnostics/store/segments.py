@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.contracts.errors import CheckpointError, DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.location import LocalLocation
 from megatrain_diagnostics.columns.schema import (
     check_columns,
     kind_of,

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Int64, StepTotals
 from megatrain_diagnostics.store.reader import StoredEvents, sql_conditions

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from megatrain.contracts.clock_base import read_clock_base
+from megatrain.contracts.black_box.clock_base import read_clock_base
 from megatrain.contracts.errors import ConfigError, MegatrainError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode
 from megatrain.programs.background import lower_process_priority
 from megatrain.programs.own_output import keep_own_log
 from megatrain.programs.stop_signals import stopped_by_signals

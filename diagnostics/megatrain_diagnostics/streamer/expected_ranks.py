@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import Round
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import Round
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.follower import Follower
 from megatrain_job.coordination.watch import WatchEvent

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from megatrain.contracts.black_box_values import ClockBase
+from megatrain.contracts.black_box.values import ClockBase
 
 
 @dataclass(frozen=True, slots=True)

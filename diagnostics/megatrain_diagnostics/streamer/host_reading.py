@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from megatrain import __version__
-from megatrain.contracts.operations import MODEL_COMPUTES, Operation
+from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation
 from megatrain_diagnostics.events.tables import StepTotals
 from megatrain_diagnostics.metrics.readings import DevicesReading, HostReading, RankReading
 from megatrain_diagnostics.streamer.host_clock import HostClock

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.whole_files import temporary_name
+from megatrain.contracts.files.whole_files import temporary_name
+from megatrain.contracts.records.record import decode, encode
 from megatrain_diagnostics.streamer.log_tail import LogPosition
 
 _logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from megatrain.contracts.black_box import BlackBoxReader
-from megatrain.contracts.black_box_values import Progress, State
+from megatrain.contracts.black_box.reader import BlackBoxReader
+from megatrain.contracts.black_box.values import Progress, State
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.events.tables import (
     Groups,

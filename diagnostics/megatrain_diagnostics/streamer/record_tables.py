@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.black_box_layout import NO_VALUE
-from megatrain.contracts.black_box_values import RecordFlag
-from megatrain.contracts.operations import MAX_OPERATIONS, Operation
+from megatrain.contracts.black_box.encoding import NO_VALUE
+from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation
+from megatrain.contracts.black_box.values import RecordFlag
 from megatrain_diagnostics.events.tables import NO_DURATION, Spans, StepTotals, Values
 from megatrain_diagnostics.streamer.ring_tail import Records
 

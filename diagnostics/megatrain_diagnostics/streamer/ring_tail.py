@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.black_box import BlackBoxReader
-from megatrain.contracts.black_box_layout import NO_VALUE
+from megatrain.contracts.black_box.encoding import NO_VALUE
+from megatrain.contracts.black_box.reader import BlackBoxReader
 from megatrain.contracts.errors import DataError
 
 RECORD = np.dtype(

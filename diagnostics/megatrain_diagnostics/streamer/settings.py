@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatrain.contracts.branches import MAIN_BRANCH
-from megatrain.contracts.run_directory import RunDirectory, safe_name
+from megatrain.checkpoint_format.branches import MAIN_BRANCH
 from megatrain.fencing.patience import Patience
+from megatrain.run_files.run_directory import RunDirectory, safe_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

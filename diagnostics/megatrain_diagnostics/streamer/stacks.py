@@ -1,4 +1,4 @@
-"""Python stacks of the ranks of this host, without their help: see contracts/stack_dumps.py.
+"""Python stacks of the ranks of this host, without their help: see contracts/black_box/stack_dumps.py.
 
 For a process that cannot answer, the system's knowledge is reported: stopped, dead, or waiting in the kernel. Only
 processes whose black boxes are here are asked, and only those that catch the signal: no other process is disturbed.
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatrain.contracts.black_box import BlackBoxReader
+from megatrain.contracts.black_box.reader import BlackBoxReader
+from megatrain.contracts.black_box.stack_dumps import STACKS_FILE, STACKS_SIGNAL
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.run_directory import own_box_paths
-from megatrain.contracts.stack_dumps import STACKS_FILE, STACKS_SIGNAL
+from megatrain.run_files.run_directory import own_box_paths
 from megatrain_diagnostics.analysis.stack_clusters import MAIN_THREAD
 from megatrain_diagnostics.events.tables import Stacks, from_columns, num_rows
 

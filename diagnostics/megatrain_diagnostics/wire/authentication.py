@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.record import decode, encode
+from megatrain.contracts.records.record import decode, encode
 from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
 
 _NONCE_BYTES = 32

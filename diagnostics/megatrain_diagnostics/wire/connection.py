@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from megatrain.contracts.diag_records import DaemonRecord
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.record import decode, encode
+from megatrain.contracts.records.diag_records import DaemonRecord
+from megatrain.contracts.records.record import decode, encode
 from megatrain_diagnostics.wire.authentication import SenderName, enter
 from megatrain_diagnostics.wire.clock_exchange import ClockReading, read_clock
 from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from megatrain.contracts.diag_records import DaemonRecord
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode
+from megatrain.contracts.records.diag_records import DaemonRecord
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.follower import Follower
 from megatrain_job.coordination.watch import WatchEvent

@@ -17,7 +17,7 @@ from enum import IntEnum
 import pyarrow as pa
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.record import decode, encode
+from megatrain.contracts.records.record import decode, encode
 
 MAX_HEADER_BYTES = 4096
 _START = struct.Struct("<BQQ")

@@ -19,7 +19,7 @@ from typing import Self
 
 import numpy as np
 
-from megatrain.contracts.diag_records import DaemonRecord
+from megatrain.contracts.records.diag_records import DaemonRecord
 from megatrain_diagnostics.events.tables import Clocks, TableType, from_columns, num_rows, select
 from megatrain_diagnostics.wire.authentication import SenderName
 from megatrain_diagnostics.wire.clock_exchange import ClockReading

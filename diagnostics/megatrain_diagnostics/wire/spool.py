@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from megatrain.contracts.whole_files import is_temporary_name, temporary_name
+from megatrain.contracts.files.whole_files import is_temporary_name, temporary_name
 
 _NAME = re.compile(r"(\d{20})-(\d{12})-(\d{1,9})\.([a-z_]{1,32})\.arrow")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.commands.printing import print_json, print_lines
-from megatrain.contracts.action_log import ActionLog
 from megatrain.contracts.errors import DataError, NotFoundError, UnknownJobError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.record import to_plain
+from megatrain.contracts.records.record import to_plain
+from megatrain.run_files.action_log import ActionLog
 from megatrain_job.commands.job_place import add_job, job_place, named_job, opened_job, run_at
 from megatrain_job.jobs.notes import Author, Note, NoteWriter, log_path, moment, place_text
 from megatrain_job.jobs.send_request import asker

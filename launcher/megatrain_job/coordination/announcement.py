@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.record import encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.lease_keeper import LeaseKeeper
 from megatrain_job.coordination.restarting_thread import RestartingThread

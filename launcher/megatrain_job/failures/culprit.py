@@ -14,8 +14,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import RankFailure
-from megatrain.contracts.incident import Incident, IncidentKind
+from megatrain.contracts.records.host_records import RankFailure
+from megatrain.contracts.records.incident import Incident, IncidentKind
 from megatrain.formatting.lists import names_text, ranks_text
 from megatrain_job.failures.verdict import Label
 

@@ -16,7 +16,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 
 _AROUND_OTHERS = (Operation.STEP, Operation.EVALUATION, Operation.BARRIER, Operation.CLIP)
 """Spans that contain exchanges: they do not show that the rank's CPU thread itself is busy."""

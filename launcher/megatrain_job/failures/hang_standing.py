@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from megatrain.contracts.black_box_values import GroupRecord, Progress, Record, RecordFlag
+from megatrain.contracts.black_box.values import GroupRecord, Progress, Record, RecordFlag
 from megatrain_job.failures.hang import is_own_work
 
 _SEQUENCES = 1 << 32

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import Cordon
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.rounds import Cordon
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.wire import Compare, KeyRange, Put, Range
 

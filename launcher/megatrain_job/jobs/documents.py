@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatrain.contracts.host_records import CheckReport
-from megatrain.contracts.incident import Incident, phase_seconds
-from megatrain.contracts.record import to_plain
+from megatrain.contracts.records.host_records import CheckReport
+from megatrain.contracts.records.incident import Incident, phase_seconds
+from megatrain.contracts.records.record import to_plain
 from megatrain_job.jobs.assessment import Assessment
 from megatrain_job.jobs.health import Health
 from megatrain_job.jobs.host_view import HostView

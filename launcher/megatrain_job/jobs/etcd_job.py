@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_records import CheckReport, HangEvidence
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import RecordType, decode
+from megatrain.contracts.records.host_records import CheckReport, HangEvidence
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import RecordType, decode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.coordination.watch import Changes, Watch, WatchEvent

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus, Stall
-from megatrain.contracts.incident import IncidentKind, IncidentState
 from megatrain.contracts.natural_order import natural_order
-from megatrain.contracts.rounds import Cordon, RoundHost
+from megatrain.contracts.records.host_records import HostPhase, HostRecord, HostStatus, Stall
+from megatrain.contracts.records.incident import IncidentKind, IncidentState
+from megatrain.contracts.records.rounds import Cordon, RoundHost
 from megatrain.formatting.lists import ranks_text
 from megatrain.formatting.quantities import seconds_text
 from megatrain_job.failures.culprit import first_of

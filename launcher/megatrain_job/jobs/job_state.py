@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import HostPhase
-from megatrain.contracts.incident import Incident, IncidentState
-from megatrain.contracts.rounds import Halt, JobEnd, Round
+from megatrain.contracts.records.host_records import HostPhase
+from megatrain.contracts.records.incident import Incident, IncidentState
+from megatrain.contracts.records.rounds import Halt, JobEnd, Round
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import count_text, seconds_text
 from megatrain_job.failures.culprit import first_of

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
 
 MEDIAN_NOTE = "median_step_s"
 """Name of the note with the duration of a step when the incident began."""

@@ -1,6 +1,6 @@
 """Notes that people put on a run, at a step or at a time: "learning rate lowered", "switch 4 was replaced".
 
-A note is an entry of the audit of actions (megatrain.contracts.action_log), so one write records both the note and its
+A note is an entry of the audit of actions (megatrain.run_files.action_log), so one write records both the note and its
 author. Entries never change: a separate entry retracts a wrong note, and both stay in the audit. All rules are checked
 under the file's lock, so that if two people retract a note at once, one gets an error.
 """
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from megatrain.contracts.action_log import ACTIONS_NAME, RESULT, ActionEntry, ActionLog, ActionTrail, read_actions
 from megatrain.contracts.errors import MegatrainError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.incident import Incident, IncidentState
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.incident import Incident, IncidentState
 from megatrain.formatting.quantities import count_text, seconds_text, time_text
 from megatrain.formatting.terminal import is_control, is_seen, printable
+from megatrain.run_files.action_log import ACTIONS_NAME, RESULT, ActionEntry, ActionLog, ActionTrail, read_actions
+from megatrain.run_files.run_directory import RunDirectory
 
 NOTE, RETRACTION = "note", "retract-note"
 LEAST_TEXT, MOST_TEXT = 3, 500

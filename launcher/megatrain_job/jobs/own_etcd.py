@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from megatrain.contracts.bounded_files import read_below
 from megatrain.contracts.errors import ConfigError, DataError
+from megatrain.contracts.files.bounded_files import read_below
 from megatrain_job.coordination.settings import Credentials, EtcdSettings, TlsFiles
 
 COORDINATION_DIRECTORY = "coordination"

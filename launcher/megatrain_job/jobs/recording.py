@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from megatrain.contracts.diag_records import SAMPLE_PERIOD, DiagSettings
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import JobRecord
+from megatrain.contracts.records.diag_records import SAMPLE_PERIOD, DiagSettings
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.rounds import JobRecord
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.wire import Compare, Put
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from megatrain.contracts.incident import Incident, IncidentKind
+from megatrain.contracts.records.incident import Incident, IncidentKind
 
 HOUR_S = 3600.0
 _AUTOMATIC = frozenset({"restart", "evict", "rollback"})

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from megatrain.contracts.bounded_files import open_below, read_below
-from megatrain.contracts.branches import list_branches
-from megatrain.contracts.checkpoint_files import committed_steps
+from megatrain.checkpoint_format.branches import list_branches
+from megatrain.checkpoint_format.checkpoint_files import committed_steps
+from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.contracts.errors import CheckpointError, CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.file_locks import is_locked
-from megatrain.contracts.incident import Incident, IncidentState
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.recorded_incidents import read_incident
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.files.bounded_files import open_below, read_below
+from megatrain.contracts.files.file_locks import is_locked
+from megatrain.contracts.records.incident import Incident, IncidentState
 from megatrain.formatting.quantities import count_text
+from megatrain.run_files.recorded_incidents import read_incident
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.jobs.health import Health, Reason, ReasonCode, health_of
 from megatrain_job.jobs.job_state import JobState
 from megatrain_job.jobs.own_etcd import COORDINATION_DIRECTORY

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
 from megatrain_job.failures.verdict import label_row
 
 _OF_KIND = {

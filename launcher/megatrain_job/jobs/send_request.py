@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from megatrain.contracts.errors import CoordinationError, MegatrainError, UnknownJobError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import CheckReport
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import TURN_MARK, JobEnd
+from megatrain.contracts.records.host_records import CheckReport
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.rounds import TURN_MARK, JobEnd
 from megatrain.formatting.quantities import seconds_text
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.watch import Watch, WatchEvent

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from megatrain.contracts.diag_records import DaemonRecord, DaemonReport, DashboardRecord
-from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_records import HostRecord, HostStatus
-from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictOutcome
-from megatrain.contracts.incident import Incident
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.notices import ReceiverRecord
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import Cordon, Halt, JobEnd, JobRecord, Round
-from megatrain.contracts.trouble import Trouble
+from megatrain.contracts.records.diag_records import DaemonRecord, DaemonReport, DashboardRecord
+from megatrain.contracts.records.driver_report import DriverReport
+from megatrain.contracts.records.host_records import HostRecord, HostStatus
+from megatrain.contracts.records.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictOutcome
+from megatrain.contracts.records.incident import Incident
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.notices import ReceiverRecord
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import Cordon, Halt, JobEnd, JobRecord, Round
+from megatrain.contracts.records.trouble import Trouble
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.maintenance import alarms
 from megatrain_job.coordination.wire import KeyRange, KeyValue, Range, shown

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_verdict import AuditEntry, HostVerdict, VerdictOutcome
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import RecordType, decode
+from megatrain.contracts.records.host_verdict import AuditEntry, HostVerdict, VerdictOutcome
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import RecordType, decode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.wire import KeyRange, Range
 

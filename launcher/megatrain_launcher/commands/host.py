@@ -16,11 +16,11 @@ from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import CoordinationError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
-from megatrain.contracts.job_requests import Answer, RequestKind
 from megatrain.contracts.natural_order import natural_order
-from megatrain.contracts.record import to_plain
-from megatrain.contracts.rounds import JobEnd
+from megatrain.contracts.records.host_records import CheckOutcome, CheckReport, CheckResult
+from megatrain.contracts.records.job_requests import Answer, RequestKind
+from megatrain.contracts.records.record import to_plain
+from megatrain.contracts.records.rounds import JobEnd
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import age_text
 from megatrain_job.commands.job_place import OpenJob, add_job, opened_job

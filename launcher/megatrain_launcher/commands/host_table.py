@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatrain.commands.printing import table
-from megatrain.contracts.host_records import CheckOutcome, CheckReport
+from megatrain.contracts.records.host_records import CheckOutcome, CheckReport
 from megatrain.formatting.lists import ranges_text
 from megatrain.formatting.quantities import age_text, seconds_text
 from megatrain.formatting.terminal import short

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from megatrain.commands.printing import facts, table
 from megatrain.contracts.exit_codes import exit_text
-from megatrain.contracts.host_records import RankFailure
-from megatrain.contracts.incident import Incident, IncidentState, phase_seconds
+from megatrain.contracts.records.host_records import RankFailure
+from megatrain.contracts.records.incident import Incident, IncidentState, phase_seconds
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import age_text, count_text, seconds_text, time_text
 from megatrain.formatting.terminal import short

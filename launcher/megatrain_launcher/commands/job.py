@@ -9,7 +9,7 @@ from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.errors import UsageError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
 from megatrain_job.commands.job_place import add_job, opened_job
 from megatrain_job.jobs.send_request import check_accepts_requests, make_request
 from megatrain_job.jobs.snapshot import read_job

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.formatting.quantities import age_text, time_text
 from megatrain.formatting.terminal import printable, short
 from megatrain_job.coordination.client import EtcdClient

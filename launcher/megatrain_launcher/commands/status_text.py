@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from megatrain.commands.printing import facts
-from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.network_address import is_loopback
+from megatrain.contracts.records.incident import Incident, IncidentState
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import age_text
 from megatrain.formatting.terminal import short

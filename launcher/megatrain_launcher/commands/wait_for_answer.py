@@ -7,9 +7,9 @@ from contextlib import closing
 
 from megatrain.commands.printing import print_note
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
-from megatrain.contracts.rounds import JobEnd
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.records.rounds import JobEnd
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.jobs.send_request import GONE_S, Gone, RefusedError, checked, news_of
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import HostPhase
-from megatrain.contracts.incident import OVER_NOTE, Incident, IncidentKind, IncidentState
-from megatrain.contracts.rounds import Round, RoundHost
+from megatrain.contracts.records.host_records import HostPhase
+from megatrain.contracts.records.incident import OVER_NOTE, Incident, IncidentKind, IncidentState
+from megatrain.contracts.records.rounds import Round, RoundHost
 from megatrain.formatting.quantities import count_text
 from megatrain_launcher.driver.actions import Alarm, Decision, DriverAction, OpenIncident
 from megatrain_launcher.driver.breaking import (

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatrain.contracts.host_verdict import VerdictOutcome
-from megatrain.contracts.incident import Incident
-from megatrain.contracts.job_requests import Answer
-from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, Round, RoundDeadlines
+from megatrain.contracts.records.host_verdict import VerdictOutcome
+from megatrain.contracts.records.incident import Incident
+from megatrain.contracts.records.job_requests import Answer
+from megatrain.contracts.records.rounds import Cordon, Halt, HostCommand, JobEnd, Round, RoundDeadlines
 
 
 @dataclass(frozen=True, slots=True)

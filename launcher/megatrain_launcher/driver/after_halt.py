@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from megatrain.contracts.exit_codes import ExitCode, end_text
-from megatrain.contracts.host_records import HostPhase, RankFailure
-from megatrain.contracts.incident import Incident, IncidentKind
-from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, Rollback, Round, RoundHost
+from megatrain.contracts.records.host_records import HostPhase, RankFailure
+from megatrain.contracts.records.incident import Incident, IncidentKind
+from megatrain.contracts.records.rounds import Cordon, Halt, HostCommand, JobEnd, Rollback, Round, RoundHost
 from megatrain_job.failures.culprit import is_victim
 from megatrain_launcher.driver.actions import (
     CordonHost,

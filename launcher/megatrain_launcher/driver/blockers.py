@@ -6,7 +6,7 @@ without a lease would never expire, so the driver removes it.
 
 from __future__ import annotations
 
-from megatrain.contracts.rounds import Halt
+from megatrain.contracts.records.rounds import Halt
 from megatrain_launcher.driver.actions import Decision, DropKey, SkipRound
 from megatrain_launcher.driver.state import ClusterState
 

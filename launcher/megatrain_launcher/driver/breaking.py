@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from megatrain.contracts.host_records import RankFailure
-from megatrain.contracts.incident import Incident, IncidentKind
-from megatrain.contracts.rounds import Halt, Round, RoundHost
+from megatrain.contracts.records.host_records import RankFailure
+from megatrain.contracts.records.incident import Incident, IncidentKind
+from megatrain.contracts.records.rounds import Halt, Round, RoundHost
 from megatrain_job.failures.culprit import is_victim
 from megatrain_job.jobs.host_view import stall_text
 from megatrain_launcher.driver.actions import Decision, DriverAction, HaltRound, OpenIncident, Probe

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
-from megatrain.contracts.host_records import HostRecord
-from megatrain.contracts.host_verdict import AuditEntry, VerdictOutcome
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode, encode
+from megatrain.contracts.records.driver_report import DriverReport
+from megatrain.contracts.records.host_records import HostRecord
+from megatrain.contracts.records.host_verdict import AuditEntry, VerdictOutcome
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode, encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.election import Election, Leadership
 from megatrain_job.coordination.errors import LeadershipLostError, LeaseLostError, NoSpaceError, UnknownOutcomeError

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatrain.contracts.host_verdict import HostVerdict
-from megatrain.contracts.rounds import Round
+from megatrain.contracts.records.host_verdict import HostVerdict
+from megatrain.contracts.records.rounds import Round
 from megatrain.formatting.quantities import count_text
 from megatrain_job.jobs.lost_time import restart_price_s
 from megatrain_launcher.driver.incidents import last_step, median_step_s

@@ -6,8 +6,8 @@ finds the rule's inputs for a round.
 
 from __future__ import annotations
 
-from megatrain.contracts.host_records import HostPhase
-from megatrain.contracts.rounds import MAX_INTERVAL_S, Round, RoundDeadlines, RoundHost
+from megatrain.contracts.records.host_records import HostPhase
+from megatrain.contracts.records.rounds import MAX_INTERVAL_S, Round, RoundDeadlines, RoundHost
 from megatrain_launcher.driver.actions import Alarm, DriverAction, RaiseDeadlines
 from megatrain_launcher.driver.incidents import statuses_in
 from megatrain_launcher.driver.policy import Policy

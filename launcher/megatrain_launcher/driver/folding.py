@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_records import CheckReport, HangEvidence, HostRecord, HostStatus, RankFailure
-from megatrain.contracts.host_verdict import HostVerdict, VerdictOutcome
-from megatrain.contracts.incident import Incident
-from megatrain.contracts.job_keys import key_number
-from megatrain.contracts.job_requests import Answer, JobRequest
-from megatrain.contracts.notices import ReceiverRecord
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round, RoundDeadlines
+from megatrain.contracts.records.host_records import CheckReport, HangEvidence, HostRecord, HostStatus, RankFailure
+from megatrain.contracts.records.host_verdict import HostVerdict, VerdictOutcome
+from megatrain.contracts.records.incident import Incident
+from megatrain.contracts.records.job_keys import key_number
+from megatrain.contracts.records.job_requests import Answer, JobRequest
+from megatrain.contracts.records.notices import ReceiverRecord
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round, RoundDeadlines
 from megatrain_job.coordination.watch import ChangeKind, Changes, Snapshot, WatchEvent
 from megatrain_job.coordination.wire import KeyValue
 from megatrain_launcher.driver.state import ClusterState, Departed, Seen

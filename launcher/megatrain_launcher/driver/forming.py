@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import CheckReport, HostPhase, HostRecord
-from megatrain.contracts.incident import Incident
-from megatrain.contracts.job_requests import RequestKind
 from megatrain.contracts.natural_order import natural_order
-from megatrain.contracts.rounds import Cordon, JobEnd, Rollback, Round
+from megatrain.contracts.records.host_records import CheckReport, HostPhase, HostRecord
+from megatrain.contracts.records.incident import Incident
+from megatrain.contracts.records.job_requests import RequestKind
+from megatrain.contracts.records.rounds import Cordon, JobEnd, Rollback, Round
 from megatrain.formatting.quantities import count_text
 from megatrain_launcher.driver.actions import CordonHost, Decision, EndJob, UpdateIncident, WriteRound
 from megatrain_launcher.driver.evictions import EvictionReason

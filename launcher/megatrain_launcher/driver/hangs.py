@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from megatrain.contracts.host_records import HangEvidence, RankEvidence
-from megatrain.contracts.rounds import Round, RoundHost
+from megatrain.contracts.records.host_records import HangEvidence, RankEvidence
+from megatrain.contracts.records.rounds import Round, RoundHost
 from megatrain_job.failures.hang import IMMOBILE, Confidence, HangReport, Position, hang_suspects
 
 _MAX_SENTENCES = 12

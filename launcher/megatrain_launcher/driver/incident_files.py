@@ -14,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from megatrain.contracts.audit import AUDIT_NAME, append_to_audit, read_audit
-from megatrain.contracts.host_verdict import AuditEntry
-from megatrain.contracts.incident import Incident
-from megatrain.contracts.record import encode
-from megatrain.contracts.whole_files import temporary_name
+from megatrain.contracts.files.whole_files import temporary_name
+from megatrain.contracts.records.host_verdict import AuditEntry
+from megatrain.contracts.records.incident import Incident
+from megatrain.contracts.records.record import encode
+from megatrain.run_files.audit import AUDIT_NAME, append_to_audit, read_audit
 
 _logger = logging.getLogger(__name__)
 _SLOW_S = 10.0

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from megatrain.contracts.host_records import HostStatus
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
-from megatrain.contracts.rounds import Round
+from megatrain.contracts.records.host_records import HostStatus
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.records.rounds import Round
 from megatrain_job.jobs.lost_time import MEDIAN_NOTE, effective_time_ratio
 from megatrain_launcher.driver.state import ClusterState
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictKind
-from megatrain.contracts.incident import Incident, IncidentKind
-from megatrain.contracts.rounds import MAX_SKIPPED_STEPS, Round
+from megatrain.contracts.records.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictKind
+from megatrain.contracts.records.incident import Incident, IncidentKind
+from megatrain.contracts.records.rounds import MAX_SKIPPED_STEPS, Round
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import count_text, seconds_text
 from megatrain_job.jobs.restart_budget import HOUR_S

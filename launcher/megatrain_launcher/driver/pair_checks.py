@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from megatrain.contracts.host_records import CheckReport, HostRecord
-from megatrain.contracts.rounds import TURN_MARK, HostCommand
+from megatrain.contracts.records.host_records import CheckReport, HostRecord
+from megatrain.contracts.records.rounds import TURN_MARK, HostCommand
 from megatrain.formatting.lists import names_text
 from megatrain_launcher.driver.actions import DriverAction, SendCommand
 from megatrain_launcher.driver.policy import PAIRS_TIMEOUT_S, Policy

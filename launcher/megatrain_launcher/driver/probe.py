@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from megatrain.contracts.host_records import HostRecord
+from megatrain.contracts.records.host_records import HostRecord
 from megatrain_launcher.driver.actions import Probe
 from megatrain_launcher.liveness import LivenessReader, Vitality
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from megatrain.contracts.host_records import HostRecord
 from megatrain.contracts.natural_order import NaturalKey, natural_order
-from megatrain.contracts.rounds import Round, RoundHost
+from megatrain.contracts.records.host_records import HostRecord
+from megatrain.contracts.records.rounds import Round, RoundHost
 
 _FIRST_LABEL = "switch"
 

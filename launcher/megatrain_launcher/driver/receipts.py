@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from megatrain.contracts.incident import TOPIC_PREFIX, Incident
-from megatrain.contracts.receipts import Receipt
+from megatrain.contracts.records.incident import TOPIC_PREFIX, Incident
+from megatrain.contracts.records.receipts import Receipt
 from megatrain_launcher.driver.actions import DriverAction, OpenIncident, UpdateIncident
 from megatrain_launcher.driver.state import ClusterState
 

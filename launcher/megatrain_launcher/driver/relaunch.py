@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, Moments
 from megatrain.formatting.quantities import seconds_text
 from megatrain_launcher.driver.actions import Decision, OpenIncident
 from megatrain_launcher.driver.incidents import new_id

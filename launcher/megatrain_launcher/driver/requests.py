@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import HostPhase, HostRecord
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
-from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.natural_order import natural_order
-from megatrain.contracts.rounds import Cordon, HostCommand, JobEnd, Round
+from megatrain.contracts.records.host_records import HostPhase, HostRecord
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.records.rounds import Cordon, HostCommand, JobEnd, Round
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import count_text
 from megatrain_launcher.driver.actions import (

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import RankFailure
-from megatrain.contracts.incident import Incident, IncidentKind
+from megatrain.contracts.records.host_records import RankFailure
+from megatrain.contracts.records.incident import Incident, IncidentKind
 from megatrain_job.failures.culprit import SIGNS_OF_LOSS, root_of
 from megatrain_job.failures.verdict import LABELS, FailureAction, Label, label_row
 from megatrain_job.jobs.incident_phrases import rank_and_end

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.resume_point import resume_point
 from megatrain.config.config import Config
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.resume_point import resume_point
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.restarting_thread import RestartingThread
 
 _POLL_S = 5.0

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Self
 
 from megatrain.config.config import Config
-from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.vanished_files import Losses, WatchedPath
+from megatrain.contracts.files.vanished_files import Losses, WatchedPath
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_launcher.driver.resume_point_watch import local_checkpoints
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatrain.contracts.host_records import HangEvidence
-from megatrain.contracts.incident import IncidentKind
-from megatrain.contracts.rounds import HostCommand, Round
+from megatrain.contracts.records.host_records import HangEvidence
+from megatrain.contracts.records.incident import IncidentKind
+from megatrain.contracts.records.rounds import HostCommand, Round
 from megatrain_launcher.driver.actions import Decision, SendCommand
 from megatrain_launcher.driver.breaking import break_round, broken_incident, probes_for, stall_began, stall_sentence
 from megatrain_launcher.driver.hangs import CulpritFinding, find_culprit

@@ -9,13 +9,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from megatrain.contracts.host_records import CheckReport, HangEvidence, HostPhase, HostRecord, HostStatus, RankFailure
-from megatrain.contracts.host_verdict import HostVerdict, VerdictOutcome
-from megatrain.contracts.incident import Incident, IncidentState
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.job_requests import Answer, JobRequest
-from megatrain.contracts.notices import ReceiverRecord
-from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round, RoundDeadlines, RoundHost
+from megatrain.contracts.records.host_records import (
+    CheckReport,
+    HangEvidence,
+    HostPhase,
+    HostRecord,
+    HostStatus,
+    RankFailure,
+)
+from megatrain.contracts.records.host_verdict import HostVerdict, VerdictOutcome
+from megatrain.contracts.records.incident import Incident, IncidentState
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.job_requests import Answer, JobRequest
+from megatrain.contracts.records.notices import ReceiverRecord
+from megatrain.contracts.records.rounds import (
+    Cordon,
+    Halt,
+    HostCommand,
+    JobEnd,
+    JobRecord,
+    Round,
+    RoundDeadlines,
+    RoundHost,
+)
 from megatrain_launcher.driver.probe import ProbeResult
 from megatrain_launcher.liveness import Vitality
 

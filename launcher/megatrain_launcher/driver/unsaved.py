@@ -6,7 +6,7 @@ hosts' memory only; if checkpoints cannot be read either, it cannot begin, and t
 
 from __future__ import annotations
 
-from megatrain.contracts.rounds import Round
+from megatrain.contracts.records.rounds import Round
 from megatrain.formatting.quantities import count_text
 from megatrain_launcher.driver.incidents import statuses_in
 from megatrain_launcher.driver.state import ClusterState

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatrain.contracts.host_verdict import HostVerdict, VerdictKind
-from megatrain.contracts.incident import Incident, IncidentKind
-from megatrain.contracts.job_requests import JobRequest
-from megatrain.contracts.rounds import Cordon, Rollback, Round
+from megatrain.contracts.records.host_verdict import HostVerdict, VerdictKind
+from megatrain.contracts.records.incident import Incident, IncidentKind
+from megatrain.contracts.records.job_requests import JobRequest
+from megatrain.contracts.records.rounds import Cordon, Rollback, Round
 from megatrain_job.failures.verdict import Label
 from megatrain_launcher.driver.actions import CordonHost, DriverAction, DropKey, OpenIncident, UpdateIncident
 from megatrain_launcher.driver.breaking import halt

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictKind, VerdictOutcome
-from megatrain.contracts.job_requests import JobRequest, RequestKind
+from megatrain.contracts.records.host_verdict import HostVerdict, OutcomeKind, VerdictKind, VerdictOutcome
+from megatrain.contracts.records.job_requests import JobRequest, RequestKind
 from megatrain_launcher.driver.actions import DriverAction, DropKey, RecordOutcome
 from megatrain_launcher.driver.outcome_rules import Judgement, number_of_round, outcome_of
 from megatrain_launcher.driver.policy import Policy

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from megatrain.contracts.job_keys import JobKeys, key_number
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.job_keys import JobKeys, key_number
+from megatrain.contracts.records.record import encode
 from megatrain_job.coordination.wire import Compare, Delete, KeyRange, Operation, Put, as_bytes
 from megatrain_launcher.driver.actions import (
     AnswerRequest,

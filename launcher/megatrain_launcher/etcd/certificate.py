@@ -10,7 +10,7 @@ import ipaddress
 from datetime import UTC, datetime, timedelta
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.whole_files import write_private
+from megatrain.contracts.files.whole_files import write_private
 from megatrain_job.coordination.settings import TlsFiles
 
 _BEFORE = timedelta(days=1)

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from megatrain.contracts.vanished_files import is_in_place
-from megatrain.contracts.whole_files import sync_directory, temporary_name
+from megatrain.contracts.files.vanished_files import is_in_place
+from megatrain.contracts.files.whole_files import sync_directory, temporary_name
 
 _MEMBER = "/member/"
 _GONE = " (deleted)"

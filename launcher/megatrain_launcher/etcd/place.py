@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from megatrain.contracts import file_locks
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.own_files import check_own_directory, open_own_file
+from megatrain.contracts.files import file_locks
+from megatrain.contracts.files.own_files import check_own_directory, open_own_file
 from megatrain_job.coordination.settings import fits_socket
 from megatrain_launcher.etcd.program import CLIENT_SOCKET
 from megatrain_launcher.private_directory import make_private

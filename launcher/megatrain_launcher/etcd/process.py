@@ -26,9 +26,9 @@ from typing import Self
 
 from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
 from megatrain.contracts.exit_codes import end_text
-from megatrain.contracts.own_files import make_own_directory
-from megatrain.contracts.vanished_files import Losses, is_in_place
-from megatrain.contracts.whole_files import write_private
+from megatrain.contracts.files.own_files import make_own_directory
+from megatrain.contracts.files.vanished_files import Losses, is_in_place
+from megatrain.contracts.files.whole_files import write_private
 from megatrain.programs.child_process import ChildProcess
 from megatrain_job.commands.etcd_flags import without_password
 from megatrain_job.coordination.client import EtcdClient

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
-from megatrain.contracts.rounds import HostCommand
+from megatrain.contracts.records.host_records import CheckOutcome, CheckReport, CheckResult
+from megatrain.contracts.records.rounds import HostCommand
 from megatrain_launcher.executor.membership import FitnessCheck, Membership
 
 _logger = logging.getLogger(__name__)

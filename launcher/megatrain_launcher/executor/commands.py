@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from megatrain.contracts.rounds import HostCommand
+from megatrain.contracts.records.rounds import HostCommand
 
 
 class CommandKind(StrEnum):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from megatrain.contracts.black_box import write_control
-from megatrain.contracts.black_box_values import Command, ControlPage
-from megatrain.contracts.diag_records import DiagSettings
+from megatrain.contracts.black_box.reader import write_control
+from megatrain.contracts.black_box.values import Command, ControlPage
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.rounds import RoundDeadlines
+from megatrain.contracts.records.diag_records import DiagSettings
+from megatrain.contracts.records.rounds import RoundDeadlines
 
 _logger = logging.getLogger(__name__)
 _NS = 1_000_000_000

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from megatrain.contracts.black_box import BlackBoxReader
-from megatrain.contracts.black_box_values import ClockBase
-from megatrain.contracts.branches import MAIN_BRANCH
+from megatrain.checkpoint_format.branches import MAIN_BRANCH
+from megatrain.contracts.black_box.reader import BlackBoxReader
+from megatrain.contracts.black_box.values import ClockBase
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.host_records import HangEvidence
-from megatrain.contracts.own_files import NotOwnError, check_own_directory, make_own_directory, open_own_file
-from megatrain.contracts.record import encode
-from megatrain.contracts.run_directory import (
+from megatrain.contracts.files.own_files import NotOwnError, check_own_directory, make_own_directory, open_own_file
+from megatrain.contracts.records.host_records import HangEvidence
+from megatrain.contracts.records.record import encode
+from megatrain.run_files.run_directory import (
     RunDirectory,
     black_box_path,
     kept_black_box,

@@ -10,10 +10,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from megatrain.contracts.black_box import BlackBoxReader
-from megatrain.contracts.black_box_values import GroupRecord, Phase, Progress
+from megatrain.contracts.black_box.reader import BlackBoxReader
+from megatrain.contracts.black_box.values import GroupRecord, Phase, Progress
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.host_records import HangEvidence, RankEvidence, RankPosition
+from megatrain.contracts.records.host_records import HangEvidence, RankEvidence, RankPosition
 from megatrain_job.failures.hang_standing import standing_of
 from megatrain_launcher.executor.progress import RankWatch
 

@@ -19,15 +19,15 @@ from pathlib import Path
 from torch.distributed import Store
 
 from megatrain import __version__
-from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import HangEvidence, HostRecord, HostStatus
-from megatrain.contracts.job_keys import JobKeys, key_number
 from megatrain.contracts.process import ROUND_COUNTER_VARIABLE
-from megatrain.contracts.rounds import JobRecord, LostLaunch
-from megatrain.contracts.run_directory import safe_name
+from megatrain.contracts.records.diag_records import DiagSettings
+from megatrain.contracts.records.host_records import HangEvidence, HostRecord, HostStatus
+from megatrain.contracts.records.job_keys import JobKeys, key_number
+from megatrain.contracts.records.rounds import JobRecord, LostLaunch
 from megatrain.programs.stop_signals import StopSignals
+from megatrain.run_files.run_directory import safe_name
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.lease_keeper import LeaseKeeper
 from megatrain_job.coordination.wire import KeyRange

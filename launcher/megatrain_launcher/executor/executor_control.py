@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.job_requests import JobRequest, RequestKind
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.job_requests import JobRequest, RequestKind
+from megatrain.contracts.records.record import encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.lease_keeper import LeaseState
 from megatrain_job.coordination.restarting_thread import RestartingThread

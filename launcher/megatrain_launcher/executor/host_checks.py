@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult, HostRecord
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import HostCommand
+from megatrain.contracts.records.host_records import CheckOutcome, CheckReport, CheckResult, HostRecord
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import HostCommand
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.health.checks import run_checks

@@ -13,9 +13,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatrain.contracts.run_directory import safe_name
 from megatrain.programs.child_process import ChildProcess
 from megatrain.programs.supervisor import Supervisor
+from megatrain.run_files.run_directory import safe_name
 from megatrain_job.commands.etcd_flags import etcd_arguments, etcd_environment
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_launcher.executor.settings import ExecutorSettings

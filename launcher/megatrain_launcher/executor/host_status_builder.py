@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import HostPhase, HostStatus, Milestones, RankFailure, Stall
+from megatrain.contracts.records.host_records import HostPhase, HostStatus, Milestones, RankFailure, Stall
 from megatrain_job.failures.culprit import first_of
 from megatrain_job.failures.verdict import Verdict
 from megatrain_launcher.executor.order_state import OrdersView

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from megatrain.contracts.errors import ConfigError, CoordinationError
-from megatrain.contracts.host_records import HostRecord
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import JobEnd, JobRecord, LostLaunch
+from megatrain.contracts.records.host_records import HostRecord
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.rounds import JobEnd, JobRecord, LostLaunch
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.wire import Compare, Delete, KeyRange, KeyValue, Operation, Put, Range
 from megatrain_launcher.executor.settings import ExecutorSettings

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 
-from megatrain.contracts.bounded_files import read_below
-from megatrain.contracts.rounds import JobRecord
-from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.whole_files import write_private
+from megatrain.contracts.files.bounded_files import read_below
+from megatrain.contracts.files.whole_files import write_private
+from megatrain.contracts.records.rounds import JobRecord
+from megatrain.run_files.run_directory import RunDirectory
 
 _logger = logging.getLogger(__name__)
 _NAME = "launch"

@@ -14,12 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatrain.contracts.black_box import read_black_box
-from megatrain.contracts.bounded_files import open_below
+from megatrain.contracts.black_box.reader import read_black_box
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.rounds import JobRecord, LostLaunch
-from megatrain.contracts.run_directory import RunDirectory, own_box_paths, safe_name
+from megatrain.contracts.files.bounded_files import open_below
+from megatrain.contracts.records.rounds import JobRecord, LostLaunch
 from megatrain.formatting.quantities import time_text
+from megatrain.run_files.run_directory import RunDirectory, own_box_paths, safe_name
 
 MACHINE_RESTARTED, LAUNCHER_LOST = "machine-restarted", "launcher-lost"
 _METRICS = "metrics.jsonl"

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from megatrain.contracts.errors import ConfigError, CoordinationError
-from megatrain.contracts.host_records import HostRecord
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode, encode
+from megatrain.contracts.records.host_records import HostRecord
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode, encode
 from megatrain.fencing.fence import LeaseView
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.errors import LeaseLostError

@@ -17,11 +17,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.job_keys import JobKeys, key_number
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import Halt, HostCommand, JobEnd, Round, RoundDeadlines
+from megatrain.contracts.records.diag_records import DiagSettings
+from megatrain.contracts.records.job_keys import JobKeys, key_number
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import Halt, HostCommand, JobEnd, Round, RoundDeadlines
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.follower import Follower
 from megatrain_job.coordination.watch import Change, ChangeKind, Changes, Snapshot, WatchEvent

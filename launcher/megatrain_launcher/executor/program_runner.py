@@ -15,10 +15,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.rounds import JobRecord
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.rounds import JobRecord
 from megatrain.programs.supervisor import Supervisor
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.election import Election
 from megatrain_job.coordination.restarting_thread import RestartingThread

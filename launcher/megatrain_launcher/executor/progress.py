@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from megatrain.contracts.black_box import BlackBoxReader
-from megatrain.contracts.black_box_values import ClockBase, Phase, Progress, Record
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.reader import BlackBoxReader
+from megatrain.contracts.black_box.values import ClockBase, Phase, Progress, Record
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.host_records import Milestones
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.records.host_records import Milestones
 from megatrain.fencing.fence import interval_of, stop_times
 
 _logger = logging.getLogger(__name__)

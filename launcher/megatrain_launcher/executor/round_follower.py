@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from megatrain.contracts.black_box_values import Phase, Progress
-from megatrain.contracts.diag_records import DiagSettings
-from megatrain.contracts.host_records import HangEvidence, Stall
-from megatrain.contracts.rounds import HostCommand
+from megatrain.contracts.black_box.values import Phase, Progress
+from megatrain.contracts.records.diag_records import DiagSettings
+from megatrain.contracts.records.host_records import HangEvidence, Stall
+from megatrain.contracts.records.rounds import HostCommand
 from megatrain.fencing.fence import Deadlines, FenceAction, FenceRule, LeaseView, StepSilence, fence, step_silence
 from megatrain.fencing.patience import Patience, find_stall
 from megatrain_job.coordination.restarting_thread import RestartingThread

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash, config_values
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.logs.tee import TeeChoice
 

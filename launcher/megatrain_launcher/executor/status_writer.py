@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_records import CheckReport, HangEvidence, HostStatus
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.host_records import CheckReport, HangEvidence, HostStatus
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.own_keys import OwnKeys
 from megatrain_job.coordination.restarting_thread import RestartingThread

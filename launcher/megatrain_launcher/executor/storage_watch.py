@@ -17,8 +17,8 @@ from pathlib import Path
 from megatrain.arena.plans import WriterStatus
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.host_records import DiskSpace, HostSaves
-from megatrain.contracts.run_directory import RunDirectory, safe_name
+from megatrain.contracts.records.host_records import DiskSpace, HostSaves
+from megatrain.run_files.run_directory import RunDirectory, safe_name
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.jobs.disk_trend import SpaceSample, full_in_s
 from megatrain_launcher.leftovers import find_snapshots

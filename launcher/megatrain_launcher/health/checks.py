@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from megatrain.contracts.errors import MegatrainError
-from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
+from megatrain.contracts.records.host_records import CheckOutcome, CheckReport, CheckResult
 from megatrain_launcher.health import clock, gpus, kernel_log, limits, memory, network, storage, timed
 from megatrain_launcher.health.context import HealthContext
 from megatrain_launcher.health.finding import HealthFinding, warning

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from megatrain.config.config import Config
 from megatrain.config.recovery import RecoveryConfig
-from megatrain.contracts.black_box_layout import box_bytes
-from megatrain.contracts.run_directory import safe_name
+from megatrain.contracts.black_box.encoding import box_bytes
+from megatrain.run_files.run_directory import safe_name
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.health.child import ProbeRunner, run_probe
 

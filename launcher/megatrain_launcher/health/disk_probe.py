@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from megatrain.contracts.whole_files import temporary_name
+from megatrain.contracts.files.whole_files import temporary_name
 from megatrain_launcher.health.parent_death_guard import guard_probe
 
 _PROBE_BYTES = 1 << 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from megatrain.contracts.host_records import CheckOutcome
+from megatrain.contracts.records.host_records import CheckOutcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.record import encode
 from megatrain_job.devices.gpu_readings import DriverReading
 from megatrain_job.devices.nvml import read_nvml
 from megatrain_launcher.health.nvidia_smi import read_nvidia_smi

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.record import decode
+from megatrain.contracts.records.record import decode
 from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
 from megatrain_launcher.health.context import HealthContext
 from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning

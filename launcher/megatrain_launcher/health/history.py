@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from megatrain.contracts.bounded_files import read_bounded
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.whole_files import temporary_name
+from megatrain.contracts.files.bounded_files import read_bounded
+from megatrain.contracts.files.whole_files import temporary_name
+from megatrain.contracts.records.record import decode, encode
 from megatrain_launcher.health.finding import HealthFinding
 
 MAX_SAMPLES = 32

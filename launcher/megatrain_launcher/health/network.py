@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from megatrain.contracts.host_records import CheckOutcome
+from megatrain.contracts.records.host_records import CheckOutcome
 from megatrain_job.devices.links import LinkReading, read_interfaces, read_ports
 from megatrain_launcher.health.context import HealthContext
 from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning

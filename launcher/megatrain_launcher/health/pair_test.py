@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult, HostRecord
+from megatrain.contracts.records.host_records import CheckOutcome, CheckReport, CheckResult, HostRecord
 from megatrain_launcher.health.child import ProbeRunner, device_environment, run_probe
 from megatrain_launcher.health.forked import measurements
 from megatrain_launcher.health.pairs import PairResult

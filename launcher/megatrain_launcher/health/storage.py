@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megatrain.contracts.own_files import NotOwnError, check_own_directory
-from megatrain.contracts.run_directory import own_box_directory
+from megatrain.contracts.files.own_files import NotOwnError, check_own_directory
+from megatrain.run_files.run_directory import own_box_directory
 from megatrain_launcher.health.context import HealthContext
 from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import HealthHistory

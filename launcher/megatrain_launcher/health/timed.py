@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from megatrain.contracts.host_records import CheckOutcome
+from megatrain.contracts.records.host_records import CheckOutcome
 from megatrain_launcher.health.child import device_environment
 from megatrain_launcher.health.context import HealthContext
 from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning

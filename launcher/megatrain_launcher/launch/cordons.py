@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Self
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import Cordon
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import Cordon
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.election import Election
 from megatrain_job.coordination.follower import Follower

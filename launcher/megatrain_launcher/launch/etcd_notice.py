@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
-from megatrain.contracts.trouble import Trouble
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.trouble import Trouble
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_launcher.etcd.process import EtcdProcess

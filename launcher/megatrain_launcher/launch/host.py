@@ -9,8 +9,8 @@ from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange

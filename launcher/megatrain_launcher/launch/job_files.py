@@ -17,7 +17,7 @@ from pathlib import Path
 
 from megatrain.config.config import Config
 from megatrain.contracts.errors import ConfigError, CoordinationError, DataError, MegatrainError
-from megatrain.contracts.whole_files import write_private
+from megatrain.contracts.files.whole_files import write_private
 from megatrain_job.coordination.settings import Credentials, EtcdSettings, TlsFiles
 from megatrain_job.jobs.own_etcd import (
     COORDINATION_DIRECTORY,

@@ -14,10 +14,10 @@ from pathlib import Path
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_of_values
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import JobEnd, JobRecord
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import JobEnd, JobRecord
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain_job.coordination.restarting_thread import RestartingThread

@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import JobEnd
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import JobEnd
 from megatrain.programs.stop_signals import StopSignals
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.commands.etcd_flags import etcd_arguments, without_password
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from megatrain.contracts.vanished_files import Losses
+from megatrain.contracts.files.vanished_files import Losses
 from megatrain_launcher.logs.files import RotatingFile
 
 _logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from megatrain.contracts.vanished_files import is_in_place
+from megatrain.contracts.files.vanished_files import is_in_place
 
 _MAX_BYTES: Final = 64 << 20
 _NUM_FILES: Final = 4

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from megatrain.contracts.run_directory import rank_log_path
+from megatrain.run_files.run_directory import rank_log_path
 from megatrain_job.failures.verdict import Verdict
 from megatrain_launcher.logs.disk import LogDisk
 from megatrain_launcher.logs.files import RotatingFile

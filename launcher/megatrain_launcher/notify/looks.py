@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.records.job_keys import JobKeys
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.jobs.assessment import assess

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from megatrain.config.config import Config
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.records.job_keys import JobKeys
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.election import Leadership
 from megatrain_launcher.notify.looks import JobLook, Looks

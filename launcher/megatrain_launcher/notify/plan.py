@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from megatrain.contracts.incident import TOPIC_PREFIX
-from megatrain.contracts.notices import ReceiverRecord
-from megatrain.contracts.receipts import Receipt
+from megatrain.contracts.records.incident import TOPIC_PREFIX
+from megatrain.contracts.records.notices import ReceiverRecord
+from megatrain.contracts.records.receipts import Receipt
 from megatrain_job.jobs.health import HealthLevel
 from megatrain_launcher.notify.topics import Event, Stage, Topic, gone_topic, is_at_least
 

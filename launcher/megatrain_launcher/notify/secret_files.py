@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.own_files import open_own_file
+from megatrain.contracts.files.own_files import open_own_file
 
 _MAX_BYTES = 4096
 

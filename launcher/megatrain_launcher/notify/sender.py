@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.notices import ReceiverRecord
-from megatrain.contracts.record import decode, encode
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.notices import ReceiverRecord
+from megatrain.contracts.records.record import decode, encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.election import Leadership
 from megatrain_job.coordination.own_keys import OwnKeys

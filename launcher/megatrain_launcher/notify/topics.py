@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from megatrain.contracts.exit_codes import ExitCode, exit_text
-from megatrain.contracts.host_verdict import HostVerdict, VerdictOutcome
-from megatrain.contracts.incident import OVER_NOTE, Incident, IncidentKind, IncidentState
-from megatrain.contracts.rounds import JobEnd
+from megatrain.contracts.records.host_verdict import HostVerdict, VerdictOutcome
+from megatrain.contracts.records.incident import OVER_NOTE, Incident, IncidentKind, IncidentState
+from megatrain.contracts.records.rounds import JobEnd
 from megatrain.formatting.lists import names_text, ranks_text
 from megatrain.formatting.terminal import printable, short
 from megatrain_job.jobs.health import Health, HealthLevel, Reason, ReasonCode

@@ -28,9 +28,9 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_records import HostRecord
 from megatrain.contracts.process import ROUND_COUNTER_VARIABLE, ROUND_VARIABLE
-from megatrain.contracts.rounds import Round
+from megatrain.contracts.records.host_records import HostRecord
+from megatrain.contracts.records.rounds import Round
 from megatrain_job.commands.etcd_flags import PASSWORD_VARIABLE
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_launcher.rendezvous.address import own_address

@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.record import encode
-from megatrain.contracts.rounds import Halt, Round, RoundHost
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.rounds import Halt, Round, RoundHost
 from megatrain_job.coordination.election import Election, Leadership
 from megatrain_job.coordination.errors import LeadershipLostError, LeaseLostError, UnknownOutcomeError
 from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from megatrain.contracts.errors import ConfigError, CoordinationError
-from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.host_records import HostPhase, HostRecord, HostStatus
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.errors import LeaseLostError
 from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megatrain.contracts.natural_order import natural_order
-from megatrain.contracts.rounds import Round
+from megatrain.contracts.records.rounds import Round
 from megatrain_launcher.rendezvous.view import View
 
 

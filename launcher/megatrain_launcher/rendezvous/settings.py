@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.records.job_keys import JobKeys
 from megatrain_job.commands.etcd_flags import PASSWORD_VARIABLE
 from megatrain_job.coordination.settings import Credentials, EtcdSettings, TlsFiles
 

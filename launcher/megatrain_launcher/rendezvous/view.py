@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus
-from megatrain.contracts.job_keys import JobKeys, key_number
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import Halt, Round
+from megatrain.contracts.records.host_records import HostPhase, HostRecord, HostStatus
+from megatrain.contracts.records.job_keys import JobKeys, key_number
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import Halt, Round
 from megatrain_job.coordination.watch import Change, ChangeKind, Changes, Snapshot, WatchEvent
 
 _KINDS: dict[str, tuple[str, type[Any]]] = {

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from megatrain.checkpoint.activity import look_for_job
 from megatrain.checkpoint.find import no_checkpoint, resolve_location
 from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, survey
+from megatrain.checkpoint_format.branches import ancestry
+from megatrain.checkpoint_format.checkpoint_files import is_pinned, lacks_only_commit, read_manifest
+from megatrain.checkpoint_format.claims import Claims
+from megatrain.checkpoint_format.lineage import Candidate, candidates, current_branch, origins
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.removals import Remover
+from megatrain.checkpoint_format.resume_point import with_problems
+from megatrain.checkpoint_format.retention import resolved_keep_last, to_remove
 from megatrain.commands.argument_types import whole_number
 from megatrain.commands.ckpt.arguments import Verbs, add_json, add_run
 from megatrain.commands.printing import print_json, print_lines
-from megatrain.contracts.branches import ancestry
-from megatrain.contracts.checkpoint_files import is_pinned, lacks_only_commit, read_manifest
-from megatrain.contracts.claims import Claims
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.lineage import Candidate, candidates, current_branch, origins
-from megatrain.contracts.location import Location
-from megatrain.contracts.removals import Remover
-from megatrain.contracts.resume_point import with_problems
-from megatrain.contracts.retention import resolved_keep_last, to_remove
 from megatrain.formatting.quantities import bytes_text
 
 _NUM_SHOWN = 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from megatrain.checkpoint.survey import stored_bytes
-from megatrain.checkpoint.url_location import open_location
+from megatrain.checkpoint_format.url_location import open_location
 from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint, reading
 from megatrain.commands.ckpt.arguments import Verbs, add_json

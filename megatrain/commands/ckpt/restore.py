@@ -13,14 +13,14 @@ import shlex
 from megatrain.checkpoint.activity import Activity, look_for_job
 from megatrain.checkpoint.find import find_step, resolve_location
 from megatrain.checkpoint.verification import verify_checkpoint
+from megatrain.checkpoint_format.checkpoint_files import step_of
+from megatrain.checkpoint_format.lineage import Candidate, candidates, claim_next_round, open_branch
+from megatrain.checkpoint_format.location import Location
 from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.commands.ckpt.arguments import Verbs, add_json, add_run
 from megatrain.commands.printing import print_json, print_lines, print_note
-from megatrain.contracts.checkpoint_files import step_of
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.lineage import Candidate, candidates, claim_next_round, open_branch
-from megatrain.contracts.location import Location
 
 
 def add_verb(verbs: Verbs) -> None:

@@ -11,23 +11,23 @@ from dataclasses import dataclass
 
 from megatrain.checkpoint.find import ResolvedLocation, find_checkpoint, no_checkpoint, resolve_location
 from megatrain.checkpoint.verification import verify_checkpoint
-from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.checkpoint_choice import add_checkpoint
-from megatrain.commands.ckpt.arguments import Verbs, add_json
-from megatrain.commands.printing import print_json, print_lines
-from megatrain.contracts.branches import list_branches
-from megatrain.contracts.checkpoint_files import (
+from megatrain.checkpoint_format.branches import list_branches
+from megatrain.checkpoint_format.checkpoint_files import (
     committed_steps,
     is_unfinished,
     read_manifest,
     step_directory_name,
     step_of,
 )
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.resume_point import resume_point
+from megatrain.checkpoint_format.verifications import Verification, note_verifications
+from megatrain.commands.argument_types import utf8_text
+from megatrain.commands.checkpoint_choice import add_checkpoint
+from megatrain.commands.ckpt.arguments import Verbs, add_json
+from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.location import Location
-from megatrain.contracts.resume_point import resume_point
-from megatrain.contracts.verifications import Verification, note_verifications
 from megatrain.formatting.terminal import printable
 
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from megatrain.commands.doctor.finding import DoctorFinding, FindingLevel
-from megatrain.contracts.own_files import NotOwnError, check_own_directory
-from megatrain.contracts.run_directory import own_box_directory
+from megatrain.contracts.files.own_files import NotOwnError, check_own_directory
+from megatrain.run_files.run_directory import own_box_directory
 
 GIB = 1 << 30
 MIB = 1 << 20

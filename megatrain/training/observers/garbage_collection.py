@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Self
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
 

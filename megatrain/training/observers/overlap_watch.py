@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from megatrain.config.config import Config
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain.telemetry.step_summary import StepSummary
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.reporting import StepReport
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.observers.device_memory import DeviceMemory

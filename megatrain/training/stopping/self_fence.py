@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from megatrain.contracts.black_box import BlackBoxReader
-from megatrain.contracts.black_box_values import ControlPage, Progress
+from megatrain.contracts.black_box.reader import BlackBoxReader
+from megatrain.contracts.black_box.values import ControlPage, Progress
 from megatrain.fencing.fence import FenceAction, FenceRule, LeaseView, fence, step_silence
 
 _NS = 1_000_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from megatrain.contracts.black_box_values import Progress
+from megatrain.contracts.black_box.values import Progress
 from megatrain.fencing.fence import StopTimes, longer_stop_s, stop_times
 from megatrain.formatting.quantities import seconds_text
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
-from megatrain.contracts.black_box import BlackBoxReader
+from megatrain.contracts.black_box.reader import BlackBoxReader
 from megatrain.contracts.errors import DataError
 from megatrain.fencing.fence import FenceAction, FenceRule, longer_stop_s, step_ns_of
 from megatrain.programs.forks import GROUP_SIGNALS, call_in_forked_children

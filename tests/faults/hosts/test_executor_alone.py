@@ -15,9 +15,9 @@ import pytest
 
 from megatrain.config.serialize import to_toml
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.job_requests import RequestKind
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.job_requests import RequestKind
+from megatrain.contracts.records.record import encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.jobs.send_request import make_request

@@ -12,8 +12,8 @@ import pytest
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.job_requests import Answer, RequestKind
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.job_requests import Answer, RequestKind
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.jobs.assessment import assess
 from megatrain_job.jobs.health import HealthLevel, Reason

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.host_records import HostPhase
-from megatrain.contracts.incident import IncidentKind, IncidentState
+from megatrain.contracts.records.host_records import HostPhase
+from megatrain.contracts.records.incident import IncidentKind, IncidentState
 from tests.helpers.processes import descendants
 from tests.helpers.recovery_checks import HOSTS, STEPS, Running, running_job
 from tests.helpers.waiting import wait_until

@@ -10,7 +10,7 @@ import threading
 
 from torch.distributed import TCPStore
 
-from megatrain.contracts.host_records import CheckOutcome, CheckResult, HostRecord
+from megatrain.contracts.records.host_records import CheckOutcome, CheckResult, HostRecord
 from megatrain_launcher.health.pair_test import PairTask, pair_task, run_pair
 from tests.helpers.waiting import DEADLINE_S
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.host_records import HostPhase
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.records.host_records import HostPhase
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
 from tests.helpers.recovery_checks import HOSTS, STEPS, Running, running_job
 from tests.helpers.waiting import wait_until
 

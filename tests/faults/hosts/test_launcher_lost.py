@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from megatrain.cli import main
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
-from megatrain.contracts.record import decode
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.records.record import decode
+from megatrain.run_files.run_directory import RunDirectory
 from tests.helpers.job_under_launch import make_launched_job
 from tests.helpers.processes import descendants
 from tests.helpers.recovery_checks import HOSTS, running_job

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.incident import IncidentKind
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import Cordon
+from megatrain.contracts.records.incident import IncidentKind
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import Cordon
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_job
 from tests.helpers.namespaces import HostNetwork

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.driver_report import DriverReport
-from megatrain.contracts.host_records import HostPhase
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
-from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import HostCommand
+from megatrain.contracts.records.driver_report import DriverReport
+from megatrain.contracts.records.host_records import HostPhase
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.rounds import HostCommand
 from tests.helpers.etcd_server import post
 from tests.helpers.outage_job import HOSTS, MANAGEMENT, SPARE, TRAIN, OutageJob, outage_job
 from tests.helpers.waiting import wait_until

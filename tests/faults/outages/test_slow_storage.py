@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.incident import IncidentKind, IncidentState
-from megatrain.contracts.rounds import Cordon
+from megatrain.contracts.records.incident import IncidentKind, IncidentState
+from megatrain.contracts.records.rounds import Cordon
 from megatrain_job.failures.verdict import Label
 from megatrain_job.jobs.assessment import assess
 from megatrain_job.jobs.health import ReasonCode

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.host_verdict import Cause, OutcomeKind, VerdictConfidence
+from megatrain.contracts.records.host_verdict import Cause, OutcomeKind, VerdictConfidence
 from tests.helpers.closed_loop import HOSTS, SPARE, TRAIN, ClosedLoop, closed_loop
 from tests.helpers.paced_train import Pace, Slowness
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.record import encode
 from megatrain_diagnostics.events.tables import Spans
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.wire.discovery import WatchedDaemon

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.diag_records import DaemonRecord, DashboardRecord
-from megatrain.contracts.record import RecordType, decode
+from megatrain.contracts.records.diag_records import DaemonRecord, DashboardRecord
+from megatrain.contracts.records.record import RecordType, decode
 from megatrain_diagnostics.events.tables import Values
 from megatrain_diagnostics.store.reader import StoredEvents
 from tests.helpers.processes import descendants

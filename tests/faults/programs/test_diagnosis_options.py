@@ -25,8 +25,9 @@ import pytest
 
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.config.diagnostics import DiagnosticsConfig
-from megatrain.contracts.diag_records import DaemonRecord, DashboardRecord
-from megatrain.contracts.host_verdict import (
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.records.diag_records import DaemonRecord, DashboardRecord
+from megatrain.contracts.records.host_verdict import (
     Cause,
     HostVerdict,
     OutcomeKind,
@@ -34,8 +35,7 @@ from megatrain.contracts.host_verdict import (
     VerdictKind,
     VerdictOutcome,
 )
-from megatrain.contracts.operations import Operation
-from megatrain.contracts.record import RecordType, decode, encode
+from megatrain.contracts.records.record import RecordType, decode, encode
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Spans, Values
 from megatrain_diagnostics.store.daemon_state import DaemonState, read_state

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.diag_records import DaemonRecord, DashboardRecord
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.record import decode
+from megatrain.contracts.records.diag_records import DaemonRecord, DashboardRecord
+from megatrain.contracts.records.record import decode
 from megatrain_launcher.commands.status import StatusCode
 from tests.helpers.health_answers import EVERYBODY, HealthViews, ask_status
 from tests.helpers.http_receiver import HttpReceiver

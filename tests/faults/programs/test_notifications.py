@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megatrain.contracts.incident import IncidentState
+from megatrain.contracts.records.incident import IncidentState
 from megatrain_job.coordination.wire import KeyRange
 from tests.helpers.http_receiver import HttpReceiver
 from tests.helpers.notification_topics import write_secret

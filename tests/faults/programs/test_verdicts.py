@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.audit import AUDIT_NAME, read_audit
-from megatrain.contracts.checkpoint_files import read_manifest
-from megatrain.contracts.host_verdict import (
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.lineage import candidates
+from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.contracts.records.host_verdict import (
     Cause,
     HostVerdict,
     OutcomeKind,
@@ -21,11 +22,10 @@ from megatrain.contracts.host_verdict import (
     VerdictKind,
     VerdictOutcome,
 )
-from megatrain.contracts.incident import IncidentKind, IncidentState
-from megatrain.contracts.lineage import candidates
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.record import encode
-from megatrain.contracts.rounds import Cordon
+from megatrain.contracts.records.incident import IncidentKind, IncidentState
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.rounds import Cordon
+from megatrain.run_files.audit import AUDIT_NAME, read_audit
 from tests.helpers.recovery_checks import STEPS, Running, running_job
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S, wait_until

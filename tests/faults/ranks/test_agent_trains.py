@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.rounds import Round, RoundHost
-from megatrain.contracts.run_directory import rank_log_path
+from megatrain.contracts.records.rounds import Round, RoundHost
+from megatrain.run_files.run_directory import rank_log_path
 from megatrain_launcher.agent import AgentSettings, RoundAgent
 from megatrain_launcher.interfaces import Assignment
 from megatrain_launcher.logs.worker_logs import WorkerLogs

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from tests.helpers.closed_loop import running_daemon
 from tests.helpers.named_culprits import asked_page, named_by_page, named_by_verbs
 from tests.helpers.recovery_checks import running_job

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.config.recovery import RecoveryConfig
-from megatrain.contracts.incident import IncidentKind, IncidentState
+from megatrain.contracts.records.incident import IncidentKind, IncidentState
 from tests.helpers.recovery_checks import running_job
 from tests.helpers.simulated_train import VARIABLE
 from tests.helpers.training_case import on_layout

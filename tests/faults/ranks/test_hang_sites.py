@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from megatrain.cli import main
-from megatrain.contracts.incident import IncidentKind
+from megatrain.contracts.records.incident import IncidentKind
 from tests.helpers.hang_sites import READ
 from tests.helpers.recovery_checks import running_job
 from tests.helpers.tiny_data import write_corpus

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megatrain.contracts.incident import IncidentKind, IncidentState
+from megatrain.contracts.records.incident import IncidentKind, IncidentState
 from tests.helpers.recovery_checks import STEPS, running_job
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.incident import IncidentKind, IncidentState
+from megatrain.contracts.records.incident import IncidentKind, IncidentState
 from tests.helpers.recovery_checks import STEPS, Running, running_job
 from tests.helpers.tiny_data import write_corpus
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from megatrain.arena.plans import HostPlan, ManifestTemplate, RankPlan, WriterStatus
+from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions, SampleStream
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, SampleStream
 
 HOST_PLAN = HostPlan(
     checkpoints="s3://bucket/run",

@@ -9,7 +9,7 @@ from benchmarks.overlap_trace import MARK, Sent, Trace, ideal_of_calls, sent_by_
 from megatrain.comm import Pending
 from megatrain.comm.dry import dry_group
 from megatrain.comm.group import Group
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from tests.helpers.lone_rank import SilentRecorder, simulated_group
 
 RANKS = (0, 1)

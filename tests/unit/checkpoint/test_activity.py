@@ -15,10 +15,10 @@ import pytest
 from megatrain.arena.directory import join_arena
 from megatrain.arena.locks import hold_alone
 from megatrain.checkpoint.activity import Activity, look_for_job
-from megatrain.checkpoint.url_location import open_location
 from megatrain.checkpoint.write_marks import WritingMark
-from megatrain.contracts.location import LocalLocation, Location
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.url_location import open_location
+from megatrain.run_files.run_directory import RunDirectory
 from tests.helpers.arena_snapshots import host_plan, make_arena, put_slot
 from tests.helpers.checkpoint_tree import go_back, put_checkpoint, put_main
 
@@ -72,7 +72,7 @@ def test_whoever_asks_does_not_keep_a_job_from_starting(tmp_path: Path, monkeypa
         pass
     with (tmp_path / "lock").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
-        monkeypatch.setattr("megatrain.contracts.run_lock.time.sleep", lambda _: fcntl.flock(file, fcntl.LOCK_UN))
+        monkeypatch.setattr("megatrain.run_files.run_lock.time.sleep", lambda _: fcntl.flock(file, fcntl.LOCK_UN))
         with run.locked():
             assert look_for_job(LocalLocation(run.checkpoints)).running, "it has waited, and then begun"
 

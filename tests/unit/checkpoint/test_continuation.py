@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from megatrain.checkpoint.continuation import Continuation, TrainingProgress, continuation, origin_of
+from megatrain.checkpoint_format.manifest import SampleStream
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.manifest import SampleStream
 from tests.helpers.checkpoint_tree import make_manifest
 
 BASE: dict[str, dict[str, Any]] = {

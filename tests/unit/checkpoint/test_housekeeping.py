@@ -10,11 +10,11 @@ import pytest
 
 from megatrain.checkpoint.housekeeping import Housekeeping
 from megatrain.checkpoint.write_marks import WritingMark
-from megatrain.contracts.checkpoint_files import committed_steps, pin
+from megatrain.checkpoint_format.checkpoint_files import committed_steps, pin
+from megatrain.checkpoint_format.lineage import open_branch
+from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.verifications import Verification, note_verifications
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import open_branch
-from megatrain.contracts.location import LocalLocation, Location
-from megatrain.contracts.verifications import Verification, note_verifications
 from tests.helpers.arena_snapshots import host_plan
 from tests.helpers.checkpoint_tree import path_of, put_checkpoint, put_main, put_manifest
 from tests.helpers.hooked_location import HookedLocation

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from megatrain.checkpoint.image import BoundImage, ImagePlan, plan_image
-from megatrain.contracts.item_ranges import item_ranges_problem
+from megatrain.checkpoint_format.item_ranges import item_ranges_problem
 from megatrain.parallel.boxes import Box, boxes_of_range
 from megatrain.parallel.sharding import FlatShard
 

@@ -14,10 +14,10 @@ from megatrain.arena.plans import RankPlan
 from megatrain.arena.slot_file import SlotReader
 from megatrain.arena.slot_layout import SealedSnapshot, SlotState, SlotWord
 from megatrain.checkpoint import image_stream
-from megatrain.checkpoint.data_file import read_trailer, verify_file
 from megatrain.checkpoint.image_stream import check_unchanged, write_data_file
+from megatrain.checkpoint_format.data_file import read_trailer, verify_file
+from megatrain.checkpoint_format.location import LocalLocation, Location
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.location import LocalLocation, Location
 from tests.helpers.arena_snapshots import host_plan, image_bytes, item_ranges, make_arena, make_image, put_slot
 from tests.helpers.hooked_location import HookedLocation
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from megatrain.checkpoint.gathered_items import stored_by_ranks
 from megatrain.checkpoint.image import key_of, plan_image
 from megatrain.checkpoint.load_plan import NOBODY, ItemCatalog, WantedBox, assign_readers, plan_load
-from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor
+from megatrain.checkpoint_format.stored_tensors import StoredItem, StoredTensor
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box, boxes_of_range, shared_box
 from megatrain.parallel.sharding import FlatShard

@@ -24,12 +24,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from megatrain.checkpoint.data_file import content_digest
 from megatrain.checkpoint.gathered_items import stored_by_ranks
 from megatrain.checkpoint.image import ItemsJson, plan_image
-from megatrain.checkpoint.index_file import CheckpointIndex
 from megatrain.checkpoint.metadata_file import describing_files, metadata_bytes
-from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor, StoredTensors
+from megatrain.checkpoint_format.data_file import content_digest
+from megatrain.checkpoint_format.index_file import CheckpointIndex
+from megatrain.checkpoint_format.stored_tensors import StoredItem, StoredTensor, StoredTensors
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box, boxes_of_range
 from megatrain.parallel.sharding import FlatShard

@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from megatrain.checkpoint.block_writer import BLOCK_BYTES, BlockThreads
-from megatrain.checkpoint.data_file import ItemHasher, data_file_name, read_trailer, verify_file
 from megatrain.checkpoint.image import ImageItem, plan_image
 from megatrain.checkpoint.offline_writer import ImageFile, write_checkpoint
 from megatrain.checkpoint.verification import verify_checkpoint
-from megatrain.contracts.checkpoint_files import WRITING_NAME, is_committed
+from megatrain.checkpoint_format.checkpoint_files import WRITING_NAME, is_committed
+from megatrain.checkpoint_format.data_file import ItemHasher, data_file_name, read_trailer, verify_file
+from megatrain.checkpoint_format.location import LocalLocation, Sink
+from megatrain.checkpoint_format.manifest import Manifest
 from megatrain.contracts.errors import CheckpointError, SaveError
-from megatrain.contracts.location import LocalLocation, Sink
-from megatrain.contracts.manifest import Manifest
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard
 from tests.helpers.checkpoint_tree import make_manifest, manifest_path

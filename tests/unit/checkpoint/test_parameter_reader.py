@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from megatrain.checkpoint.parameter_reader import ParameterReader
-from megatrain.contracts.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.manifest import FileEntry
 from megatrain.parallel.boxes import Box
 from tests.helpers.checkpoint_tree import make_manifest
 from tests.helpers.saved_checkpoint import whole_state, with_layout, write_as_job

@@ -13,8 +13,8 @@ from megatrain.config.batch import BatchConfig
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.contracts.errors import CheckpointError, TopologyError
 from megatrain.contracts.process import ROLLBACK_VARIABLE, process_from_environment
-from megatrain.contracts.record import encode
-from megatrain.contracts.rounds import MAX_SKIPPED_STEPS, Rollback
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.rounds import MAX_SKIPPED_STEPS, Rollback
 from megatrain.contracts.sample_ranges import SampleRanges
 
 BACK = Rollback("incident-1", 40, 41, 43)

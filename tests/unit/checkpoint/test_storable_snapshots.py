@@ -10,7 +10,7 @@ from megatrain.arena.plans import HostPlan
 from megatrain.arena.slot_layout import SealedSnapshot
 from megatrain.checkpoint.attach import Held, HostReport, give_up, maybe_storable_snapshots, storable_snapshots
 from megatrain.checkpoint.write_marks import read_failed
-from megatrain.contracts.checkpoint_files import is_unfinished
+from megatrain.checkpoint_format.checkpoint_files import is_unfinished
 from tests.helpers.arena_snapshots import make_job
 from tests.helpers.checkpoint_tree import path_of, tree
 from tests.helpers.writer_process import wait_for, writer_thread

@@ -11,12 +11,12 @@ import pytest
 
 from megatrain.checkpoint.housekeeping import Housekeeping
 from megatrain.checkpoint.verification import verify_checkpoint
-from megatrain.contracts.checkpoint_files import committed_steps, is_committed, read_manifest
-from megatrain.contracts.claims import Claims
+from megatrain.checkpoint_format.checkpoint_files import committed_steps, is_committed, read_manifest
+from megatrain.checkpoint_format.claims import Claims
+from megatrain.checkpoint_format.lineage import candidates
+from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.round_starts import RoundStart, begin_round
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import candidates
-from megatrain.contracts.location import LocalLocation, Location
-from megatrain.contracts.round_starts import RoundStart, begin_round
 from tests.helpers.checkpoint_tree import put_main
 from tests.helpers.hooked_location import HookedLocation
 from tests.helpers.power_cuts import Disk, watched

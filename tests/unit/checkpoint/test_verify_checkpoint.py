@@ -16,18 +16,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed import checkpoint as dcp
 
-from megatrain.checkpoint.data_file import (
+from megatrain.checkpoint.metadata_file import describing_files
+from megatrain.checkpoint.verification import verify_checkpoint
+from megatrain.checkpoint_format.checkpoint_files import manifest_location, write_commit, write_manifest
+from megatrain.checkpoint_format.data_file import (
     ItemHasher,
     content_digest,
     encode_trailer,
     read_trailer,
 )
-from megatrain.checkpoint.metadata_file import describing_files
-from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor, StoredTensors
-from megatrain.checkpoint.verification import verify_checkpoint
-from megatrain.contracts.checkpoint_files import manifest_location, write_commit, write_manifest
-from megatrain.contracts.location import LocalLocation, Location
-from megatrain.contracts.manifest import FileEntry
+from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.manifest import FileEntry
+from megatrain.checkpoint_format.stored_tensors import StoredItem, StoredTensor, StoredTensors
 from tests.helpers.checkpoint_tree import make_manifest
 from tests.helpers.data_files import FILES, image_of, put_data_file
 

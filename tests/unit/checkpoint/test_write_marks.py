@@ -20,9 +20,9 @@ from megatrain.checkpoint.write_marks import (
     read_failed,
     write_failed,
 )
+from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.location import LocalLocation, Location
-from megatrain.contracts.manifest import FileEntry
 from tests.helpers.checkpoint_tree import path_of, put_checkpoint, tree
 
 SNAPSHOT = SealedSnapshot(step=120, round=2, snapshot=7)

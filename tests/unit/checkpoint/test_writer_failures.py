@@ -18,12 +18,12 @@ from megatrain.checkpoint import writer
 from megatrain.checkpoint.peer_fetch import adopt
 from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.checkpoint.write_marks import WritingMark
-from megatrain.contracts.branches import read_branch
-from megatrain.contracts.checkpoint_files import committed_steps, is_committed, is_unfinished
+from megatrain.checkpoint_format.branches import read_branch
+from megatrain.checkpoint_format.checkpoint_files import committed_steps, is_committed, is_unfinished
+from megatrain.checkpoint_format.lineage import candidates
+from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import candidates
-from megatrain.contracts.location import LocalLocation, Location
-from megatrain.contracts.manifest import FileEntry
 from tests.helpers.arena_snapshots import Job, described_by, make_job, put_description, put_slot
 from tests.helpers.checkpoint_tree import manifest_path, path_of, put_checkpoint, tree
 from tests.helpers.waiting import wait_until

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from megatrain.checkpoint.parameter_reader import ParameterReader
+from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME, read_manifest
+from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.cli import main
 from megatrain.commands.ckpt.export_hf import size_in_bytes
 from megatrain.config.batch import BatchConfig
@@ -19,8 +21,6 @@ from megatrain.config.config import Config
 from megatrain.config.model import ModelConfig
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.train import TrainConfig
-from megatrain.contracts.checkpoint_files import TOKENIZER_NAME, read_manifest
-from megatrain.contracts.location import LocalLocation
 from megatrain.conversion.from_hf import import_hf
 from megatrain.data.end_of_document import END_OF_DOCUMENT
 from megatrain.data.tokenizer import load_tokenizer, train_tokenizer

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from megatrain.checkpoint_format.checkpoint_files import WRITING_NAME, is_manifest_name
+from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.cli import main
-from megatrain.contracts.checkpoint_files import WRITING_NAME, is_manifest_name
-from megatrain.contracts.location import LocalLocation
 from tests.helpers.checkpoint_tree import manifest_path, put_main, put_manifest
 from tests.helpers.saved_checkpoint import Ckpt, put_whole, whole_state, with_layout, write_as_job
 from tests.helpers.source_tree import ROOT

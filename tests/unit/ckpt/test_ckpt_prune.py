@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from megatrain.checkpoint.write_marks import WritingMark
+from megatrain.checkpoint_format.checkpoint_files import PINNED_NAME, WRITING_NAME
+from megatrain.checkpoint_format.lineage import open_branch
+from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.cli import main
-from megatrain.contracts.checkpoint_files import PINNED_NAME, WRITING_NAME
-from megatrain.contracts.lineage import open_branch
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from tests.helpers.checkpoint_tree import found, put_main, tree
 from tests.helpers.saved_checkpoint import Ckpt, put_whole
 

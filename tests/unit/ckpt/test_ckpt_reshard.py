@@ -12,11 +12,11 @@ import pytest
 
 from megatrain.checkpoint.checked_files import find_stored
 from megatrain.checkpoint.parameter_reader import bytes_of_kept_items
-from megatrain.checkpoint.url_location import open_location
-from megatrain.contracts.checkpoint_files import is_manifest_name, read_manifest
+from megatrain.checkpoint_format.checkpoint_files import is_manifest_name, read_manifest
+from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.url_location import open_location
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.location import LocalLocation
 from megatrain.conversion.reshard import ReshardReport, reshard
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 from tests.helpers.checkpoint_tree import put_main

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.checkpoint_format.branches import list_branches
+from megatrain.checkpoint_format.lineage import current_branch
+from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.cli import main
-from megatrain.contracts.branches import list_branches
-from megatrain.contracts.lineage import current_branch
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from tests.helpers.checkpoint_tree import found, put_main, put_manifest, tree
 from tests.helpers.forked_program import run_forked
 from tests.helpers.saved_checkpoint import Ckpt, put_whole
@@ -122,7 +122,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from megatrain.cli import main
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 
 run = sys.argv[1]
 job = ExitStack()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.verifications import VERIFIED_NAME, read_verifications
 from megatrain.cli import main
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.verifications import VERIFIED_NAME, read_verifications
 from tests.helpers.checkpoint_tree import manifest_path
 from tests.helpers.saved_checkpoint import Ckpt, put_whole
 

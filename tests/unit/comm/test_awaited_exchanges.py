@@ -16,10 +16,10 @@ from megatrain.comm.exchange import ExchangeRunner
 from megatrain.comm.gloo import GlooCommunicator
 from megatrain.comm.group import Group
 from megatrain.comm.group_plan import PlannedGroup
-from megatrain.contracts.black_box import read_black_box
-from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.reader import read_black_box
+from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain.telemetry.recorder import Recorder, open_recorder
 
 

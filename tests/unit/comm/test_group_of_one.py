@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from megatrain.comm.exchange import Pending
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from tests.helpers.lone_rank import simulated_group
 
 GATHER, REDUCE = Operation.PARAMS_ALL_GATHER, Operation.GRADS_REDUCE_SCATTER

@@ -16,11 +16,11 @@ from torch import Tensor
 from megatrain.comm import lanes
 from megatrain.comm.exchange import Exchange, ExchangeRunner, Pending, Transfer
 from megatrain.comm.lanes import AwaitedLane, Lane, submit_in
-from megatrain.contracts.black_box import read_black_box
-from megatrain.contracts.black_box_values import Identity, RecordFlag
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.reader import read_black_box
+from megatrain.contracts.black_box.values import Identity, RecordFlag
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from tests.helpers.lone_rank import SilentRecorder
 from tests.helpers.waiting import DEADLINE_S, wait_until

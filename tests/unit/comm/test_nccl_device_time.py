@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from megatrain.comm.device_stream import DeviceStreams, is_urgent, stream_name
-from megatrain.contracts.black_box_values import Record, RecordFlag
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import Record, RecordFlag
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from tests.helpers.simulated_device import Simulation
 from tests.helpers.simulated_ranks import DURATIONS_MS, LAUNCH_NS, MS, READ_NS, BoxedRank, receive
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.black_box_layout import (
+from megatrain.contracts.black_box.encoding import (
     CONTROL_OFFSET,
     GROUP_BYTES,
     GROUPS_OFFSET,
@@ -21,7 +21,7 @@ from megatrain.contracts.black_box_layout import (
     encode_header,
     encode_record,
 )
-from megatrain.contracts.black_box_values import ClockBase, ControlPage, GroupRecord, Identity, Record, RecordFlag
+from megatrain.contracts.black_box.values import ClockBase, ControlPage, GroupRecord, Identity, Record, RecordFlag
 from megatrain.contracts.layout import Layout
 
 CAPACITY = 16

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatrain.contracts import black_box_layout as layout
-from megatrain.contracts.black_box_values import ClockBase, ControlPage, GroupRecord, Record, RecordFlag
+from megatrain.contracts.black_box import encoding as layout
+from megatrain.contracts.black_box.values import ClockBase, ControlPage, GroupRecord, Record, RecordFlag
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
 from tests.unit.contracts.conftest import make_identity, make_record

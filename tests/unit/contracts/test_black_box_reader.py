@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from megatrain.commands.blackbox import json_text, table_text
-from megatrain.contracts.black_box import BlackBoxReader, read_black_box, write_control
-from megatrain.contracts.black_box_layout import (
+from megatrain.contracts.black_box.encoding import (
     CONTROL_OFFSET,
     HEADER_OFFSET,
     PAGE_BYTES,
@@ -25,7 +24,8 @@ from megatrain.contracts.black_box_layout import (
     encode_record,
     header_offsets,
 )
-from megatrain.contracts.black_box_values import ControlPage, GroupRecord, Phase, Record, RecordFlag, State
+from megatrain.contracts.black_box.reader import BlackBoxReader, read_black_box, write_control
+from megatrain.contracts.black_box.values import ControlPage, GroupRecord, Phase, Record, RecordFlag, State
 from megatrain.contracts.errors import DataError
 from tests.unit.contracts.conftest import CAPACITY, box_image, make_identity, make_record
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.bounded_files import open_below, read_below, read_bounded
+from megatrain.contracts.files.bounded_files import open_below, read_below, read_bounded
 from tests.helpers.other_user import OTHER_USER
 
 OWNER = os.geteuid()

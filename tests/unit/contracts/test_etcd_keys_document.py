@@ -1,4 +1,4 @@
-"""docs/reference/etcd-keys.md says what contracts/job_keys.py and the records' classes say."""
+"""docs/reference/etcd-keys.md says what contracts/records/job_keys.py and the records' classes say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts import (
+from megatrain.contracts.records import (
     diag_records,
     driver_report,
     host_records,
@@ -22,7 +22,7 @@ from megatrain.contracts import (
     rounds,
     trouble,
 )
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.records.job_keys import JobKeys
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "etcd-keys.md"
 MODULES = (diag_records, driver_report, host_records, host_verdict, incident, job_requests, notices, rounds, trouble)

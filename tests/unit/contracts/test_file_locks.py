@@ -14,11 +14,11 @@ PROGRAM = """
 import logging, sys
 from contextlib import suppress
 from pathlib import Path
-from megatrain.contracts.action_log import ActionEntry, ActionLog
+from megatrain.run_files.action_log import ActionEntry, ActionLog
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.whole_files import write_private
+from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.run_files.run_directory import RunDirectory
+from megatrain.contracts.files.whole_files import write_private
 from megatrain.data.output import new_directory
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from megatrain_launcher.etcd.place import take_lock

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from megatrain.contracts.black_box.operations import Operation, all_reduce_along
 from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.layout import AXES, FACTORISATIONS, WITHIN_REPLICA, Layout
-from megatrain.contracts.operations import Operation, all_reduce_along
 
 SIZES = (1, 2, 3)
 LAYOUTS = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatrain.contracts.operations import MAX_OPERATIONS, Operation, operation_name
+from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation, operation_name
 
 FROZEN = {
     "step": 1,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.own_files import NotOwnError, check_own_directory, make_own_directory, open_own_file
+from megatrain.contracts.files.own_files import NotOwnError, check_own_directory, make_own_directory, open_own_file
 from tests.helpers.other_user import OTHER_USER, as_other_user, everybodys_place
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_records import (
+from megatrain.contracts.records.host_records import (
     HangEvidence,
     HostPhase,
     HostStatus,
@@ -19,9 +19,9 @@ from megatrain.contracts.host_records import (
     RankPosition,
     Stall,
 )
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments, phase_seconds
-from megatrain.contracts.record import decode, encode, to_plain
-from megatrain.contracts.rounds import Round, RoundHost
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, Moments, phase_seconds
+from megatrain.contracts.records.record import decode, encode, to_plain
+from megatrain.contracts.records.rounds import Round, RoundHost
 
 STATUS = HostStatus(
     "host-1",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.json_object import JsonObject
+from megatrain.contracts.files.json_object import JsonObject
 from megatrain.contracts.sample_ranges import SampleRanges, merged, position_after, ranges_problem
 from megatrain.data.reader import positions
 

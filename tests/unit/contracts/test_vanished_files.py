@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.vanished_files import REPORT_S, Losses, WatchedPath, is_in_place
+from megatrain.contracts.files.vanished_files import REPORT_S, Losses, WatchedPath, is_in_place
 
 
 def remake(path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.whole_files import is_temporary_name, sync_directory, temporary_name
+from megatrain.contracts.files.whole_files import is_temporary_name, sync_directory, temporary_name
 
 
 def test_a_temporary_name_is_known_and_nobody_elses() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.run_directory import RunDirectory
 from megatrain.demo import has_changed_since, remove_earlier_run
+from megatrain.run_files.run_directory import RunDirectory
 
 
 def test_an_earlier_run_is_removed(tmp_path: Path) -> None:

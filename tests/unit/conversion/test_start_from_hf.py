@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.config import load_config
-from megatrain.contracts.checkpoint_files import read_manifest
 from megatrain.contracts.errors import CheckpointError, ConfigError
-from megatrain.contracts.location import LocalLocation
 from megatrain.conversion.start_from_hf import IMPORTED_NAME, settings_from_hf
 from megatrain_launcher.launch.flags import LaunchFlags
 from megatrain_launcher.launch.from_hf import with_imported_model

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatrain.contracts.diag_records import DaemonRecord
-from megatrain.contracts.host_verdict import Cause, VerdictConfidence
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.diag_records import DaemonRecord
+from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
+from megatrain.contracts.records.record import encode
 from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds
 from megatrain_diagnostics.analysis.live import LiveDetection
 from megatrain_diagnostics.collector.counters import Ledger, RejectionReason

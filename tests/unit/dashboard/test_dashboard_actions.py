@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.action_log import (
+from megatrain.contracts.records.diag_records import DiagSettings
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.job_requests import RequestKind
+from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.rounds import Cordon, JobEnd
+from megatrain.run_files.action_log import (
     ACTIONS_NAME,
     INTENT,
     RESULT,
     ActionLog,
     read_actions,
 )
-from megatrain.contracts.diag_records import DiagSettings
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.job_requests import RequestKind
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import Cordon, JobEnd
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.actions.backend import EtcdBackend
 from megatrain_dashboard.actions.checks import effect_of
 from megatrain_dashboard.actions.handler import ActionHandler

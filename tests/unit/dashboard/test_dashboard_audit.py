@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.action_log import (
+from megatrain.contracts.records.host_verdict import (
+    AuditEntry,
+)
+from megatrain.contracts.records.record import from_plain, to_plain
+from megatrain.run_files.action_log import (
     ACTIONS_NAME,
     ActionEntry,
     ActionTrail,
     chained,
     read_actions,
 )
-from megatrain.contracts.audit import AUDIT_NAME, append_to_audit
-from megatrain.contracts.host_verdict import (
-    AuditEntry,
-)
-from megatrain.contracts.record import from_plain, to_plain
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.audit import AUDIT_NAME, append_to_audit
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.actions.handler import ActionHandler
 from megatrain_dashboard.responses.errors import RefusalError
 from megatrain_dashboard.settings import DashboardSettings

@@ -14,12 +14,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from megatrain.cli import main
-from megatrain.contracts.black_box_values import Identity
-from megatrain.contracts.incident import IncidentKind
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
-from megatrain.contracts.record import encode
-from megatrain.contracts.run_directory import RunDirectory, black_box_path, kept_black_box
+from megatrain.contracts.records.incident import IncidentKind
+from megatrain.contracts.records.record import encode
+from megatrain.run_files.run_directory import RunDirectory, black_box_path, kept_black_box
 from megatrain.telemetry.recorder import open_recorder
 from megatrain_dashboard.app import make_app
 from megatrain_dashboard.settings import DashboardSettings

@@ -15,8 +15,8 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain_dashboard.api.heat.order import By
 from megatrain_dashboard.api.heat.route import router
 from megatrain_dashboard.api.heat.subject import Measure, subject_of

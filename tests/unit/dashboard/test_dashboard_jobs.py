@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.jobs.document import JobRow
 from megatrain_dashboard.api.jobs.view import Choice, chosen_rows, counts_of, job_row
 from megatrain_dashboard.api.overview.view import OverviewInputs, overview_document

@@ -17,9 +17,9 @@ import pytest
 
 from megatrain.cli import main
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.programs.stop_signals import STOP_SIGNALS
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.compare.view import differences
 from megatrain_dashboard.jobs import open_jobs as open_jobs_module
 from megatrain_dashboard.jobs.app import JobsDashboard, make_jobs_app

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.config.dashboard import DashboardConfig
-from megatrain.contracts.record import decode
+from megatrain.contracts.records.record import decode
 from megatrain_dashboard.launched import job_commands
 from tests.helpers.lone_rank import make_config
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.live.streams import HEARTBEAT, LiveStreams
 from megatrain_dashboard.responses.errors import RefusalError
 from megatrain_dashboard.settings import DashboardSettings, Limits

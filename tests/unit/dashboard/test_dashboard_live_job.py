@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.audit import AUDIT_NAME, append_to_audit
-from megatrain.contracts.diag_records import DaemonRecord
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_records import (
+from megatrain.contracts.records.diag_records import DaemonRecord
+from megatrain.contracts.records.host_records import (
     CheckOutcome,
     CheckReport,
     CheckResult,
@@ -25,11 +24,12 @@ from megatrain.contracts.host_records import (
     RankEvidence,
     RankPosition,
 )
-from megatrain.contracts.host_verdict import AuditEntry, OutcomeKind, VerdictOutcome
-from megatrain.contracts.incident import IncidentState
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.host_verdict import AuditEntry, OutcomeKind, VerdictOutcome
+from megatrain.contracts.records.incident import IncidentState
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
+from megatrain.run_files.audit import AUDIT_NAME, append_to_audit
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.overview.route import overview_inputs
 from megatrain_dashboard.api.overview.view import overview_document
 from megatrain_dashboard.api.ranks.hang_source import hang_of

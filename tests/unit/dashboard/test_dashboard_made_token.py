@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.security.made_token import TOKEN_NAME, with_token
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_job.coordination.client import EtcdClient

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain_dashboard.api.heat.order import By
 from megatrain_dashboard.api.heat.subject import Measure, subject_of
 from megatrain_dashboard.api.heat.view import HeatCells, heat_csv, heat_outliers, heat_picture

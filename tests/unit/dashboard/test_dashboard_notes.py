@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.action_log import ACTIONS_NAME, ActionLog, read_actions
 from megatrain.contracts.errors import NotFoundError
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.action_log import ACTIONS_NAME, ActionLog, read_actions
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.actions.handler import ActionHandler
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_job.jobs.notes import MAX_AN_HOUR, Author, NoteWriter, read_notes

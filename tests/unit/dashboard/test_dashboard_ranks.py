@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain_dashboard.api.ranks.picture_view import STATES, HangPicture, rank_states, ranks_picture
 from megatrain_dashboard.api.ranks.route import router
 from megatrain_dashboard.responses.binary import unpack

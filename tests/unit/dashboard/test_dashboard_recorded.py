@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from megatrain.checkpoint.url_location import open_location
+from megatrain.checkpoint_format.checkpoint_files import pin
+from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.url_location import open_location
+from megatrain.checkpoint_format.verifications import Verification, note_verifications
 from megatrain.cli import main
-from megatrain.contracts.audit import AUDIT_NAME, append_to_audit
-from megatrain.contracts.checkpoint_files import pin
-from megatrain.contracts.host_verdict import AuditEntry, OutcomeKind, VerdictOutcome
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.verifications import Verification, note_verifications
+from megatrain.contracts.records.host_verdict import AuditEntry, OutcomeKind, VerdictOutcome
+from megatrain.run_files.audit import AUDIT_NAME, append_to_audit
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.checkpoints.view import checkpoints_document
 from megatrain_dashboard.api.stragglers.route import economy_of
 from megatrain_dashboard.app import make_app

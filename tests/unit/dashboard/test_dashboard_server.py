@@ -24,11 +24,11 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from megatrain.config.dashboard import DashboardConfig
-from megatrain.contracts.diag_records import DashboardRecord
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode, encode
+from megatrain.contracts.records.diag_records import DashboardRecord
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode, encode
 from megatrain_dashboard.responses.cache import CachedResponse, ResponseCache, cached_response
 from megatrain_dashboard.responses.downloads import Download
 from megatrain_dashboard.responses.errors import RefusalError

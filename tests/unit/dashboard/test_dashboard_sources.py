@@ -7,14 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.host_records import HostPhase
-from megatrain.contracts.host_verdict import OutcomeKind, VerdictOutcome
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.verifications import (
+    VERIFIED_NAME,
+    Verification,
+    note_verifications,
+    read_verifications,
+)
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.record import encode
-from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.verifications import VERIFIED_NAME, Verification, note_verifications, read_verifications
+from megatrain.contracts.records.host_records import HostPhase
+from megatrain.contracts.records.host_verdict import OutcomeKind, VerdictOutcome
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.hosts.view import HostInputs, host_history_document, hosts_document
 from megatrain_dashboard.api.incidents.view import incident_document
 from megatrain_dashboard.sources.run_files import RunFiles

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.app import make_app
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources.recorded_job import RecordedJob

@@ -13,9 +13,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from megatrain.cli import main
+from megatrain.contracts.black_box.operations import Operation as Op
+from megatrain.contracts.black_box.operations import operation_name
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation as Op
-from megatrain.contracts.operations import operation_name
 from megatrain.replay import build_replica_graph, evaluate_replicas
 from megatrain_dashboard.api.timeline import reader as timelines
 from megatrain_dashboard.api.timeline.route import gzipped, router

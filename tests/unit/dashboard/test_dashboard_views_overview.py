@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.config.config import Config
-from megatrain.contracts.driver_report import DriverReport
-from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictOutcome
-from megatrain.contracts.incident import IncidentState
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.rounds import JobEnd, Round, RoundHost
+from megatrain.contracts.records.driver_report import DriverReport
+from megatrain.contracts.records.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictOutcome
+from megatrain.contracts.records.incident import IncidentState
+from megatrain.contracts.records.rounds import JobEnd, Round, RoundHost
 from megatrain_dashboard.api.overview.document import OverviewDocument
 from megatrain_dashboard.api.overview.view import OverviewInputs, overview_document
 from megatrain_dashboard.sources.checkpoint_watch import look_at_checkpoints

@@ -12,9 +12,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from megatrain.cli import main
-from megatrain.contracts.host_verdict import Cause
-from megatrain.contracts.record import encode
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.host_verdict import Cause
+from megatrain.contracts.records.record import encode
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.stragglers.whatif_reader import WhatIfReader
 from megatrain_dashboard.api.stragglers.whatif_view import Economy, whatif_document
 from megatrain_dashboard.app import make_app

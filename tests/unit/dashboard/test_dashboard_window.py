@@ -13,14 +13,14 @@ import pytest
 from fastapi.testclient import TestClient
 
 from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, Survey
-from megatrain.contracts.action_log import ActionLog
-from megatrain.contracts.config_changes import CHANGES_NAME, ConfigChange, append_change, changed_keys
+from megatrain.checkpoint_format.lineage import Candidate
+from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.resume_point import ResumePoint
 from megatrain.contracts.errors import UsageError
-from megatrain.contracts.incident import IncidentState
-from megatrain.contracts.lineage import Candidate
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.resume_point import ResumePoint
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.incident import IncidentState
+from megatrain.run_files.action_log import ActionLog
+from megatrain.run_files.config_changes import CHANGES_NAME, ConfigChange, append_change, changed_keys
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.checkpoints.view import checkpoints_document
 from megatrain_dashboard.api.incidents.view import incidents_within
 from megatrain_dashboard.api.marks.view import MAX_MARKS_OF_A_KIND, marks_document

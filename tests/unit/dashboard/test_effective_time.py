@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatrain.contracts.incident import Incident, IncidentState
+from megatrain.contracts.records.incident import Incident, IncidentState
 from megatrain_diagnostics.analysis.effective_time import Restart, effective_time_ratio
 from megatrain_job.jobs import lost_time
 from megatrain_job.jobs.lost_time import MEDIAN_NOTE, covered_s, restart_price_s

@@ -11,12 +11,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from megatrain.config.config import Config
-from megatrain.contracts.host_verdict import OutcomeKind, VerdictOutcome
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
-from megatrain.contracts.receipts import Receipt
-from megatrain.contracts.record import encode
-from megatrain.contracts.rounds import Cordon, JobEnd
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.host_verdict import OutcomeKind, VerdictOutcome
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.records.receipts import Receipt
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.rounds import Cordon, JobEnd
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.incidents.document import StoryDocument
 from megatrain_dashboard.api.incidents.log_view import LogPlaces, incident_logs
 from megatrain_dashboard.api.incidents.offered_actions import offered_actions

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from megatrain.cli import main
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from tests.helpers.named_culprits import asked_page, named_by_page, named_by_verbs
 
 SAMPLE = Path(__file__).parents[2] / "golden" / "dashboard-sample"

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.step_values import StepValue
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.operations import Operation
-from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.columns.schema import (
     NOT_KNOWN,
     arrow_schema,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megatrain.contracts.black_box.operations import Operation as Op
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation as Op
 from megatrain_diagnostics.analysis.comm import Communication, analyse_communication, bus_factor
 from megatrain_diagnostics.analysis.step_windows import read_step_events
 from tests.helpers.drawn_spans import Drawing, draw_job

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from megatrain.config.diagnostics import DiagnosticsConfig
-from megatrain.contracts.diag_records import DiagSettings
-from megatrain.contracts.host_verdict import Cause, HostVerdict, VerdictConfidence, VerdictKind
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.black_box.step_values import StepValue
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.step_values import StepValue
+from megatrain.contracts.records.diag_records import DiagSettings
+from megatrain.contracts.records.host_verdict import Cause, HostVerdict, VerdictConfidence, VerdictKind
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode, encode
 from megatrain_diagnostics.controller.controller import Controller
 from megatrain_diagnostics.controller.full_spans import BURST_S
 from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, select

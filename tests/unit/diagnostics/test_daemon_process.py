@@ -20,12 +20,12 @@ import pytest
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.config.load import load_config
 from megatrain.config.serialize import config_of_values, config_values
-from megatrain.contracts.diag_records import DaemonRecord
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import JobRecord, Round
+from megatrain.contracts.records.diag_records import DaemonRecord
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.rounds import JobRecord, Round
 from megatrain_diagnostics import daemon
 from megatrain_diagnostics.collector.settings import DaemonSettings
 from megatrain_diagnostics.daemon import Configuration, run_daemon

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.diag_records import DaemonRecord, DaemonReport, DeviceTrouble, DeviceTroubleKind
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_verdict import HostVerdict
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode
+from megatrain.contracts.records.diag_records import DaemonRecord, DaemonReport, DeviceTrouble, DeviceTroubleKind
+from megatrain.contracts.records.host_verdict import HostVerdict
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode
 from megatrain_diagnostics.collector.counters import Ledger
 from megatrain_diagnostics.metrics.daemon_report import DaemonReporter, away_hosts
 from megatrain_diagnostics.metrics.job_records import records_of

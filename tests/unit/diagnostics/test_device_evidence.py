@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatrain.contracts.host_verdict import Cause, VerdictConfidence
+from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 from megatrain_diagnostics.analysis.device_evidence import with_devices
 from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.controller.device_findings import DeviceFindings

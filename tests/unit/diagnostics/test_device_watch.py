@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.diag_records import DeviceTrouble, DeviceTroubleKind
+from megatrain.contracts.records.diag_records import DeviceTrouble, DeviceTroubleKind
 from megatrain_diagnostics.controller.device_watch import DeviceWatch
 from megatrain_diagnostics.devices.rows import HostPlace, device_tables
 from megatrain_diagnostics.devices.sample import HostSample

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from megatrain.cli import main
-from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import JobRecord
+from megatrain.contracts.records.diag_records import DiagSettings
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.rounds import JobRecord
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from tests.helpers.etcd_proxy import EtcdProxy

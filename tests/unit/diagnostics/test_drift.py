@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from megatrain.contracts.black_box.operations import Operation as Op
+from megatrain.contracts.black_box.step_values import StepValue
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation as Op
-from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.analysis.drift import Drift, analyse_drift
 from megatrain_diagnostics.analysis.hours import hours_of_day
 from megatrain_diagnostics.events.tables import StepTotals, Values, from_columns

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.record import encode
 from megatrain_diagnostics.collector.counters import RejectionReason
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import Clocks, LogLines, Spans, Table, from_columns, num_rows

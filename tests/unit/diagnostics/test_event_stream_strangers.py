@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow.flight as flight
 import pytest
 
-from megatrain.contracts.diag_records import DaemonRecord
-from megatrain.contracts.record import decode
+from megatrain.contracts.records.diag_records import DaemonRecord
+from megatrain.contracts.records.record import decode
 from megatrain_diagnostics.collector import event_server
 from megatrain_diagnostics.events.tables import Spans
 from megatrain_diagnostics.wire.authentication import SenderName, enter
@@ -32,7 +32,7 @@ MOST_GROWTH_BYTES = 64 << 20
 SERVE = """
 import sys, threading
 from pathlib import Path
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.record import encode
 from tests.helpers.event_collector import RunningCollector
 with RunningCollector(Path(sys.argv[1])) as collector:
     print(encode(collector.record).decode(), flush=True)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from megatrain.contracts.black_box.operations import Operation as Op
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation as Op
 from megatrain_diagnostics.analysis.exchanges import find_exchanges
 from megatrain_diagnostics.analysis.explain import NOT_SPLIT, StepExplanation, explain_step, shares
 from megatrain_diagnostics.analysis.exposure import CATEGORIES, expose

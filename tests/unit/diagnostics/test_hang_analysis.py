@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.hang import (
     RankStanding,
     find_hang,

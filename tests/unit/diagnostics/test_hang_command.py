@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from megatrain.cli import main
-from megatrain.contracts.black_box_values import Identity
-from megatrain.contracts.host_records import HangEvidence, RankEvidence, RankPosition
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
-from megatrain.contracts.record import encode
-from megatrain.contracts.run_directory import RunDirectory, own_box_directory, own_box_paths
+from megatrain.contracts.records.host_records import HangEvidence, RankEvidence, RankPosition
+from megatrain.contracts.records.record import encode
+from megatrain.run_files.run_directory import RunDirectory, own_box_directory, own_box_paths
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import (

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.config.diagnostics import DiagnosticsConfig
-from megatrain.contracts.record import decode
-from megatrain.contracts.run_directory import RunDirectory, black_box_path, previous_black_box
+from megatrain.contracts.records.record import decode
+from megatrain.run_files.run_directory import RunDirectory, black_box_path, previous_black_box
 from megatrain_diagnostics.launched import job_commands, streamer_command
 from megatrain_diagnostics.streamer.settings import StreamerSettings
 from tests.helpers.lone_rank import make_config

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.live import LiveDetection
 from megatrain_diagnostics.events.tables import StepTotals, joined, num_rows, select

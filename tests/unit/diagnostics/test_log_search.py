@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from megatrain.cli import main
-from megatrain.contracts.incident import IncidentKind
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.record import encode
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.incident import IncidentKind
+from megatrain.contracts.records.record import encode
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.analysis.log_search import classify_logs, matching_lines
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.roster import Roster

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.drift_causes import _groups_of
 from megatrain_diagnostics.analysis.hang_grid import grid_lines, rank_letters
 from megatrain_diagnostics.analysis.sentences import place_of

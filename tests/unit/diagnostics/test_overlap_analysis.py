@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from megatrain.contracts.black_box_values import RecordFlag, attended_bits
+from megatrain.contracts.black_box.operations import Operation as Op
+from megatrain.contracts.black_box.values import RecordFlag, attended_bits
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation as Op
 from megatrain_diagnostics.analysis.explain import explain_step
 from megatrain_diagnostics.analysis.overlap import Overlap
 from megatrain_diagnostics.analysis.step_windows import read_step_events

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from megatrain.contracts.host_records import HostSaves
+from megatrain.contracts.records.host_records import HostSaves
 from megatrain_diagnostics.metrics.job_records import SaveFailures
 from megatrain_job.jobs.etcd_job import EtcdPoll
 from tests.helpers.launched_job import make_snapshot, make_status

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from megatrain.contracts.host_verdict import Cause, VerdictConfidence
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 from megatrain_diagnostics.analysis.candidates import least_score
 from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds
 from megatrain_diagnostics.analysis.live import LiveDetection

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from megatrain.cli import main
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis import stored_stragglers
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import Ranks, Spans, StepTotals, Values, from_columns, select

@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 
 import megatrain.telemetry.recorder
-from megatrain.contracts.black_box import write_control
-from megatrain.contracts.black_box_layout import Word, box_bytes, encode_header
-from megatrain.contracts.black_box_values import ClockBase, ControlPage, Identity
-from megatrain.contracts.clock_base import read_clock_base
+from megatrain.contracts.black_box.clock_base import read_clock_base
+from megatrain.contracts.black_box.encoding import Word, box_bytes, encode_header
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.reader import write_control
+from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.values import ClockBase, ControlPage, Identity
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
-from megatrain.contracts.run_directory import RunDirectory, black_box_path, previous_black_box
-from megatrain.contracts.step_values import StepValue
 from megatrain.fencing.patience import Patience
+from megatrain.run_files.run_directory import RunDirectory, black_box_path, previous_black_box
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_diagnostics.devices.sample import HostSample
 from megatrain_diagnostics.events.tables import Gpus, LogLines, Ranks, Spans, StepTotals, Values, joined, num_rows

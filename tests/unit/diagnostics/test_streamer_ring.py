@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatrain.contracts.black_box import BlackBoxReader, write_control
-from megatrain.contracts.black_box_layout import RECORD as RECORD_STRUCT
-from megatrain.contracts.black_box_layout import RECORD_FIELDS, RING_OFFSET, Word, field_offsets
-from megatrain.contracts.black_box_values import ClockBase, ControlPage, Identity
+from megatrain.contracts.black_box.encoding import RECORD as RECORD_STRUCT
+from megatrain.contracts.black_box.encoding import RECORD_FIELDS, RING_OFFSET, Word, field_offsets
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.reader import BlackBoxReader, write_control
+from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.values import ClockBase, ControlPage, Identity
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
-from megatrain.contracts.run_directory import black_box_path
-from megatrain.contracts.step_values import StepValue
+from megatrain.run_files.run_directory import black_box_path
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Values, joined
 from megatrain_diagnostics.streamer.host_clock import HostClock

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.run_directory import own_box_directory
+from megatrain.run_files.run_directory import own_box_directory
 from megatrain.telemetry.recorder import open_recorder
 from megatrain_diagnostics.events.tables import Stacks, num_rows
 from megatrain_diagnostics.streamer.stacks import (

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from megatrain.contracts.black_box.operations import Operation as Op
+from megatrain.contracts.black_box.step_values import StepValue
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation as Op
-from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
 from megatrain_diagnostics.analysis.step_windows import read_step_events
 from megatrain_diagnostics.analysis.timeline import Timeline, lay_out

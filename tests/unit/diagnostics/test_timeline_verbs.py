@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from megatrain.cli import main
+from megatrain.contracts.black_box.operations import Operation as Op
+from megatrain.contracts.black_box.step_values import StepValue
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation as Op
-from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from tests.helpers.drawn_spans import Drawing, draw_job

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from megatrain.contracts.black_box.operations import Operation as Op
+from megatrain.contracts.black_box.step_values import StepValue
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation as Op
-from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.events.tables import Ranks, StepTotals, Values, select
 from megatrain_diagnostics.metrics.readings import JobReading
 from megatrain_diagnostics.metrics.training_metrics import TrainingMetrics

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from megatrain.contracts.host_verdict import Cause, HostVerdict, VerdictConfidence, VerdictKind
-from megatrain.contracts.record import decode, encode
+from megatrain.contracts.records.host_verdict import Cause, HostVerdict, VerdictConfidence, VerdictKind
+from megatrain.contracts.records.record import decode, encode
 from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.analysis.numerics import NumericsAlarm
 from megatrain_diagnostics.controller.verdict_rules import (

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.cli import main
-from megatrain.contracts.audit import AUDIT_NAME, append_to_audit
 from megatrain.contracts.errors import NotFoundError, UsageError
-from megatrain.contracts.host_verdict import (
+from megatrain.contracts.records.host_verdict import (
     AuditEntry,
     Cause,
     HostVerdict,
@@ -20,6 +19,7 @@ from megatrain.contracts.host_verdict import (
     VerdictKind,
     VerdictOutcome,
 )
+from megatrain.run_files.audit import AUDIT_NAME, append_to_audit
 from megatrain_diagnostics.commands.verdicts import VerdictWithOutcome, _one, case_lines, cases_lines
 
 VERDICT = HostVerdict(

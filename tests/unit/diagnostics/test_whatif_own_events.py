@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from megatrain.cli import main
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.whatif import OperationTable, WhatIf, make_model, what_if
 from megatrain_diagnostics.analysis.whatif.from_spans import operations_of
 from megatrain_diagnostics.columns.schema import to_arrow

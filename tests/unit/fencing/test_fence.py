@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
-from megatrain.contracts.black_box_values import Phase, Progress
+from megatrain.contracts.black_box.values import Phase, Progress
 from megatrain.fencing.fence import (
     REACTION_S,
     FenceAction,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatrain.contracts.black_box_values import Phase, Progress
+from megatrain.contracts.black_box.values import Phase, Progress
 from megatrain.fencing.patience import Patience, find_stall
 
 S = 1_000_000_000

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from megatrain.contracts.host_records import HostRecord
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.records.host_records import HostRecord
+from megatrain.contracts.records.job_keys import JobKeys
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.diag_records import DashboardRecord
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.diag_records import DashboardRecord
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.executor.dashboard_notice import reported_dashboard

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from megatrain.contracts.incident import Incident
-from megatrain.contracts.rounds import Halt
+from megatrain.contracts.records.incident import Incident
+from megatrain.contracts.records.rounds import Halt
 from megatrain_launcher.driver.actions import Decision, DriverAction, HaltRound, UpdateIncident
 from megatrain_launcher.driver.decision_log import DecisionLog
 from tests.helpers.launched_job import make_incident

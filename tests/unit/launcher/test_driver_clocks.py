@@ -6,10 +6,10 @@ from dataclasses import astuple, replace
 
 import pytest
 
-from megatrain.contracts.host_records import HostStatus, Milestones, RankFailure, Stall
-from megatrain.contracts.incident import Incident, phase_seconds
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import JobRecord
+from megatrain.contracts.records.host_records import HostStatus, Milestones, RankFailure, Stall
+from megatrain.contracts.records.incident import Incident, phase_seconds
+from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.rounds import JobRecord
 from megatrain_launcher.driver.breaking import most_informative, stall_began
 from megatrain_launcher.driver.incidents import history_of
 from tests.helpers.driver_story import (

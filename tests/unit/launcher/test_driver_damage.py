@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from megatrain.contracts.host_records import HostPhase
-from megatrain.contracts.incident import IncidentState
-from megatrain.contracts.job_requests import RequestKind
-from megatrain.contracts.record import encode
-from megatrain.contracts.rounds import HostCommand, JobRecord
+from megatrain.contracts.records.host_records import HostPhase
+from megatrain.contracts.records.incident import IncidentState
+from megatrain.contracts.records.job_requests import RequestKind
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.rounds import HostCommand, JobRecord
 from megatrain_launcher.driver.actions import Alarm
 from tests.helpers.driver_story import (
     POLICY,

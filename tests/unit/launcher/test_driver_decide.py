@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from megatrain.contracts.driver_report import DriverReport
-from megatrain.contracts.host_records import (
+from megatrain.contracts.records.driver_report import DriverReport
+from megatrain.contracts.records.host_records import (
     CheckOutcome,
     CheckReport,
     CheckResult,
     HostPhase,
 )
-from megatrain.contracts.incident import IncidentKind, IncidentState
-from megatrain.contracts.job_requests import JobRequest, RequestKind
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import Halt, HostCommand, JobEnd
+from megatrain.contracts.records.incident import IncidentKind, IncidentState
+from megatrain.contracts.records.job_requests import JobRequest, RequestKind
+from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.rounds import Halt, HostCommand, JobEnd
 from megatrain_launcher.driver.decide import decide
 from megatrain_launcher.driver.writes import writes_of
 from megatrain_launcher.order_delivery import orders_lost_within_s

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatrain.contracts.host_records import (
+from megatrain.contracts.records.host_records import (
     HangEvidence,
     RankEvidence,
     RankPosition,
 )
-from megatrain.contracts.incident import IncidentKind
-from megatrain.contracts.record import encode
-from megatrain.contracts.rounds import HostCommand, Round, RoundHost
+from megatrain.contracts.records.incident import IncidentKind
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.rounds import HostCommand, Round, RoundHost
 from megatrain_launcher.driver.hangs import find_culprit
 from tests.helpers.driver_story import (
     begin,

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from megatrain.contracts.host_records import Stall
-from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictKind
-from megatrain.contracts.job_requests import JobRequest, RequestKind
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.host_records import Stall
+from megatrain.contracts.records.host_verdict import HostVerdict, OutcomeKind, VerdictKind
+from megatrain.contracts.records.job_requests import JobRequest, RequestKind
+from megatrain.contracts.records.record import encode
 from megatrain_launcher.driver.policy import Policy
 from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_host import SimulatedHost

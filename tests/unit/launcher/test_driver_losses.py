@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatrain.contracts.incident import IncidentKind
+from megatrain.contracts.records.incident import IncidentKind
 from tests.helpers.driver_story import POLICY, begin, drive, go_on, incidents, members, say_done
 from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_job import SimulatedJob

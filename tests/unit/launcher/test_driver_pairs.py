@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult, HostRecord
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.job_requests import Answer as JobAnswer
-from megatrain.contracts.job_requests import JobRequest, RequestKind
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import HostCommand
+from megatrain.contracts.records.host_records import CheckOutcome, CheckReport, CheckResult, HostRecord
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.job_requests import Answer as JobAnswer
+from megatrain.contracts.records.job_requests import JobRequest, RequestKind
+from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.rounds import HostCommand
 from megatrain_launcher.driver.actions import SendCommand
 from megatrain_launcher.driver.pair_checks import PairCheck, findings_text, follow_pairs
 from megatrain_launcher.driver.policy import PAIRS_TIMEOUT_S, Policy

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from megatrain.contracts.host_records import HostRecord
+from megatrain.contracts.records.host_records import HostRecord
 from megatrain_launcher.driver.actions import Probe
 from megatrain_launcher.driver.probe import Prober, ProbeResult
 from megatrain_launcher.liveness import LivenessPort, LivenessReader, Vitality, ask

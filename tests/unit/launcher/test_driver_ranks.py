@@ -5,9 +5,9 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from megatrain.contracts.host_records import HostRecord
 from megatrain.contracts.natural_order import natural_order
-from megatrain.contracts.rounds import Round
+from megatrain.contracts.records.host_records import HostRecord
+from megatrain.contracts.records.rounds import Round
 from megatrain_launcher.driver.ranks import choose, parts_of
 
 

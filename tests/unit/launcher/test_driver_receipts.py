@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatrain.contracts.incident import Incident
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.notices import ReceiverRecord
-from megatrain.contracts.receipts import Receipt
+from megatrain.contracts.records.incident import Incident
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.notices import ReceiverRecord
+from megatrain.contracts.records.receipts import Receipt
 from megatrain_launcher.driver.actions import UpdateIncident
 from megatrain_launcher.driver.receipts import kept_receipts
 from megatrain_launcher.driver.state import ClusterState

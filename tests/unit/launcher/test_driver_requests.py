@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from megatrain.contracts.incident import IncidentState
-from megatrain.contracts.job_requests import JobRequest, RequestKind
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.incident import IncidentState
+from megatrain.contracts.records.job_requests import JobRequest, RequestKind
+from megatrain.contracts.records.record import encode
 from tests.helpers.driver_story import (
     answer,
     ask,

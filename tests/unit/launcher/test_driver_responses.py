@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from megatrain.contracts.host_records import RankFailure
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.records.host_records import RankFailure
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, Moments
 from megatrain_job.failures.verdict import LABELS, Label
 from megatrain_launcher.driver.evictions import EvictionCause, EvictionReason
 from megatrain_launcher.driver.policy import Policy

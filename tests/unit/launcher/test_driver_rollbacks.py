@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_verdict import OutcomeKind
-from megatrain.contracts.incident import IncidentKind, IncidentState
-from megatrain.contracts.rounds import Rollback
+from megatrain.contracts.records.host_verdict import OutcomeKind
+from megatrain.contracts.records.incident import IncidentKind, IncidentState
+from megatrain.contracts.records.rounds import Rollback
 from megatrain_launcher.driver.policy import Policy
 from tests.helpers.driver_story import (
     APPROVAL,

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from megatrain.contracts.host_records import HostSaves
-from megatrain.contracts.host_verdict import HostVerdict
-from megatrain.contracts.incident import IncidentKind
-from megatrain.contracts.job_requests import RequestKind
+from megatrain.contracts.records.host_records import HostSaves
+from megatrain.contracts.records.host_verdict import HostVerdict
+from megatrain.contracts.records.incident import IncidentKind
+from megatrain.contracts.records.job_requests import RequestKind
 from tests.helpers.driver_story import (
     ELASTIC,
     answer,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
-from megatrain.contracts.record import decode
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.records.record import decode
 from megatrain_launcher.driver import incident_files
 from megatrain_launcher.driver.incident_files import IncidentFiles
 from megatrain_launcher.driver.pace import Pace

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.host_verdict import Cause, OutcomeKind, VerdictConfidence, VerdictKind
-from megatrain.contracts.incident import IncidentKind, IncidentState
-from megatrain.contracts.job_requests import RequestKind
+from megatrain.contracts.records.host_verdict import Cause, OutcomeKind, VerdictConfidence, VerdictKind
+from megatrain.contracts.records.incident import IncidentKind, IncidentState
+from megatrain.contracts.records.job_requests import RequestKind
 from megatrain_launcher.driver.writes import trims_of
 from tests.helpers.driver_story import (
     APPROVAL,

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult, HostRecord
+from megatrain.contracts.records.host_records import CheckOutcome, CheckReport, CheckResult, HostRecord
 from megatrain_launcher.executor.check_queue import JOIN_CHECK, CheckQueue, CheckQueueParts
 from megatrain_launcher.executor.membership import FitnessCheck
 from tests.helpers.waiting import wait_until

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.black_box import write_control
-from megatrain.contracts.black_box_values import ControlPage, Identity
+from megatrain.contracts.black_box.reader import write_control
+from megatrain.contracts.black_box.values import ControlPage, Identity
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain.telemetry.recorder import open_recorder
 from megatrain_launcher.executor.control_pages import ControlPages
 from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence

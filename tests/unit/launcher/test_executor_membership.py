@@ -13,10 +13,10 @@ import pytest
 
 from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import HangEvidence, HostPhase, HostRecord, HostStatus
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import JobEnd, Round, RoundHost
+from megatrain.contracts.records.host_records import HangEvidence, HostPhase, HostRecord, HostStatus
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.rounds import JobEnd, Round, RoundHost
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.lease_keeper import LeaseState
 from megatrain_job.coordination.own_keys import OwnKeys

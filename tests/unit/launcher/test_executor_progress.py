@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.black_box import read_black_box
-from megatrain.contracts.black_box_layout import box_bytes, encode_header
-from megatrain.contracts.black_box_values import ALL_OPERATIONS, ClockBase, Command, Identity, Phase
-from megatrain.contracts.diag_records import DiagSettings
-from megatrain.contracts.host_records import HangEvidence, RankEvidence
+from megatrain.contracts.black_box.encoding import box_bytes, encode_header
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.reader import read_black_box
+from megatrain.contracts.black_box.values import ALL_OPERATIONS, ClockBase, Command, Identity, Phase
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import Round, RoundDeadlines, RoundHost
-from megatrain.contracts.run_directory import RunDirectory, own_box_directory, own_box_paths
+from megatrain.contracts.records.diag_records import DiagSettings
+from megatrain.contracts.records.host_records import HangEvidence, RankEvidence
+from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.rounds import Round, RoundDeadlines, RoundHost
 from megatrain.fencing.patience import Patience, find_stall
+from megatrain.run_files.run_directory import RunDirectory, own_box_directory, own_box_paths
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_launcher.executor.control_pages import ControlPages
 from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from megatrain.contracts.host_records import HostPhase, HostStatus, Milestones, Stall
-from megatrain.contracts.rounds import HostCommand, Round, RoundHost
+from megatrain.contracts.records.host_records import HostPhase, HostStatus, Milestones, Stall
+from megatrain.contracts.records.rounds import HostCommand, Round, RoundHost
 from megatrain_launcher.executor.commands import CommandTracker
 from megatrain_launcher.executor.order_state import needs_new_session
 from megatrain_launcher.executor.status_writer import is_news

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from megatrain.contracts.host_records import HostPhase, HostStatus, Milestones, Stall
-from megatrain.contracts.rounds import Round, RoundHost
+from megatrain.contracts.records.host_records import HostPhase, HostStatus, Milestones, Stall
+from megatrain.contracts.records.rounds import Round, RoundHost
 from megatrain_job.failures.verdict import FailureAction, Label, Verdict
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.order_state import OrdersView

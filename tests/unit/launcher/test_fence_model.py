@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from megatrain.contracts.host_records import HostPhase, Stall
-from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import Halt, RoundDeadlines
+from megatrain.contracts.records.host_records import HostPhase, Stall
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import Halt, RoundDeadlines
 from megatrain_launcher.driver.after_halt import stopping_of
 from megatrain_launcher.driver.policy import Policy
 from tests.helpers.simulated_etcd import KEYS

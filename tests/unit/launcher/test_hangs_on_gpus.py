@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
-from megatrain.contracts.rounds import Round, RoundHost
+from megatrain.contracts.records.rounds import Round, RoundHost
 from megatrain_launcher.driver.hangs import CulpritFinding, find_culprit
 from megatrain_launcher.executor.evidence import hang_evidence
 from megatrain_launcher.executor.progress import RankWatch

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from megatrain.config.load import load_config
-from megatrain.contracts.black_box_layout import box_bytes
+from megatrain.contracts.black_box.encoding import box_bytes
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.host_records import CheckOutcome, CheckReport
-from megatrain.contracts.record import decode, encode
+from megatrain.contracts.records.host_records import CheckOutcome, CheckReport
+from megatrain.contracts.records.record import decode, encode
 from megatrain_launcher.health.checks import CHECKS, Check, run_checks, unfit_reason
 from megatrain_launcher.health.child import ProbeEnd
 from megatrain_launcher.health.context import HealthContext, Places, context_of, history_path

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from megatrain.contracts.host_records import CheckOutcome
+from megatrain.contracts.records.host_records import CheckOutcome
 from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
 from megatrain_job.devices.nvml import read_nvml
 from megatrain_launcher.health import gpus, kernel_log

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.host_records import CheckOutcome
+from megatrain.contracts.records.host_records import CheckOutcome
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.health import clock, limits, memory, network, storage
 from megatrain_launcher.health.child import ProbeEnd

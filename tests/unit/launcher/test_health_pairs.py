@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
-from megatrain.contracts.host_records import CheckOutcome, CheckReport, HostRecord
-from megatrain.contracts.record import decode, encode
+from megatrain.contracts.records.host_records import CheckOutcome, CheckReport, HostRecord
+from megatrain.contracts.records.record import decode, encode
 from megatrain_launcher.health.child import ProbeEnd
 from megatrain_launcher.health.pair_test import pair_results, pair_task, run_pair
 from megatrain_launcher.health.pairs import (

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrain.contracts.host_records import CheckOutcome
+from megatrain.contracts.records.host_records import CheckOutcome
 from megatrain_launcher.health import timed
 from megatrain_launcher.health.child import ProbeEnd, run_probe
 from megatrain_launcher.health.context import HealthContext

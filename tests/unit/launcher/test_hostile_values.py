@@ -16,14 +16,14 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.errors import CoordinationRefusedError
-from megatrain.contracts.host_records import CheckReport, HangEvidence, HostRecord, HostStatus
-from megatrain.contracts.incident import Incident
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
-from megatrain.contracts.record import encode
-from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round
+from megatrain.contracts.records.driver_report import DriverReport
+from megatrain.contracts.records.host_records import CheckReport, HangEvidence, HostRecord, HostStatus
+from megatrain.contracts.records.incident import Incident
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round
 from megatrain.formatting.terminal import printable
 from megatrain_job.coordination.watch import Change, ChangeKind, Changes, Snapshot
 from megatrain_job.coordination.wire import KeyRange, KeyValue, Put, as_bytes

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
-from megatrain.contracts.rounds import JobEnd, JobRecord, Round
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.rounds import JobEnd, JobRecord, Round
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_launcher.executor.job_record import claim_job, read_job
 from megatrain_launcher.executor.membership import Membership

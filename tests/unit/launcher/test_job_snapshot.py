@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatrain.contracts.driver_report import DriverReport
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
-from megatrain.contracts.trouble import Trouble
+from megatrain.contracts.records.driver_report import DriverReport
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.trouble import Trouble
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.jobs.snapshot import DecodedRecords, read_job
 from tests.helpers.launched_job import make_incident, make_round, make_snapshot

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
-from megatrain.contracts.rounds import JobEnd
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.rounds import JobEnd
 from megatrain_job.commands.etcd_flags import add_etcd_arguments, etcd_flags
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_launcher.hosts.local import LocalHosts

@@ -11,7 +11,7 @@ import pytest
 
 from megatrain.arena.directory import Arena, join_arena
 from megatrain.checkpoint.writer import start_writer
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.commands.etcd_flags import EtcdFlags
 from megatrain_launcher.launch.host import run_launch
 from megatrain_launcher.launch.plan import LaunchPlan, make_plan

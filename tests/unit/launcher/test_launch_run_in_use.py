@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.own_files import make_own_directory
-from megatrain.contracts.run_directory import RunDirectory, black_box_path, own_box_directory
+from megatrain.contracts.files.own_files import make_own_directory
+from megatrain.run_files.run_directory import RunDirectory, black_box_path, own_box_directory
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.launch.host import run_launch
 from megatrain_launcher.launch.plan import LaunchPlan, make_plan

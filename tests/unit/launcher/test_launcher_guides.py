@@ -11,7 +11,7 @@ import pytest
 
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.incident import PHASES, IncidentKind, IncidentState
+from megatrain.contracts.records.incident import PHASES, IncidentKind, IncidentState
 from megatrain_job.commands.etcd_flags import _CONF_KEYS
 from megatrain_job.failures.verdict import Label
 from megatrain_launcher.health.checks import CHECKS

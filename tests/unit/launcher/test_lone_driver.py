@@ -10,9 +10,9 @@ import pytest
 
 from megatrain.config.serialize import config_of_values
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
-from megatrain.contracts.rounds import Cordon, JobEnd
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.rounds import Cordon, JobEnd
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.election import Election
 from megatrain_job.coordination.lease_keeper import LeaseKeeper

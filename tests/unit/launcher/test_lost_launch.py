@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, phase_seconds
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
-from megatrain.contracts.rounds import JobEnd, LostLaunch
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, phase_seconds
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.rounds import JobEnd, LostLaunch
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.jobs.lost_time import restart_price_s

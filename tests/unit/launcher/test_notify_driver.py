@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from megatrain.config.config import Config
-from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import HostPhase, RankFailure
-from megatrain.contracts.host_verdict import (
+from megatrain.contracts.records.driver_report import DriverReport
+from megatrain.contracts.records.host_records import HostPhase, RankFailure
+from megatrain.contracts.records.host_verdict import (
     Cause,
     HostVerdict,
     OutcomeKind,
@@ -23,11 +23,11 @@ from megatrain.contracts.host_verdict import (
     VerdictKind,
     VerdictOutcome,
 )
-from megatrain.contracts.incident import Incident, IncidentState
-from megatrain.contracts.job_requests import JobRequest, RequestKind
-from megatrain.contracts.notices import ReceiverRecord
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import Halt, JobEnd, Round
+from megatrain.contracts.records.incident import Incident, IncidentState
+from megatrain.contracts.records.job_requests import JobRequest, RequestKind
+from megatrain.contracts.records.notices import ReceiverRecord
+from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.rounds import Halt, JobEnd, Round
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange

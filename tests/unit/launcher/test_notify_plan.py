@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from megatrain.contracts.notices import ReceiverRecord
-from megatrain.contracts.receipts import Receipt
-from megatrain.contracts.record import decode, encode
+from megatrain.contracts.records.notices import ReceiverRecord
+from megatrain.contracts.records.receipts import Receipt
+from megatrain.contracts.records.record import decode, encode
 from megatrain_job.jobs.health import HealthLevel
 from megatrain_launcher.notify.plan import (
     GIVE_UP_S,

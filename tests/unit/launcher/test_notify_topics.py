@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.incident import OVER_NOTE, Incident, IncidentKind, IncidentState, Moments
-from megatrain.contracts.rounds import JobEnd
+from megatrain.contracts.records.incident import OVER_NOTE, Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.records.rounds import JobEnd
 from megatrain_job.jobs.health import Health, HealthLevel, Reason, ReasonCode
 from megatrain_launcher.notify.topics import JUDGED_S, SETTLED_S, Event, Stage, Topic, topics_of
 from tests.helpers.launched_job import NOW_S, make_incident, make_snapshot

@@ -8,10 +8,10 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from megatrain.contracts.host_records import HostRecord
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
-from megatrain.contracts.rounds import Halt, JobEnd, Round, RoundHost
+from megatrain.contracts.records.host_records import HostRecord
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.rounds import Halt, JobEnd, Round, RoundHost
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.watch import Snapshot, WatchLimits

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
-from megatrain.contracts.rounds import JobEnd, JobRecord
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.rounds import JobEnd, JobRecord
 from megatrain.programs.supervisor import Supervisor
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange

@@ -23,8 +23,8 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.process import ROUND_VARIABLE
+from megatrain.contracts.records.job_keys import JobKeys
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.lease_keeper import LeaseKeeper
 from megatrain_job.coordination.settings import EtcdSettings

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus
 from megatrain.contracts.natural_order import natural_order
-from megatrain.contracts.rounds import Halt, Round, RoundHost
+from megatrain.contracts.records.host_records import HostPhase, HostRecord, HostStatus
+from megatrain.contracts.records.rounds import Halt, Round, RoundHost
 from megatrain_launcher.rendezvous.rule import (
     BeginRound,
     Decision,

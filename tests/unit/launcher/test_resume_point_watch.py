@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.checkpoint_files import step_directory_name
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.manifest import FileEntry
-from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.verifications import Verification, note_verifications
+from megatrain.checkpoint_format.checkpoint_files import step_directory_name
+from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.manifest import FileEntry
+from megatrain.checkpoint_format.verifications import Verification, note_verifications
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_launcher.driver.resume_point_watch import ResumePointWatch, local_checkpoints
 from tests.helpers.checkpoint_tree import put_branch, put_checkpoint, put_resume
 from tests.helpers.training_case import make_config

@@ -15,7 +15,7 @@ import pytest
 from torch.distributed import HashStore
 
 from megatrain.contracts.process import process_from_environment
-from megatrain.contracts.rounds import Rollback, Round, RoundDeadlines, RoundHost
+from megatrain.contracts.records.rounds import Rollback, Round, RoundDeadlines, RoundHost
 from megatrain_job.failures.verdict import Label
 from megatrain_launcher.agent import AgentSettings, RoundAgent
 from megatrain_launcher.interfaces import Assignment

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_launcher.driver import run_watch
 from megatrain_launcher.driver.incident_files import IncidentFiles
 from megatrain_launcher.driver.run_watch import RunWatch, watched_directories

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.own_files import make_own_directory
-from megatrain.contracts.record import encode
-from megatrain.contracts.rounds import JobEnd
-from megatrain.contracts.run_directory import RunDirectory, black_box_path
+from megatrain.contracts.files.own_files import make_own_directory
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.rounds import JobEnd
 from megatrain.programs.stop_signals import StopSignals, note_only
+from megatrain.run_files.run_directory import RunDirectory, black_box_path
 from megatrain_job.commands.etcd_flags import etcd_arguments
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.jobs.own_etcd import read_own_etcd

@@ -12,8 +12,8 @@ import pytest
 
 from megatrain.arena.directory import Arena
 from megatrain.arena.plans import WriterStatus
-from megatrain.contracts.host_records import HostSaves
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.host_records import HostSaves
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_launcher.executor.storage_watch import StorageWatch, saves_of
 from megatrain_launcher.launch.plan import LaunchPlan, make_plan
 from tests.helpers.arena_snapshots import host_plan, make_arena

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.run_directory import rank_log_path
+from megatrain.run_files.run_directory import rank_log_path
 from megatrain_job.failures.verdict import Label, Verdict
 from megatrain_launcher.logs.files import RotatingFile
 from megatrain_launcher.logs.tee import Tee, is_shown

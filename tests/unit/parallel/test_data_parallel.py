@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.placement import ShardHolders
 from tests.helpers.lone_buckets import give_holders, held_whole

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from megatrain.comm.exchange import Pending
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.early_start import WriteCounts
 from megatrain.parallel.placement import Placement

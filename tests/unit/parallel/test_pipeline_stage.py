@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from megatrain.comm.exchange import Pending
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain.parallel.deferred_wgrads import Wgrads
 from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
 from megatrain.schedule import ActionKind, ChunkPlacement, Schedule, build_schedule, forward_only

@@ -19,7 +19,7 @@ from megatrain.comm.sequence_chunks import (
     in_sequence_order,
 )
 from megatrain.config.model import ModelConfig
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.model import TokenContext
 from megatrain.model.block import ResidualBranch
 from megatrain.ops.attention import AttentionPattern

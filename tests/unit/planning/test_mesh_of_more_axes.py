@@ -8,11 +8,11 @@ import pytest
 
 from benchmarks.memory import with_changes
 from megatrain.checkpoint.peers import choose_keepers
+from megatrain.checkpoint_format.manifest import CheckpointMesh, Manifest
 from megatrain.comm import dry_mesh
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.layout import Layout, axis_named
-from megatrain.contracts.manifest import CheckpointMesh, Manifest
 from megatrain.planning.plan_text import render
 from megatrain.planning.run_plan import plan_run
 from tests.helpers.checkpoint_tree import make_manifest

@@ -13,9 +13,9 @@ import torch
 
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.run_directory import RunDirectory
 from megatrain.reporting import Reporter, StepReport
 from megatrain.reporting.sinks import OpenSinks, open_sinks
+from megatrain.run_files.run_directory import RunDirectory
 
 
 class Clock:

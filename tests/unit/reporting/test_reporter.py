@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from megatrain.checkpoint_format.claims import JobRound
 from megatrain.config.config import Config
-from megatrain.contracts.claims import JobRound
 from megatrain.contracts.errors import FencedError
-from megatrain.contracts.run_directory import RunDirectory
 from megatrain.reporting import EvaluationReport, Reporter, StepReport, missing_packages
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain.telemetry.flops import training_flops_per_token
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S

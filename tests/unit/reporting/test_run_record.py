@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from megatrain.contracts.errors import NotFoundError
-from megatrain.contracts.recorded_incidents import read_incidents
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.run_files.recorded_incidents import read_incidents
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain.run_record import read_run
 from tests.helpers.require import require_module
 from tests.helpers.source_tree import ROOT

@@ -16,10 +16,10 @@ import pytest
 
 from megatrain.config.config import Config
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.run_directory import RunDirectory
 from megatrain.reporting import EvaluationReport, Reporter, StepReport
 from megatrain.reporting.jsonl_sink import JsonLinesSink
 from megatrain.reporting.sinks import open_sinks
+from megatrain.run_files.run_directory import RunDirectory
 from tests.helpers.require import require_module
 
 EVALUATION = EvaluationReport(step=2, loss=2.5, num_tokens=100, bits_per_byte=None, duration_s=1.5)

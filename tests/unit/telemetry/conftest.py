@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.black_box import BlackBox, read_black_box
-from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.black_box.reader import BlackBox, read_black_box
+from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.run_directory import black_box_path
+from megatrain.run_files.run_directory import black_box_path
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.telemetry.timers import DeviceTimer
 

@@ -16,13 +16,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatrain.contracts.black_box import BlackBoxReader, read_black_box, write_control
-from megatrain.contracts.black_box_layout import box_bytes
-from megatrain.contracts.black_box_values import ControlPage, Record, State
-from megatrain.contracts.clock_base import read_clock_base
+from megatrain.contracts.black_box.clock_base import read_clock_base
+from megatrain.contracts.black_box.encoding import box_bytes
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.reader import BlackBoxReader, read_black_box, write_control
+from megatrain.contracts.black_box.values import ControlPage, Record, State
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.operations import Operation
-from megatrain.contracts.run_directory import black_box_path, own_box_directory, own_box_paths, previous_black_box
+from megatrain.run_files.run_directory import black_box_path, own_box_directory, own_box_paths, previous_black_box
 from megatrain.telemetry.black_box_writer import open_writer
 from megatrain.telemetry.recorder import open_recorder
 from megatrain_diagnostics.streamer.ring_tail import RingTail
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[3]
 SPINNER = """
 import signal
 import sys
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.telemetry.recorder import open_recorder
 from tests.unit.telemetry.conftest import IDENTITY
 recorder = open_recorder(IDENTITY, directory=sys.argv[1], run_key="key", num_records=int(sys.argv[2]))

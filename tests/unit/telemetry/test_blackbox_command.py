@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from megatrain.commands import blackbox
-from megatrain.contracts.black_box import write_control
-from megatrain.contracts.black_box_values import ControlPage
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.reader import write_control
+from megatrain.contracts.black_box.values import ControlPage
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.operations import Operation
 from tests.unit.telemetry.conftest import Boxed
 
 Print = Callable[..., str]

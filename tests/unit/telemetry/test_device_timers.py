@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from megatrain.contracts.black_box_values import RecordFlag
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import RecordFlag
 from megatrain.telemetry.timers import MAX_EVENTS, DeviceTimer, Lane
 from tests.unit.telemetry.conftest import Boxed
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
-from megatrain.contracts.black_box import write_control
-from megatrain.contracts.black_box_values import ControlPage, Phase, RecordFlag, State
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.reader import write_control
+from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.values import ControlPage, Phase, RecordFlag, State
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.operations import Operation
-from megatrain.contracts.step_values import StepValue
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from tests.helpers.waiting import DEADLINE_S
 from tests.unit.telemetry.conftest import IDENTITY, Boxed

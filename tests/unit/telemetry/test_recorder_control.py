@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from megatrain.contracts.black_box import write_control
-from megatrain.contracts.black_box_values import ALL_OPERATIONS, ControlPage
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.reader import write_control
+from megatrain.contracts.black_box.values import ALL_OPERATIONS, ControlPage
 from tests.unit.telemetry.conftest import Boxed
 
 Boxes = Callable[..., Boxed]

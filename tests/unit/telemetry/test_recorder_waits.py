@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrain.contracts.black_box import write_control
-from megatrain.contracts.black_box_values import ControlPage, Phase, Record, RecordFlag, attended_bits
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.reader import write_control
+from megatrain.contracts.black_box.values import ControlPage, Phase, Record, RecordFlag, attended_bits
 from tests.unit.telemetry.conftest import Boxed
 
 Boxes = Callable[..., Boxed]

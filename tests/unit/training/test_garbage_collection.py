@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
 from tests.helpers.completed_steps import completed_step
 from tests.helpers.lone_rank import SilentRecorder

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from megatrain.config.config import Config
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.telemetry.step_summary import OperationTotals, StepSummary
 from megatrain.training.observers.overlap_watch import (
     LEFT_OUT_STEPS,

@@ -18,11 +18,11 @@ import pytest
 import torch
 
 from megatrain.checkpoint.find import find_checkpoint
+from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME, read_manifest
+from megatrain.checkpoint_format.location import LocalLocation, Location
 from megatrain.cli import main
 from megatrain.config.config import Config
-from megatrain.contracts.checkpoint_files import TOKENIZER_NAME, read_manifest
 from megatrain.contracts.errors import CheckpointError, ConfigError, DataError
-from megatrain.contracts.location import LocalLocation, Location
 from megatrain.inference.generation import Sampling
 from megatrain.inference.loaded_model import LoadedModel, load, load_checkpoint
 from megatrain.model import TokenContext, Transformer

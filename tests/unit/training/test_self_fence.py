@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.black_box import write_control
-from megatrain.contracts.black_box_values import ControlPage, Identity, Phase
+from megatrain.contracts.black_box.reader import write_control
+from megatrain.contracts.black_box.values import ControlPage, Identity, Phase
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.run_directory import black_box_path
 from megatrain.fencing.fence import FenceAction, FenceRule
+from megatrain.run_files.run_directory import black_box_path
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.training.stopping.self_fence import SelfFence
 from tests.helpers.processes import is_running

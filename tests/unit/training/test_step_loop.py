@@ -12,9 +12,9 @@ import pytest
 from megatrain.checkpoint.continuation import Continuation, TrainingProgress
 from megatrain.checkpoint.job import Restored
 from megatrain.config import parallel as parallel_module
-from megatrain.contracts.black_box_values import Command, ControlPage, Phase
-from megatrain.contracts.operations import Operation
-from megatrain.contracts.step_values import StepValue
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.values import Command, ControlPage, Phase
 from megatrain.data.reader import BatchReader
 from megatrain.optim import ShardedOptimizer, learning_rate
 from megatrain.telemetry.flops import training_flops_per_token

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatrain.contracts.black_box_values import Phase, Progress
+from megatrain.contracts.black_box.values import Phase, Progress
 from megatrain.training.stopping.stop_notice import StopNotice
 from tests.helpers.completed_steps import completed_step
 

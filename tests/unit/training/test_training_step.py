@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from megatrain.comm.exchange import Pending
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.ops.cross_entropy import IGNORED_LABEL
 from megatrain.optim import ShardedOptimizer
 from megatrain.schedule import build_schedule

@@ -117,8 +117,8 @@ def test_a_worker_whose_steps_are_long_has_twice_a_step(tmp_path: Path) -> None:
     """The step that it measured is in its black box, which the watchdog follows."""
     body = f"""
 from pathlib import Path
-from megatrain.contracts.black_box_layout import Word
-from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.black_box.encoding import Word
+from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.layout import Layout
 from megatrain.telemetry.recorder import open_recorder
 recorder = open_recorder(

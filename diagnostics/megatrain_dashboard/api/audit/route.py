@@ -10,16 +10,16 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from megatrain.contracts.action_log import (
+from megatrain.contracts.records.host_verdict import AuditEntry
+from megatrain.formatting.lists import names_text
+from megatrain.run_files.action_log import (
     ACTIONS_NAME,
     INTENT,
     ActionEntry,
     ActionTrail,
     read_actions,
 )
-from megatrain.contracts.audit import AUDIT_NAME, read_audit
-from megatrain.contracts.host_verdict import AuditEntry
-from megatrain.formatting.lists import names_text
+from megatrain.run_files.audit import AUDIT_NAME, read_audit
 from megatrain_dashboard.actions.handler import ActionHandler
 from megatrain_dashboard.api.audit.document import AuditDocument, AuditEntryDocument
 from megatrain_dashboard.parts import DashboardParts

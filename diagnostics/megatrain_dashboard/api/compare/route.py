@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.config.serialize import config_values
-from megatrain.contracts.run_directory import RunDirectory
 from megatrain.formatting.terminal import printable
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.compare.document import CompareDocument
 from megatrain_dashboard.api.compare.view import RunInputs, compare_document
 from megatrain_dashboard.parts import JobsParts

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.config.diagnostics import DiagnosticsConfig
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain_dashboard.api.heat.cells import (
     HeatCellReader,
     HeatQuery,

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain_dashboard.sources.rank_hosts import hosts_of
 from megatrain_diagnostics.analysis.heat_scale import Floats
 from megatrain_diagnostics.events.roster import Roster

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from megatrain.contracts.host_records import CheckReport
-from megatrain.contracts.incident import Incident
 from megatrain.contracts.natural_order import natural_order
+from megatrain.contracts.records.host_records import CheckReport
+from megatrain.contracts.records.incident import Incident
 from megatrain_dashboard.api.hosts.document import (
     CheckDocument,
     HostDocument,

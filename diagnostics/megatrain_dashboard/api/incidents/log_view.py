@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
-from megatrain.contracts.run_directory import RunDirectory, rank_log_path
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
+from megatrain.run_files.run_directory import RunDirectory, rank_log_path
 from megatrain_dashboard.api.incidents.document import IncidentLineDocument, IncidentLogsDocument
 from megatrain_diagnostics.analysis.log_search import LogFinding, classify_logs
 from megatrain_diagnostics.events.roster import Roster

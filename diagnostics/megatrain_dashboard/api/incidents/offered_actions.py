@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
 from megatrain_dashboard.actions.document import ActionKind
 from megatrain_job.jobs.snapshot import JobSnapshot
 

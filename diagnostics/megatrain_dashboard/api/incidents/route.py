@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.incident import Incident
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.incident import Incident
+from megatrain.contracts.records.record import encode
 from megatrain_dashboard.api.incidents.document import (
     IncidentDocument,
     IncidentLogsDocument,

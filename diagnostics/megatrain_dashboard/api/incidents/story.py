@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatrain.config.config import Config
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import count_text, seconds_text
 from megatrain_dashboard.api.incidents.document import (

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 
 from megatrain.contracts.exit_codes import exit_text
-from megatrain.contracts.host_records import RankFailure
-from megatrain.contracts.host_verdict import OutcomeKind
-from megatrain.contracts.incident import PHASES, Incident, IncidentState
+from megatrain.contracts.records.host_records import RankFailure
+from megatrain.contracts.records.host_verdict import OutcomeKind
+from megatrain.contracts.records.incident import PHASES, Incident, IncidentState
 from megatrain_dashboard.api.incidents.document import (
     DamagedIncidentDocument,
     FailureDocument,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.operations import Operation
 from megatrain_dashboard.api.job.document import OperationDocument, RoundDocument
 from megatrain_dashboard.responses.document import LayoutDocument, layout_document
 from megatrain_dashboard.sources.facts import JobFacts

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from megatrain.checkpoint.survey import FoundCheckpoint
-from megatrain.contracts.config_changes import ConfigChange
 from megatrain.formatting.quantities import count_text
 from megatrain.formatting.terminal import printable
+from megatrain.run_files.config_changes import ConfigChange
 from megatrain_dashboard.api.marks.document import (
     ChangedKeyDocument,
     ConfigChangeDocument,

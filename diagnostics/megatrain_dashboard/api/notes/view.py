@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatrain.contracts.incident import Incident
+from megatrain.contracts.records.incident import Incident
 from megatrain_dashboard.api.notes.document import NoteDocument, NotesDocument
 from megatrain_dashboard.sources.facts import JobFacts
 from megatrain_dashboard.sources.window import StepClock, Window

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from megatrain.config.config import Config
-from megatrain.contracts.host_verdict import OutcomeKind, VerdictConfidence, VerdictKind
+from megatrain.contracts.records.host_verdict import OutcomeKind, VerdictConfidence, VerdictKind
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import seconds_text
 from megatrain_dashboard.api.overview.document import NextAction

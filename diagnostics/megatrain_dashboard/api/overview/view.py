@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.host_records import HostPhase
-from megatrain.contracts.incident import Incident, IncidentState
+from megatrain.contracts.records.host_records import HostPhase
+from megatrain.contracts.records.incident import Incident, IncidentState
 from megatrain_dashboard.api.overview.document import (
     CheckpointAge,
     DiagnosisState,

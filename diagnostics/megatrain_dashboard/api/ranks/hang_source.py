@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.incident import IncidentKind
+from megatrain.contracts.records.incident import IncidentKind
 from megatrain_dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.analysis.hang import RankStanding
 from megatrain_diagnostics.events.source import Where

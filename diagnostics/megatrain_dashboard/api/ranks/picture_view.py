@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.black_box.operations import Operation
 from megatrain_dashboard.responses.binary import pack
 from megatrain_dashboard.responses.document import layout_document
 from megatrain_dashboard.sources.rank_hosts import hosts_of

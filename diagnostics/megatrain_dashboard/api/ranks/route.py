@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.run_directory import kept_black_box
+from megatrain.run_files.run_directory import kept_black_box
 from megatrain_dashboard.api.ranks.document import HangDocument, RankDocument
 from megatrain_dashboard.api.ranks.hang_source import hang_of, standings_of
 from megatrain_dashboard.api.ranks.hang_view import hang_document

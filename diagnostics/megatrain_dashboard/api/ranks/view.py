@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.operations import operation_name
+from megatrain.contracts.black_box.operations import operation_name
 from megatrain_dashboard.api.ranks.document import (
     PeerGroupDocument,
     RankDocument,

@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
-from megatrain.contracts.incident import Incident
+from megatrain.contracts.records.incident import Incident
 from megatrain_dashboard.api.runbooks.document import (
     RunbookDocument,
     RunbookNameDocument,

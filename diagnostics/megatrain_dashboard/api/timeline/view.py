@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.black_box_values import RecordFlag
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import RecordFlag
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.operations import Operation
 from megatrain_dashboard.api.timeline.document import FullStepDocument, TimelineStepsDocument
 from megatrain_dashboard.responses.binary import pack
 from megatrain_dashboard.responses.document import layout_document

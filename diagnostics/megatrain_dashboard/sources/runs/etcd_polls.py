@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from megatrain.contracts.errors import ConfigError, CoordinationError, DataError
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.terminal import short
 from megatrain_dashboard.sources.runs.run_summary import RunSummary

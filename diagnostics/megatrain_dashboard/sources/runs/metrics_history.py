@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.bounded_files import open_below
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.files.bounded_files import open_below
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.analysis.effective_time import Restart
 from megatrain_diagnostics.events.tables import Float64
 

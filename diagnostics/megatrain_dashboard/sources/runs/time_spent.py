@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatrain.contracts.incident import Incident
+from megatrain.contracts.records.incident import Incident
 from megatrain_dashboard.sources.runs.catalog import JobSeen
 from megatrain_diagnostics.analysis.effective_time import effective_time_ratio
 

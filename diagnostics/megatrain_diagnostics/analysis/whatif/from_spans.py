@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.operations import Ints, JobShape, OperationTable
 from megatrain_diagnostics.analysis.whatif.span_fillers import add_missing_rows

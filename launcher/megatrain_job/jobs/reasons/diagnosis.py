@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megatrain.contracts.diag_records import DaemonReport
+from megatrain.contracts.records.diag_records import DaemonReport
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import age_text, count_text
 from megatrain_job.jobs.health import Reason, ReasonCode

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from megatrain.contracts.black_box_values import Phase
+from megatrain.contracts.black_box.values import Phase
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import HostPhase
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
-from megatrain.contracts.rounds import JobEnd
+from megatrain.contracts.records.host_records import HostPhase
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.records.rounds import JobEnd
 from megatrain.formatting.lists import ranks_text
 from megatrain.formatting.quantities import age_text, seconds_text
 from megatrain_job.jobs.health import Reason, ReasonCode

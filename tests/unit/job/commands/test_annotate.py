@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from megatrain.cli import main
-from megatrain.contracts.config_changes import ChangedKey, ConfigChange, append_change, changed_keys, read_changes
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.record import encode
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.record import encode
+from megatrain.run_files.config_changes import ChangedKey, ConfigChange, append_change, changed_keys, read_changes
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.jobs.notes import log_path, read_notes
 from tests.helpers.launched_job import make_incident
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.record import decode
+from megatrain.contracts.records.record import decode
 from megatrain_diagnostics.devices.sample import HostSample
 from megatrain_job.devices.gpu_readings import GpuReading
 from tests.helpers.fake_nvml import FakeNvml, fake_nvml

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatrain.contracts.incident import Incident, IncidentKind, Moments
+from megatrain.contracts.records.incident import Incident, IncidentKind, Moments
 from megatrain_job.failures.culprit import (
     NOBODY,
     Culprit,

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.diag_records import DaemonReport, DeviceTrouble, DeviceTroubleKind
-from megatrain.contracts.driver_report import DriverReport
-from megatrain.contracts.host_records import DiskSpace, HostPhase, HostSaves, HostStatus, Milestones
-from megatrain.contracts.host_verdict import OutcomeKind, VerdictOutcome
-from megatrain.contracts.incident import IncidentKind, IncidentState, Moments
-from megatrain.contracts.rounds import Halt, JobEnd
-from megatrain.contracts.trouble import Trouble
+from megatrain.contracts.records.diag_records import DaemonReport, DeviceTrouble, DeviceTroubleKind
+from megatrain.contracts.records.driver_report import DriverReport
+from megatrain.contracts.records.host_records import DiskSpace, HostPhase, HostSaves, HostStatus, Milestones
+from megatrain.contracts.records.host_verdict import OutcomeKind, VerdictOutcome
+from megatrain.contracts.records.incident import IncidentKind, IncidentState, Moments
+from megatrain.contracts.records.rounds import Halt, JobEnd
+from megatrain.contracts.records.trouble import Trouble
 from megatrain_job.jobs.assessment import Unreachable, assess
 from megatrain_job.jobs.health import Health, HealthLevel, Reason, ReasonCode, health_of
 from megatrain_job.jobs.snapshot import JobSnapshot

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.action_log import ActionLog, ActionTrail, read_actions
 from megatrain.contracts.errors import MegatrainError, NotFoundError, UsageError
-from megatrain.contracts.incident import IncidentState
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.records.incident import IncidentState
+from megatrain.run_files.action_log import ActionLog, ActionTrail, read_actions
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.jobs import notes
 from megatrain_job.jobs.notes import MAX_AN_HOUR, Author, NoteRefusedError, NoteWriter, log_path, notes_of, read_notes
 from tests.helpers.launched_job import NOW_S, make_incident

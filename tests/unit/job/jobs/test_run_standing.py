@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.incident import IncidentState
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.incident import IncidentState
+from megatrain.contracts.records.record import encode
 from megatrain_job.jobs.health import ReasonCode
 from megatrain_job.jobs.run_standing import (
     LastKnown,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from megatrain.cli import main
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.records.job_keys import JobKeys
 from tests.helpers.etcd_server import EtcdServers
 
 Run = Callable[..., Any]

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.job_requests import JobRequest
+from megatrain.contracts.records.host_records import CheckOutcome, CheckReport, CheckResult
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.job_requests import JobRequest
 from megatrain_job.coordination.client import EtcdClient
 from tests.helpers.answering_driver import AnsweringDriver, Said, answer
 from tests.helpers.written_job import fill

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from megatrain.cli import main
-from megatrain.contracts.audit import AUDIT_NAME, read_audit
-from megatrain.contracts.host_verdict import AuditEntry, OutcomeKind, VerdictOutcome
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
-from megatrain.contracts.record import encode
+from megatrain.contracts.records.host_verdict import AuditEntry, OutcomeKind, VerdictOutcome
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.records.record import encode
+from megatrain.run_files.audit import AUDIT_NAME, read_audit
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.jobs.assessment import assess
 from megatrain_job.jobs.documents import status_document

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
-from megatrain.contracts.rounds import JobEnd
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.rounds import JobEnd
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.commands.live_view import LiveView

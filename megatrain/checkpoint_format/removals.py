@@ -1,0 +1,109 @@
+"""The removal of checkpoints while a round may start: claims/5e1f09aa7c01b2d3.removing lists what is being removed.
+
+    {"schema_version": 1, "holder": "process 17 on host-3", "steps": {"main": [10, 20]}}
+
+A round may go back to any older step, so no process may remove a step that a starting round has chosen. Each of the two
+writes before it reads what the other writes. The remover creates its record, then looks for a claim that is newer than
+those it has decided by. A starting round claims, then reads the records, and resumes from no step that one of them
+lists. So the remover sees the claim and removes nothing, or the round sees the record, or both. The order of the two
+writes is the only assumption, and it holds on object storage too.
+
+The remover removes its record when the last file is gone. A process that ended before leaves its record. It may also be
+frozen in the middle of a removal, and no other process can tell. So its record stays, and nothing is written to a step
+that it lists.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from secrets import token_hex
+
+from megatrain.checkpoint_format.checkpoint_files import remove_checkpoint, step_directory_name
+from megatrain.checkpoint_format.claims import CLAIMS_NAME, Claims, signature
+from megatrain.checkpoint_format.location import Location
+from megatrain.contracts.errors import CheckpointError, MissingFileError, NewerRoundError
+from megatrain.contracts.files.json_object import JsonObject
+
+SCHEMA_VERSION = 1
+_RECORD_NAME = re.compile(r"[0-9a-f]{16}\.removing")
+
+
+def being_removed(checkpoints: Location) -> dict[tuple[str, int], Location]:
+    """Return the checkpoints that a process removes, or has begun to remove, by branch and step, with its record.
+
+    Raises: CheckpointError when a record is damaged or cannot be read.
+    """
+    found: dict[tuple[str, int], Location] = {}
+    for entry in (checkpoints / CLAIMS_NAME).entries():
+        if _RECORD_NAME.fullmatch(entry.name):
+            with suppress(MissingFileError):  # that removal has just ended
+                found |= dict.fromkeys(_listed(entry), entry)
+    return found
+
+
+class Remover:
+    """A process that removes checkpoints."""
+
+    def __init__(self) -> None:
+        self._name = f"{token_hex(8)}.removing"
+        self._begun = set[tuple[str, int]]()
+        """Checkpoints whose removal failed: storage may still carry out a removal whose answer was lost."""
+
+    def remove(self, checkpoints: Location, chosen: Sequence[tuple[str, int]], newest_claim: int) -> Iterator[Location]:
+        """Remove checkpoints, given by branch and step, and yield the location of each when it is gone.
+
+        `newest_claim`: `Claims.newest_number` before the caller read what it decided by.
+        Raises: NewerRoundError when a round has started since then, which may resume from one of these; nothing is
+        removed. CheckpointError when one is pinned or cannot be removed; those after it are not removed.
+        """
+        if not chosen:
+            return
+        record = checkpoints / CLAIMS_NAME / self._name
+        listed = self._begun.union(chosen)
+        steps = {branch: sorted(step for name, step in listed if name == branch) for branch, _ in listed}
+        content = {"schema_version": SCHEMA_VERSION, "holder": signature(None), "steps": steps}
+        record.write((json.dumps(content, sort_keys=True) + "\n").encode())
+        newer = Claims(checkpoints).newest_number()
+        if newer > newest_claim:
+            if not self._begun:
+                record.remove()
+            raise NewerRoundError(
+                f"{checkpoints}: round {newer} has started meanwhile, and may resume from any of them"
+            )
+        self._begun = listed
+        for branch, step in chosen:
+            location = checkpoints / branch / step_directory_name(step)
+            remove_checkpoint(location)
+            self._begun.remove((branch, step))
+            yield location
+        if not self._begun:
+            record.remove()
+
+
+def _listed(record: Location) -> list[tuple[str, int]]:
+    mend = "remove it when no process is removing checkpoints there"
+    reader = JsonObject.parse(record.read(), str(record), SCHEMA_VERSION, mend)
+    listed: list[tuple[str, int]] = []
+    for branch, steps in reader.mapping("steps").items():
+        if not isinstance(steps, list) or not all(type(step) is int for step in steps):
+            raise reader.error("steps", f"each branch must have a list of steps; {mend}")
+        listed += [(branch, step) for step in steps]
+    return listed
+
+
+def check_not_being_removed(checkpoints: Location, branch: str, step: int) -> None:
+    """Refuse a checkpoint that a process removes, or has begun to remove. Raises: CheckpointError."""
+    record = being_removed(checkpoints).get((branch, step))
+    if record is not None:
+        raise CheckpointError(removal_text(checkpoints / branch / step_directory_name(step), record))
+
+
+def removal_text(location: Location, record: Location) -> str:
+    """Return a sentence about a checkpoint that `record` lists, and the way out if its remover has ended."""
+    return (
+        f"{location}: a process is removing this checkpoint, or ended while it did. If {record} names a process that"
+        " has ended, remove that file"
+    )

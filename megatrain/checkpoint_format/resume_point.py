@@ -1,0 +1,97 @@
+"""Find the checkpoint that a job would resume from. A job tries candidates in lineage order and skips damaged ones.
+
+This reads only what is cheap: manifests, the file sizes of the candidates that a job would try, and the recorded
+results of `megatrain ckpt verify`, which reads whole files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from megatrain.checkpoint_format.checkpoint_files import commit_problem, read_manifest, wrong_files
+from megatrain.checkpoint_format.lineage import Candidate, candidates, current_branch, overlooked
+from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.verifications import known_verifications
+from megatrain.contracts.errors import CheckpointError
+from megatrain.formatting.quantities import time_text
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """The checkpoint that a job would resume from, or None; the reason; and the checkpoints it would skip."""
+
+    candidate: Candidate | None
+    reason: str
+    skipped: tuple[str, ...] = ()
+    is_unreadable: bool = False
+    """Whether the existing checkpoints cannot be determined; `reason` says why."""
+
+    @property
+    def damage(self) -> str:
+        """Why a job would not resume from the newest committed checkpoint, and from which instead; "" if it would."""
+        if self.is_unreadable:
+            return f"no checkpoint can be found: {self.reason}"
+        if not self.skipped:
+            return ""
+        if self.candidate is None:
+            return f"NO CHECKPOINT CAN BE LOADED: {self.reason}; {self.skipped[0]}"
+        return f"{self.skipped[0]}; a job would resume from step {self.candidate.step:,}"
+
+
+def resume_point(checkpoints: Location) -> ResumePoint:
+    """Return the checkpoint that a job would resume from, and why."""
+    try:
+        found = candidates(checkpoints)
+        lost = overlooked(checkpoints, found[0]) if found else []
+        current = current_branch(checkpoints)
+    except CheckpointError as error:
+        return ResumePoint(None, str(error), is_unreadable=True)
+    skipped = [f"{one.branch}/{one.location.name} is skipped: {commit_problem(one.location)}" for one in lost]
+    for candidate, problem in with_problems(checkpoints, found):
+        if problem is not None:
+            skipped.append(f"{candidate.branch}/{candidate.location.name} is skipped: {problem}")
+            continue
+        reason = (
+            f"the newest committed checkpoint of {current}, the current branch"
+            if candidate.branch == current
+            else f"{current}, the current branch, has none; the newest one of its ancestry is on {candidate.branch}"
+        )
+        return ResumePoint(candidate, reason, tuple(skipped))
+    if skipped:
+        return ResumePoint(None, "every committed checkpoint of the current ancestry is damaged", tuple(skipped))
+    return ResumePoint(None, "nothing was saved yet: a job starts from scratch")
+
+
+def with_problems(checkpoints: Location, found: Sequence[Candidate]) -> Iterator[tuple[Candidate, str | None]]:
+    """Yield each candidate with the reason why a job would skip it, or None. Each is examined only when requested."""
+    damage = known_damage(checkpoints, found)
+    for one in found:
+        yield one, _size_problem(one) or damage.get((one.branch, one.step))
+
+
+def known_damage(checkpoints: Location, found: Iterable[Candidate]) -> dict[tuple[str, int], str]:
+    """Return the damage that `megatrain ckpt verify` found in these since they were written, by branch and step."""
+    verified, damage = known_verifications(checkpoints), {}
+    for one in found:
+        known = verified.get((one.branch, one.step))
+        if known is None or not known.problem:
+            continue
+        with suppress(CheckpointError):  # the reader of the checkpoint reports a damaged manifest
+            if known.is_of(read_manifest(one.location).written_unix_s):
+                found_at = time_text(known.at_unix_s)
+                damage[one.branch, one.step] = (
+                    f"`megatrain ckpt verify` found it damaged at {found_at}: {known.problem}"
+                )
+    return damage
+
+
+def _size_problem(candidate: Candidate) -> str | None:
+    """Return a problem of a checkpoint's manifest or of its files' sizes, None without one."""
+    try:
+        manifest = read_manifest(candidate.location, branch=candidate.branch)
+        problems = wrong_files(candidate.location, manifest)
+    except CheckpointError as error:
+        return str(error)
+    return problems[0] if problems else None

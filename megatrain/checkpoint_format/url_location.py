@@ -1,0 +1,350 @@
+"""A location for checkpoints behind a URL: s3://bucket/run, gs://..., hdfs://..., through fsspec and its drivers.
+
+An object store writes a whole file or nothing. Other stores may stop half way, so there a small file is written under a
+temporary name and then moved. Drivers may cache listings; this file always asks the store again. file:// goes through
+fsspec too, so that tests can exercise all of this on a disk. fsspec is imported when the first URL is opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatrain.checkpoint_format.location import LocalLocation, Location, Sink, is_relative_name
+from megatrain.contracts.errors import CheckpointError, MissingFileError
+from megatrain.contracts.files.whole_files import MISSING_ERRORS, is_temporary_name, sync_directory, temporary_name
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
+_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "tos", "memory"})
+"""Schemes whose put is atomic and that need no directories."""
+_CONDITIONAL_PUTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
+"""Schemes whose drivers can put a file only if it does not exist, so that exactly one of two writers wins."""
+_BLOCK_BYTES = 16 * 2**20
+"""Size of the parts in which a large file is sent. S3 accepts 10,000 parts, so a file may have 160 GB."""
+_MAX_UNCHECKED_BYTES = 64 * 2**20
+"""Largest range to read without asking for the file's size first: that of the largest item."""
+_MAX_REASON_LENGTH = 300
+_ERRORS = {FileNotFoundError: errno.ENOENT, IsADirectoryError: errno.EISDIR, NotADirectoryError: errno.ENOTDIR,
+           FileExistsError: errno.EEXIST, PermissionError: errno.EACCES}  # fmt: skip
+
+
+def open_location(text: str) -> Location:
+    """Return the location that a path or a URL (scheme://...) names, whether or not it exists.
+
+    Raises: CheckpointError when the URL is invalid, contains a password, or has no installed driver.
+    """
+    match = _URL.fullmatch(text)
+    if match is None:
+        if not text or "://" in text:
+            raise CheckpointError(f"{text!r} is neither a path nor a URL such as s3://bucket/run")
+        return LocalLocation(Path(text))
+    scheme, rest = match[1], match[2].rstrip("/")
+    if re.match("[^/@]*:[^/@]*@", rest):
+        shown = f"{scheme}://...@{rest.partition('@')[2]}"
+        raise CheckpointError(
+            f"{shown}: a password in a URL would appear in logs and in every checkpoint; leave it to the configuration"
+            f" of the driver for {scheme}://"
+        )
+    url = f"{scheme}://{rest}"
+    store = _driver(scheme, text)
+    return UrlLocation(url, store._strip_protocol(text), store)
+
+
+def _driver(scheme: str, url: str) -> Any:
+    try:
+        import fsspec  # type: ignore[import-untyped, unused-ignore]
+    except ImportError as error:
+        raise CheckpointError(f"{url}: URLs need fsspec ({error}); pip install fsspec") from error
+    try:
+        return fsspec.core.url_to_fs(url)[0]
+    except ImportError as error:
+        package = _package(scheme, error)
+        raise CheckpointError(
+            f"{url}: no driver for {scheme}:// is installed ({error}); pip install {package}"
+        ) from error
+    except Exception as error:
+        raise CheckpointError(f"{url}: cannot be opened: {_reason(error)}") from error
+
+
+def _package(scheme: str, error: ImportError) -> str:
+    """Return the package to install: the driver, or the one that fsspec's own driver could not import."""
+    from fsspec.registry import known_implementations  # type: ignore[import-untyped, unused-ignore]
+
+    module = str(known_implementations.get(scheme, {}).get("class", scheme)).partition(".")[0]
+    missing = next((e.name for e in (error.__cause__, error) if isinstance(e, ImportError) and e.name), None)
+    return missing.partition(".")[0] if module == "fsspec" and missing else module
+
+
+@dataclass(frozen=True, slots=True)
+class UrlLocation:
+    """A file or directory behind a URL. `path` is its name in the driver, `store`."""
+
+    url: str
+    path: str
+    store: Any
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str) -> UrlLocation:
+        if not is_relative_name(name):
+            raise CheckpointError(f"{self}: {name!r} is not a relative path without '..' below it")
+        return UrlLocation(f"{self.url}/{name}", f"{self.path.rstrip('/')}/{name}", self.store)
+
+    def entries(self) -> list[Location]:
+        with self._naming("cannot be listed"):
+            self.store.invalidate_cache()
+            try:
+                paths = [str(path).rstrip("/") for path in self.store.ls(self.path, detail=False)]
+            except FileNotFoundError:
+                return []
+            if paths == [self.path] and self._has_type("file"):
+                raise NotADirectoryError
+        # a store may list a directory as an entry of itself; temporary files of failed writes do not count
+        names = {path.rpartition("/")[2] for path in paths if path != self.path}
+        return [self / name for name in sorted(names) if not is_temporary_name(name)]
+
+    def exists(self) -> bool:
+        return self._info() is not None
+
+    def size(self) -> int | None:
+        info = self._info()
+        return int(info["size"]) if info is not None and info["type"] == "file" else None
+
+    def read(self) -> bytes:
+        with self._naming("cannot be read", MissingFileError):
+            return self._content(None, None)
+
+    def read_range(self, offset: int, num_bytes: int) -> bytearray:
+        if offset < 0 or num_bytes < 0:
+            raise ValueError(f"{num_bytes} bytes at {offset}")
+        with self._naming("cannot be read", MissingFileError):
+            content = b""
+            if 0 < num_bytes <= _MAX_UNCHECKED_BYTES:
+                # drivers report a range beyond the end with various errors; any other error occurs again below
+                with suppress(Exception):
+                    content = self._content(offset, offset + num_bytes)
+                if len(content) == num_bytes:
+                    return bytearray(content)
+            # an invented length must not become the size of a buffer
+            size = self._size_to_read()
+            if offset + num_bytes <= size:
+                content = self._content(offset, offset + num_bytes) if num_bytes else b""
+                if len(content) == num_bytes:
+                    return bytearray(content)
+        raise CheckpointError(
+            f"{self}: {size} bytes, but bytes {offset} to {offset + num_bytes} are wanted; it is cut short"
+        )
+
+    def write(self, content: bytes) -> None:
+        with self._naming("cannot be written"):
+            if self._is_object_store:
+                self.store.pipe_file(self.path, content)
+                return
+            with self._written(content) as temporary:
+                self.store.mv(temporary, self.path)
+
+    def write_new(self, content: bytes) -> bool:
+        with self._naming("cannot be written"):
+            try:
+                if self._has_conditional_put:
+                    self.store.pipe_file(self.path, content, mode="create")
+                elif "file" in self._protocols:
+                    with self._written(content) as temporary:
+                        self.store.link(temporary, self.path)
+                        self.store.rm_file(temporary)
+                else:
+                    # without a conditional put, only a check beforehand is possible
+                    if self._info() is not None:
+                        return False
+                    self.write(content)
+            except FileExistsError:
+                return False
+        return True
+
+    def is_exclusive(self) -> bool:
+        if not self._has_conditional_put:
+            return "file" in self._protocols
+        # a server may ignore the condition and write anyway
+        trial = self / temporary_name("exclusive")
+        try:
+            return trial.write_new(b"1") and not trial.write_new(b"2")
+        except CheckpointError:
+            return False
+        finally:
+            with suppress(CheckpointError):
+                trial.remove()
+
+    @contextmanager
+    def _written(self, content: bytes) -> Iterator[str]:
+        """Yield the name of a temporary file for the block to move into place. The move is durable after the block."""
+        self._make_parent()
+        if self._has_type("directory"):
+            raise IsADirectoryError
+        temporary = f"{self._parent}/{temporary_name(self.name)}"
+        try:
+            with self.store.open(temporary, "wb") as file:
+                file.write(content)
+                self._sync(file)
+            yield temporary
+            self._sync_parent()
+        except BaseException:
+            with suppress(Exception):
+                self.store.rm_file(temporary)
+            raise
+
+    def create(self) -> Sink:
+        with self._naming("cannot be written"):
+            if not self._is_object_store:
+                self._make_parent()
+                if self._has_type("directory"):
+                    raise IsADirectoryError
+                # a superseded process that has the old file open must keep writing to that file, not to ours
+                with suppress(FileNotFoundError):
+                    self.store.rm_file(self.path)
+            return _UrlSink(self, self.store.open(self.path, "wb", block_size=_BLOCK_BYTES))
+
+    def remove(self) -> None:
+        with self._naming("cannot be removed"):
+            self.store.invalidate_cache()
+            with suppress(*MISSING_ERRORS):
+                try:
+                    self.store.rm(self.path, recursive=True)
+                except FileNotFoundError:
+                    # another process may be removing the same tree: remove the rest
+                    if self._has_type("directory"):
+                        self.store.rm(self.path, recursive=True)
+                self._sync_parent()
+
+    @property
+    def _parent(self) -> str:
+        return self.path.rpartition("/")[0]
+
+    @property
+    def _protocols(self) -> tuple[str, ...]:
+        protocol = self.store.protocol
+        return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+
+    @property
+    def _is_object_store(self) -> bool:
+        return not _OBJECT_STORES.isdisjoint(self._protocols)
+
+    @property
+    def _has_conditional_put(self) -> bool:
+        return not _CONDITIONAL_PUTS.isdisjoint(self._protocols)
+
+    def _info(self) -> dict[str, Any] | None:
+        with self._naming("cannot be looked up"):
+            self.store.invalidate_cache()
+            try:
+                return dict(self.store.info(self.path))
+            except MISSING_ERRORS:
+                return None
+
+    def _has_type(self, kind: str) -> bool:
+        info = self._info()
+        return info is not None and info["type"] == kind
+
+    def _size_to_read(self) -> int:
+        size = self.size()
+        if size is None:
+            raise IsADirectoryError if self.exists() else FileNotFoundError
+        return size
+
+    def _content(self, start: int | None, end: int | None) -> bytes:
+        try:
+            return bytes(self.store.cat_file(self.path, start=start, end=end))
+        except FileNotFoundError as error:
+            if self._has_type("directory"):
+                raise IsADirectoryError from error
+            raise
+
+    def _make_parent(self) -> None:
+        if self._parent:
+            self.store.makedirs(self._parent, exist_ok=True)
+
+    def _sync(self, file: Any) -> None:
+        """Make a local file durable; other stores do that themselves."""
+        if "file" in self._protocols:
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _sync_parent(self) -> None:
+        if "file" in self._protocols:
+            sync_directory(Path(self._parent or "/"))
+
+    @contextmanager
+    def _naming(self, failure: str, missing: type[CheckpointError] = CheckpointError) -> Iterator[None]:
+        """Turn any exception of a driver into an error that names the URL and the failed action."""
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except Exception as error:
+            kind = missing if isinstance(error, MISSING_ERRORS) else CheckpointError
+            raise kind(f"{self}: {failure}: {_reason(error)}") from error
+
+
+class _UrlSink:
+    """Writes under the final name: no COMMIT covers a partly written file."""
+
+    def __init__(self, location: UrlLocation, file: Any) -> None:
+        self._location = location
+        self._file = file
+        self._is_open = True
+
+    def write(self, buffer: bytes | bytearray | memoryview) -> None:
+        self._check_open()
+        with self._location._naming("cannot be written"), memoryview(buffer) as view, view.cast("B") as content:
+            self._file.write(content)
+
+    def close(self) -> None:
+        self._check_open()
+        self._is_open = False
+        try:
+            with self._location._naming("cannot be written"):
+                self._location._sync(self._file)
+                self._file.close()
+                self._location._sync_parent()
+        except CheckpointError:
+            self._discard()
+            raise
+
+    def abort(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._discard()
+
+    def _discard(self) -> None:
+        # separate steps: a driver that fails at one may succeed at another
+        with suppress(Exception):
+            self._file.discard()
+        with suppress(Exception):
+            if hasattr(self._file, "_closed"):
+                # closing it, even by garbage collection, would send the rest and create the file
+                self._file.closed = True
+            else:
+                self._file.close()
+        with suppress(Exception):
+            self._location.remove()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ValueError(f"{self._location} is closed")
+
+
+def _reason(error: Exception) -> str:
+    """Return the text of an error: drivers often raise a system error without its text."""
+    number = next((number for kind, number in _ERRORS.items() if isinstance(error, kind)), None)
+    text = getattr(error, "strerror", None) or (os.strerror(number) if number else f"{type(error).__name__}: {error}")
+    return str(text).partition("\n")[0][:_MAX_REASON_LENGTH]

@@ -1,0 +1,391 @@
+"""The bytes of a black box, version 2: the offset of each field, and pure functions from values to bytes and back.
+
+A black box is one file per rank: a header page, a control page, a page of process groups, then a ring of 64-byte
+records. All integers are little endian and aligned to their size, so that one store or load is one machine word. Bytes
+not named here are zero. A later writer of version 2 may use them, with zero for "no value".
+docs/reference/black-box.md describes this file in prose, and a test compares the two. black_box.py reads files.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from enum import IntEnum
+
+from megatrain.contracts.black_box.values import (
+    ClockBase,
+    ControlPage,
+    GroupRecord,
+    Identity,
+    NotedValue,
+    Phase,
+    Progress,
+    Record,
+    RecordFlag,
+    StepTotal,
+)
+from megatrain.contracts.errors import DataError, TopologyError
+from megatrain.contracts.layout import SIZED_AXES, Layout
+
+MAGIC = b"MTBLKBOX"
+VERSION = 2
+PAGE_BYTES = 4096
+HEADER_OFFSET = 0
+CONTROL_OFFSET = PAGE_BYTES
+GROUPS_OFFSET = 2 * PAGE_BYTES
+RING_OFFSET = 3 * PAGE_BYTES
+RECORD_BYTES = 64
+GROUP_BYTES = 64
+MAX_RECORDS = 2**24
+"""A ring of 1 GiB: a file with a larger number is not a black box."""
+MAX_GROUPS = 64
+"""Entries in the group page. Entry 0 is never used: group 0 in a record means "no group"."""
+MAX_STEP = 2**31 - 1
+"""The largest step that a record's field can hold. A larger value in the header is not a step."""
+NO_VALUE = 2**64 - 1
+"""The value of an absent word (a step before the first one), and of the duration of an open record."""
+_LOW_32_BITS = 2**32 - 1
+
+# Header page: the fixed part is written before the file gets its final name, and never again.
+_HEADER = struct.Struct("<8sIIII II I I 20s I QQQQ 128s 64s 128s")
+_HEADER_CRC = struct.Struct("<I")
+HEADER_FIELDS = (
+    *("magic", "version", "record_bytes", "capacity", "ring_offset", "rank", "world_size", "pid", "num_axes"),
+    *("unused", "num_groups_max", "round", "monotonic_ns", "unix_ns", "clock_error_ns", "job", "branch", "host"),
+)
+_AXIS = struct.Struct("<12s I")
+AXIS_FIELDS = ("name", "size")
+MAX_AXES = 16
+"""Entries of the list of axes, which follows the texts: all axes whose sizes do not follow from the others'."""
+_CRC_OFFSET = _HEADER.size + MAX_AXES * _AXIS.size
+_TEXT_BYTES = {"job": 128, "branch": 64, "host": 128}
+
+
+class Word(IntEnum):
+    """Index of each 64-bit word of the header page that changes while the rank runs (byte offset = 8 * index)."""
+
+    CURSOR = 128
+    """Sequence number of the last record that has begun."""
+    STATE = 129
+    ENDED_NS = 130
+    NUM_LOST_ENDS = 131
+    OBEYED_COMMAND = 132
+    PHASE = 136
+    PHASE_SINCE_NS = 137
+    CURRENT_STEP = 138
+    STEP_STARTED_NS = 139
+    COMPLETED_STEP = 140
+    COMPLETED_NS = 141
+    LAST_STEP_NS = 142
+    MEDIAN_STEP_NS = 143
+    AWAITED = 144
+    """The last collective that the host began to wait for: sequence number * MAX_GROUPS + number of its group, or 0."""
+    LONGEST_CHECKPOINT_NS = 145
+    LONGEST_EVALUATION_NS = 146
+    LONGEST_WRITE_NS = 147
+    SAVE_INTERVAL_NS = 148
+    DEVICE_SEEN_NS = 149
+
+
+NUM_HEADER_WORDS = PAGE_BYTES // 8
+
+CONTROL = struct.Struct("<Q Q I I Q Q Q Q Q Q I")
+"""Seqlock word (odd during a write), the fields of ControlPage, CRC-32 of the fields."""
+CONTROL_FIELDS = (
+    *("seqlock", "command_number", "command", "sample_period", "interval_ns", "span_mask", "lease_ok_until_ns"),
+    *("round", "written_ns", "stop_ns", "crc32"),
+)
+
+_GROUP = struct.Struct("<I I i I Q Q 32s")
+GROUP_FIELDS = ("number", "first_rank", "stride", "num_ranks", "entered", "left", "name")
+GROUP_ENTERED_WORD = 2
+GROUP_LEFT_WORD = 3
+
+RECORD = struct.Struct("<Q Q Q Q Q i I i h H H H I")
+RECORD_FIELDS = (
+    *("sequence", "start_ns", "duration_ns", "launch_ns", "num_bytes", "step", "collective_sequence", "microbatch"),
+    *("chunk", "operation", "group", "flags", "check"),
+)
+RECORD_BODY = struct.Struct("<Q Q Q Q i I i h H H H I")
+"""A record without its sequence number, which the writer stores last."""
+RECORD_WORDS = RECORD_BYTES // 8
+_FLOAT = struct.Struct("<d")
+_FLOAT_BITS = struct.Struct("<Q")
+
+
+def box_bytes(capacity: int) -> int:
+    """Return the size of a black box file for `capacity` records."""
+    return RING_OFFSET + capacity * RECORD_BYTES
+
+
+def field_offsets(layout: struct.Struct, names: tuple[str, ...]) -> dict[str, tuple[int, str]]:
+    """Return name -> (offset, struct code) of each field, for the documentation's table."""
+    codes = layout.format.replace("<", "").replace(" ", "")
+    offsets: dict[str, tuple[int, str]] = {}
+    position, count = 0, ""
+    remaining = iter(names)
+    for character in codes:
+        if character.isdigit():
+            count += character
+            continue
+        code, count = count + character, ""
+        offsets[next(remaining)] = (position, code)
+        position += struct.calcsize("<" + code)
+    return offsets
+
+
+def header_offsets() -> dict[str, tuple[int, str]]:
+    fields = field_offsets(_HEADER, HEADER_FIELDS)
+    return {**fields, "axes": (_HEADER.size, f"{MAX_AXES * _AXIS.size}s"), "crc32": (_CRC_OFFSET, "I")}
+
+
+def axis_offsets() -> dict[str, tuple[int, str]]:
+    return field_offsets(_AXIS, AXIS_FIELDS)
+
+
+def group_offsets() -> dict[str, tuple[int, str]]:
+    return field_offsets(_GROUP, GROUP_FIELDS)
+
+
+def encode_header(identity: Identity, clock: ClockBase, capacity: int) -> bytes:
+    """Return the fixed part of the header page.
+
+    Raises: DataError when a name is too long for its field.
+    """
+    layout = identity.layout
+    sizes = {axis.name: layout.size(axis.name) for axis in SIZED_AXES if axis.name in layout.axes}
+    body = _HEADER.pack(
+        *(MAGIC, VERSION, RECORD_BYTES, capacity, RING_OFFSET),
+        *(identity.rank, layout.world_size, identity.pid),
+        *(len(sizes), b"", MAX_GROUPS, identity.round, clock.monotonic_ns, clock.unix_ns, clock.error_ns),
+        *(_encode_text(name, getattr(identity, name)) for name in _TEXT_BYTES),
+    )
+    body += b"".join(_AXIS.pack(name.encode(), size) for name, size in sizes.items())
+    body = body.ljust(_CRC_OFFSET, b"\0")
+    return body + _HEADER_CRC.pack(zlib.crc32(body))
+
+
+def _encode_text(name: str, text: str) -> bytes:
+    raw = text.encode()
+    if len(raw) > _TEXT_BYTES[name]:
+        raise DataError(
+            f"black box: {name} {text!r} has {len(raw)} bytes, the field holds {_TEXT_BYTES[name]}; shorten it"
+        )
+    return raw
+
+
+def decode_header(page: bytes, location: str) -> tuple[Identity, ClockBase, int]:
+    """Decode identity, clock and capacity from a header page; `location` names the file in errors.
+
+    Raises: DataError unless it is an intact header of this version.
+    """
+    if page[: len(MAGIC)] != MAGIC[: len(page)]:
+        raise DataError(f"{location}: starts with {page[:8]!r}, expected {MAGIC!r}; this is not a black box")
+    if len(page) < PAGE_BYTES:
+        raise DataError(
+            f"{location}: {len(page)} bytes, a black box has at least {box_bytes(1)}; the file is truncated"
+        )
+    values = dict(zip(HEADER_FIELDS, _HEADER.unpack_from(page), strict=True))
+    version = values["version"]
+    if version != VERSION:
+        raise DataError(
+            f"{location}: black box version {version}, this program reads version {VERSION}; use the program that "
+            "wrote it"
+        )
+    (found,) = _HEADER_CRC.unpack_from(page, _CRC_OFFSET)
+    expected = zlib.crc32(page[:_CRC_OFFSET])
+    if found != expected:
+        raise DataError(f"{location}: header checksum {found:#010x}, expected {expected:#010x}; the header is damaged")
+    for name, needed in (("record_bytes", RECORD_BYTES), ("ring_offset", RING_OFFSET), ("num_groups_max", MAX_GROUPS)):
+        if values[name] != needed:
+            raise DataError(f"{location}: header field {name}={values[name]}, version {version} has {needed}")
+    if not 1 <= values["capacity"] <= MAX_RECORDS:
+        raise DataError(f"{location}: header field capacity={values['capacity']}, expected 1 to {MAX_RECORDS}")
+    try:
+        layout = _decode_layout(page, values["num_axes"])
+        layout.coordinate(values["rank"])
+        if layout.world_size != values["world_size"]:
+            raise TopologyError(
+                f"world_size={values['world_size']}, but its axes ({layout}) make {layout.world_size} ranks"
+            )
+        texts = {name: values[name].rstrip(b"\0").decode() for name in _TEXT_BYTES}
+    except (TopologyError, UnicodeDecodeError) as error:
+        raise DataError(f"{location}: the header does not make sense: {error}") from error
+    identity = Identity(
+        job=texts["job"],
+        branch=texts["branch"],
+        round=values["round"],
+        rank=values["rank"],
+        layout=layout,
+        pid=values["pid"],
+        host=texts["host"],
+    )
+    clock = ClockBase(values["monotonic_ns"], values["unix_ns"], values["clock_error_ns"])
+    return identity, clock, values["capacity"]
+
+
+def _decode_layout(page: bytes, num_axes: int) -> Layout:
+    if num_axes > MAX_AXES:
+        raise TopologyError(f"num_axes={num_axes}, expected at most {MAX_AXES}")
+    offsets = range(_HEADER.size, _HEADER.size + num_axes * _AXIS.size, _AXIS.size)
+    sizes: dict[str, int] = {}
+    for raw, size in (_AXIS.unpack_from(page, offset) for offset in offsets):
+        name = raw.rstrip(bytes(1)).decode()
+        if f"{name}_size" in sizes:
+            raise TopologyError(f"its list of axes has {name!r} twice")
+        sizes[f"{name}_size"] = size
+    layout = Layout(**sizes)
+    if lacking := [axis.name for axis in SIZED_AXES if axis.is_always_listed and axis.size_name not in sizes]:
+        raise TopologyError(f"its list of axes lacks {', '.join(lacking)}")
+    return layout
+
+
+def header_words(page: bytes) -> tuple[int, ...]:
+    """Return all words of a header page. `Word` has the indices."""
+    return struct.unpack_from(f"<{NUM_HEADER_WORDS}Q", page)
+
+
+def decode_progress(words: Sequence[int], location: str) -> Progress:
+    """Decode the progress words. Raises: DataError for an impossible phase or step."""
+
+    def said(word: Word) -> int | None:
+        return None if words[word] == NO_VALUE else words[word]
+
+    try:
+        phase = Phase(words[Word.PHASE])
+    except ValueError as error:
+        raise DataError(f"{location}: phase {words[Word.PHASE]}, expected 0 to {max(Phase)}") from error
+    for word in (Word.CURRENT_STEP, Word.COMPLETED_STEP):
+        if MAX_STEP < words[word] < NO_VALUE:
+            raise DataError(f"{location}: {word.name}={words[word]}, expected 0 to {MAX_STEP}")
+    return Progress(
+        phase=phase,
+        phase_since_ns=words[Word.PHASE_SINCE_NS],
+        current_step=said(Word.CURRENT_STEP),
+        step_started_ns=said(Word.STEP_STARTED_NS),
+        completed_step=said(Word.COMPLETED_STEP),
+        completed_ns=said(Word.COMPLETED_NS),
+        last_step_ns=said(Word.LAST_STEP_NS),
+        median_step_ns=said(Word.MEDIAN_STEP_NS),
+        obeyed_command=words[Word.OBEYED_COMMAND],
+        num_lost_ends=words[Word.NUM_LOST_ENDS],
+        awaited_group=words[Word.AWAITED] % MAX_GROUPS,
+        awaited_place=words[Word.AWAITED] // MAX_GROUPS,
+        longest_checkpoint_ns=words[Word.LONGEST_CHECKPOINT_NS] or None,
+        longest_evaluation_ns=words[Word.LONGEST_EVALUATION_NS] or None,
+        longest_write_ns=words[Word.LONGEST_WRITE_NS] or None,
+        save_interval_ns=words[Word.SAVE_INTERVAL_NS] or None,
+        device_seen_ns=words[Word.DEVICE_SEEN_NS] or None,
+    )
+
+
+def encode_control(page: ControlPage, seqlock: int) -> bytes:
+    """Return the control page's bytes.
+
+    Raises: DataError when a field does not fit.
+    """
+    try:
+        body = CONTROL.pack(
+            *(seqlock, page.command_number, page.command, page.sample_period, page.interval_ns, page.span_mask),
+            *(page.lease_ok_until_ns, page.round, page.written_ns, page.stop_ns, 0),
+        )
+    except struct.error as error:
+        raise DataError(f"control page: a field does not fit ({error}): {page}") from error
+    return body[:-4] + struct.pack("<I", zlib.crc32(body[8:-4]))
+
+
+def decode_control(raw: bytes) -> ControlPage | None:
+    """Return the control page, or None when it is incomplete (odd seqlock word, or a wrong checksum)."""
+    seqlock, number, command, period, interval, mask, lease, round_number, written, stop, crc = CONTROL.unpack_from(raw)
+    if seqlock % 2 or crc != zlib.crc32(raw[8 : CONTROL.size - 4]):
+        return None
+    return ControlPage(
+        command_number=number,
+        command=command,
+        interval_ns=interval,
+        span_mask=mask,
+        sample_period=period,
+        lease_ok_until_ns=lease,
+        round=round_number,
+        written_ns=written,
+        stop_ns=stop,
+    )
+
+
+def encode_group(group: GroupRecord) -> bytes:
+    """Return a group's entry. Raises: DataError when the name is longer than its field."""
+    raw = group.name.encode()
+    if len(raw) > 32:
+        raise DataError(f"black box: group name {group.name!r} has {len(raw)} bytes, the field holds 32; shorten it")
+    return _GROUP.pack(group.number, group.first_rank, group.stride, group.num_ranks, group.entered, group.left, raw)
+
+
+def decode_groups(page: bytes) -> dict[int, GroupRecord]:
+    """Return number -> group for every entry in use. An entry is in use if its number equals its index."""
+    groups: dict[int, GroupRecord] = {}
+    for index, entry in enumerate(_GROUP.iter_unpack(page)):
+        number, first_rank, stride, num_ranks, entered, left, name = entry
+        if index and number == index:
+            text = name.rstrip(b"\0").decode(errors="replace")
+            groups[number] = GroupRecord(number, text, first_rank, stride, num_ranks, entered, left)
+    return groups
+
+
+def encode_record(record: Record) -> bytes:
+    """Return a record's 64 bytes."""
+    return RECORD.pack(
+        *(record.sequence, record.start_ns, NO_VALUE if record.duration_ns is None else record.duration_ns),
+        *(record.launch_ns, record.num_bytes, record.step, record.collective_sequence, record.microbatch),
+        *(record.chunk, record.operation_number, record.group, record.flags, record.sequence & _LOW_32_BITS),
+    )
+
+
+def decode_record(values: tuple[int, ...]) -> Record | None:
+    """Return the record of one unpacked slot, or None for an empty or incomplete one."""
+    sequence, start, duration, launch, num_bytes, step, collective, microbatch, chunk, number, group, flags, check = (
+        values
+    )
+    if sequence == 0 or check != sequence & _LOW_32_BITS:
+        return None
+    return Record(
+        sequence=sequence,
+        start_ns=start,
+        duration_ns=None if duration == NO_VALUE else duration,
+        launch_ns=launch,
+        num_bytes=num_bytes,
+        step=step,
+        collective_sequence=collective,
+        microbatch=microbatch,
+        chunk=chunk,
+        operation_number=number,
+        group=group,
+        flags=RecordFlag(flags),
+    )
+
+
+def step_total(record: Record) -> StepTotal:
+    """Decode a STEP_TOTAL record."""
+    return StepTotal(
+        sequence=record.sequence,
+        step=record.step,
+        step_started_ns=record.start_ns,
+        operation_number=record.operation_number,
+        sum_ns=record.duration_ns or 0,
+        max_ns=record.launch_ns,
+        count=record.collective_sequence,
+        num_bytes=record.num_bytes,
+    )
+
+
+def value_bits(value: float) -> int:
+    """Return the 64 bits of a float. Every NaN becomes the one NaN that differs from the mark of an open record."""
+    return int(_FLOAT_BITS.unpack(_FLOAT.pack(value if value == value else math.nan))[0])
+
+
+def noted_value(record: Record) -> NotedValue:
+    """Decode a VALUE record. One that its writer left open has the value NaN."""
+    bits = NO_VALUE if record.duration_ns is None else record.duration_ns
+    (value,) = _FLOAT.unpack(_FLOAT_BITS.pack(bits))
+    return NotedValue(record.sequence, record.step, record.operation_number, record.start_ns, value)

@@ -1,0 +1,30 @@
+"""The state of a job's notification receivers, kept in etcd so that the next driver can continue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from megatrain.contracts.records.receipts import Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverRecord:
+    """One receiver. Only the elected driver's host writes it, after each message that the receiver has accepted."""
+
+    receiver: str
+    """Its kind: slack, pagerduty, email, alertmanager or webhook."""
+    told: Mapping[str, str] = field(default_factory=dict)
+    """The last state sent to it, by topic: "open:amber", "under-way:amber", "closed:amber"."""
+    opened_unix_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """By level: the times of the last hour's messages about new topics."""
+    num_sent: int = 0
+    """Messages that it has accepted."""
+    num_failed: int = 0
+    """Failed attempts."""
+    num_given_up: int = 0
+    """Topics that were never sent to it, because they had ended too long ago."""
+    trouble: str = ""
+    """Why the last attempt failed; empty if it succeeded."""
+    receipts: Mapping[str, tuple[Receipt, ...]] = field(default_factory=dict)
+    """By topic, for the newest incidents: its messages and their times. The driver copies them to the incidents."""

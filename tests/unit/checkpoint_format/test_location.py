@@ -1,0 +1,292 @@
+"""A place on a local disk: what is written is there whole and durable, what goes wrong is named."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import random
+import re
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megatrain.checkpoint_format.location import LocalLocation, Location, is_relative_name
+from megatrain.contracts.errors import CheckpointError
+from tests.helpers.checkpoint_tree import crash_at, tree
+from tests.helpers.location_cases import NAMES, OTHER_NAMES, LocationCases
+
+Record = list[str]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Location:
+    return LocalLocation(tmp_path / "place")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Record:
+    """What reaches the disk, in order."""
+    record: Record = []
+    real_fsync, real_replace = os.fsync, Path.replace
+
+    def fsync(file: int) -> None:
+        record.append("fsync " + re.sub(r"[0-9a-f]{8}", "*", Path(os.readlink(f"/proc/self/fd/{file}")).name))
+        real_fsync(file)
+
+    def replace(self: Path, target: Path) -> Path:
+        record.append("rename " + target.name)
+        return real_replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    return record
+
+
+class TestLocalLocation(LocationCases):
+    """The contract that it has in common with all places."""
+
+
+def test_relative_names() -> None:
+    assert all(is_relative_name(name) for name in NAMES)
+    assert not any(is_relative_name(name) for name in OTHER_NAMES)
+
+
+def failing(number: int) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_a_range_arrives_in_parts(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "a").write(b"0123456789")
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, views, offset: real(file, [views[0][:3]], offset))
+    assert (place / "a").read_range(1, 8) == b"12345678"
+    monkeypatch.setattr(os, "preadv", lambda *_: 0)
+    with pytest.raises(CheckpointError, match="was cut short while bytes 1 to 9 were read"):
+        (place / "a").read_range(1, 8)
+
+
+def test_a_write_reaches_the_disk_in_order(place: Location, calls: Record) -> None:
+    (place / "b" / "COMMIT").write(b"x")
+    # the directories first, each by the one above it; then the content, the name, and the directory with the name
+    assert calls[1:] == ["fsync place", "fsync .COMMIT.*.tmp", "rename COMMIT", "fsync b"]
+    del calls[:]
+    (place / "b" / "COMMIT").write(b"y")
+    assert calls == ["fsync .COMMIT.*.tmp", "rename COMMIT", "fsync b"]
+
+
+@pytest.mark.parametrize(("module", "function"), [(os, "fsync"), (Path, "replace")])
+def test_a_write_that_fails_leaves_what_was_there(
+    module: object, function: str, place: Location, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (place / "a").write(b"old")
+    monkeypatch.setattr(module, function, failing(errno.ENOSPC))
+    with pytest.raises(CheckpointError, match=r"place/a: cannot be written: No space left on device$"):
+        (place / "a").write(b"new")
+    with pytest.raises(CheckpointError, match=r"place/b: cannot be written: No space left on device$"):
+        (place / "b").write(b"new")
+    assert tree(tmp_path) == {"place/a": b"old"}
+
+
+def test_a_write_that_is_killed_leaves_nothing_to_see(place: Location) -> None:
+    """The process ends before each change to the disk: the file is the old one or the new one, and nothing else."""
+    (place / "a").write(b"old")
+    preparation = f"from megatrain.checkpoint_format.location import *\nplace = LocalLocation(Path({str(place)!r}))"
+    number = 0
+    while crash_at(number, preparation, "(place / 'a').write(b'new')"):
+        assert (place / "a").read() == b"old"
+        assert [entry.name for entry in place.entries()] == ["a"]
+        number += 1
+    assert number == 2, "before the temporary file is made, and before it is renamed"
+    assert (place / "a").read() == b"new"
+    place.remove()
+    assert not place.exists()
+
+
+def test_what_stands_in_the_way_is_named(place: Location) -> None:
+    (place / "file").write(b"")
+    (place / "directory" / "x").write(b"")
+    for action in (
+        lambda: (place / "file/x/y").write(b""),
+        lambda: (place / "file/x/y").create(),
+    ):
+        with pytest.raises(CheckpointError, match=r"place/file/x/y: cannot be written: File exists \(.*/place/file\)"):
+            action()
+    with pytest.raises(CheckpointError, match="place/directory: cannot be written: Is a directory"):
+        (place / "directory").write(b"")
+    with pytest.raises(CheckpointError, match="place/directory: cannot be written: Is a directory"):
+        (place / "directory").create()
+
+
+def test_a_directory_that_cannot_be_synced(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "a").write(b"old")
+    real = os.fsync
+
+    def fsync(file: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{file}")).is_dir():
+            raise OSError(number, os.strerror(number))
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    number = errno.EINVAL
+    (place / "a").write(b"new")
+    assert (place / "a").read() == b"new"
+    number = errno.EIO
+    with pytest.raises(CheckpointError, match="place/a: cannot be written: Input/output error"):
+        (place / "a").write(b"newer")
+
+
+def test_a_big_file_in_parts(place: Location, calls: Record) -> None:
+    (place / "x").write(b"")
+    del calls[:]
+    sink = (place / "a").create()
+    sink.write(b"12")
+    sink.write(bytearray(b"34"))
+    sink.write(memoryview(array("i", [1, 2])))
+    sink.write(memoryview(b"0123456789")[2:4])
+    sink.write(b"")
+    assert calls == []
+    sink.close()
+    assert (place / "a").read() == b"1234" + array("i", [1, 2]).tobytes() + b"23"
+    assert calls == ["fsync a", "fsync place"]
+    with pytest.raises(ValueError, match="place/a is closed"):
+        sink.write(b"")
+    with pytest.raises(ValueError, match="place/a is closed"):
+        sink.close()
+    sink.abort()
+    assert (place / "a").exists()
+
+
+def test_whole_pages_and_what_is_none(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages may go past the page cache; bytes of an odd length or place may not, and are written all the same."""
+    pages = mmap.mmap(-1, 1 << 20)
+    pages[:] = random.Random(1).randbytes(len(pages))
+    parts = [pages[:], pages[:1000], pages[7:5000], pages[:], b"end"]
+    refused: Record = []
+    real = os.write
+
+    def write(file: int, content: memoryview) -> int:
+        is_direct = bool(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT)
+        if is_direct and len(content) % mmap.PAGESIZE:  # as a disk does whose blocks are pages
+            refused.append(str(len(content)))
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(file, content)
+
+    monkeypatch.setattr(os, "write", write)
+    sink = (place / "a").create()
+    sink.write(pages)
+    for part in parts[1:]:
+        sink.write(part)
+    sink.close()
+    assert (place / "a").read() == b"".join(parts)
+    assert len(refused) <= 1  # and not asked again
+
+
+def test_a_file_system_without_direct_writes(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "fcntl", failing(errno.EINVAL))
+    sink = (place / "a").create()
+    sink.write(mmap.mmap(-1, mmap.PAGESIZE))
+    sink.write(b"12")
+    sink.close()
+    assert (place / "a").read() == bytes(mmap.PAGESIZE) + b"12"
+
+
+def test_a_disk_that_takes_little_at_a_time(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda file, content: real(file, content[:3]))
+    sink = (place / "a").create()
+    sink.write(b"0123456789")
+    sink.write(b"ab")
+    sink.close()
+    assert (place / "a").read() == b"0123456789ab"
+
+
+def test_a_full_disk_is_named_and_the_file_is_given_up(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = (place / "a").create()
+    buffer = bytearray(b"12")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", failing(errno.ENOSPC))
+        with pytest.raises(CheckpointError, match="place/a: cannot be written: No space left on device"):
+            sink.write(buffer)
+    buffer.clear()  # no view of it is left, although the error is still there
+    sink.abort()
+    sink.abort()
+    assert place.entries() == []
+
+
+def test_a_file_that_cannot_be_made_durable_is_gone(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_open = len(os.listdir("/proc/self/fd"))
+    sink = (place / "a").create()
+    sink.write(b"12")
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    with pytest.raises(CheckpointError, match="place/a: cannot be written: Input/output error"):
+        sink.close()
+    assert place.entries() == []
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+def test_removal(place: Location, tmp_path: Path) -> None:
+    (place / "tree/a/b").write(b"1")
+    (place / "tree/c").write(b"2")
+    (place / "kept/d").write(b"3")
+    (tmp_path / "place" / "tree" / "link").symlink_to(tmp_path / "place" / "kept")
+    (tmp_path / "place" / "link").symlink_to(tmp_path / "place" / "kept")
+    for name in ("tree", "tree", "link", "nothing", "nowhere/x", "kept/d/x"):
+        (place / name).remove()
+    assert tree(tmp_path) == {"place/kept/d": b"3"}
+    assert [entry.name for entry in place.entries()] == ["kept"]
+
+
+def test_removal_is_durable(place: Location, calls: Record) -> None:
+    (place / "tree/a").write(b"1")
+    del calls[:]
+    (place / "tree").remove()
+    assert calls == ["fsync place"]
+
+
+def test_removal_beside_another_one(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is gone when its turn comes was removed by somebody else, which is as good."""
+    for name in ("tree/a/b", "tree/a/c", "tree/d"):
+        (place / name).write(b"")
+    real = os.unlink
+
+    def unlink(path: Path, **options: int) -> None:
+        real(path, **options)
+        monkeypatch.setattr(os, "unlink", real)
+        (place / "tree").remove()
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    (place / "tree").remove()
+    assert place.entries() == []
+
+
+def test_removal_that_fails_names_the_file(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "tree/a").write(b"")
+
+    def unlink(path: Path, **_: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    message = r"place/tree: cannot be removed: Operation not permitted \(.*/place/tree/a\)"
+    with pytest.raises(CheckpointError, match=message):
+        (place / "tree").remove()
+
+
+def test_a_fifo_is_no_file_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "COMMIT")
+    for read in (LocalLocation.read, lambda location: location.read_range(0, 1)):
+        with pytest.raises(CheckpointError, match=r"COMMIT: cannot be read: Not a regular file"):
+            read(LocalLocation(tmp_path / "COMMIT"))
+
+
+def test_a_file_of_absurd_size_is_refused_before_it_takes_memory(tmp_path: Path) -> None:
+    with (tmp_path / "RESUME").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(CheckpointError, match=r"RESUME: 1099511627776 bytes, at most 1073741824 are read"):
+        LocalLocation(tmp_path / "RESUME").read()

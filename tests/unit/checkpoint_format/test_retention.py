@@ -1,0 +1,82 @@
+"""Which checkpoints may go: a table of examples, and what holds for all numbers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatrain.checkpoint_format.retention import to_remove
+
+STEPS = [10, 20, 30, 40, 50]
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_every", "pinned", "needed", "removed"),
+    [
+        (0, 0, set(), set(), []),
+        (0, 20, set(), set(), []),
+        (1, 0, set(), set(), [10, 20, 30, 40]),
+        (2, 0, set(), set(), [10, 20, 30]),
+        (5, 0, set(), set(), []),
+        (9, 0, set(), set(), []),
+        (1, 20, set(), set(), [10, 30]),
+        (1, 7, set(), set(), [10, 20, 30, 40]),
+        (1, 1, set(), set(), []),
+        (1, 0, {20}, {30}, [10, 40]),
+        (1, 0, {99}, {98}, [10, 20, 30, 40]),
+    ],
+)
+def test_examples(keep_last: int, keep_every: int, pinned: set[int], needed: set[int], removed: list[int]) -> None:
+    assert to_remove(STEPS, pinned, needed, keep_last, keep_every) == removed
+
+
+def test_few_steps() -> None:
+    assert to_remove([], set(), set(), 1, 0) == []
+    assert to_remove([7], set(), set(), 1, 0) == []
+    assert to_remove([0, 1, 2], set(), set(), 1, 5) == [1]
+
+
+@pytest.mark.parametrize(("keep_last", "keep_every"), [(-1, 0), (0, -1)])
+def test_negative_numbers_are_refused(keep_last: int, keep_every: int) -> None:
+    with pytest.raises(ValueError, match=f"keep_last={keep_last} and keep_every={keep_every} must be at least 0"):
+        to_remove(STEPS, set(), set(), keep_last, keep_every)
+
+
+SOME_STEPS = st.lists(st.integers(0, 60), max_size=20)
+SOME = st.frozensets(st.integers(0, 60), max_size=8)
+
+
+@settings(max_examples=300, derandomize=True)
+@given(SOME_STEPS, SOME, SOME, st.integers(0, 8), st.integers(0, 12))
+def test_a_step_goes_exactly_when_no_rule_keeps_it(
+    steps: list[int], pinned: frozenset[int], needed: frozenset[int], keep_last: int, keep_every: int
+) -> None:
+    removed = to_remove(steps, pinned, needed, keep_last, keep_every)
+    assert removed == sorted(set(removed))
+    for step in set(steps):
+        num_newer = len({other for other in steps if other > step})
+        is_kept = keep_last == 0 or num_newer < keep_last or step in pinned | needed
+        is_kept = is_kept or (keep_every > 0 and step % keep_every == 0)
+        assert (step in removed) is not is_kept
+    assert set(removed) <= set(steps)
+    if steps:
+        assert max(steps) not in removed
+
+
+@pytest.mark.slow
+@settings(max_examples=200, derandomize=True)
+@given(SOME_STEPS, SOME, SOME, st.integers(0, 8), st.integers(0, 12))
+def test_once_is_enough_and_what_comes_later_brings_nothing_back(
+    steps: list[int], pinned: frozenset[int], needed: frozenset[int], keep_last: int, keep_every: int
+) -> None:
+    removed = to_remove(steps, pinned, needed, keep_last, keep_every)
+    kept = sorted(set(steps) - set(removed))
+    assert to_remove(kept, pinned, needed, keep_last, keep_every) == []
+    # a removal that was cut short is made up for by the next one, whatever was saved meanwhile
+    newer = max(steps, default=0) + 1
+    later = to_remove([*steps, newer], pinned, needed, keep_last, keep_every)
+    assert set(removed) <= set(later)
+    left = removed[len(removed) // 2 :]
+    after_a_part = to_remove([*kept, *left, newer], pinned, needed, keep_last, keep_every)
+    assert set(after_a_part) == set(later) - set(removed[: len(removed) // 2])

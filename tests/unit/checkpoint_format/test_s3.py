@@ -1,0 +1,154 @@
+"""Checkpoints on an S3 server: a location as any other, conditional puts, and two rounds that race in trouble."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from megatrain.checkpoint.housekeeping import Housekeeping
+from megatrain.checkpoint.verification import verify_checkpoint
+from megatrain.checkpoint_format.checkpoint_files import committed_steps, read_manifest
+from megatrain.checkpoint_format.lineage import candidates
+from megatrain.checkpoint_format.location import Location, put_once
+from megatrain.checkpoint_format.url_location import open_location
+from megatrain.contracts.errors import CheckpointError
+from tests.helpers.checkpoint_tree import put_main
+from tests.helpers.location_cases import LocationCases
+from tests.helpers.s3_server import Fault, FaultyS3, s3_server
+from tests.helpers.two_rounds import STEP, make_round, two_rounds
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[FaultyS3]:
+    with pytest.MonkeyPatch.context() as monkeypatch, s3_server(monkeypatch) as server:
+        yield server
+
+
+@pytest.fixture
+def s3(running: FaultyS3) -> Iterator[FaultyS3]:
+    yield running
+    running.hook = lambda method, key: None
+
+
+@pytest.fixture
+def place(s3: FaultyS3) -> Location:
+    return open_location(f"s3://bucket/{uuid4().hex}/place")
+
+
+class TestS3Location(LocationCases):
+    pass
+
+
+def test_the_server_and_its_driver_let_one_of_two_win(place: Location) -> None:
+    assert place.is_exclusive()
+    assert place.entries() == []
+
+
+def test_a_server_that_does_not_know_the_condition_is_detected(place: Location, s3: FaultyS3) -> None:
+    """As older ones do, it puts all the same."""
+    application = s3._application
+
+    def forget(environment: dict[str, object], start_response: object) -> object:
+        environment.pop("HTTP_IF_NONE_MATCH", None)
+        return application(environment, start_response)
+
+    s3._application = forget
+    try:
+        assert not place.is_exclusive()
+    finally:
+        s3._application = application
+
+
+@pytest.mark.slow(kept=["Fault.REFUSED-False"])
+@pytest.mark.parametrize(("fault", "is_there"), [(Fault.LOST, True), (Fault.REFUSED, False)])
+def test_a_put_without_an_answer_is_looked_at_again(
+    place: Location, s3: FaultyS3, fault: Fault, is_there: bool
+) -> None:
+    s3.hook = lambda method, key: fault if method == "PUT" else None
+    if is_there:
+        assert put_once(place / "a", b"mine")
+        assert not put_once(place / "a", b"another's")
+    else:
+        with pytest.raises(CheckpointError, match="place/a: cannot be written: "):
+            put_once(place / "a", b"mine")
+        assert not (place / "a").exists()
+
+
+def newest(checkpoints: Location) -> int | None:
+    found = candidates(checkpoints)
+    if found:
+        assert verify_checkpoint(found[0].location) == []
+    return found[0].step if found else None
+
+
+@pytest.fixture
+def checkpoints(place: Location, tmp_path: Path) -> Location:
+    put_main(place)
+    make_round(tmp_path, 1, str(place), step=5).persist(place)
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["-metadata", "-index", "-manifest-", "COMMIT", ".done"])
+def test_an_older_round_whose_put_is_late(checkpoints: Location, s3: FaultyS3, tmp_path: Path, point: str) -> None:
+    """The request is on its way while the newer round commits and its retention removes what was there before."""
+    old, new = two_rounds(tmp_path, str(checkpoints))
+    is_late = [True]
+
+    def hold(method: str, key: str) -> None:
+        if is_late[0] and method == "PUT" and point in key:
+            is_late[0] = False
+            new.persist(checkpoints)
+            Housekeeping().run(checkpoints, new.plan)
+
+    s3.hook = hold
+    with suppress(CheckpointError):
+        old.persist(checkpoints)
+        Housekeeping().run(checkpoints, old.plan)
+    assert not is_late[0]
+    assert committed_steps(checkpoints / "main") == [STEP]
+    assert newest(checkpoints) == STEP
+    assert read_manifest(checkpoints / "main/step-000000010").round == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", list(Fault))
+def test_two_rounds_race_while_puts_fail(checkpoints: Location, s3: FaultyS3, tmp_path: Path, fault: Fault) -> None:
+    """A put of the older round goes wrong, each fifth in turn; then the newer one comes, and the older tries again."""
+    number, has_failed = 0, True
+    while has_failed:
+        (checkpoints / "main/step-000000010").remove()
+        old, new = two_rounds(tmp_path / str(number), str(checkpoints))
+        puts, has_failed = 0, False
+
+        def fail(method: str, key: str, number: int = number) -> Fault | None:
+            nonlocal puts, has_failed
+            puts += method == "PUT"
+            if method == "PUT" and puts == number + 1:
+                has_failed = True
+                return fault
+            return None
+
+        s3.hook = fail
+        with suppress(CheckpointError):
+            old.persist(checkpoints)
+        s3.hook = lambda method, key: None
+        assert newest(checkpoints) in (5, STEP)
+        new.persist(checkpoints)
+        assert newest(checkpoints) == STEP
+        with suppress(CheckpointError):
+            old.persist(checkpoints)
+        assert newest(checkpoints) == STEP
+        number += 5
+    assert number > 10
+
+
+@pytest.mark.slow
+def test_a_commit_whose_answer_was_lost_is_a_success(checkpoints: Location, s3: FaultyS3, tmp_path: Path) -> None:
+    s3.hook = lambda method, key: Fault.LOST if method == "PUT" and key.endswith("COMMIT") else None
+    two_rounds(tmp_path, str(checkpoints))[0].persist(checkpoints)
+    assert newest(checkpoints) == STEP

@@ -1,0 +1,104 @@
+"""A first checkpoint that was never finished is nothing that was saved; one that was complete never looks like that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megatrain.checkpoint_format.checkpoint_files import is_unfinished, manifest_name, remove_checkpoint
+from megatrain.checkpoint_format.lineage import candidates, open_branch, unfinished
+from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.contracts.errors import CheckpointError
+from tests.helpers.checkpoint_tree import crash_at, found, path_of, put_checkpoint, put_main, put_manifest
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Location:
+    return LocalLocation(tmp_path / "checkpoints")
+
+
+def begin(branch: Location, step: int) -> Location:
+    """Leave what a writer leaves that is killed after its first files."""
+    directory = branch / f"step-{step:09d}"
+    (directory / "WRITING").write(b"{}")
+    (directory / "r000000-rank-00000.distcp").write(b"half")
+    return directory
+
+
+def test_a_run_whose_first_checkpoint_was_never_finished_begins_anew(checkpoints: Location) -> None:
+    main = put_main(checkpoints)
+    places = [begin(main, 20), begin(main, 10)]
+    (places[0] / manifest_name(b"{}", 2)).write(b"{}")
+    assert candidates(checkpoints) == []
+    assert unfinished(checkpoints) == [places[1], places[0]]
+    put_checkpoint(main, 5)
+    assert found(checkpoints) == [("main", 5)]
+    assert unfinished(checkpoints) == [places[1], places[0]]
+
+
+def test_a_directory_that_was_just_made_is_nothing(checkpoints: Location) -> None:
+    main = put_main(checkpoints)
+    path_of(main / "step-000000010").mkdir()
+    assert candidates(checkpoints) == []
+    assert unfinished(checkpoints) == []
+
+
+@pytest.mark.parametrize("name", ["COMMIT", "r000002-metadata"])
+def test_anything_else_may_have_been_saved(checkpoints: Location, name: str) -> None:
+    """COMMIT: it was complete, and is damaged. Without WRITING: somebody has begun to remove it."""
+    directory = begin(put_main(checkpoints), 10)
+    (directory / name).write(b"?")
+    if name != "COMMIT":
+        (directory / "WRITING").remove()
+    assert not is_unfinished(directory)
+    assert unfinished(checkpoints) == []
+    with pytest.raises(CheckpointError, match="holds main/step-000000010, but no committed checkpoint"):
+        candidates(checkpoints)
+
+
+def test_only_checkpoint_directories_are_unfinished(checkpoints: Location) -> None:
+    main = put_main(checkpoints)
+    (main / "other" / "WRITING").write(b"")
+    (main / "step-000000010").write(b"a file")
+    assert unfinished(checkpoints) == []
+    with pytest.raises(CheckpointError, match=r"holds main/other, main/step-000000010, but no committed checkpoint"):
+        candidates(checkpoints)
+
+
+def test_an_unfinished_checkpoint_of_a_new_branch_is_no_reason_to_begin_anew(checkpoints: Location) -> None:
+    put_main(checkpoints, 10)
+    begin(checkpoints / open_branch(checkpoints, "main", 10, "").name, 20)
+    assert found(checkpoints) == [("main", 10)]
+    (checkpoints / "main" / "step-000000010").remove()
+    with pytest.raises(CheckpointError, match="branch-0002 begins at step 10 of main, but no committed"):
+        candidates(checkpoints)
+
+
+REMOVE = """
+from pathlib import Path
+from megatrain.checkpoint_format.checkpoint_files import remove_checkpoint
+from megatrain.checkpoint_format.location import LocalLocation
+directory = LocalLocation(Path({place!r}))
+"""
+
+
+@pytest.mark.slow(kept=["False"])
+@pytest.mark.parametrize("was_complete", [False, True])
+def test_a_removal_that_is_killed_does_not_change_what_it_was(checkpoints: Location, was_complete: bool) -> None:
+    number = 0
+    is_killed = True
+    while is_killed:
+        main = put_main(checkpoints)
+        directory = begin(main, 10)
+        put_manifest(main, 10)
+        if was_complete:
+            # its writer was killed after COMMIT, so that WRITING is still there
+            put_checkpoint(main, 10)
+        is_killed = crash_at(number, REMOVE.format(place=str(directory)), "remove_checkpoint(directory)")
+        is_there = bool(directory.entries())
+        assert is_unfinished(directory) == (directory.exists() and not (was_complete and is_there))
+        checkpoints.remove()
+        number += 1
+    assert number >= 4
+    remove_checkpoint(directory)

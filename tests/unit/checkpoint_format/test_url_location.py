@@ -1,0 +1,348 @@
+"""Places behind URLs: the same contract as on a local disk, over drivers that fail, remember and buffer."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.url_location import UrlLocation, open_location
+from megatrain.contracts.errors import CheckpointError, MissingFileError
+from tests.helpers.checkpoint_tree import crash_at, tree
+from tests.helpers.location_cases import LocationCases, contents
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    """A URL in memory with nothing below it, before and after."""
+    store = fsspec.filesystem("memory")
+    yield "memory://test-url-location"
+    if store.exists("/test-url-location"):
+        store.rm("/test-url-location", recursive=True)
+
+
+class TestFileUrl(LocationCases):
+    """A disk behind fsspec."""
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Location:
+        return open_location(f"file://{tmp_path}/place")
+
+
+class TestMemoryUrl(LocationCases):
+    """The nearest thing to an object store that needs no server."""
+
+    @pytest.fixture
+    def place(self, memory: str) -> Location:
+        return open_location(f"{memory}/place")
+
+
+# What opens what
+
+
+def test_a_path_is_a_path_and_a_url_goes_through_fsspec(tmp_path: Path) -> None:
+    for text in (str(tmp_path), "runs/demo", "a:b"):
+        assert open_location(text) == LocalLocation(Path(text))
+    place = open_location(f"file://{tmp_path}/run/")
+    assert isinstance(place, UrlLocation)
+    assert (str(place), place.name) == (f"file://{tmp_path}/run", "run")
+    (place / "a/b").write(b"1")
+    assert tree(tmp_path) == {"run/a/b": b"1"}
+    assert open_location(str(place / "a")).entries() == [place / "a/b"]
+
+
+def test_the_root_of_a_store(memory: str) -> None:
+    (open_location("memory://") / memory.rpartition("/")[2] / "a").write(b"1")
+    assert contents(open_location(memory)) == {"a": b"1"}
+    assert (open_location("file:///") / "proc/self/comm").exists()
+
+
+@pytest.mark.parametrize("text", ["", "S3://bucket", "://x", "simplecache::s3://bucket", "s 3://bucket"])
+def test_what_is_neither_a_path_nor_a_url_is_refused(text: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{text!r} is neither a path nor a URL such as s3://bucket/run"):
+        open_location(text)
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "package"), [("gs://b/x", "gcsfs", "gcsfs"), ("sftp://h/x", "paramiko", "paramiko")]
+)
+def test_a_driver_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, url: str, module: str, package: str
+) -> None:
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.sftp", raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    scheme = url.partition(":")[0]
+    with pytest.raises(
+        CheckpointError, match=rf"{url}: no driver for {scheme}:// is installed .*; pip install {package}$"
+    ):
+        open_location(url)
+
+
+def test_an_unknown_scheme_is_named() -> None:
+    with pytest.raises(CheckpointError, match="foo://x: cannot be opened: ValueError: Protocol not known: foo"):
+        open_location("foo://x")
+
+
+def test_without_fsspec_a_url_is_refused_and_a_path_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    assert isinstance(open_location("/runs/demo"), LocalLocation)
+    with pytest.raises(CheckpointError, match=r"s3://bucket/run: URLs need fsspec .*; pip install fsspec"):
+        open_location("s3://bucket/run")
+
+
+def test_a_password_is_neither_taken_nor_shown() -> None:
+    with pytest.raises(CheckpointError, match=r"sftp://\.\.\.@host/run: a password in a URL would appear") as caught:
+        open_location("sftp://me:secret@host/run")
+    assert "secret" not in str(caught.value)
+
+
+# A disk behind fsspec: whole or not at all, and durable
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Location:
+    return open_location(f"file://{tmp_path}/place")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What reaches the disk, in order."""
+    record: list[str] = []
+    real_fsync, real_mv = os.fsync, LocalFileSystem.mv
+
+    def fsync(file: int) -> None:
+        record.append("fsync " + re.sub(r"[0-9a-f]{8}", "*", Path(os.readlink(f"/proc/self/fd/{file}")).name))
+        real_fsync(file)
+
+    def mv(self: LocalFileSystem, source: str, target: str) -> None:
+        record.append("rename " + Path(target).name)
+        real_mv(self, source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(LocalFileSystem, "mv", mv)
+    return record
+
+
+def test_files_reach_the_disk_in_order(on_disk: Location, calls: list[str]) -> None:
+    (on_disk / "b" / "COMMIT").write(b"x")
+    assert calls == ["fsync .COMMIT.*.tmp", "rename COMMIT", "fsync b"]
+    del calls[:]
+    sink = (on_disk / "b" / "big").create()
+    sink.write(b"12")
+    assert calls == []
+    sink.close()
+    assert calls == ["fsync big", "fsync b"]
+    del calls[:]
+    (on_disk / "b").remove()
+    assert calls == ["fsync place"]
+
+
+def failing(number: int) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize(("module", "function"), [(os, "fsync"), (LocalFileSystem, "mv")])
+def test_a_write_that_fails_leaves_what_was_there(
+    module: object, function: str, on_disk: Location, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (on_disk / "a").write(b"old")
+    monkeypatch.setattr(module, function, failing(errno.ENOSPC))
+    for name in "ab":
+        with pytest.raises(CheckpointError, match=rf"place/{name}: cannot be written: No space left on device$"):
+            (on_disk / name).write(b"new")
+    assert tree(tmp_path) == {"place/a": b"old"}
+
+
+@pytest.mark.slow
+def test_a_write_that_is_killed_leaves_nothing_to_see(on_disk: Location) -> None:
+    (on_disk / "a").write(b"old")
+    preparation = f"""
+from megatrain.checkpoint_format.url_location import open_location
+place = open_location({str(on_disk)!r})
+"""
+    number = 0
+    while crash_at(number, preparation, "(place / 'a').write(b'new')"):
+        assert (on_disk / "a").read() == b"old"
+        assert [entry.name for entry in on_disk.entries()] == ["a"]
+        number += 1
+    assert number >= 2, "before the temporary file is made, and before it is renamed"
+    assert (on_disk / "a").read() == b"new"
+
+
+def test_a_big_file_that_cannot_be_made_durable_is_gone(on_disk: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = (on_disk / "a").create()
+    sink.write(b"12")
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    with pytest.raises(CheckpointError, match="place/a: cannot be written: Input/output error"):
+        sink.close()
+    assert on_disk.entries() == []
+
+
+def test_what_stands_in_the_way_is_named(on_disk: Location) -> None:
+    (on_disk / "file").write(b"")
+    (on_disk / "directory" / "x").write(b"")
+    for action in (lambda: (on_disk / "file/x").write(b""), lambda: (on_disk / "file/x").create()):
+        with pytest.raises(CheckpointError, match=r"place/file/x: cannot be written: File exists"):
+            action()
+    for action in (lambda: (on_disk / "directory").write(b""), lambda: (on_disk / "directory").create()):
+        with pytest.raises(CheckpointError, match="place/directory: cannot be written: Is a directory"):
+            action()
+    assert contents(on_disk) == {"file": b"", "directory/x": b""}
+
+
+def test_a_length_that_somebody_made_up_is_not_read(on_disk: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    (on_disk / "a").write(b"12")
+    monkeypatch.setattr(LocalFileSystem, "cat_file", failing(errno.ENOMEM))
+    with pytest.raises(CheckpointError, match="place/a: 2 bytes, but bytes 0 to 1099511627776 are wanted"):
+        (on_disk / "a").read_range(0, 2**40)
+
+
+def test_a_tree_that_somebody_else_removes_too(on_disk: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("tree/a/b", "tree/a/c", "tree/d"):
+        (on_disk / name).write(b"")
+    real = LocalFileSystem.rm
+    lost = ["tree/d"]
+
+    def rm(self: LocalFileSystem, path: str, recursive: bool = False) -> None:
+        if lost:
+            Path(path, "d").unlink()
+            lost.clear()
+            raise FileNotFoundError(path)
+        real(self, path, recursive=recursive)
+
+    monkeypatch.setattr(LocalFileSystem, "rm", rm)
+    (on_disk / "tree").remove()
+    assert on_disk.entries() == []
+
+
+# Drivers as they are: they buffer, remember what they have listed, and raise what they like
+
+
+class DriverError(Exception):
+    """What no program can know of."""
+
+
+class _Upload(AbstractBufferedFile):
+    """A file that appears when its last part was sent, as in S3."""
+
+    def _initiate_upload(self) -> None:
+        self.parts: list[bytes] = []
+
+    def _upload_chunk(self, final: bool = False) -> bool:
+        if self.fs.is_down:
+            raise DriverError("the store is away")
+        self.parts.append(self.buffer.getvalue())
+        if final:
+            self.fs.files[self.path] = b"".join(self.parts)
+        return True
+
+    def discard(self) -> None:
+        self.fs.num_discarded += 1
+
+
+class Driver(AbstractFileSystem):
+    """A store that lists from memory until its memory is cleared."""
+
+    protocol = "s3"
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: dict[str, bytes] = {}
+        self.listed: dict[str, list[dict[str, Any]]] = {}
+        self.is_down = False
+        self.num_discarded = 0
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.listed.clear()
+
+    def ls(self, path: str, detail: bool = True, **_: object) -> list[Any]:
+        if self.is_down:
+            raise DriverError("the store is away\nand much more")
+        if path not in self.listed:
+            found = {name for name in self.files if name.startswith(path + "/") or name == path}
+            if not found:
+                raise FileNotFoundError(path)
+            self.listed[path] = [{"name": name, "size": len(self.files[name]), "type": "file"} for name in found]
+        return self.listed[path] if detail else [entry["name"] for entry in self.listed[path]]
+
+    def _open(self, path: str, mode: str = "rb", block_size: int = 0, **_: object) -> _Upload:
+        return _Upload(self, path, mode, block_size=4)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: object) -> bytes:
+        if self.is_down or (start is not None and start >= len(self.files.get(path, b""))):
+            raise DriverError("416")
+        return self.files[path][start:end]
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+@pytest.fixture
+def bucket(driver: Driver) -> Location:
+    return UrlLocation("s3://bucket/run", "bucket/run", driver)
+
+
+def test_a_file_that_is_given_up_never_appears(bucket: Location, driver: Driver) -> None:
+    sink = (bucket / "a").create()
+    sink.write(b"0123456789")
+    sink.abort()
+    del sink
+    gc.collect()
+    assert (driver.files, driver.num_discarded) == ({}, 1)
+    sink = (bucket / "a").create()
+    sink.write(b"01")
+    sink.write(b"23456789")
+    sink.close()
+    assert driver.files == {"bucket/run/a": b"0123456789"}
+
+
+def test_a_file_whose_last_part_fails_never_appears(bucket: Location, driver: Driver) -> None:
+    sink = (bucket / "a").create()
+    sink.write(b"0123456789")
+    driver.is_down = True
+    with pytest.raises(CheckpointError, match="s3://bucket/run/a: cannot be written: DriverError: the store is away"):
+        sink.close()
+    driver.is_down = False
+    del sink
+    gc.collect()
+    assert (driver.files, driver.num_discarded) == ({}, 1)
+
+
+def test_what_others_write_is_seen_at_once(bucket: Location, driver: Driver) -> None:
+    driver.files["bucket/run/a"] = b"1"
+    assert [entry.name for entry in bucket.entries()] == ["a"]
+    driver.files["bucket/run/b"] = b"12"
+    assert [entry.name for entry in bucket.entries()] == ["a", "b"]
+    assert (bucket / "b").size() == 2
+
+
+def test_whatever_a_driver_raises_names_the_url(bucket: Location, driver: Driver) -> None:
+    driver.files["bucket/run/a"] = b"1"
+    place = bucket / "a"
+    assert place.read_range(0, 1) == b"1"
+    with pytest.raises(CheckpointError, match="1 bytes, but bytes 1 to 2 are wanted"):
+        place.read_range(1, 1)
+    driver.is_down = True
+    for action in (place.read, place.entries, place.exists, place.size, lambda: place.read_range(0, 1)):
+        with pytest.raises(
+            CheckpointError, match=r"^s3://bucket/run/a: cannot be [a-z ]*: DriverError: [^\n]*$"
+        ) as caught:
+            action()
+        assert not isinstance(caught.value, MissingFileError)
