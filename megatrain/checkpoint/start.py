@@ -1,7 +1,7 @@
 """What a job may start from: rank 0 reads it from storage and broadcasts it to all ranks.
 
-This run's checkpoints come first, the newest of its branch first (checkpoint_format/lineage.py). Another run's checkpoint,
-named by checkpoint.load, counts only while this run has none.
+This run's checkpoints come first, the newest of its branch first (checkpoint_format/lineage.py). Another run's
+checkpoint, named by checkpoint.load, counts only while this run has none.
 """
 
 from __future__ import annotations

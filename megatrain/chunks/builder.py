@@ -115,7 +115,7 @@ def _build_meta_chunk(
     with torch.device("meta"):
         module = Transformer(config.model, part, config.train.seed, config.kernels, loss_terms, device_kind)
     plan = TensorPlan(
-        table=decoder_table(has_two_ends=config.model.has_tied_head and layout.pp_size > 1),
+        table=decoder_table(config.model, has_two_ends=config.model.has_tied_head and layout.pp_size > 1),
         layout=layout,
         rank=rank,
         group=tp,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from megatrain.config.model import ModelConfig
 from megatrain.config.parameter_names import block_parameter_sizes, norm_sizes
+from megatrain.config.variant_parameters import parameters_by_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,6 @@ def num_parameters(model: ModelConfig) -> int:
 
 
 def block_weights(model: ModelConfig) -> int:
-    """Return the elements of the matrices of one transformer block: all except norms and biases."""
-    sizes = block_parameter_sizes(model)
-    return sum(size for name, size in sizes.items() if not name.endswith(("bias", "norm.weight")))
+    """Return the elements of the matrices of one block: all except norms, biases and variants' parameters."""
+    vectors = ("bias", "norm.weight", *parameters_by_path(model))
+    return sum(size for name, size in block_parameter_sizes(model).items() if not name.endswith(vectors))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from megatrain.config.model import ModelConfig
-from megatrain.config.variants import load_variant
+from megatrain.config.variant_parameters import own_parameters
 
 
 def parameter_sizes(model: ModelConfig) -> dict[str, int]:
@@ -32,9 +33,9 @@ def block_parameter_sizes(model: ModelConfig) -> dict[str, int]:
 
 def norm_sizes(model: ModelConfig, path: str) -> dict[str, int]:
     """Return the number of elements of each parameter of a norm over the hidden units."""
-    num_vectors = 2 if model.norm == "layernorm" else 1
     if not model.is_own("norm"):
-        num_vectors = int(load_variant("norm", model.norm).num_vectors)
+        return dict(_variant_sizes(model, "norm", path))
+    num_vectors = 2 if model.norm == "layernorm" else 1
     return {f"{path}.{leaf}": model.hidden_size for leaf in ("weight", "bias")[:num_vectors]}
 
 
@@ -50,10 +51,16 @@ def _branch(model: ModelConfig, path: str, *, has_attention: bool, has_mlp: bool
         yield f"{path}.mlp.up.weight", num_up * model.hidden_size
         if model.has_bias:
             yield f"{path}.mlp.up.bias", num_up
+        yield from _variant_sizes(model, "mlp", f"{path}.mlp.activation")
         yield f"{path}.mlp.down.weight", model.hidden_size * model.resolved_ffn_size
     for name, is_there in (("attention_bias", has_attention), ("mlp_bias", has_mlp)):
         if model.has_bias and is_there:
             yield f"{path}.{name}", model.hidden_size
+
+
+def _variant_sizes(model: ModelConfig, key: str, path: str) -> Iterator[tuple[str, int]]:
+    for name, one in own_parameters(model, key).items():
+        yield f"{path}.{name}", prod(one.shape)
 
 
 def _attention(model: ModelConfig, path: str) -> Iterator[tuple[str, int]]:
@@ -67,4 +74,5 @@ def _attention(model: ModelConfig, path: str) -> Iterator[tuple[str, int]]:
         yield f"{path}.key_norm.weight", head_dim
     if model.qk_norm == "all_heads":
         yield f"{path}.all_heads_norm.weight", (model.num_heads + model.resolved_num_kv_heads) * head_dim
+    yield from _variant_sizes(model, "attention", f"{path}.attend_heads")
     yield f"{path}.out.weight", model.hidden_size * model.num_heads * head_dim

@@ -17,6 +17,7 @@ from megatrain.config.variants import load_variant
 from megatrain.model.head_norms import AllHeadsNorm, HeadNorm
 from megatrain.model.linear import Linear, Projection
 from megatrain.model.positions import RotaryPositions
+from megatrain.model.variant import build_variant
 from megatrain.ops.attention import AttentionPattern, causal_attention
 from megatrain.ops.rotary import split_partly_rotated, split_rotated_
 
@@ -51,8 +52,7 @@ class Attention(nn.Module):
         self.key_norm = HeadNorm(config) if has_norms else None
         self.all_heads_norm = AllHeadsNorm(config) if config.qk_norm == "all_heads" else None
         self.rotates_all = config.rotated_dim == config.resolved_head_dim
-        is_own = config.is_own("attention")
-        self.attend_heads: AttendHeads = causal_attention if is_own else load_variant("attention", config.attention)
+        self.attend_heads = _attend_heads(config)
         self.out = Linear(width, config.hidden_size)
 
     def forward(self, x_SBH: Tensor, pattern: AttentionPattern, positions: RotaryPositions | None) -> Tensor:
@@ -77,3 +77,10 @@ class Attention(nn.Module):
             q, k, v = split(product, *positions.table(product.shape[0], product.device, product.dtype))
         del product  # attention itself keeps the parts that it needs
         return self.attend_heads(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), pattern)
+
+
+def _attend_heads(config: ModelConfig) -> AttendHeads:
+    if config.is_own("attention"):
+        return causal_attention
+    found: AttendHeads | type[nn.Module] = load_variant("attention", config.attention)
+    return build_variant(config, "attention") if isinstance(found, type) else found

@@ -2,7 +2,8 @@
 
 Matrices and embeddings are drawn from normal(0, init_std). For the two projections that write into the residual stream,
 init_std is divided by sqrt(2 * num_layers) (GPT-2's rule; `model.is_residual_init_scaled`). Norm scales are 1
-(weights of zero-centered norms are 0), biases are 0.
+(weights of zero-centered norms are 0), biases are 0. A parameter of another package's variant has the value that it
+declares.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from megatrain import rng
 from megatrain.config.model import ModelConfig
+from megatrain.config.variant_parameters import parameters_by_path
 
 
 def initialise_(
@@ -23,7 +25,10 @@ def initialise_(
     """Fill `out`, the box at `offsets` of the parameter `name` of `global_shape`, with its initial value."""
     with torch.no_grad():
         leaf = name.rsplit(".", 1)[-1]
-        if leaf.endswith("bias"):
+        of_variant = next((one for path, one in parameters_by_path(config).items() if name.endswith(f".{path}")), None)
+        if of_variant is not None:
+            out.fill_(of_variant.declared.initial)
+        elif leaf.endswith("bias"):
             out.zero_()
         elif name.endswith("norm.weight"):
             out.fill_(0.0 if config.norm == "rmsnorm_zero_centered" else 1.0)

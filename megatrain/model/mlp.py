@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from megatrain.config.model import ModelConfig
-from megatrain.config.variants import load_variant
 from megatrain.model.linear import Linear, Projection
+from megatrain.model.variant import build_variant
 from megatrain.ops.activation import bias_geglu, bias_gelu, bias_gelu_exact, bias_swiglu
 
 
@@ -64,8 +64,7 @@ class Mlp(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.up = Up(config)
-        kind = _ACTIVATIONS[config.mlp] if config.is_own("mlp") else load_variant("mlp", config.mlp)
-        self.activation = kind()
+        self.activation = _ACTIVATIONS[config.mlp]() if config.is_own("mlp") else build_variant(config, "mlp")
         self.down = Linear(config.resolved_ffn_size, config.hidden_size)
 
     def forward(self, x_SBH: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from megatrain.config.kernels import KernelsConfig
 from megatrain.config.model import ModelConfig
-from megatrain.config.variants import load_variant
+from megatrain.model.variant import build_variant
 from megatrain.ops.apex_norm import ApexNorms, PlannedApex
 from megatrain.ops.normalization import layer_norm, rms_norm, zero_centered_rms_norm
 from megatrain.ops.optional_backends import import_apex
@@ -67,9 +67,9 @@ _NORMS: Mapping[str, type[LayerNorm | RmsNorm]] = {
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
-    kind = _NORMS[config.norm] if config.is_own("norm") else load_variant("norm", config.norm)
-    built: nn.Module = kind(config.hidden_size, config.norm_eps)
-    return built
+    if config.is_own("norm"):
+        return _NORMS[config.norm](config.hidden_size, config.norm_eps)
+    return build_variant(config, "norm", config.norm_eps)
 
 
 def use_norms(model: nn.Module, config: KernelsConfig, device: torch.device) -> None:

@@ -19,6 +19,7 @@ from megatrain.ops.attention_choice import AttentionCase, AttentionChoice, Backe
 from megatrain.ops.capped_attention import CappedScores, capped_attention
 from megatrain.ops.device_kind import DeviceKind, kind_of
 from megatrain.ops.documents import PackedDocuments
+from megatrain.ops.segment_attention import AttentionSegment, segment_attention, segments_of
 
 _logger = logging.getLogger(__name__)
 _KERNELS = {
@@ -47,6 +48,7 @@ class AttentionPattern:
     scale: float | None = None
     softcap: float = 0.0
     _mask: Tensor | None = field(default=None, init=False)
+    _segments: tuple[AttentionSegment, ...] | None = field(default=None, init=False)
     _choice: AttentionChoice | None = field(default=None, init=False)
 
     @property
@@ -82,6 +84,17 @@ class AttentionPattern:
         """Return the kind of device that kernels are chosen for, given that the heads are on `device`."""
         return self.device_kind or kind_of(device)
 
+    def segments(self, dtype: torch.dtype, *, is_meta: bool) -> tuple[AttentionSegment, ...]:
+        """Return the segments for attention on the CPU, with masks of `dtype`; on meta, all tokens as one."""
+        if self._segments is None:
+            whole = slice(0, self.seq_len)
+            self._segments = (
+                (AttentionSegment(slice(None), whole, whole),)
+                if is_meta
+                else segments_of(self.seq_len, self.window_size, self.documents, dtype)
+            )
+        return self._segments
+
     def mask(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return the number to add to the score of each (query, key): 0 or -inf.
 
@@ -116,6 +129,9 @@ def causal_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: At
         window_size = pattern.window_size if pattern.has_window else 0
         scores = CappedScores(scale, pattern.softcap, window_size, pattern.documents)
         return capped_attention(q_SBND, k_SBGD, v_SBGD, scores).flatten(2)
+    if choice.backend is Backend.CPU and not pattern.is_plain:
+        segments = pattern.segments(q_SBND.dtype, is_meta=q_SBND.is_meta)
+        return segment_attention(q_SBND, k_SBGD, v_SBGD, segments, pattern.scale).flatten(2)
     scale = pattern.scale
     q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD, v_SBGD))
     mask = None if pattern.is_plain else pattern.mask(q.device, q.dtype)
@@ -147,9 +163,7 @@ def _as_planned(
     """
     aten, is_causal = torch.ops.aten, mask is None
     if backend is Backend.CPU:
-        return aten._scaled_dot_product_flash_attention_for_cpu(
-            q_BNSD, k_BGSD, v_BGSD, 0.0, is_causal, attn_mask=mask, scale=scale
-        )[0]
+        return aten._scaled_dot_product_flash_attention_for_cpu(q_BNSD, k_BGSD, v_BGSD, 0.0, is_causal, scale=scale)[0]
     if backend is Backend.CUDNN:
         return aten._scaled_dot_product_cudnn_attention(
             q_BNSD, k_BGSD, v_BGSD, None, True, 0.0, is_causal, scale=scale

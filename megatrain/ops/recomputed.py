@@ -1,4 +1,4 @@
-"""Functions of one tensor that keep only their inputs for backward, which runs them once more.
+"""Functions of tensors that keep only their inputs for backward, which runs them once more.
 
 This is the plain form of an operator that has no kernel of its own: autograd differentiates the function.
 """
@@ -11,26 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Function = Callable[[Tensor, Tensor | None], Tensor]
+Function = Callable[..., Tensor]
 
 
-def recomputed(function: Function, x: Tensor, parameter: Tensor | None) -> Tensor:
-    """Return function(x, parameter). Saves x and the parameter for backward, and nothing else."""
-    return _Recomputed.apply(function, x, parameter)
+def recomputed(function: Function, *inputs: Tensor | None) -> Tensor:
+    """Return function(*inputs). Saves the inputs for backward, and nothing else."""
+    return _Recomputed.apply(function, *inputs)
 
 
 class _Recomputed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, function: Function, x: Tensor, parameter: Tensor | None) -> Tensor:
+    def forward(ctx: Any, function: Function, *inputs: Tensor | None) -> Tensor:
         ctx.function = function
-        ctx.save_for_backward(x, parameter)
-        return function(x, parameter)
+        ctx.save_for_backward(*inputs)
+        return function(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs = [None if one is None else one.detach().requires_grad_() for one in ctx.saved_tensors]
         with torch.enable_grad():
             result = ctx.function(*inputs)
-        wanted = [one for one in inputs if one is not None]
-        grads = list(torch.autograd.grad(result, wanted, grad))
-        return None, grads[0], grads[1] if len(grads) > 1 else None
+        grads = iter(torch.autograd.grad(result, [one for one in inputs if one is not None], grad))
+        return None, *(None if one is None else next(grads) for one in inputs)

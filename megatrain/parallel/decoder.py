@@ -10,12 +10,16 @@ Shapes: V vocabulary, H hidden, N query heads, G key-value heads, R = N / G, D h
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+from megatrain.config.model import ModelConfig
+from megatrain.config.variant_parameters import parameters_by_path
 from megatrain.parallel.placement import PIPELINE_ENDS, Cut, Fused, PlacementRow
 
 _QKV = Fused(dim=1, names=("q", "k", "v"), splits_first=True)
 _QK = Fused(dim=1, names=("q", "k"), splits_first=True)
+_QUERIES = Fused(dim=1, names=("q",), splits_first=True)
 _GATE_UP = Fused(dim=0, names=("gate", "up"))
 _WORD = PlacementRow("embedding.word.weight", Cut("tp", 0))  #  [V, H]  rows of the vocabulary
 _HEAD = PlacementRow("loss_head.weight", Cut("tp", 0))  #       [V, H]  columns of the logits
@@ -41,9 +45,24 @@ _TABLE = (
 )
 
 
-def decoder_table(*, has_two_ends: bool = False) -> tuple[PlacementRow, ...]:
-    """Return the rows of all parameters. has_two_ends: whether a tied embedding is used on two different stages."""
+def decoder_table(model: ModelConfig | None = None, *, has_two_ends: bool = False) -> tuple[PlacementRow, ...]:
+    """Return the rows of all parameters.
+
+    model: its variants of other packages have rows too; None for a model without such variants. has_two_ends: whether
+    a tied embedding is used on two different stages.
+    """
+    rows = _TABLE if model is None else (*_variant_rows(model), *_TABLE)
     if not has_two_ends:
-        return (_WORD, *_TABLE, _HEAD)
+        return (_WORD, *rows, _HEAD)
     word = replace(_WORD, sum_groups=(PIPELINE_ENDS,))
-    return (word, *_TABLE, replace(word, pattern=_HEAD.pattern, logical_name=word.pattern))
+    return (word, *rows, replace(word, pattern=_HEAD.pattern, logical_name=word.pattern))
+
+
+def _variant_rows(model: ModelConfig) -> Iterator[PlacementRow]:
+    for path, one in parameters_by_path(model).items():
+        if one.declared.dims[:1] in ("F", "G"):
+            fused = _QUERIES if one.declared.dims[0] == "G" else None
+            yield PlacementRow(f"*.{path}", Cut("tp", 0), fused=fused, is_vector=True)
+        else:
+            # each tp rank applies it to its own units, heads or rows
+            yield PlacementRow(f"*.{path}", sum_groups=("tp",), is_vector=True)

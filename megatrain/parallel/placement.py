@@ -74,6 +74,8 @@ class PlacementRow:
     logical_name: the single-device model's parameter that this one is a copy of, where the name differs.
     is_hidden_weight: the parameter maps hidden states to hidden states, as an embedding or a head does not. The last
     dim of its tensor has the inputs; the others together have the outputs.
+    is_vector: a bias, a scale or the like: without weight decay. Parameters whose names end with "bias" or
+    "norm.weight" are vectors in any case.
     """
 
     pattern: str
@@ -84,6 +86,7 @@ class PlacementRow:
     logical_name: str = ""
     fused: Fused | None = None
     is_hidden_weight: bool = False
+    is_vector: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ class LogicalParameter:
     num_writes: how often backward writes to its gradient in each micro-batch: once for each use of the parameter.
     0 where a micro-batch may give it no gradient.
     hidden: the matrices of a hidden weight; None for other parameters.
+    is_vector: whether the table of placements says so, besides the names of biases and of norms' scales.
     """
 
     parameter: nn.Parameter
@@ -29,6 +30,7 @@ class LogicalParameter:
     num_writes: int = 1
     hidden: HiddenWeight | None = None
     rule: UpdateRule = BY_ADAMW
+    is_vector: bool = False
 
     @property
     def name(self) -> str:
@@ -52,7 +54,7 @@ class LogicalParameter:
     @property
     def is_matrix(self) -> bool:
         """Whether it is a matrix or an embedding, not a bias or a norm's scale."""
-        return not self.name.endswith(("bias", "norm.weight"))
+        return not (self.is_vector or self.name.endswith(("bias", "norm.weight")))
 
     @property
     def is_decayed(self) -> bool:

@@ -76,6 +76,7 @@ def apply_tensor_plan(chunk: nn.Module, plan: TensorPlan) -> tuple[list[LogicalP
             placements[name],
             0 if row_of(name, plan.table).may_lack_gradient else num_uses[id(parameter)],
             _hidden_weight(name, placements[name][0].global_shape, plan),
+            is_vector=row_of(name, plan.table).is_vector,
         )
         for name, parameter in chunk.named_parameters()
     ]

@@ -28,7 +28,7 @@ class GroupedParameters:
 
 def grouped_parameters(config: Config) -> tuple[GroupedParameters, ...]:
     """Return all parameters, in the order of the groups, those in no group last."""
-    table, groups = decoder_table(), config.parameter_groups
+    table, groups = decoder_table(config.model), config.parameter_groups
     tensors: Counter[tuple[int, UpdateRule]] = Counter()
     numels: Counter[tuple[int, UpdateRule]] = Counter()
     for name, numel in parameter_sizes(config.model).items():

@@ -1,4 +1,4 @@
-"""The worker's side of stack dumps: contracts/black_box/stack_dumps.py defines how they are requested and where they are.
+"""The worker's side of stack dumps. contracts/black_box/stack_dumps.py defines how one is requested and where it is.
 
 faulthandler's handler runs in C in any state of the interpreter, and interrupted system calls continue, so it does not
 affect a healthy run. Standard library only, because this is loaded before torch.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from urllib.request import Request, urlopen
 
 import pytest
 from playwright.sync_api import expect
@@ -14,7 +15,7 @@ from tests.helpers.closed_loop import ClosedLoop, closed_loop
 from tests.helpers.dashboard_process import DashboardProcess, dashboard_process
 from tests.helpers.etcd_server import etcd_program
 from tests.helpers.paced_train import Pace
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 VIEWS = ("overview", "incidents", "hosts", "hosts/host-0", "heat", "timeline", "ranks", "stragglers", "logs",
          "checkpoints", "actions", "audit")  # fmt: skip
@@ -25,11 +26,14 @@ class Live:
     loop: ClosedLoop
     dashboard: DashboardProcess
 
+    def token(self) -> str:
+        return (self.dashboard.run / "diagnosis" / TOKEN_NAME).read_text().strip()
+
     def open(self, pages, view: str = "") -> object:
         """Open a view as somebody who signs in with the token that the dashboard made."""
         pages.expected.append("401")
         page = pages.open(f"{self.dashboard.url}{view}")
-        page.get_by_label("Token").fill((self.dashboard.run / "diagnosis" / TOKEN_NAME).read_text().strip())
+        page.get_by_label("Token").fill(self.token())
         page.get_by_role("button", name="Sign in").click()
         return page
 
@@ -67,16 +71,11 @@ def test_the_page_follows_the_steps_that_the_stream_reports(live: Live, pages) -
     page.locator("main[data-connection=live]").wait_for()
     before = shown_step(page)
     wait_until(lambda: shown_step(page) > before, "a later step on the page")
-    stream = """() => new Promise(resolve => {
-        const source = new EventSource('api/v1/live');
-        let first = null;
-        source.addEventListener('change', event => {
-            const step = JSON.parse(event.data).step;
-            first ??= step;
-            if (step > first) { source.close(); resolve(step); }
-        });
-    })"""
-    reported = page.evaluate(stream)
+    headers = {"Authorization": f"Bearer {live.token()}"}
+    with urlopen(Request(f"{live.dashboard.url}api/v1/live", headers=headers), timeout=DEADLINE_S) as stream:
+        steps = (json.loads(line.removeprefix(b"data: "))["step"] for line in stream if line.startswith(b"data: "))
+        first = next(steps)
+        reported = next(step for step in steps if step > first)
     wait_until(lambda: shown_step(page) >= reported, f"step {reported} on the page")
     assert reported > before
 

@@ -17,7 +17,7 @@ from megatrain.arena.plans import HostPlan
 from megatrain.arena.slot_layout import Persist
 from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.checkpoint.writer import main, start_writer
-from megatrain.checkpoint_format.checkpoint_files import committed_steps, read_manifest
+from megatrain.checkpoint_format.checkpoint_files import committed_steps, is_committed, read_manifest
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.programs.background import NICENESS_VARIABLE
 from tests.helpers.arena_snapshots import Job, make_image, make_job
@@ -43,16 +43,20 @@ def arena(job: Job) -> Arena:
 # What is committed
 
 
-@pytest.mark.slow
-def test_a_snapshot_of_a_round_without_an_index_becomes_a_checkpoint_without_one(job: Job, arena: Arena) -> None:
-    arena.index(2).unlink()  # as in the arena of a program of before
+def test_snapshot_without_the_index_of_its_round_is_not_saved(job: Job, arena: Arena) -> None:
+    index = arena.index(2).read_bytes()
+    arena.index(2).unlink()
     with running_writer(arena):
         job.put_snapshot(step=10, snapshot=4)
         assert wake_writer(arena)
-        wait_for(arena, persisted=1)
-
-    assert verify_checkpoint(job.step(10), job="demo", branch="main") == []
-    assert "r000002-index.json" not in read_manifest(job.step(10)).files
+        assert str(arena.index(2)) in wait_for(arena, failures=1).last_error
+        assert not is_committed(job.step(10))
+        assert job.persist_words() == {10: {Persist.FAILED}}
+        arena.index(2).write_bytes(index)
+        job.put_snapshot(step=20, snapshot=5)
+        assert wake_writer(arena)
+        wait_for(arena, persisted=1, failures=1)
+    assert verify_checkpoint(job.step(20), job="demo", branch="main") == []
 
 
 def test_a_snapshot_becomes_a_checkpoint(job: Job, arena: Arena, tmp_path: Path) -> None:

@@ -224,7 +224,8 @@ def test_pins(branch: Location) -> None:
 def test_a_removal_that_is_killed_never_leaves_a_checkpoint_with_holes(branch: Location) -> None:
     expected = {"r000002-rank-00000.distcp": b"0123456789", "more/0.bin": b""}
     preparation = (
-        "from megatrain.checkpoint_format.checkpoint_files import *\nfrom megatrain.checkpoint_format.location import *\n"
+        "from megatrain.checkpoint_format.checkpoint_files import *\n"
+        "from megatrain.checkpoint_format.location import *\n"
         f"directory = LocalLocation(Path({str(branch)!r})) / 'step-000000120'"
     ).replace("location import *", "location import LocalLocation, Path")
     number = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from megatrain.checkpoint.parameter_reader import ParameterReader
-from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME, read_manifest
 from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.cli import main
 from megatrain.commands.ckpt.export_hf import size_in_bytes
@@ -22,7 +23,7 @@ from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.train import TrainConfig
 from megatrain.conversion.from_hf import import_hf
 from megatrain.data.end_of_document import END_OF_DOCUMENT
-from megatrain.data.tokenizer import train_tokenizer
+from megatrain.data.tokenizer import load_tokenizer, train_tokenizer
 from tests.helpers.hf_models import (
     export,
     file_contents,
@@ -89,6 +90,27 @@ def test_the_average_of_the_weights_is_exported_in_their_place(ckpt: Ckpt, tmp_p
     assert not ckpt("inspect", tmp_path / "again0", "--json")["has_ema"]
     error = ckpt("export-hf", tmp_path / "again0", "--ema", "--output", tmp_path / "none", code=66)
     assert "holds no average of the weights" in error
+
+
+def test_sample_takes_the_average_of_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny("llama", vocab_size=300)
+    job = dataclasses.replace(job_of(model), optimizer=OptimizerConfig(lr=1e-3, name="muon", ema_decay=0.9))
+    weights = random_parameters(model)
+    average = {name: one.flip(0) for name, one in weights.items()}
+    kinds = {"model": weights, "optimizer.exp_avg": weights, "optimizer.exp_avg_sq": weights, "optimizer.ema": average}
+    state = {f"{kind}.{name}": one for kind, values in kinds.items() for name, one in values.items()}
+    train_tokenizer(["to be or not to be"], 270).save(tmp_path / TOKENIZER_NAME)
+    tokenizer = (tmp_path / TOKENIZER_NAME).read_bytes()
+    write_as_job(tmp_path / "saved", with_layout(job, tp=2), state, beside={TOKENIZER_NAME: tokenizer})
+    prompt = torch.tensor(load_tokenizer(tmp_path / TOKENIZER_NAME).encode("to be"))
+
+    likeliest = []
+    for parameters, flags in ((weights, []), (average, ["--ema"])):
+        likeliest.append(our_logits(parameters, model, prompt[:, None])[0, -1].argmax().item())
+        sampling = ["--prompt", "to be", "--max-tokens", "1", "--temperature", "0", "--device", "cpu", "--json"]
+        assert main(["sample", str(tmp_path / "saved"), *flags, *sampling]) == 0
+        assert json.loads(capsys.readouterr().out)["tokens"] == likeliest[-1:]
+    assert likeliest[0] != likeliest[1]
 
 
 def their_model(case: str) -> Any:

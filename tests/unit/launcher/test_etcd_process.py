@@ -82,7 +82,7 @@ def test_it_serves_survives_its_own_death_and_leaves_nothing(place: Path, progra
 
 @pytest.mark.slow
 def test_two_that_count_rounds_each_from_one_are_two_clusters(tmp_path: Path, program: Path) -> None:
-    """Else a job would take the checkpoint directory over from another one of its name: see checkpoint_format/claims.py."""
+    """Otherwise a job would take over the checkpoints of another one of its name (checkpoint_format/claims.py)."""
     found = set()
     for name in ("one", "other"):
         with EtcdProcess(tmp_path / name, OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,67 +18,23 @@ from megatrain.config.variants import load_families, load_variant
 from megatrain.contracts.errors import ConfigError
 from megatrain.hf.families import family_for_export
 from megatrain.model import TokenContext, Transformer
+from megatrain.model.initial import initialise_
+from megatrain.parallel.decoder import decoder_table
+from megatrain.parallel.placement import row_of
+from tests.helpers.variant_package import on_the_path, write_variant_package
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50, "seq_len": 9, "hidden_size": 16, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
     "vocab_multiple": 1, "has_bias": False,
 }  # fmt: skip
-SOURCE = """
-import torch
-from torch import nn
-from megatrain.model.frequencies import Frequencies
-
-class ReGlu(nn.Module):
-    is_gated = True
-    def forward(self, x, bias):
-        gate, up = (x if bias is None else x + bias).unbind(-2)
-        return gate.relu() * up
-
-class Scale(nn.Module):
-    num_vectors = 1
-    def __init__(self, hidden_size, eps):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(hidden_size))
-    def forward(self, stream):
-        return stream.total() * self.weight, stream.total()
-
-def capped(q, k, v, pattern, cap=1.5):
-    q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    scores = cap * torch.tanh(q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 / cap)
-    return ((scores + pattern.mask(q.device, q.dtype)).softmax(-1) @ v).permute(2, 0, 1, 3).flatten(2)
-
-def none_at_all(model, seq_len):
-    return Frequencies(torch.zeros(model.rotated_dim // 2, dtype=torch.float64))
-"""
-ENTRY_POINTS = {
-    "megatrain.activations": "reglu = others:ReGlu\nbroken = missing_module:X",
-    "megatrain.norms": "scale = others:Scale",
-    "megatrain.attentions": "capped = others:capped",
-    "megatrain.rope_scalings": "still = others:none_at_all",
-    "megatrain.hf_families": "lost = missing_family:Lost",
-}
 Install = Callable[[str], None]
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Put packages with the variants on the path, as pip would."""
-    load_variant.cache_clear()
-    (tmp_path / "others.py").write_text(SOURCE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def add(name: str) -> None:
-        information = tmp_path / f"{name}-1.0.dist-info"
-        information.mkdir()
-        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        points = "\n".join(f"[{group}]\n{lines}" for group, lines in ENTRY_POINTS.items())
-        (information / "entry_points.txt").write_text(
-            points.replace("others:ReGlu", "others:ReGlu" if name == "one" else "elsewhere:ReGlu")
-        )
-
-    yield add
-    load_variant.cache_clear()
+def install(tmp_path: Path) -> Iterator[Install]:
+    """Install the package with the variants, under the given name, for one test."""
+    with on_the_path(tmp_path):
+        yield partial(write_variant_package, tmp_path)
 
 
 def outputs(**keys: Any) -> Tensor:
@@ -94,8 +51,10 @@ def test_variants_are_built_and_counted(install: Install) -> None:
     install("one")
     for keys in (
         {"mlp": "reglu"},
-        {"norm": "scale"},
+        {"mlp": "leaky_glu"},
+        {"norm": "dynamic_tanh", "branch_norm": "both"},
         {"attention": "capped"},
+        {"attention": "sink"},
         {"positions": "rope", "rope_scaling": "still"},
     ):
         model = ModelConfig(**(SIZES | keys))
@@ -113,6 +72,51 @@ def test_a_variant_is_what_is_computed(install: Install) -> None:
     # angles of zero turn nothing, and without an order of its own a token sees a set
     still = {"positions": "rope", "rope_scaling": "still", "rope_scaling_factor": 2.0}
     assert not torch.equal(outputs(**still), outputs(positions="rope"))
+
+
+def test_declared_parameters_are_built_initialised_and_not_decayed(install: Install) -> None:
+    install("one")
+    model = ModelConfig(**(SIZES | {"mlp": "leaky_glu", "norm": "dynamic_tanh", "attention": "sink"}))
+    table = decoder_table(model)
+    found = {}
+    for name, parameter in Transformer(model).named_parameters():
+        leaf = name.rpartition(".")[2]
+        if leaf in ("slope", "offset", "alpha", "sink", "temper"):
+            initialise_(parameter.data, name, model, 0, parameter.shape, (0,) * parameter.dim())
+            found[leaf] = tuple(parameter.shape), parameter.unique().tolist()
+            assert row_of(name, table).is_vector
+    ffn = model.resolved_ffn_size
+    assert found == {
+        "slope": ((ffn,), [0.25]),
+        "offset": ((), [0.5]),
+        "alpha": ((), [0.5]),
+        "sink": ((2, 2), [pytest.approx(0.1)]),
+        "temper": ((), [1.0]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("variant", "problems"),
+    [
+        ("no_mapping", ['model.mlp="no_mapping": own_parameters is a list; use a mapping']),
+        (
+            "wrong_dims",
+            [
+                ("model.mlp=\"wrong_dims\": own_parameters['slope']: dims=\"G\" is not allowed; use '', 'F'"),
+                "model.mlp=\"wrong_dims\": own_parameters['a b']: the name must be an identifier",
+                (
+                    "model.mlp=\"wrong_dims\": own_parameters['scale'] is a float; "
+                    "use megatrain.config.variant_parameters.VariantParameter"
+                ),
+            ],
+        ),
+    ],
+)
+def test_wrong_declaration_of_parameters_is_refused(variant: str, problems: list[str], install: Install) -> None:
+    install("one")
+    with pytest.raises(ConfigError) as raised:
+        num_parameters(ModelConfig(**(SIZES | {"mlp": variant})))
+    assert list(raised.value.problems) == problems
 
 
 def test_a_variant_is_not_exported_as_something_else(install: Install) -> None:

@@ -1,0 +1,174 @@
+"""Causal attention on the CPU where a token does not see all tokens before it: one call of torch's kernel per segment.
+
+A segment is a range of queries with the range of keys that they see: a document; several short documents in a row; or
+queries of one document whose keys a window limits. Memory grows with S, not with S * S, and so does the work where
+documents or windows do not grow.
+Shapes: S sequence, B micro-batch, N query heads, G key-value heads, D head dim, Q and K the queries and keys of a
+segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatrain.ops.documents import PackedDocuments
+from megatrain.ops.precision import accumulate_dtype
+
+_SHORT = 128
+"""Documents of together at most so many tokens are one segment: a call costs as much as the scores of 128 tokens."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionSegment:
+    """Queries and the keys that some of them see, in some samples of a micro-batch.
+
+    mask: the number to add to each score, 0 or -inf [Q, K]; None if the queries are the keys and see all before them.
+    """
+
+    samples: slice
+    queries: slice
+    keys: slice
+    mask: Tensor | None = None
+
+
+def segments_of(
+    seq_len: int, window_size: int, documents: PackedDocuments | None, dtype: torch.dtype
+) -> tuple[AttentionSegment, ...]:
+    """Return the segments of a micro-batch. Every query of every sample is in exactly one.
+
+    window_size w > 0: a query sees its own token and the w - 1 tokens before. documents: a query sees its own document.
+    dtype: of the masks.
+    """
+    masks = _WindowMasks(window_size, dtype)
+    if documents is None:
+        return tuple(_of_document(slice(None), 0, seq_len, window_size, masks))
+    return tuple(
+        segment
+        for sample, starts in enumerate(documents.starts)
+        for segment in _of_sample(slice(sample, sample + 1), starts.tolist(), window_size, masks)
+    )
+
+
+def segment_attention(
+    q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, segments: Sequence[AttentionSegment], scale: float | None
+) -> Tensor:
+    """Return softmax(scale * q k' + mask) v of each segment.
+
+    Saves q, k, v, the result and [B, N, S] logarithms for backward.
+    Shapes: q [S, B, N, D]; k and v [S, B, G, D], N a multiple of G; result [S, B, N, D].
+    """
+    return _SegmentAttention.apply(q_SBND, k_SBGD, v_SBGD, segments, scale)
+
+
+class _SegmentAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_SBND: Tensor,
+        k_SBGD: Tensor,
+        v_SBGD: Tensor,
+        segments: Sequence[AttentionSegment],
+        scale: float | None,
+    ) -> Tensor:
+        out_SBND = torch.empty(q_SBND.shape, dtype=q_SBND.dtype, device=q_SBND.device)
+        q, k, v, out = (x.permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD, v_SBGD, out_SBND))
+        logsumexp_BNS = torch.empty(q.shape[:3], dtype=accumulate_dtype(q.dtype), device=q.device)
+        for one in segments:
+            of_queries, of_keys = (one.samples, slice(None), one.queries), (one.samples, slice(None), one.keys)
+            out[of_queries], logsumexp_BNS[of_queries] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q[of_queries], k[of_keys], v[of_keys], 0.0, one.mask is None, attn_mask=one.mask, scale=scale
+            )
+        ctx.segments, ctx.scale = segments, scale
+        ctx.save_for_backward(q_SBND, k_SBGD, v_SBGD, out_SBND, logsumexp_BNS)
+        return out_SBND
+
+    @staticmethod
+    def backward(ctx: Any, grad_SBND: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        *of_tokens, logsumexp_BNS = ctx.saved_tensors
+        q_SBND, k_SBGD, v_SBGD, _ = of_tokens
+        # keys that several segments see: their gradients are sums, kept in the wide dtype until the last one
+        is_sum = any(one.keys != one.queries for one in ctx.segments)
+        of_keys_dtype = accumulate_dtype(k_SBGD.dtype) if is_sum else k_SBGD.dtype
+        grad_q_SBND = torch.zeros(q_SBND.shape, dtype=q_SBND.dtype, device=q_SBND.device)
+        grad_k_SBGD, grad_v_SBGD = (
+            torch.zeros(x.shape, dtype=of_keys_dtype, device=x.device) for x in (k_SBGD, v_SBGD)
+        )
+        grads_SBND = grad_q_SBND, grad_k_SBGD, grad_v_SBGD
+        q, k, v, out, grad, *grads = (x.permute(1, 2, 0, 3) for x in (*of_tokens, grad_SBND, *grads_SBND))
+        for one in ctx.segments:
+            of_queries, of_keys = (one.samples, slice(None), one.queries), (one.samples, slice(None), one.keys)
+            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grad[of_queries], q[of_queries], k[of_keys], v[of_keys], out[of_queries], logsumexp_BNS[of_queries],
+                0.0, one.mask is None, attn_mask=one.mask, scale=ctx.scale,
+            )  # fmt: skip
+            for whole, part, place in zip(grads, found, (of_queries, of_keys, of_keys), strict=True):
+                whole[place] += part
+        return grad_q_SBND, grad_k_SBGD.to(k_SBGD.dtype), grad_v_SBGD.to(v_SBGD.dtype), None, None
+
+
+class _WindowMasks:
+    """The masks of windows inside a document, which depend on the sizes only."""
+
+    def __init__(self, window_size: int, dtype: torch.dtype) -> None:
+        self.window_size = window_size
+        self.dtype = dtype
+        self._found: dict[tuple[int, int], Tensor] = {}
+
+    def mask(self, num_queries: int, num_keys: int) -> Tensor:
+        """Return the mask [Q, K] of queries which are the last of the keys."""
+        sizes = num_queries, num_keys
+        if sizes not in self._found:
+            query = torch.arange(num_keys - num_queries, num_keys)[:, None]
+            key = torch.arange(num_keys)[None]
+            self._found[sizes] = _as_mask((query >= key) & (query < key + self.window_size), self.dtype)
+        return self._found[sizes]
+
+
+def _of_sample(
+    samples: slice, starts: Sequence[int], window_size: int, masks: _WindowMasks
+) -> Iterator[AttentionSegment]:
+    """Yield the segments of a sample whose documents begin at `starts`; the last one is the end of the sample."""
+    first = 0
+    while first < len(starts) - 1:
+        last = first + 1
+        while last < len(starts) - 1 and starts[last + 1] - starts[first] <= _SHORT:
+            last += 1
+        if last == first + 1:
+            yield from _of_document(samples, starts[first], starts[last], window_size, masks)
+        else:
+            tokens = slice(starts[first], starts[last])
+            yield AttentionSegment(samples, tokens, tokens, _short_documents(starts[first : last + 1], masks))
+        first = last
+
+
+def _of_document(
+    samples: slice, start: int, stop: int, window_size: int, masks: _WindowMasks
+) -> Iterator[AttentionSegment]:
+    if not 0 < window_size < stop - start:
+        yield AttentionSegment(samples, slice(start, stop), slice(start, stop))
+        return
+    # each key is multiplied with the queries of up to 5 segments: with more of them, fewer scores are masked
+    num_queries = max(_SHORT, window_size // 4)
+    for at in range(start, stop, num_queries):
+        queries = slice(at, min(at + num_queries, stop))
+        keys = slice(max(start, at - window_size + 1), queries.stop)
+        yield AttentionSegment(samples, queries, keys, masks.mask(queries.stop - queries.start, keys.stop - keys.start))
+
+
+def _short_documents(starts: Sequence[int], masks: _WindowMasks) -> Tensor:
+    lengths = torch.tensor(starts).diff()
+    number = torch.arange(len(lengths)).repeat_interleave(lengths)
+    place = torch.arange(len(number))
+    allowed = (number[:, None] == number) & (place[:, None] >= place)
+    if masks.window_size:
+        allowed &= place[:, None] < place + masks.window_size
+    return _as_mask(allowed, masks.dtype)
+
+
+def _as_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, float("-inf"))

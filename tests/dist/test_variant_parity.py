@@ -1,0 +1,40 @@
+"""Variants of other packages, with parameters of their own, compute the same in every layout as in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.dist.training_jobs import Tables, TrainingJobs, assert_bitwise, assert_parity
+from tests.helpers.training_case import make_config, on_layout
+from tests.helpers.variant_package import on_the_path, write_variant_package
+
+BOUND = 1e-10
+LAYOUTS: dict[str, list[Tables]] = {
+    "tp2-pp2-dp2": [on_layout(2, 2, 2), {"parallel": {"num_sequence_chunks": 2, "recompute": "full"}}],
+    "more-ranks-than-keys": [on_layout(4, 1, 2), {"parallel": {"num_sequence_chunks": 2, "recompute": "selective"}}],
+    "zero-bubble": [on_layout(2, 2, 1, schedule="zero_bubble")],
+}
+
+
+@pytest.mark.slow(kept=["more-ranks-than-keys"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_variants_give_the_numbers_of_one_process(
+    layout: str, jobs: TrainingJobs, all_data: Tables, tmp_path: Path
+) -> None:
+    write_variant_package(tmp_path)
+    common: Tables = {
+        "model": {
+            "mlp": "leaky_glu", "norm": "dynamic_tanh", "attention": "sink", "num_layers": 2, "num_kv_heads": 2,
+            "positions": "rope",
+        },
+        "data": all_data["data"],
+    }  # fmt: skip
+    with on_the_path(tmp_path):  # the pool's ranks get the path of this process
+        reference = jobs.run(make_config(common))
+        run = jobs.run(make_config(*LAYOUTS[layout], common))
+
+    assert {name.rpartition(".")[2] for name in reference.final} >= {"slope", "offset", "alpha", "sink", "temper"}
+    assert_bitwise(run.initial, reference.initial)
+    assert_parity(run, reference, BOUND)
