@@ -106,7 +106,8 @@ def respond_to_vanished(
         return _hold(
             now, state, round_, names, began, probes, "the loss of so many leases at once points to etcd or its network"
         )
-    if _advanced_at(state, round_, gone, began) > began + _TOLERATED_S:
+    # a status that arrives now may have a step that was completed one interval ago
+    if _advanced_at(state, round_, gone, began) > began + max(_TOLERATED_S, policy.status_interval_s):
         return _hold(now, state, round_, names, began, probes, "training goes on without their leases")
     # a host that is frozen still accepts connections: until a stall would have been reported, that shows nothing
     if all(_is_alive(state, part) for part in gone) and now - began > _silence_limit_s(state, policy, round_):

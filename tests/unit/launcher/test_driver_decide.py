@@ -26,6 +26,7 @@ from tests.helpers.driver_story import (
     answer,
     ask,
     begin,
+    drive,
     ended,
     go_on,
     go_on_until,
@@ -169,6 +170,24 @@ def test_vanished_lease_and_a_stall_is_a_lost_host() -> None:
     job.hosts[first[1]].register(job.now)
     go_on(job, 1.0)
     assert job.hosts[first[1]].session != session
+
+
+def test_step_that_is_reported_late_opens_no_second_incident() -> None:
+    job = begin()
+    first = members(job, 1)
+    drive(job)
+    job.hosts[first[1]].is_connected = False
+    job.hosts[first[1]].lose_lease()
+    drive(job)
+    job.now += 1.5
+    last = job.hosts[first[0]]
+    last.step += 1
+    last.tell(job.now)
+    drive(job)
+    assert incidents(job) == []
+    stall(job, first[0])
+    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 6.0)
+    assert [one.kind for one in incidents(job)] == ["host-lost"]
 
 
 def test_many_vanished_leases_are_the_control_planes_fault() -> None:
