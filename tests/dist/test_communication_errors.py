@@ -87,7 +87,7 @@ def test_survivors_of_a_dead_rank_name_operation_group_and_rank(
 
 @pytest.mark.slow(kept=["gather-during-forward"])
 @pytest.mark.parametrize("case", IN_FLIGHT)
-def test_a_rank_that_dies_in_the_middle_of_overlapped_traffic_is_named_by_its_peers(
+def test_rank_that_dies_in_overlapped_exchanges_is_named(
     case: str, rank_pool: RankPool, train_data: Tables, tmp_path: Path
 ) -> None:
     changes, operation, axis = IN_FLIGHT[case]
@@ -105,7 +105,7 @@ def test_a_rank_that_dies_in_the_middle_of_overlapped_traffic_is_named_by_its_pe
 
 
 @pytest.mark.slow
-def test_a_step_that_takes_too_long_is_an_error_on_every_waiting_rank(
+def test_step_beyond_its_time_limit_fails_on_every_waiting_rank(
     rank_pool: RankPool, train_data: Tables, tmp_path: Path
 ) -> None:
     blocked = 2
@@ -123,9 +123,7 @@ def test_a_step_that_takes_too_long_is_an_error_on_every_waiting_rank(
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_in_a_save_is_a_communication_error_of_that_save(
-    rank_pool: RankPool, train_data: Tables, tmp_path: Path
-) -> None:
+def test_rank_that_dies_in_a_save_fails_that_save(rank_pool: RankPool, train_data: Tables, tmp_path: Path) -> None:
     dead, run_directory, diary = 6, tmp_path / "run", tmp_path / "diary"
     diary.mkdir()
     tables: Tables = {"job": {"run_directory": str(run_directory)}, "checkpoint": {"interval": 2}}

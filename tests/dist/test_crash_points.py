@@ -69,7 +69,7 @@ def test_a_rank_that_is_killed(
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_before_it_seals_its_first_snapshot(
+def test_rank_killed_before_its_first_seal(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     """Another rank has sealed it, and it waits to be written, which can never be done: no process waits for that."""
@@ -227,9 +227,7 @@ def test_writers_that_are_killed_while_the_ranks_train_on(
 
 
 @pytest.mark.slow
-def test_a_writer_that_is_killed_between_the_only_slots_of_two_ranks(
-    jobs: TrainingJobs, train_data: Tables, tmp_path: Path
-) -> None:
+def test_writer_killed_between_the_slots_of_two_ranks(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     """The first rank's slot is free, so it does not wait for the writer: the second one has to start another."""
     faults = WriterFaults.order(tmp_path / "faults" / "host-0", WriterFault("persist", "word", time=2))
     every: Tables = {"train": {"steps": 3}, "checkpoint": {"interval": 1, "slots": 1}}

@@ -61,7 +61,7 @@ def ckpt(capsys: pytest.CaptureFixture[str]) -> Ckpt:
 
 
 @pytest.mark.slow
-def test_stock_torch_finds_the_state_of_one_rank_in_what_eight_wrote(
+def test_stock_torch_reads_the_state_that_eight_ranks_wrote(
     trained: Trained, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     dcp_to_torch_save(step_place(trained.root, STEPS), tmp_path / "whole.pt")
@@ -163,7 +163,7 @@ def train(rank_pool: RankPool, train_data: Tables, tmp_path: Path) -> Train:
 
 
 @pytest.mark.slow
-def test_the_size_that_is_reported_at_the_start_is_what_storage_holds(train: Train, ckpt: Ckpt, tmp_path: Path) -> None:
+def test_reported_checkpoint_size_is_its_size_in_storage(train: Train, ckpt: Ckpt, tmp_path: Path) -> None:
     code, said = train(tmp_path / "run")
     assert code == ExitCode.OK, said
     (saved,) = ckpt("ls", tmp_path / "run", "--json")["checkpoints"]
@@ -171,9 +171,7 @@ def test_the_size_that_is_reported_at_the_start_is_what_storage_holds(train: Tra
 
 
 @pytest.mark.slow
-def test_what_a_verification_found_damaged_is_read_only_where_nothing_else_is_left(
-    trained: Trained, train: Train, tmp_path: Path
-) -> None:
+def test_checkpoint_verified_as_damaged_is_the_last_candidate(trained: Trained, train: Train, tmp_path: Path) -> None:
     for name, resumed in (("two", 2), ("one", STEPS)):
         run = tmp_path / name
         shutil.copytree(trained.root / "checkpoints", run / "checkpoints")

@@ -68,7 +68,7 @@ def test_it_ends_as_a_new_interpreter_does(source: str, exit_code: int, said: st
     assert done.stderr.endswith(said)
 
 
-def test_its_output_goes_where_it_is_sent_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+def test_forked_program_writes_to_its_streams_and_leaves_nothing(tmp_path: Path) -> None:
     source = "import sys, threading; print('one', flush=True); print('two', file=sys.stderr); threading.Event().wait()"
     with (tmp_path / "said").open("ab") as file, forked_program(["-c", source], output=file) as program:
         wait_until(lambda: (tmp_path / "said").read_text() == "one\ntwo\n", "all that it says")

@@ -45,7 +45,7 @@ def test_resumed_at_the_same_layout_continues_bitwise(jobs: TrainingJobs, train_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("history_len", [2, 7])
-def test_resumed_with_another_length_of_history_keeps_the_newest_steps(
+def test_resume_with_another_history_length_keeps_newest_steps(
     history_len: int, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     common = {**train_data, **DELAYED}

@@ -111,9 +111,7 @@ def wait_for_one_that_never_comes(context: RankContext, absent: tuple[int, ...],
 
 @pytest.mark.slow(kept=["absent0-rank 2"])
 @pytest.mark.parametrize(("absent", "named"), [((2,), "rank 2"), ((0, 3), "ranks 0, 3"), ((1, 2, 3), "ranks 1, 2, 3")])
-def test_who_never_comes_is_named(
-    rank_pool: RankPool, server: dist.TCPStore, absent: tuple[int, ...], named: str
-) -> None:
+def test_missing_rank_is_named(rank_pool: RankPool, server: dist.TCPStore, absent: tuple[int, ...], named: str) -> None:
     for rank, error in enumerate(rank_pool.run(wait_for_one_that_never_comes, 4, absent, 4, server.port)):
         if rank not in absent:
             assert error.startswith(

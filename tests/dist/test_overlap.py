@@ -87,7 +87,7 @@ def test_sequence_chunks_overlapped_with_products_change_no_bit(
     assert_states_bitwise(on.final_state, off.final_state)
 
 
-def test_chunks_of_one_stage_are_reduced_during_each_others_backward(
+def test_chunks_of_a_stage_reduce_during_other_backwards(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     jobs.run(make_config(train_data, COMMON, LAYOUTS["dp2-chunks2"], recording_in(tmp_path)))
@@ -103,7 +103,7 @@ def test_chunks_of_one_stage_are_reduced_during_each_others_backward(
 
 @pytest.mark.slow(kept=["dp4"])
 @pytest.mark.parametrize("layout", ["dp4", "tp2-dp2", "pp2-dp2-zero-bubble"])
-def test_buckets_overlap_with_their_own_chunk_in_the_same_order_on_all_ranks(
+def test_buckets_overlap_in_one_order_on_all_ranks(
     layout: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     jobs.run(make_config(train_data, COMMON, LAYOUTS[layout], recording_in(tmp_path)))

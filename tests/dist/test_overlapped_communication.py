@@ -42,7 +42,7 @@ def explained(directory: Path) -> dict[str, list[Overlap]]:
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["on", "off"])
-def test_collectives_of_data_parallelism_are_overlapped_with_overlap_only(
+def test_data_parallel_collectives_overlap_only_where_configured(
     overlap: bool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     switch: Tables = {"parallel": {**on_layout(1, 1, 2, 4)["parallel"], "overlap": overlap}}
@@ -62,7 +62,7 @@ def test_collectives_of_data_parallelism_are_overlapped_with_overlap_only(
 
 
 @pytest.mark.slow
-def test_tensor_parallel_collectives_that_are_awaited_at_once_are_almost_all_exposed(
+def test_tensor_parallel_collectives_awaited_at_once_are_exposed(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     jobs.run(make_config(train_data, JOB, on_layout(2, 1, 1), recording_in(tmp_path)))
@@ -103,7 +103,7 @@ def train_with_long_reductions(context: RankContext, config: Config, orders: Ord
 
 
 @pytest.mark.slow
-def test_a_job_that_overlaps_nothing_of_its_reductions_warns_once(jobs: TrainingJobs, train_data: Tables) -> None:
+def test_job_without_overlapped_reductions_warns_once(jobs: TrainingJobs, train_data: Tables) -> None:
     long: Tables = {"train": {"steps": LEFT_OUT_STEPS + WATCHED_STEPS + 3}, "parallel": {"bucket_size": 10**6}}
     run = jobs.run(make_config(train_data, on_layout(1, 1, 2), long), worker=train_with_long_reductions)
 

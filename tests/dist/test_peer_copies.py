@@ -169,7 +169,7 @@ def assert_goes_on_from_memory(jobs: TrainingJobs, config: Config, train_data: T
 
 
 @pytest.mark.slow
-def test_what_does_not_come_from_a_peer_comes_from_storage(
+def test_snapshot_without_a_peer_copy_comes_from_storage(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     config = config_of(tmp_path, train_data)

@@ -106,7 +106,7 @@ def command(all_data: Tables, rank_pool: RankPool, tmp_path_factory: pytest.Temp
     return job
 
 
-def test_it_is_the_run_of_the_command_and_callbacks_get_all_of_it(
+def test_trainer_equals_the_command_and_calls_back(
     command: Job, all_data: Tables, rank_pool: RankPool, tmp_path: Path
 ) -> None:
     job = make_job(tmp_path / "job", all_data, TABLES)
@@ -133,7 +133,7 @@ def test_it_is_the_run_of_the_command_and_callbacks_get_all_of_it(
     assert is_restored
 
 
-def test_a_loss_of_ones_own_takes_the_place_of_cross_entropy_in_training_alone(
+def test_custom_loss_replaces_cross_entropy_in_training_only(
     command: Job, all_data: Tables, rank_pool: RankPool, tmp_path: Path
 ) -> None:
     job = make_job(tmp_path / "job", all_data, TABLES)

@@ -79,7 +79,7 @@ def test_processes_are_reused_by_the_next_run(rank_pool: RankPool) -> None:
     assert rank_pool.process_ids == before
 
 
-def test_error_is_reported_with_the_rank_that_failed_first_and_its_traceback(rank_pool: RankPool) -> None:
+def test_error_names_the_first_failed_rank_with_its_traceback(rank_pool: RankPool) -> None:
     with pytest.raises(RankError, match=r"fail_on_one_rank on 4 ranks: rank 2 failed first: Traceback") as caught:
         rank_pool.run(fail_on_one_rank, 4, 2)
 
@@ -90,7 +90,7 @@ def test_error_is_reported_with_the_rank_that_failed_first_and_its_traceback(ran
     assert rank_pool.run(block_on_one_rank, 4, -1) == [0, 1, 2, 3]
 
 
-def test_stuck_rank_is_named_with_its_stack_and_the_pool_recovers(rank_pool: RankPool) -> None:
+def test_stuck_rank_is_named_and_the_pool_recovers(rank_pool: RankPool) -> None:
     with pytest.raises(RankDeadlineError, match=r"rank 1 failed first: did not return within 0\.2 s") as caught:
         rank_pool.run(block_on_one_rank, 2, 1, timeout_s=0.2)
 
@@ -99,7 +99,7 @@ def test_stuck_rank_is_named_with_its_stack_and_the_pool_recovers(rank_pool: Ran
     assert rank_pool.run(block_on_one_rank, 2, -1) == [0, 1]
 
 
-def test_dead_process_is_named_with_its_exit_code_and_the_pool_recovers(rank_pool: RankPool) -> None:
+def test_dead_process_is_named_and_the_pool_recovers(rank_pool: RankPool) -> None:
     with pytest.raises(RankError, match="rank 0 failed first: its process ended with exit code 7"):
         rank_pool.run(die_on_one_rank, 2, 0)
 

@@ -157,7 +157,7 @@ MORE_ROWS = [(PlacementRow("dense", Cut("tp", 0)), (8,)), (PlacementRow("experts
     ],
     ids=str,
 )
-def test_whoever_holds_the_same_is_compared(
+def test_ranks_with_the_same_part_are_compared(
     layout: Layout, odd_rank: int, odd_name: str, who: str, rank_pool: RankPool
 ) -> None:
     for found in rank_pool.run(compare_on_more_axes, layout.world_size, layout, odd_rank, odd_name):

@@ -63,7 +63,7 @@ def sum_on_rank(context: RankContext, row: PlacementRow, layout: Layout) -> list
 
 @pytest.mark.slow(kept=["state over dp, sums over cp and tp"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_shards_have_the_sum_over_all_ranks_that_hold_the_part(case: str, rank_pool: RankPool) -> None:
+def test_shards_have_the_sum_over_all_holders_of_the_part(case: str, rank_pool: RankPool) -> None:
     row, layout = CASES[case]
     held = torch.zeros(SHAPE)
     for rank, (*shards, (_, tokens)) in enumerate(rank_pool.run(sum_on_rank, layout.world_size, row, layout)):

@@ -63,7 +63,7 @@ def data_files(run_directory: Path, step: int) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_while_it_copies_spoils_that_snapshot_alone(
+def test_rank_that_dies_while_copying_spoils_one_snapshot(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     tables = (train_data, OPTIONS, KEPT, LAYOUT, place(tmp_path))
@@ -139,7 +139,7 @@ def test_four_copies_of_a_pipeline_read_a_checkpoint_once(
 
 
 @pytest.mark.slow
-def test_a_state_that_changes_right_after_a_snapshot_does_not_leak_into_it(
+def test_later_changes_of_the_state_are_not_in_a_snapshot(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     # a snapshot at every step, while the optimizer goes on at once: what storage has is each step's own state

@@ -141,7 +141,7 @@ def test_resumed_at_the_same_layout_continues_bitwise(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_update_rule_and_begins_an_average(
+def test_resume_with_another_update_rule_begins_an_average(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     common: Tables = {**train_data, "train": {"steps": STEPS}}

@@ -132,7 +132,7 @@ def test_before_the_first_checkpoint_the_run_begins_anew(
     assert rest.losses == from_the_beginning.losses
 
 
-def test_what_is_not_there_any_more_is_reported(
+def test_rollback_to_a_missing_checkpoint_is_reported(
     jobs: TrainingJobs, train_data: Tables, trained: tuple[Path, Run], tmp_path: Path
 ) -> None:
     place = copied(trained, tmp_path)

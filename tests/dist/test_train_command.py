@@ -41,7 +41,7 @@ def worker_exit_codes(torchrun_stderr: str) -> dict[int, int]:
 
 
 @pytest.mark.slow
-def test_stopped_by_a_signal_and_started_again_it_is_the_run_that_was_never_stopped(
+def test_stopped_and_resumed_run_equals_an_undisturbed_one(
     jobs: TrainingJobs, all_data: Tables, tmp_path: Path
 ) -> None:
     tables: tuple[Tables, ...] = (
@@ -133,7 +133,7 @@ PROBLEMS = (
 
 
 @pytest.mark.slow
-def test_a_bad_configuration_is_reported_once_by_all_workers_together(train_data: Tables, tmp_path: Path) -> None:
+def test_bad_configuration_is_reported_once_for_all_workers(train_data: Tables, tmp_path: Path) -> None:
     with forked(torchrun(bad_config(tmp_path / "job", train_data))) as process:
         code, stdout, stderr = finish(process)
 
@@ -189,9 +189,7 @@ def test_two_runs_do_not_save_in_one_place(train_data: Tables, tmp_path: Path) -
     assert "Traceback" not in stderr
 
 
-def test_checkpoints_without_a_complete_one_are_an_error_that_the_black_box_records(
-    train_data: Tables, tmp_path: Path
-) -> None:
+def test_incomplete_checkpoints_are_an_error_in_the_black_box(train_data: Tables, tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", train_data)
     junk = job.files.checkpoints / "main" / "step-000000004"
     junk.mkdir(parents=True)

@@ -67,7 +67,7 @@ def test_options_do_not_change_the_losses(tables: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("tables", [{}, {"recompute": "full"}, {"offload_layers": 2}, {"zero_stage": 2}], ids=str)
-def test_torch_asks_for_no_more_memory_once_it_has_what_a_step_needs(tables: dict[str, Any]) -> None:
+def test_allocator_requests_no_memory_after_the_first_steps(tables: dict[str, Any]) -> None:
     config = make_config(model=SIZES | LLAMA, train={"steps": 9, "precision": "bf16"}, parallel=tables)
     rank_model = lone_rank_model(config, "cuda")
     held: list[tuple[int, int]] = []

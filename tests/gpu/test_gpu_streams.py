@@ -62,7 +62,7 @@ def copies(trace: list[dict[str, Any]], category: str) -> dict[int, dict[str, An
     return {one["args"].get("bytes", 0): one for one in trace if one.get("cat") == category}
 
 
-def test_exchanges_run_beside_compute_and_are_timed_where_they_run(
+def test_exchanges_run_beside_compute_with_their_own_times(
     connected: Callable[[Recorder], dict[str, Group]], tmp_path: Path
 ) -> None:
     identity = Identity("demo", "main", 1, 0, Layout(), 1, "here")

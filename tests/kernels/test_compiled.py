@@ -120,7 +120,7 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["90", "Hopper", "8.0;sm_90", "9.0b"])
-def test_what_is_no_architecture_is_refused(text: str) -> None:
+def test_unknown_architecture_is_refused(text: str) -> None:
     with pytest.raises(BuildError, match=r"TORCH_CUDA_ARCH_LIST: '\w+(\.\w+)?' is no compute capability"):
         architecture_list(text)
 

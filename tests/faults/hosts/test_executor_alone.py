@@ -86,7 +86,7 @@ def has_stepped(job: Job, step: int) -> Callable[[], bool]:
 
 
 @pytest.mark.slow
-def test_a_host_without_etcd_trains_on_and_stops_itself_only_when_it_hangs(
+def test_host_without_etcd_trains_until_it_hangs(
     tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
 ) -> None:
     job = make_launched_job(tmp_path / "fenced", 150, SHORT_LEASE, {"log": {"interval": 1}})
@@ -110,7 +110,7 @@ def test_a_host_without_etcd_trains_on_and_stops_itself_only_when_it_hangs(
 
 
 @pytest.mark.slow
-def test_workers_end_themselves_when_their_executor_is_frozen_and_they_hang(
+def test_hanging_workers_of_a_frozen_executor_end_themselves(
     tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
 ) -> None:
     job = make_launched_job(tmp_path / "frozen", 60, SHORT_LEASE, {"log": {"interval": 1}})
@@ -130,7 +130,7 @@ def test_workers_end_themselves_when_their_executor_is_frozen_and_they_hang(
     assert job.boxes == []
 
 
-def test_nothing_of_a_killed_executor_lives_on_and_the_next_one_tidies_up(
+def test_killed_executor_leaves_no_process(
     tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
 ) -> None:
     job = make_launched_job(tmp_path / "killed", 60, SHORT_LEASE, {"log": {"interval": 1}})
@@ -167,7 +167,7 @@ def test_a_signal_has_the_job_saved_and_stopped(
 
 
 @pytest.mark.slow
-def test_an_executor_hears_on_when_each_watch_of_its_orders_is_answered_with_garbage(
+def test_executor_reads_orders_although_its_watches_fail(
     tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
 ) -> None:
     """Once each, while it trains. Then the job is stopped: only a host that receives the halt saves and ends."""

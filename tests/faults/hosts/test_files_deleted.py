@@ -66,7 +66,7 @@ def left_behind(launched: LaunchedJob) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_job_whose_files_somebody_removes_trains_on_and_says_so(tmp_path: Path) -> None:
+def test_job_reports_removed_files_and_trains_on(tmp_path: Path) -> None:
     etcd_program()
     job = make_launched_job(tmp_path, 100_000, LONG_KEPT, {"log": {"interval": 5}})
     words = ("--nnodes", "2", "--nproc-per-node", "1")
@@ -124,7 +124,7 @@ def evict(running: OutageJob) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_evicted", [False, True])
-def test_a_job_that_is_stopped_in_order_leaves_nothing_on_any_host(tmp_path: Path, is_evicted: bool) -> None:
+def test_job_stopped_in_order_leaves_nothing_on_any_host(tmp_path: Path, is_evicted: bool) -> None:
     """Also on one that was evicted: no message tells its writer that the job is over."""
     with outage_job(tmp_path, LONG_KEPT) as running:
         if is_evicted:

@@ -71,9 +71,7 @@ def test_a_frozen_host_is_replaced_and_its_thaw_changes_nothing(
 
 
 @pytest.mark.slow
-def test_training_without_etcd_saves_and_stops_in_time_and_goes_on_when_etcd_is_back(
-    tmp_path: Path, undisturbed_losses: dict[int, float]
-) -> None:
+def test_training_without_etcd_stops_in_time_and_resumes(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
     """Steps are completed by all hosts all the time: the limit is for how long no lease is held."""
     short = {
         "recovery": {"lease_ttl_s": 4, "lease_renew_s": 1.0, "hang_floor_s": 1.0, "join_timeout_s": 12.0},

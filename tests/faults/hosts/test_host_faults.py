@@ -39,7 +39,7 @@ def saved_step(running: Running) -> int:
     return max(step for step in range(0, STEPS, 10) if step == 0 or f"snapshot of step {step} taken" in text)
 
 
-def test_a_host_whose_executor_is_killed_is_replaced_by_the_spare(
+def test_host_with_a_killed_executor_is_replaced_by_the_spare(
     tmp_path: Path, undisturbed_losses: dict[int, float]
 ) -> None:
     """The driver's host, so that another one has to drive as well."""
@@ -61,7 +61,7 @@ def test_a_host_whose_executor_is_killed_is_replaced_by_the_spare(
 
 
 @pytest.mark.slow
-def test_training_goes_on_without_the_snapshots_of_a_machine_that_is_gone(
+def test_training_resumes_without_snapshots_of_a_lost_machine(
     tmp_path: Path, undisturbed_losses: dict[int, float]
 ) -> None:
     """Its writer is gone with it, in the middle of a checkpoint that the others have written their part of."""
@@ -146,9 +146,7 @@ def test_a_killed_standby_server_is_started_again(tmp_path: Path, undisturbed_lo
 
 
 @pytest.mark.slow
-def test_an_executor_that_is_stopped_is_held_while_steps_advance_and_left_out_when_they_do_not(
-    tmp_path: Path, undisturbed_losses: dict[int, float]
-) -> None:
+def test_stopped_executor_is_evicted_when_steps_end(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
     with running_job(tmp_path, SHORT_LEASE, {"recovery": {"stop_timeout_s": 2.0}}, spare=SPARE, pace_s=0.5) as running:
         running.launched.wait_for_step(4)
         host = running.other_than_driver()

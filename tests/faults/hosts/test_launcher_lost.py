@@ -80,7 +80,7 @@ def check(incident: Incident, struck: float, relaunched: float, step: int) -> No
 
 
 @pytest.mark.timeout(900)
-def test_a_launcher_that_died_with_its_etcd_is_an_incident_of_the_next_launch(
+def test_launcher_lost_with_its_etcd_is_an_incident_afterwards(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = make_launched_job(tmp_path, 60, {"log": {"interval": 1}})
@@ -106,7 +106,7 @@ def test_a_launcher_that_died_with_its_etcd_is_an_incident_of_the_next_launch(
 
 
 @pytest.mark.timeout(900)
-def test_hosts_that_died_all_at_once_are_an_incident_of_the_next_launch(tmp_path: Path) -> None:
+def test_loss_of_all_hosts_is_an_incident_of_the_next_launch(tmp_path: Path) -> None:
     with running_job(tmp_path, {"log": {"interval": 1}, "recovery": {"lease_ttl_s": 2}}, pace_s=0.1) as running:
         running.launched.wait_for_step(25)
         step = max(record["step"] for record in running.launched.step_records())

@@ -33,7 +33,7 @@ ENDLESS = 100_000
 
 
 @pytest.mark.timeout(400)
-def test_the_host_that_reaches_no_neighbour_is_cordoned_before_the_first_round(tmp_path: Path) -> None:
+def test_host_without_neighbours_is_cordoned_before_round_1(tmp_path: Path) -> None:
     job = make_launched_job(tmp_path, ENDLESS, CHANGES)
     (tmp_path / "etcd").mkdir()
     with HostNetwork(len(HOSTS), (TRAIN, MANAGEMENT)) as network:

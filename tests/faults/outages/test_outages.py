@@ -149,7 +149,7 @@ def test_all_leases_revoked_by_hand(tmp_path: Path) -> None:
         job.end()
 
 
-def test_rank_that_fails_while_etcd_is_away_is_answered_when_it_is_back(tmp_path: Path) -> None:
+def test_rank_failure_during_an_etcd_outage_is_handled_after_it(tmp_path: Path) -> None:
     with outage_job(tmp_path, QUICK) as job:
         sessions = job.sessions()
         (member,) = job.etcd.members

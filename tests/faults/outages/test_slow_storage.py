@@ -83,7 +83,7 @@ def test_ranks_that_wait_for_storage_do_not_hang(tmp_path: Path, undisturbed_los
         running.check_nothing_left()
 
 
-def test_one_host_whose_storage_never_answers_costs_a_checkpoint(
+def test_storage_of_one_host_that_hangs_costs_one_checkpoint(
     tmp_path: Path, undisturbed_losses: dict[int, float]
 ) -> None:
     """The others' writers give up its snapshots after half of the limit, and training goes on without them."""
@@ -97,7 +97,7 @@ def test_one_host_whose_storage_never_answers_costs_a_checkpoint(
         running.check_nothing_left()
 
 
-def test_storage_that_no_host_can_write_breaks_the_round_and_blames_no_host(
+def test_storage_down_on_all_hosts_breaks_the_round_blames_none(
     tmp_path: Path, undisturbed_losses: dict[int, float]
 ) -> None:
     with running_job(tmp_path, changes(8.0)) as running:

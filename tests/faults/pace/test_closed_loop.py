@@ -78,9 +78,7 @@ def test_a_slow_link_is_named_and_nobody_evicted_for_a_guess(tmp_path: Path) -> 
     ],
     ids=["gc storm", "longer sequences", "late data"],
 )
-def test_what_another_host_would_not_mend_is_named_and_nobody_evicted(
-    slowness: Slowness, cause: Cause, tmp_path: Path
-) -> None:
+def test_slowness_that_is_no_hosts_fault_evicts_no_host(slowness: Slowness, cause: Cause, tmp_path: Path) -> None:
     mask = {"data": {"has_document_mask": True, "prefetch": 0}}
     with closed_loop(tmp_path, mask, pace=Pace()) as loop:
         loop.wait_for_more_steps(_STEPS_BEFORE)

@@ -44,7 +44,7 @@ def test_a_stream_that_does_not_end_keeps_no_daemon_alive(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_daemon_goes_on_without_etcd_and_says_where_it_is_when_etcd_is_back(tmp_path: Path) -> None:
+def test_daemon_without_etcd_publishes_itself_afterwards(tmp_path: Path) -> None:
     with EtcdServers(tmp_path) as etcd, EtcdClient(EtcdSettings.of(etcd.urls)) as client:
         etcd.members[0].kill()
         with running_daemon(tmp_path / "run", etcd.urls) as daemon:
@@ -64,7 +64,7 @@ def test_a_daemon_goes_on_without_etcd_and_says_where_it_is_when_etcd_is_back(tm
 
 
 @pytest.mark.slow
-def test_a_frozen_daemon_is_given_up_and_what_it_did_not_acknowledge_goes_to_the_next(tmp_path: Path) -> None:
+def test_batches_of_a_frozen_daemon_go_to_the_next(tmp_path: Path) -> None:
     with EtcdServers(tmp_path) as etcd, EtcdClient(EtcdSettings.of(etcd.urls)) as client:
         finder = WatchedDaemon(client, KEYS)
         with Sender("host-1", finder, tmp_path / "spool") as sender:
@@ -80,7 +80,7 @@ def test_a_frozen_daemon_is_given_up_and_what_it_did_not_acknowledge_goes_to_the
 
 
 @pytest.mark.slow
-def test_a_daemon_killed_again_and_again_loses_no_acknowledged_batch(tmp_path: Path) -> None:
+def test_daemon_killed_repeatedly_loses_no_acknowledged_batch(tmp_path: Path) -> None:
     num_sent = 0
     run = tmp_path / "run"
     with EtcdServers(tmp_path) as etcd, EtcdClient(EtcdSettings.of(etcd.urls)) as client:

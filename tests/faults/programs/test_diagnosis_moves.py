@@ -101,7 +101,7 @@ def asked_again_and_again(url: str) -> Iterator[list[bool]]:
 
 
 @pytest.mark.timeout(900)
-def test_daemon_and_page_move_with_the_driver_and_neither_takes_the_other_along(tmp_path: Path) -> None:
+def test_daemon_and_page_each_move_with_the_driver(tmp_path: Path) -> None:
     with running_job(tmp_path, CHANGES, hosts=HOSTS, spare=SPARE, pace_s=0.3, has_daemon=True) as running:
         first, served = daemon(running), page(running)
         driver = running.view.driver()

@@ -61,7 +61,7 @@ class Sent:
         return [str(one.content, "utf-8") for one in self.mail.mails if recipient in one.rcpt_tos]  # type: ignore[arg-type]  # bytes, as it is not decoded
 
 
-def test_what_each_option_does(tmp_path: Path) -> None:
+def test_each_option_of_notify_takes_effect(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path)
     with ExitStack() as stack:
         https = stack.enter_context(HttpReceiver(tls=authority.sign("receiver")))

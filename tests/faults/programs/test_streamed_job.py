@@ -58,7 +58,7 @@ def streamers(job: Job) -> list[int]:
 
 
 @pytest.mark.timeout(900)
-def test_every_step_arrives_whatever_becomes_of_streamers_and_the_switch_is_obeyed(
+def test_every_step_arrives_despite_killed_streamers(
     job: Job, launched: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     def step() -> int:

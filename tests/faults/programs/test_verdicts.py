@@ -55,9 +55,7 @@ def wait_for_outcome(running: Running, verdict: HostVerdict, kind: OutcomeKind) 
     return found()[0]
 
 
-def test_a_slow_host_is_replaced_by_the_spare_and_nothing_is_lost(
-    tmp_path: Path, undisturbed_losses: dict[int, float]
-) -> None:
+def test_slow_host_is_replaced_by_the_spare_without_loss(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
     with running_job(tmp_path, CHEAP, spare=SPARE) as running:
         running.launched.wait_for_step(13)
         host = running.other_than_driver()

@@ -55,9 +55,7 @@ def test_worker_has_torch_and_one_thread(standby: StandbyClient, tmp_path: Path)
     assert found.exit_code == 0
 
 
-def test_training_goes_on_after_a_killed_rank_and_a_saving_halt_ends_with_75(
-    standby: StandbyClient, tmp_path: Path
-) -> None:
+def test_killed_rank_is_replaced_and_a_saving_halt_exits_with_75(standby: StandbyClient, tmp_path: Path) -> None:
     prefix = write_corpus(tmp_path / "tokens" / "train", 4000, 90, seed=1)
     endless = {
         "train": {"steps": 10**6},

@@ -73,7 +73,7 @@ def test_the_culprit_of_every_site_is_named(tmp_path: Path, name: str, capsys: p
     check_named(tmp_path, capsys, orders, on_layout(tp_size, pp_size, dp_size))
 
 
-def test_the_culprit_in_a_snapshot_or_an_evaluation_is_named_once_one_has_been(
+def test_culprit_of_a_hang_in_snapshot_or_evaluation_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     validation = write_corpus(tmp_path / "data" / "validation", 2_000, 61, seed=1)

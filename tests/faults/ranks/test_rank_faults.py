@@ -75,7 +75,7 @@ def test_a_host_that_hangs_twice_within_an_hour_is_evicted(
 
 
 @pytest.mark.slow
-def test_before_any_step_in_a_load_in_a_snapshot_and_in_an_evaluation(
+def test_rank_fails_before_steps_in_load_snapshot_and_evaluation(
     tmp_path: Path, undisturbed_losses: dict[int, float]
 ) -> None:
     validation = write_corpus(tmp_path / "data" / "validation", 2_000, 61, seed=1)

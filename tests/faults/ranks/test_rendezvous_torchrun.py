@@ -163,7 +163,7 @@ def test_workers_and_agents_die_and_come(etcd: EtcdServers, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_training_goes_on_with_another_agent_in_place_of_a_dead_one(etcd: EtcdServers, tmp_path: Path) -> None:
+def test_dead_torchrun_agent_is_replaced_by_another(etcd: EtcdServers, tmp_path: Path) -> None:
     """The survivor counts a restart, the new agent none; their workers meet all the same."""
     corpus = write_corpus(tmp_path / "tokens", 4000, TINY["model"]["vocab_size"], seed=1)
     job = make_job(

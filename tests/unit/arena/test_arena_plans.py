@@ -67,7 +67,7 @@ def test_a_plan_comes_back(tmp_path: Path, plan: Any) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_may_be_absent_or_empty_comes_back(tmp_path: Path) -> None:
+def test_absent_and_empty_fields_are_read_back(tmp_path: Path) -> None:
     for plan in (
         WriterStatus(**{**fields_of(STATUS), "last_persisted_step": None, "last_error": ""}),
         RankPlan(rank=0, image_bytes=0, plan_digest=bytes(32), items=()),
@@ -88,7 +88,7 @@ def test_a_plan_is_not_written_into_an_arena_that_is_gone(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_left_of_a_write_that_fails(tmp_path: Path) -> None:
+def test_failed_write_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "p.json").mkdir()
     with pytest.raises(CheckpointError, match=r"p\.json: cannot be written: Is a directory"):
         STATUS.write(tmp_path / "p.json")
@@ -160,7 +160,7 @@ def test_a_wrong_field_is_named(tmp_path: Path, plan: Any, changes: dict[str, An
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "\x00", '{"schema_version": true}'])
-def test_what_is_no_plan_is_named(tmp_path: Path, content: str) -> None:
+def test_damaged_plan_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "p.json"
     path.write_text(content)
     for plan in ALL:

@@ -100,7 +100,7 @@ def test_a_lock_goes_with_its_process(path: Path) -> None:
 
 
 @pytest.mark.parametrize("use", [hold_alone, is_held])
-def test_whoever_only_asks_looks_like_no_holder(
+def test_query_does_not_count_as_a_holder(
     path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], Any]
 ) -> None:
     """To ask is to have the lock for a moment: that must neither look like a writer nor keep one out."""
@@ -197,7 +197,7 @@ def test_a_writer_removes_its_own_arena(path: Path) -> None:
     assert not path.exists()
 
 
-def test_what_is_no_file_is_not_removed(path: Path) -> None:
+def test_entry_that_is_not_a_file_is_not_removed(path: Path) -> None:
     arena = create_arena(path)
     (path / "more").mkdir()
     (path / "more" / "file").write_text("")
@@ -236,7 +236,7 @@ def test_a_removal_that_is_cut_short_is_finished_by_the_next(path: Path, number:
     assert not path.exists()
 
 
-def test_who_joins_in_the_last_moment_of_a_removal_stays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_joins_during_a_removal_keeps_the_arena(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create_arena(path)
     remove_directory = Path.rmdir
     joined: list[Any] = []
@@ -253,7 +253,7 @@ def test_who_joins_in_the_last_moment_of_a_removal_stays(path: Path, monkeypatch
     lock.release()
 
 
-def test_who_joins_while_the_directory_goes_makes_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_joins_a_removed_arena_makes_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_directory, hold = Path.mkdir, hold_shared
     moments = ["made by another and gone", "gone before the lock", "removed under the lock"]
 

@@ -145,7 +145,7 @@ def test_a_file_that_is_no_slot_is_named(tmp_path: Path, content: bytes, message
         SlotReader(path)
 
 
-def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+def test_unreadable_slot_is_named(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match="gone: no such slot"):
         SlotReader(tmp_path / "gone")
     (tmp_path / "link").symlink_to(tmp_path / "gone")
@@ -202,7 +202,7 @@ def test_words_are_those_of_one_moment(slot: Path, monkeypatch: pytest.MonkeyPat
             reader.words()
 
 
-def test_what_became_of_a_snapshot_is_said_once(slot: Path) -> None:
+def test_outcome_of_a_snapshot_is_recorded_once(slot: Path) -> None:
     def words() -> SlotWords:
         with SlotReader(slot) as reader:
             return reader.words()

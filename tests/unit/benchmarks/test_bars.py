@@ -42,7 +42,7 @@ def test_a_table_states_no_bar_for_a_figure_without_one() -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.5, 2.0])
-def test_the_command_fails_beyond_a_bar_and_every_page_says_which(
+def test_command_fails_beyond_a_bar_and_pages_name_it(
     ratio: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     readme = tmp_path / "README.md"

@@ -215,7 +215,7 @@ def test_plain_adamw_is_ours() -> None:
         torch.testing.assert_close(found, expected)
 
 
-def test_the_norm_of_the_peer_is_torchs_and_of_the_residual_stream_s_type() -> None:
+def test_peer_norm_is_torchs_in_the_type_of_the_residual_stream() -> None:
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0), dtype=torch.bfloat16)
     found = PlainNorm(64)(x)
     assert found.dtype == torch.bfloat16

@@ -45,7 +45,7 @@ def test_every_figure_is_on_disk_when_it_is_found(record: Record, tmp_path: Path
     assert "not started: no time was left" in page
 
 
-def test_sides_are_compared_with_one_of_them_and_a_side_that_broke_stays_in_the_table() -> None:
+def test_failed_side_stays_in_the_table() -> None:
     rows: list[dict[str, Any]] = [
         {"side": "a", "layers": 9, "seconds": "out of memory"},
         {"side": "a", "layers": 8, "seconds": 2.0},
@@ -90,9 +90,7 @@ def test_too_little_memory_is_seen_inside_another_error() -> None:
     assert described(RuntimeError("backend failed")) == "RuntimeError: backend failed"
 
 
-def test_an_error_that_the_gpu_does_not_survive_ends_the_process_once(
-    record: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fatal_gpu_error_ends_the_process_once(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_stage, "is_device_usable", lambda: False)
     monkeypatch.setattr(gpu_stage, "release", lambda: None)
     stage = record.stage("Some")
@@ -105,7 +103,7 @@ def test_an_error_that_the_gpu_does_not_survive_ends_the_process_once(
 
 
 @pytest.mark.usefixtures("_usable")
-def test_one_side_of_an_operation_that_fails_leaves_the_others(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_side_of_an_operation_leaves_the_others(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds_of(work: Callable[[], float]) -> float:
         return work()
 

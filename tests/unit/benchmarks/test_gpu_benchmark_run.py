@@ -68,7 +68,7 @@ sys.exit(gpu_stage.run_stage(stages))
 
 
 @pytest.mark.parametrize("architecture", ["9.0a", "8.0", None])
-def test_what_is_timed_are_the_kernels_that_were_just_built(
+def test_timed_kernels_are_those_just_built(
     architecture: str | None, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "timing_stand_in.py").write_text(KERNELS_STAND_IN.format(directory=str(tmp_path)))
@@ -144,7 +144,7 @@ def test_a_stage_goes_on_behind_what_a_process_did_not_survive(
     assert all(part in reason for part, reason in zip(failures, content["failed"], strict=True))
 
 
-def test_stages_get_the_time_that_is_left_and_the_last_are_not_reached(
+def test_stages_share_the_time_left_and_late_ones_are_skipped(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
@@ -165,7 +165,7 @@ def test_stages_get_the_time_that_is_left_and_the_last_are_not_reached(
     assert stages["a"]["seconds"] == 40.0
 
 
-def test_a_command_that_takes_too_long_ends_with_all_that_it_started(tmp_path: Path) -> None:
+def test_command_beyond_its_time_ends_with_its_children(tmp_path: Path) -> None:
     held = tmp_path / "held"
     os.mkfifo(held)
     reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
@@ -251,7 +251,7 @@ RACECHECK = "40 passed in 9.00s\n========= RACECHECK SUMMARY: 0 hazards displaye
         ((None, MEMCHECK), (0, RACECHECK), 1),
     ],
 )
-def test_a_sanitizer_that_does_not_say_that_all_is_well_is_a_failure(
+def test_sanitizer_without_a_clean_report_is_a_failure(
     memcheck: tuple[int | None, str],
     racecheck: tuple[int | None, str],
     num_failed: int,

@@ -53,9 +53,7 @@ class StandInTrainer:
 
 
 @pytest.mark.usefixtures("_cuda_stand_in")
-def test_both_sides_are_measured_again_with_fewer_layers_where_one_does_not_fit(
-    record: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_sides_get_fewer_layers_where_one_does_not_fit(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = StandInTrainer()
 
     def our_side(config: Any, device: torch.device) -> tuple[Callable[[Tensor], float], StandInTrainer]:

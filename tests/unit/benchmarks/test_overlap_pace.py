@@ -15,7 +15,7 @@ LAYER_S = 10.0
 
 
 @pytest.mark.parametrize("block", ["serial", "parallel"])
-def test_each_layer_takes_its_time_and_writes_its_gradients_at_the_end_of_it(
+def test_paced_layer_writes_its_gradients_at_its_end(
     block: Literal["serial", "parallel"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[object] = []

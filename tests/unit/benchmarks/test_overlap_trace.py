@@ -28,7 +28,7 @@ def ideal(*traces: Trace, rate: float = PIECE) -> float:
     return ideal_of_calls([[one] for one in traces], rate)
 
 
-def test_sequence_chunks_that_are_awaited_later_overlap_with_products() -> None:
+def test_sequence_chunks_awaited_later_overlap_with_products() -> None:
     # all start first; each is awaited before its product of 1 s
     calls = [(number, START, 0.0) for number in range(4)]
     calls += [(0, WAIT, 0.0), (1, WAIT, 1.0), (2, WAIT, 1.0), (3, WAIT, 1.0)]
@@ -38,7 +38,7 @@ def test_sequence_chunks_that_are_awaited_later_overlap_with_products() -> None:
     assert ideal(gathered, gathered) == pytest.approx(5.0)  # the first piece, then four products
 
 
-def test_what_is_awaited_at_once_only_is_exposed() -> None:
+def test_exchange_awaited_at_once_is_exposed() -> None:
     blocking = trace_of(Operation.DP_ALL_REDUCE, [(0, START, 1.0), (0, WAIT, 0.0), (1, START, 1.0), (1, WAIT, 0.0)])
 
     assert ideal(blocking, blocking) == pytest.approx(4.0)
@@ -51,7 +51,7 @@ def test_an_exchange_begins_when_both_ranks_have_come() -> None:
     assert ideal(early, late) == pytest.approx(5.0)
 
 
-def test_a_layers_gradients_travel_during_the_layers_below_and_those_of_the_last_one_in_sight() -> None:
+def test_gradients_of_the_last_layer_are_exposed() -> None:
     # four layers of 2 s, each of whose gradients, of 1 s, leave when its backward is over
     calls = [(number, START, 2.0) for number in range(4)] + [(number, WAIT, 0.0) for number in range(4)]
     by_layer = trace_of(Operation.GRADS_REDUCE_SCATTER, calls)
@@ -62,7 +62,7 @@ def test_a_layers_gradients_travel_during_the_layers_below_and_those_of_the_last
     assert ideal(whole, whole) == pytest.approx(8.0 + 4.0)
 
 
-def test_a_traced_exchange_is_over_when_it_has_started_and_its_wait_is_noted_where_the_program_has_it(
+def test_traced_exchange_has_its_wait_where_the_program_awaits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
@@ -101,7 +101,7 @@ def test_medians_of_blocks_count_and_their_calls_must_agree() -> None:
         ideal_of_calls([[of(1.0), other]], PIECE)
 
 
-def test_what_is_before_the_first_mark_and_after_the_last_does_not_count() -> None:
+def test_spans_outside_the_marks_do_not_count() -> None:
     # a step of 2 s, whose exchange overlaps with the next one
     step = [(0, START, 2.0), (0, WAIT, 0.0)]
     calls = [*step, (MARK, False, 0.0), (0, WAIT, 0.0), (1, START, 2.0), (1, WAIT, 0.0), (MARK, False, 0.0)]

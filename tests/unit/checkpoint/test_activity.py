@@ -49,11 +49,11 @@ def begin(checkpoints: Location, branch: str, step: int, age_s: float) -> None:
     WritingMark(3, "demo", time.time() - age_s).write(checkpoints / branch / f"step-{step:09d}")
 
 
-def test_where_nothing_happens_nothing_is_seen(checkpoints: Location) -> None:
+def test_idle_directory_shows_no_activity(checkpoints: Location) -> None:
     assert look_for_job(checkpoints) == NOTHING
 
 
-def test_who_holds_the_run_directory_is_running(checkpoints: LocalLocation, tmp_path: Path) -> None:
+def test_holder_of_the_run_directory_is_running(checkpoints: LocalLocation, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     assert run.holder() is None
     for place in (checkpoints, open_location(f"file://{checkpoints}")):
@@ -66,7 +66,7 @@ def test_who_holds_the_run_directory_is_running(checkpoints: LocalLocation, tmp_
         assert look_for_job(place) == NOTHING
 
 
-def test_whoever_asks_does_not_keep_a_job_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_does_not_block_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunDirectory(tmp_path)
     with run.locked():
         pass

@@ -55,7 +55,7 @@ def test_a_snapshot_holds_all_state_and_its_file_the_owned_part() -> None:
     assert plan.num_bytes == plan.file.num_bytes + plan.rest.num_bytes
 
 
-def test_what_was_copied_out_comes_back_also_what_another_rank_writes(arena: Arena) -> None:
+def test_copied_state_comes_back_also_for_another_owner(arena: Arena) -> None:
     shards = state()
     (slot,) = slots_of(arena, plan_snapshot(shards), num_slots=1)
     expected = [one.shard.tensor.clone() for one in shards]
@@ -126,7 +126,7 @@ def test_a_slot_of_another_plan_gives_way(arena: Arena) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link"])
-def test_what_only_has_the_name_of_a_slot_gives_way_at_once(arena: Arena, tmp_path: Path, kind: str) -> None:
+def test_file_with_the_name_of_a_slot_is_replaced(arena: Arena, tmp_path: Path, kind: str) -> None:
     """Opening a FIFO would wait for its other end for ever."""
     if kind == "fifo":
         os.mkfifo(arena.slot(RANK, 0))

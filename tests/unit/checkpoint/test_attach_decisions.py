@@ -33,7 +33,7 @@ def test_a_report_survives_json() -> None:
     assert HostReport.from_json(json.loads(json.dumps(sent.to_json()))) == sent
 
 
-def test_the_newest_snapshot_of_the_present_plans_is_gone_on_from() -> None:
+def test_newest_snapshot_of_present_plans_is_resumed() -> None:
     reports = [
         report(0, "a", held(0, 40), held(1, 40), held(0, 50), held(1, 50)),
         report(1, "a"),
@@ -60,7 +60,7 @@ def test_numbers_of_snapshots_go_on() -> None:
 
 
 @pytest.mark.parametrize(("num_slots", "number"), [(1, 6), (2, 7)])
-def test_the_next_snapshot_does_not_overwrite_what_the_job_went_on_from(num_slots: int, number: int) -> None:
+def test_next_snapshot_does_not_overwrite_the_resumed_one(num_slots: int, number: int) -> None:
     """Only some ranks had sealed step 50 when the job died, so it goes on from step 40, which is in slot 0."""
     reports = [report(0, "a", held(0, 40), held(1, 40), held(0, 50)), report(1, "a")]
     memory = memory_point(reports)
@@ -71,7 +71,7 @@ def test_the_next_snapshot_does_not_overwrite_what_the_job_went_on_from(num_slot
     assert next_snapshot_number(both, memory_point(both), num_slots) == 6
 
 
-def test_a_copy_stands_in_for_a_lost_host_where_copies_may_be_fetched() -> None:
+def test_peer_copy_replaces_the_snapshot_of_a_lost_host() -> None:
     reports = [
         report(0, "a", held(0, 40), held(1, 40), held(0, 50), held(1, 50), held(2, 50, is_copy=True)),
         report(1, "a"),
@@ -89,7 +89,7 @@ def test_a_copy_of_another_plan_stands_in_for_nobody() -> None:
     assert memory_point(reports) is None
 
 
-def test_a_snapshot_that_is_not_in_own_slots_has_to_be_fetched_even_from_the_own_host() -> None:
+def test_snapshot_in_a_foreign_slot_is_fetched_from_the_own_host() -> None:
     # ranks were dealt out anew: rank 1 is now where its copy is, and rank 0 where rank 1 was
     reports = [
         report(0, "a", held(0, 50, is_copy=True), held(1, 50)),
@@ -101,7 +101,7 @@ def test_a_snapshot_that_is_not_in_own_slots_has_to_be_fetched_even_from_the_own
     assert memory_point(reports, may_fetch=False) is None
 
 
-def test_where_nothing_may_be_fetched_an_older_snapshot_in_place_is_gone_on_from() -> None:
+def test_older_snapshot_in_place_is_resumed_without_fetching() -> None:
     reports = [
         report(0, "a", held(0, 40), held(0, 50), held(1, 50, is_copy=True)),
         report(1, "b", held(1, 40)),
@@ -119,7 +119,7 @@ def test_slots_that_give_way_hold_nothing() -> None:
     assert memory_point([report(0, "a", gives_way)]) is None
 
 
-def test_the_first_rank_with_the_newest_plan_describes_the_snapshot() -> None:
+def test_first_rank_with_the_newest_plan_describes_it() -> None:
     new_host = replace(report(0, "new"), last_round=-1)
     reports = [new_host, report(1, "a"), replace(report(2, "b"), last_round=3), replace(report(3, "c"), last_round=3)]
     assert newest_plan_rank(reports) == 2

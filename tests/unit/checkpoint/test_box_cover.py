@@ -62,7 +62,7 @@ def test_overlaps_and_gaps_are_those_of_the_masks(case: tuple[tuple[int, ...], l
         assert gap.offsets == first
 
 
-def test_a_gap_among_many_parts_is_found_without_pieces_that_overlap() -> None:
+def test_gap_among_many_parts_is_found() -> None:
     """Pieces that shared elements would double in number with each part."""
     cells = [(row, column) for row in range(14) for column in range(14)]
     parts = [Box(cell, (1, 1)) for cell in cells if sum(cell) % 2]

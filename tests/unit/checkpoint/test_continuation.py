@@ -30,11 +30,11 @@ def go_on(*, is_same_run: bool, data: SampleStream = DATA, **changes: dict[str, 
 
 
 @pytest.mark.parametrize("is_same_run", [True, False])
-def test_nothing_changed_goes_on_where_it_was(is_same_run: bool) -> None:
+def test_unchanged_configuration_resumes_at_its_step(is_same_run: bool) -> None:
     assert go_on(is_same_run=is_same_run) == Continuation(PROGRESS, ())
 
 
-def test_what_concerns_training_alone_is_noted() -> None:
+def test_change_of_training_keys_is_noted() -> None:
     found = go_on(is_same_run=True, optimizer={"lr": 2e-3}, model={"dropout": 0.1}, train={"steps": 300})
     assert found.progress == PROGRESS
     assert found.notes == ("changed since: model.dropout: 0.0 -> 0.1", "changed since: optimizer.lr: 0.001 -> 0.002")
@@ -78,7 +78,7 @@ def with_digests(before: SampleStream, now: SampleStream, **changes: Any) -> Con
     return continuation(origin_of(manifest, "the-checkpoint"), config, now, is_same_run=True)
 
 
-def test_other_content_of_the_same_size_is_refused_with_both_digests_and_accepted_by_name() -> None:
+def test_changed_data_is_refused_unless_its_digest_is_accepted() -> None:
     before, now = replace(DATA, digest=OLD), replace(DATA, digest=NEW)
     with pytest.raises(
         CheckpointError,
@@ -120,7 +120,7 @@ def test_a_configuration_of_another_version_is_reported() -> None:
         continuation(origin_of(manifest, "the-checkpoint"), Config.from_dict(BASE), DATA, is_same_run=True)
 
 
-def test_imported_weights_begin_at_step_0_and_say_nothing_of_training() -> None:
+def test_imported_weights_begin_at_step_0() -> None:
     manifest = make_manifest(config=Config.from_dict(BASE).to_dict(), data=SampleStream(num_tokens=0, seed=0))
     config = Config.from_dict({**BASE, "optimizer": {"lr": 5.0}, "model": BASE["model"] | {"window_size": 8}})
     found = continuation(origin_of(manifest, "imported"), config, DATA, is_same_run=False)

@@ -79,7 +79,7 @@ def test_the_newest_two_snapshots_are_kept_byte_for_byte(hosts: Hosts, slots: li
         assert (sender.problem, keeper.problem) == ("", "")
 
 
-def test_what_the_keeper_has_is_not_sent_again(hosts: Hosts, slots: list[SlotFiller]) -> None:
+def test_copy_that_the_keeper_has_is_not_sent_again(hosts: Hosts, slots: list[SlotFiller]) -> None:
     path = hosts.own.slot(OWNER, 0)
     with serving(CopyKeeper(hosts.planned, slots).serve) as address:
         with sending(address) as sender:
@@ -95,7 +95,7 @@ def test_what_the_keeper_has_is_not_sent_again(hosts: Hosts, slots: list[SlotFil
 
 
 @pytest.mark.parametrize("change", [{"owner": 6}, {"contents_bytes": 64}, {"plan_digest": "00" * 32}])
-def test_a_copy_of_another_size_plan_or_owner_is_refused_before_a_byte_is_written(
+def test_copy_of_another_size_plan_or_owner_is_refused(
     hosts: Hosts, slots: list[SlotFiller], change: dict[str, Any]
 ) -> None:
     before = [slot.path.read_bytes() for slot in slots]
@@ -157,7 +157,9 @@ def test_changed_bytes_are_never_sealed(hosts: Hosts, slots: list[SlotFiller]) -
     assert {slot.words().state for slot in slots} == {SlotState.WRITING, SlotState.EMPTY}
 
 
-def test_one_copy_of_a_rank_at_a_time(hosts: Hosts, slots: list[SlotFiller], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_of_a_rank_are_sent_one_by_one(
+    hosts: Hosts, slots: list[SlotFiller], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(peer_copies, "_BUSY_S", 0.01)
     with serving(CopyKeeper(hosts.planned, slots).serve) as address, sending(address) as sender:
         connection, _ = offer_by_hand(hosts, address)
@@ -199,7 +201,7 @@ def during_reads(monkeypatch: pytest.MonkeyPatch, do: Callable[[Path], None]) ->
     monkeypatch.setattr(SlotReader, "read_contents_into", read_and_do)
 
 
-def test_a_slot_that_is_used_again_is_given_up_and_the_newest_is_sent(
+def test_reused_slot_is_given_up_for_the_newest(
     hosts: Hosts, slots: list[SlotFiller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newer = hosts.put(step=20, snapshot=1)

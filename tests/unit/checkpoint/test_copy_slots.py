@@ -186,6 +186,6 @@ def test_offers_and_requests_survive_the_way() -> None:
         (OFFER.encode().replace(b'"owner"', b'"path"'), "path=7; no such field"),
     ],
 )
-def test_what_is_no_offer_is_refused(message: bytes, problem: str) -> None:
+def test_malformed_offer_is_refused(message: bytes, problem: str) -> None:
     with pytest.raises(CheckpointError, match=problem):
         SnapshotOffer.decode(message, "peer")

@@ -47,7 +47,7 @@ def test_a_checkpoint_is_found_by_any_directory_above_it(
     assert find(Path()).resolve() == run / "checkpoints" / expected
 
 
-def test_a_branch_without_checkpoints_of_its_own_means_its_origin(run: Path) -> None:
+def test_branch_without_checkpoints_means_its_origin(run: Path) -> None:
     LocalLocation(run / "checkpoints/branch-0002/step-000000025").remove()
     for name in ("", "checkpoints/branch-0002"):
         assert find(run / name) == run / "checkpoints/main/step-000000020"

@@ -47,14 +47,14 @@ def test_a_writer_that_was_started_anew_counts_anew(writer: HostWriter, arena: A
     assert len(writer.news()) == 2
 
 
-def test_what_was_before_is_no_news(arena: Arena, tmp_path: Path) -> None:
+def test_earlier_results_are_not_reported(arena: Arena, tmp_path: Path) -> None:
     say(arena, 100, persisted=3, failures=2)
     writer = HostWriter(arena, tmp_path / "log")
     assert writer.news() == []
     assert writer.last_error() == "disk full"
 
 
-def test_a_writer_that_cannot_be_started_is_reported_and_tried_again(
+def test_writer_that_cannot_start_is_reported_and_retried(
     writer: HostWriter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refuse(*_: object) -> None:

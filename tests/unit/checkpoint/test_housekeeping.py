@@ -57,7 +57,7 @@ def test_all_are_kept_unless_asked(checkpoints: Location) -> None:
     assert committed_steps(main) == [10, 20, 30]
 
 
-def test_a_checkpoint_that_was_found_damaged_takes_no_whole_ones_place(checkpoints: Location) -> None:
+def test_damaged_checkpoint_does_not_count_for_retention(checkpoints: Location) -> None:
     main = put_run(checkpoints, 10, 20, 30, 40, 50)
     note_verifications(checkpoints, [Verification("main", step, time.time(), "changed") for step in (20, 40, 50)])
     assert Housekeeping().run(checkpoints, PLAN) == []
@@ -81,7 +81,7 @@ def begin(branch: Location, step: int, round_number: int, started_unix_s: float)
     WritingMark(round_number, "demo", started_unix_s).write(directory)
 
 
-def test_what_was_never_finished_goes_when_it_is_nobodys(checkpoints: Location) -> None:
+def test_unfinished_checkpoint_without_a_writer_is_removed(checkpoints: Location) -> None:
     main = put_run(checkpoints, 50)
     put_manifest(main, 10)
     begin(main, 11, round_number=2, started_unix_s=2e9)
@@ -99,7 +99,7 @@ def test_what_was_never_finished_goes_when_it_is_nobodys(checkpoints: Location) 
     assert len(said) == 4
 
 
-def test_one_that_lost_only_its_commit_stays_as_long_as_a_whole_one(checkpoints: Location) -> None:
+def test_checkpoint_without_commit_is_kept_like_a_whole_one(checkpoints: Location) -> None:
     main = put_run(checkpoints, 40)
     for step in (10, 20, 30):
         put_manifest(main, step, files={})
@@ -122,7 +122,7 @@ def test_one_that_lost_only_its_commit_stays_as_long_as_a_whole_one(checkpoints:
     assert names(main) == ["step-000000020", "step-000000040", "step-000000050"]
 
 
-def test_nothing_goes_before_anything_is_committed(checkpoints: Location) -> None:
+def test_removal_waits_for_a_commit(checkpoints: Location) -> None:
     main = put_main(checkpoints)
     put_manifest(main, 10)
     put_manifest(main, 20)
@@ -151,7 +151,7 @@ def test_a_removal_that_fails_is_reported(checkpoints: Location) -> None:
     assert committed_steps(checkpoints / "main") == [10, 20, 30]
 
 
-def test_what_is_known_is_not_read_again(checkpoints: Location) -> None:
+def test_known_checkpoints_are_not_read_again(checkpoints: Location) -> None:
     main = put_run(checkpoints, *range(10, 60, 10))
     reads: list[str] = []
     hooked = HookedLocation(checkpoints, lambda action, path: reads.append(path) if action == "read" else None)

@@ -107,7 +107,7 @@ def test_keys_distinguish_weights_from_moments() -> None:
     }  # fmt: skip
 
 
-def test_what_was_in_the_memory_before_does_not_show() -> None:
+def test_image_does_not_contain_earlier_memory() -> None:
     plan = plan_image(some_state())
     clean, image = image_of(plan)
     image.copy_out()
@@ -199,7 +199,7 @@ def test_copies_walk_each_memory_forward() -> None:
     assert addresses == sorted(addresses)
 
 
-def test_where_the_allocator_put_a_storage_does_not_count() -> None:
+def test_image_does_not_depend_on_addresses() -> None:
     memories = sorted((torch.zeros(50_000) for _ in range(2)), key=Tensor.data_ptr)
     plans = [
         plan_image([("master", whole_shard("a", one)), ("master", whole_shard("b", other))])

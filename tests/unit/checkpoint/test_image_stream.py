@@ -76,7 +76,7 @@ def test_a_rank_that_saves_nothing_has_a_file_too(tmp_path: Path, target: Locati
 
 @pytest.mark.parametrize("failing", ["append", "close"])
 @pytest.mark.parametrize("number", [0, 3])
-def test_nothing_is_left_when_storage_fails(
+def test_failed_storage_leaves_no_file(
     arena: Arena, target: Location, monkeypatch: pytest.MonkeyPatch, failing: str, number: int
 ) -> None:
     monkeypatch.setattr(image_stream, "_BLOCK_BYTES", 512)

@@ -271,7 +271,7 @@ def test_many_boxes_of_many_items_are_not_compared_with_all(
 # Who reads
 
 
-def test_what_one_rank_needs_it_reads() -> None:
+def test_item_for_one_rank_is_read_by_it() -> None:
     assert assign_readers([[0], [2, 1], []], [5, 5, 5, 5]) == (0, 1, 1, NOBODY)
 
 
@@ -306,7 +306,7 @@ def test_every_item_has_one_reader_and_bytes_are_even(data: st.DataObject) -> No
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 8))
-def test_what_all_need_is_dealt_evenly(lengths: list[int], dp_size: int) -> None:
+def test_items_for_all_ranks_are_read_in_equal_shares(lengths: list[int], dp_size: int) -> None:
     readers = assign_readers([range(len(lengths))] * dp_size, lengths)
     loads = [sum(n for n, reader in zip(lengths, readers, strict=True) if reader == rank) for rank in range(dp_size)]
 

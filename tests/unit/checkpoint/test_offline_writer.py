@@ -99,7 +99,7 @@ def test_a_complete_or_foreign_directory_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("had_directory", [True, False])
 @pytest.mark.parametrize("error", [CheckpointError("the source is gone"), KeyboardInterrupt()])
-def test_what_breaks_off_leaves_nothing(tmp_path: Path, error: BaseException, had_directory: bool) -> None:
+def test_interrupted_conversion_leaves_nothing(tmp_path: Path, error: BaseException, had_directory: bool) -> None:
     place = LocalLocation(tmp_path / "saved")
     if had_directory:
         place.path.mkdir()
@@ -147,7 +147,7 @@ def test_a_commit_that_seems_to_fail_is_not_taken_back(
     assert verify_checkpoint(LocalLocation(tmp_path / "saved")) == []
 
 
-def test_what_was_killed_can_be_done_again(tmp_path: Path) -> None:
+def test_killed_conversion_can_be_repeated(tmp_path: Path) -> None:
     place = LocalLocation(tmp_path / "saved")
     for name in (WRITING_NAME, ".metadata", "index.json", data_file_name(2, 7)):
         (place / name).write(b"{}")
@@ -159,7 +159,7 @@ def test_what_was_killed_can_be_done_again(tmp_path: Path) -> None:
     assert not (place / data_file_name(2, 7)).exists()
 
 
-def test_what_an_attempt_left_goes_before_its_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftover_files_are_removed_before_their_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = LocalLocation(tmp_path / "saved")
     for name in (WRITING_NAME, data_file_name(2, 7)):
         (place / name).write(b"{}")

@@ -18,7 +18,7 @@ def names(shards: list[SavedShard]) -> list[str]:
     return [one.shard.name for one in shards]
 
 
-def test_what_one_rank_has_alone_is_its_own() -> None:
+def test_state_of_one_rank_is_its_own() -> None:
     owned, others = divide([shard("a", 3), shard("b", 4)])
     assert (names(owned), others) == (["a", "b"], [])
 

@@ -70,7 +70,7 @@ def test_just_what_is_needed_is_read(saved: tuple[Path, dict[str, Tensor]]) -> N
     assert reader.bytes_read < state["model.embedding.word.weight"].nbytes + lists / 4
 
 
-def test_what_is_not_there_is_named(saved: tuple[Path, dict[str, Tensor]]) -> None:
+def test_missing_parameter_is_named(saved: tuple[Path, dict[str, Tensor]]) -> None:
     reader = reader_of(saved[0])
     with pytest.raises(CheckpointError, match=r"holds no tensor model\.lm_head"):
         reader.read_parameter("lm_head")

@@ -56,7 +56,7 @@ def fetch(address: PeerAddress, wanted: SnapshotRequest, slot: Path) -> None:
 
 
 @pytest.mark.parametrize("is_copy", [True, False], ids=["from a copy", "from a slot of a rank that has moved"])
-def test_what_is_fetched_is_what_was_sealed(hosts: Hosts, slot: Path, address: PeerAddress, is_copy: bool) -> None:
+def test_fetched_snapshot_equals_the_sealed_one(hosts: Hosts, slot: Path, address: PeerAddress, is_copy: bool) -> None:
     source = hosts.own.slot(OWNER, 0)
     if is_copy:
         source = source.rename(hosts.own.copy(OWNER, 0))
@@ -69,7 +69,7 @@ def test_what_is_fetched_is_what_was_sealed(hosts: Hosts, slot: Path, address: P
         assert found.words().persist == Persist.NONE
 
 
-def test_what_the_host_does_not_have_does_not_come(hosts: Hosts, slot: Path, address: PeerAddress) -> None:
+def test_snapshot_that_the_host_lacks_is_not_fetched(hosts: Hosts, slot: Path, address: PeerAddress) -> None:
     (hosts.own.root / "copy-00007.slot-1").write_bytes(b"damaged")
     for wanted in (
         SnapshotRequest(hosts.planned, replace(SNAPSHOT, snapshot=1)),
@@ -81,7 +81,7 @@ def test_what_the_host_does_not_have_does_not_come(hosts: Hosts, slot: Path, add
     assert sealed_by_rank(hosts.peer) == {}
 
 
-def test_what_was_not_asked_for_is_not_taken(hosts: Hosts, slot: Path) -> None:
+def test_unrequested_snapshot_is_not_taken(hosts: Hosts, slot: Path) -> None:
     with SlotReader(hosts.own.slot(OWNER, 0)) as reader:
         offer = SnapshotOffer.of_slot(reader)
     assert offer is not None
@@ -174,7 +174,7 @@ def test_a_new_number_keeps_the_slot(before: int, least: int, num_slots: int, ex
     assert number % num_slots == before % num_slots
 
 
-def test_a_start_without_storage_does_not_throw_away_what_is_in_memory() -> None:
+def test_start_without_storage_keeps_snapshots_in_memory() -> None:
     candidate = StorageCandidate("main", 5, "place", is_own=True)
     start = StartingPoint(
         branch="main",

@@ -85,12 +85,12 @@ def reasons(slots: list[SealedSlot], known: dict[int, HostPlan], *, has_workers:
         ([*both(10, 0), slot(7, 10, 0)], 10),
     ],
 )
-def test_what_is_due(slots: list[SealedSlot], step: int | None) -> None:
+def test_due_snapshots(slots: list[SealedSlot], step: int | None) -> None:
     assert due_step(slots, plans(PLAN)) == step
     assert due_step(slots, {}) is None
 
 
-def test_what_an_older_round_left_pending_is_still_due_to_a_writer_that_knows_its_plan() -> None:
+def test_pending_snapshot_of_an_older_round_is_due() -> None:
     newer = replace(MANY, round=3, ranks=(0, 1, 2))
     assert due_step(both(10, 0), plans(MANY, newer)) == 10
     assert reasons(both(10, 0), plans(MANY, newer)) == {}
@@ -110,7 +110,7 @@ def test_several_hosts_give_up_what_they_cannot_agree_on() -> None:
     assert reasons(both(10, 0), plans(newer)) == {10: "host.json is of round 3, and the plan of round 2 is unknown"}
 
 
-def test_a_snapshot_of_a_round_that_is_not_in_host_json_yet_waits_for_it() -> None:
+def test_snapshot_waits_for_its_round_in_host_json() -> None:
     slots = both(10, 0, round_number=3)
     for known in (plans(MANY), plans(PLAN)):
         assert due_step(slots, known) is None
@@ -132,7 +132,7 @@ def test_a_newer_round_supersedes_an_older_one_of_several_hosts() -> None:
     assert not is_superseded(SealedSnapshot(10, 2, 0), MANY, both(10, 0) + both(20, 1, Persist.DONE, 3))
 
 
-def test_what_a_rank_has_not_sealed_is_waited_for_only_while_it_may() -> None:
+def test_unsealed_slot_is_awaited_only_within_the_limit() -> None:
     slots = [slot(0, 10, 0)]
     assert reasons(slots, plans(PLAN)) == {}
     gone = "not sealed by rank 1, which cannot seal it any more"

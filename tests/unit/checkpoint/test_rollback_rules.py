@@ -38,7 +38,7 @@ def test_a_rollback_is_pending_until_the_lineage_has_it() -> None:
     ("steps", "interval", "expected"),
     [((50, 40, 30), 10, [40, 30]), ((50, 41), 50, []), ((39,), 10, [39]), ((), 10, []), ((), 0, [])],
 )
-def test_what_a_job_may_go_back_to(steps: tuple[int, ...], interval: int, expected: list[int]) -> None:
+def test_checkpoints_that_qualify_for_rollback(steps: tuple[int, ...], interval: int, expected: list[int]) -> None:
     found = rollback_start(start(*steps), BACK, CheckpointConfig(interval=interval))
     assert [one.step for one in found.candidates] == expected
 
@@ -46,7 +46,7 @@ def test_what_a_job_may_go_back_to(steps: tuple[int, ...], interval: int, expect
 @pytest.mark.parametrize(
     "settings", [CheckpointConfig(interval=40), CheckpointConfig(), CheckpointConfig(interval=50, load="x")]
 )
-def test_what_was_removed_is_not_taken_for_a_beginning(settings: CheckpointConfig) -> None:
+def test_removed_checkpoint_is_not_the_beginning_of_a_run(settings: CheckpointConfig) -> None:
     with pytest.raises(CheckpointError, match="after step 40, and the oldest checkpoint left is of step 50; keep more"):
         rollback_start(start(60, 50), BACK, settings)
 
@@ -87,7 +87,7 @@ def test_a_job_beyond_the_steps_cannot_leave_them_out() -> None:
 
 
 @pytest.mark.parametrize("steps", [(-1, 0, 0), (5, 4, 6), (3, 4, 3), (0, 0, MAX_SKIPPED_STEPS)])
-def test_what_no_rollback_can_be(steps: tuple[int, int, int]) -> None:
+def test_impossible_rollback_is_refused(steps: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match=re.escape("0 <= to_step <= skip_from <= skip_to")):
         Rollback("i", *steps)
 
@@ -102,7 +102,7 @@ def test_a_worker_reads_a_rollback_from_its_environment() -> None:
 @pytest.mark.parametrize(
     "text", ["junk", "{}", '{"schema_version":1,"rollback_id":"i","to_step":9,"skip_from":3,"skip_to":4}']
 )
-def test_what_a_worker_cannot_read_stops_it(text: str) -> None:
+def test_unreadable_rollback_stops_the_worker(text: str) -> None:
     with pytest.raises(
         TopologyError, match=f"environment variable {ROLLBACK_VARIABLE}.*only .megatrain launch. may set it"
     ):

@@ -25,7 +25,7 @@ def interval(clock: Clock, **settings: Any) -> SaveInterval:
     return SaveInterval(CheckpointConfig(**settings), clock)
 
 
-def test_the_next_checkpoint_is_due_when_the_interval_is_over_since_the_last() -> None:
+def test_next_checkpoint_is_due_one_interval_after_the_last() -> None:
     clock = Clock()
     found = interval(clock)
     clock.now += 599.0
@@ -51,7 +51,7 @@ def test_no_more_than_a_share_of_the_time_goes_into_checkpoints() -> None:
     assert found.length_s == 600.0
 
 
-def test_nothing_is_due_while_storage_is_at_the_last_one() -> None:
+def test_no_checkpoint_is_due_while_the_last_is_written() -> None:
     clock = Clock()
     found = interval(clock)
     clock.now += 5000.0
@@ -60,7 +60,7 @@ def test_nothing_is_due_while_storage_is_at_the_last_one() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"interval": 100}, {"interval_s": 0.0}, {"interval": 7, "interval_s": 0.0}])
-def test_nothing_is_due_by_time_where_steps_or_nothing_decide(settings: dict[str, Any]) -> None:
+def test_no_checkpoint_is_due_by_time_without_a_time_interval(settings: dict[str, Any]) -> None:
     clock = Clock()
     found = interval(clock, **settings)
     clock.now += 1e6
@@ -115,7 +115,7 @@ EVERY_10 = "a checkpoint is taken every 10 steps (checkpoint.interval)"
         ({"interval_s": 0.0}, 100 * GB, [NEVER]),
     ],
 )
-def test_what_a_run_says_at_its_start(settings: dict[str, Any], free: int | None, notes: list[str]) -> None:
+def test_log_lines_about_checkpoints_at_the_start(settings: dict[str, Any], free: int | None, notes: list[str]) -> None:
     assert policy_notes(CheckpointConfig(**settings), "/runs", 7 * GB, free) == notes
 
 

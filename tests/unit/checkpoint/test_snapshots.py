@@ -73,9 +73,7 @@ def test_a_snapshot_calls_the_writer_once_a_host(local_rank: int, expected: list
 
 
 @pytest.mark.parametrize("local_rank", [0, 1])
-def test_a_writer_that_is_missed_is_called_by_every_rank_whose_snapshot_waits(
-    local_rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_rank_with_a_waiting_snapshot_wakes_the_writer(local_rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     slot = _Slot()
     found = make_snapshots([slot], calls, local_rank)
@@ -142,9 +140,7 @@ def test_a_rank_that_waits_for_another_ranks_storage_shows_life() -> None:
 
 
 @pytest.mark.parametrize(("is_stored", "others_are_usable", "expected"), [(True, 1, 1), (True, 0, 2), (False, 1, 2)])
-def test_a_snapshot_costs_one_agreement_if_every_ranks_slot_was_free_before(
-    is_stored: bool, others_are_usable: int, expected: int
-) -> None:
+def test_snapshot_with_free_slots_costs_one_agreement(is_stored: bool, others_are_usable: int, expected: int) -> None:
     agreements: list[list[int]] = []
 
     def minimum(values: list[int]) -> list[int]:
@@ -164,7 +160,7 @@ def test_a_snapshot_costs_one_agreement_if_every_ranks_slot_was_free_before(
     assert len(agreements) - agreements_before == expected
 
 
-def test_a_rank_that_could_go_on_names_the_rank_that_waits_for_storage() -> None:
+def test_rank_that_waits_for_storage_is_named_by_the_others() -> None:
     found = make_snapshots([_Slot()], [])
     found._cpu_groups = SimpleNamespace(
         minimum=lambda values: [0] * len(values), agree=lambda rank, problem: "slot-2: full"
@@ -173,7 +169,7 @@ def test_a_rank_that_could_go_on_names_the_rank_that_waits_for_storage() -> None
         found.take(label(2), timeout_s=0.0)
 
 
-def test_a_snapshot_that_another_host_failed_to_store_frees_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_that_failed_on_another_host_frees_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its writer's mark is lost where storage takes no files: only the ranks can pass it on."""
     monkeypatch.setattr(snapshots, "_SHARE_AGAIN_S", 0.0)
     slots = [_Slot(), _Slot()]
@@ -199,7 +195,7 @@ def test_a_snapshot_that_was_given_up_is_not_waited_for() -> None:
     assert found.wait(timeout_s=0.0)
 
 
-def test_a_snapshot_of_which_storage_wants_another_rank_is_left_in_its_slot(tmp_path: Path) -> None:
+def test_snapshot_that_another_rank_still_writes_keeps_its_slot(tmp_path: Path) -> None:
     """The writer died between two ranks: the next one needs all of it."""
     job = make_job(tmp_path)
     paths = [put_slot(job.arena, rank, step=10, snapshot=4, persist=word)

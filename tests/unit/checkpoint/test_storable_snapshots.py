@@ -18,7 +18,7 @@ from tests.helpers.writer_process import wait_for, writer_thread
 OLD, NEW = SealedSnapshot(40, 0, 4), SealedSnapshot(50, 0, 5)
 
 
-def test_what_is_given_up_is_unfinished_and_not_damaged(tmp_path: Path) -> None:
+def test_given_up_checkpoint_is_unfinished_not_damaged(tmp_path: Path) -> None:
     """Nothing of it may have been written yet, and the job is to go on from what there is, or begin."""
     job = make_job(tmp_path, 2)
     snapshot = SealedSnapshot(10, 2, 4)
@@ -32,7 +32,7 @@ def test_what_is_given_up_is_unfinished_and_not_damaged(tmp_path: Path) -> None:
         assert "host 1 gave up: a newer start" in wait_for(job.arenas[0], failures=1).last_error
 
 
-def test_what_is_stored_is_not_given_up(tmp_path: Path) -> None:
+def test_stored_snapshot_is_not_given_up(tmp_path: Path) -> None:
     job = make_job(tmp_path, 1)
     job.put_snapshot(step=10, snapshot=4)
     with writer_thread(job.arena):
@@ -66,7 +66,7 @@ def test_a_snapshot_that_all_ranks_of_all_hosts_have() -> None:
     assert storable_snapshots([HostReport.from_json(json.loads(json.dumps(one.to_json()))) for one in hosts]) == {OLD}
 
 
-def test_what_nobody_wants() -> None:
+def test_snapshot_that_no_host_needs_is_given_up() -> None:
     assert storable_snapshots([report("a", (0,), 1, held(0, OLD, is_pending=False))]) == set()
 
 
@@ -83,7 +83,7 @@ def test_a_host_without_a_plan() -> None:
     assert storable_snapshots([report("a", (), 0, held(0, OLD))]) == set()
 
 
-def test_what_the_writer_of_a_lost_host_may_yet_bring_to_storage() -> None:
+def test_snapshot_of_a_lost_hosts_writer_is_maybe_storable() -> None:
     left = report("a", (0,), 2, held(0, OLD), held(0, NEW))
     assert maybe_storable_snapshots([left, report("new", (), 0)], newer_than=-1) == {OLD, NEW}
     # storage has it, or it does not wait to be written
@@ -91,11 +91,11 @@ def test_what_the_writer_of_a_lost_host_may_yet_bring_to_storage() -> None:
     assert maybe_storable_snapshots([report("a", (0,), 2, held(0, OLD, is_pending=False))], newer_than=-1) == set()
 
 
-def test_what_needs_no_lost_host_is_certain() -> None:
+def test_snapshot_without_lost_hosts_is_storable() -> None:
     assert maybe_storable_snapshots([report("a", (0,), 1, held(0, OLD)), report("new", (), 0)], newer_than=-1) == set()
 
 
-def test_there_is_no_hope_where_a_host_that_is_left_has_not_all_of_it() -> None:
+def test_snapshot_that_a_living_host_lacks_is_not_storable() -> None:
     hosts = [report("a", (0,), 3, held(0, OLD)), report("b", (1, 2), 3, held(1, OLD)), other("b")]
     assert maybe_storable_snapshots(hosts, newer_than=-1) == set()
 

@@ -53,7 +53,7 @@ def race(directory: Path, number: int) -> str:
     return held_up.point
 
 
-def test_an_older_round_that_is_held_up_before_any_of_its_changes(tmp_path: Path) -> None:
+def test_older_round_delayed_before_each_of_its_changes(tmp_path: Path) -> None:
     points: list[str] = []
     while not points or points[-1]:
         points.append(race(tmp_path / str(len(points)), len(points)))
@@ -70,7 +70,7 @@ def begin(checkpoints: Location, round_number: int, step: int) -> None:
     begin_round(checkpoints, RoundStart(round_number, "main", step))
 
 
-def test_a_commit_that_is_held_up_until_a_newer_round_has_gone_on_is_late(tmp_path: Path) -> None:
+def test_commit_delayed_until_a_newer_round_is_too_late(tmp_path: Path) -> None:
     """The older one has looked for newer ones, and is held up at its last write."""
     checkpoints = LocalLocation(tmp_path / "checkpoints")
     put_main(checkpoints)
@@ -109,7 +109,7 @@ def test_an_older_round_that_looks_again_commits_nothing(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "start", [RoundStart(3, "main", STEP), RoundStart(3, "branch-0002", 5), RoundStart(3, "main", None)]
 )
-def test_what_a_newer_round_goes_on_from_may_still_come_to_storage(tmp_path: Path, start: RoundStart) -> None:
+def test_resumed_snapshot_may_still_be_stored_by_an_older_round(tmp_path: Path, start: RoundStart) -> None:
     """A restart goes on from memory while the older round's writer is at it, or on another branch."""
     checkpoints = LocalLocation(tmp_path / "checkpoints")
     put_main(checkpoints)
@@ -120,7 +120,7 @@ def test_what_a_newer_round_goes_on_from_may_still_come_to_storage(tmp_path: Pat
     assert [one.step for one in candidates(checkpoints, "main")] == [STEP]
 
 
-def test_a_round_that_has_claimed_and_not_said_where_it_goes_on_keeps_all(tmp_path: Path) -> None:
+def test_claim_without_a_resume_point_keeps_all_checkpoints(tmp_path: Path) -> None:
     """It may have read what there was before the older one committed."""
     checkpoints = LocalLocation(tmp_path / "checkpoints")
     put_main(checkpoints, 5)
@@ -132,7 +132,7 @@ def test_a_round_that_has_claimed_and_not_said_where_it_goes_on_keeps_all(tmp_pa
     assert committed_steps(checkpoints / "main") == [5, STEP]
 
 
-def test_nothing_is_removed_for_a_newest_one_that_is_not_whole(tmp_path: Path) -> None:
+def test_removal_does_not_count_an_unfinished_newest(tmp_path: Path) -> None:
     checkpoints = LocalLocation(tmp_path / "checkpoints")
     put_main(checkpoints, 5)
     old, _ = two_rounds(tmp_path, str(checkpoints))
@@ -144,7 +144,7 @@ def test_nothing_is_removed_for_a_newest_one_that_is_not_whole(tmp_path: Path) -
     assert committed_steps(checkpoints / "main") == [5, STEP]
 
 
-def test_a_number_that_somebody_else_has_claimed_is_not_written_by(tmp_path: Path) -> None:
+def test_round_number_claimed_by_another_is_not_used(tmp_path: Path) -> None:
     """Storage was away when this round began, and has another one of its number now."""
     checkpoints = LocalLocation(tmp_path / "checkpoints")
     put_main(checkpoints)

@@ -77,7 +77,7 @@ def entries_of(directory: Location) -> dict[str, FileEntry]:
     return {name: FileEntry(**entry) for name, entry in raw["files"].items()}
 
 
-def test_a_whole_checkpoint_has_no_problem_and_stock_torch_reads_it(checkpoint: Location) -> None:
+def test_whole_checkpoint_is_valid_and_stock_torch_reads_it(checkpoint: Location) -> None:
     assert verify_checkpoint(checkpoint, job="demo", branch="main") == []
     state = {"w": torch.zeros(4, 6), "b": torch.zeros(3)}
     with warnings.catch_warnings():
@@ -206,7 +206,7 @@ def test_a_directory_without_a_manifest_is_reported(tmp_path: Path) -> None:
     assert "has no manifest" in problem
 
 
-def test_metadata_and_files_that_do_not_fit_together_are_reported(checkpoint: Location) -> None:
+def test_metadata_that_does_not_match_the_files_is_reported(checkpoint: Location) -> None:
     entries = entries_of(checkpoint)
     place = checkpoint / "index.json"
 

@@ -62,7 +62,7 @@ def test_names() -> None:
         *((name, False) for name in ("COMMIT", "PINNED", ".metadata", "notes")),
     ],
 )
-def test_what_a_commit_leaves_over(name: str, expected: bool) -> None:
+def test_commit_removes_the_marks(name: str, expected: bool) -> None:
     assert is_leftover(name, 2) == expected
 
 

@@ -167,7 +167,7 @@ def test_a_step_that_is_complete_already_is_left_alone(job: Job, arena: Arena) -
         assert job.persist_words() == {10: {Persist.DONE}}
 
 
-def test_what_an_older_round_left_pending_is_persisted_while_a_newer_one_runs(job: Job, arena: Arena) -> None:
+def test_pending_snapshot_of_an_older_round_is_stored(job: Job, arena: Arena) -> None:
     job.change_plans(round=3)
     job.put_snapshot(step=10, snapshot=4, round_number=2)
     drain(arena)
@@ -189,7 +189,7 @@ def test_it_gives_way_to_everything_else(arena: Arena, monkeypatch: pytest.Monke
         assert len(os.sched_getaffinity(pid)) >= len(os.sched_getaffinity(0))
 
 
-def test_one_that_is_started_by_hand_does_not_slow_down_the_session(arena: Arena) -> None:
+def test_writer_started_by_hand_keeps_the_sessions_priority(arena: Arena) -> None:
     """The kernel weighs a session as a whole where sched_autogroup is on: it would be that of somebody's shell."""
     group = Path("/proc/self/autogroup")
     if not group.exists():
@@ -211,7 +211,7 @@ def test_it_ends_when_its_workers_have_left_and_leaves_no_zombie(arena: Arena, t
     assert not arena.root.exists()
 
 
-def test_an_arena_is_kept_for_a_while_and_a_worker_that_comes_keeps_it_longer(job: Job, arena: Arena) -> None:
+def test_arena_is_kept_for_a_while_and_longer_for_a_worker(job: Job, arena: Arena) -> None:
     job.change_plans(keep_arena_s=1000.0)
     now, looks = [0.0], [0]
 
@@ -248,7 +248,7 @@ def test_an_arena_is_kept_for_a_while_and_a_worker_that_comes_keeps_it_longer(jo
     assert not arena.root.exists()
 
 
-def test_one_of_two_writers_ends_quietly(job: Job, arena: Arena) -> None:
+def test_second_writer_ends_without_an_error(job: Job, arena: Arena) -> None:
     job.put_snapshot(step=10, snapshot=4)
     command = [sys.executable, "-m", "megatrain.checkpoint.writer", str(arena.root)]
     both = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(2)]

@@ -77,7 +77,7 @@ def test_killed_after_the_commit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_files_that_are_gone_are_written_again_although_the_host_was_done(tmp_path: Path) -> None:
+def test_lost_files_are_written_again_after_the_host_was_done(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     job.put_snapshot(step=10, snapshot=4)
     assert crash_writer(job.arena, 0, "write host-r000002-00000.done") == "write r000002-metadata"

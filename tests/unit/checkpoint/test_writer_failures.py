@@ -140,7 +140,7 @@ def test_a_storage_that_is_away(job: Job) -> None:
     assert committed_steps(job.checkpoints / "main") == [20]
 
 
-def test_what_cannot_be_removed_is_reported_too(job: Job) -> None:
+def test_failed_removal_is_reported(job: Job) -> None:
     def fail(action: str, path: str) -> None:
         if MANIFEST in path and action == "write":
             raise CheckpointError("disk full")
@@ -159,7 +159,7 @@ def test_a_branch_that_is_not_there_gets_no_checkpoints(job: Job) -> None:
     assert_nothing_is_left(job.step(10))
 
 
-def test_a_directory_that_somebody_removes_gets_the_next_checkpoint(job: Job) -> None:
+def test_removed_directory_gets_the_next_checkpoint(job: Job) -> None:
     """Its branch is written again: a checkpoint of none would never be found."""
     branch = read_branch(job.checkpoints, "main")
     with writer_thread(job.arena):
@@ -264,7 +264,7 @@ def test_a_tokenizer_that_is_gone(job: Job, tmp_path: Path) -> None:
     assert_nothing_is_left(job.step(10))
 
 
-def test_a_snapshot_that_a_rank_never_sealed_is_given_up_when_the_workers_are_gone(job: Job) -> None:
+def test_unsealed_snapshot_is_given_up_when_workers_are_gone(job: Job) -> None:
     put_slot(job.arena, 0, step=10, snapshot=4)
     put_slot(job.arena, 1, step=10, snapshot=4, state=SlotState.WRITING)
     job.change_plans(keep_arena_s=1000.0)
@@ -284,7 +284,7 @@ def test_a_slot_that_vanishes_is_no_matter(job: Job) -> None:
     assert verify_checkpoint(job.step(10)) == []
 
 
-def test_a_slot_that_does_not_take_the_word_is_not_tried_for_ever(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slot_that_cannot_be_marked_is_not_retried_for_ever(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> bool:
         raise CheckpointError("read-only")
 
@@ -336,7 +336,7 @@ def test_a_newer_round_comes_in_between(job: Job, moment: str) -> None:
     assert mark.round == 3
 
 
-def test_what_an_older_round_left_is_removed_with_the_commit(job: Job) -> None:
+def test_files_of_an_older_round_are_removed_with_the_commit(job: Job) -> None:
     WritingMark(1, "demo", 1_790_000_000.0).write(job.step(10))
     for name in (
         "r000001-rank-00000.distcp",
@@ -352,7 +352,7 @@ def test_what_an_older_round_left_is_removed_with_the_commit(job: Job) -> None:
     assert len(tree(path_of(job.step(10)))) == 7
 
 
-def test_what_a_manifest_lists_is_never_a_leftover(job: Job) -> None:
+def test_file_in_a_manifest_is_never_a_leftover(job: Job) -> None:
     content = b"written by an older round"
     files = {"r000001-rank-00000.distcp": FileEntry(len(content), "sha256:" + "0a" * 32)}
     directory = put_checkpoint(job.checkpoints / "main", 10, files=files)
@@ -375,7 +375,7 @@ def test_a_complete_step_of_another_job_is_reported(job: Job) -> None:
         assert "job='other', expected 'demo'" in persist_next(job, 10, 4, failures=1)
 
 
-def test_failures_in_a_row_are_counted_until_a_checkpoint_is_saved_whoever_writes(job: Job) -> None:
+def test_consecutive_failures_are_counted_until_a_save(job: Job) -> None:
     failing = FailingStorage("write", "WRITING")
     with writer_thread(job.arena, failing):
         persist_next(job, 10, 4, failures=1)

@@ -106,7 +106,7 @@ def test_a_host_that_fails_is_not_waited_for(tmp_path: Path) -> None:
         assert is_unfinished(job.step(10))
 
 
-def test_a_host_whose_mark_is_lost_is_not_waited_for_once_the_ranks_know(tmp_path: Path) -> None:
+def test_host_with_a_lost_mark_is_not_awaited_once_ranks_know(tmp_path: Path) -> None:
     """On a full disk a writer cannot even say that it gave up; `Snapshots` passes it on to the ranks of other hosts."""
     job = make_job(tmp_path, 2, commit_timeout_s=1000.0)
 
@@ -146,7 +146,7 @@ def test_the_next_snapshot_after_one_that_failed(tmp_path: Path) -> None:
     assert not job.step(10).exists()
 
 
-def test_what_a_host_said_of_another_snapshot_does_not_count(tmp_path: Path) -> None:
+def test_mark_of_another_snapshot_does_not_count(tmp_path: Path) -> None:
     job = make_job(tmp_path, 2, commit_timeout_s=0.1)
     entry = FileEntry(10, "items-sha256:" + "0a" * 32)
     DoneMark(replace(SNAPSHOT, snapshot=3), 1, 0.1, {FILES[2]: entry}).write(job.step(10))

@@ -116,7 +116,7 @@ def test_a_commit_covers_one_step(branch: Location) -> None:
     assert is_committed(branch / "kept-elsewhere")
 
 
-def test_what_cannot_be_read_is_not_taken_for_missing(branch: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_file_is_not_taken_for_missing(branch: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = put_checkpoint(branch, 120)
 
     def no_open(*_: object) -> int:
@@ -221,7 +221,7 @@ def test_pins(branch: Location) -> None:
         pin(put_manifest(branch, 130), "")
 
 
-def test_a_removal_that_is_killed_never_leaves_a_checkpoint_with_holes(branch: Location) -> None:
+def test_killed_removal_leaves_no_checkpoint_with_holes(branch: Location) -> None:
     expected = {"r000002-rank-00000.distcp": b"0123456789", "more/0.bin": b""}
     preparation = (
         "from megatrain.checkpoint_format.checkpoint_files import *\n"
@@ -243,7 +243,7 @@ def test_a_removal_that_is_killed_never_leaves_a_checkpoint_with_holes(branch: L
     assert number == 1 + 6, "four files and two directories"
 
 
-def test_nothing_is_written_or_removed_through_a_link(branch: Location, tmp_path: Path) -> None:
+def test_link_is_neither_written_nor_removed_through(branch: Location, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious").write_text("not a checkpoint")

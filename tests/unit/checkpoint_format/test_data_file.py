@@ -218,7 +218,7 @@ def test_a_big_file_is_read_in_blocks(place: LocalLocation) -> None:
         tracemalloc.stop()
 
 
-def test_who_wants_to_know_no_more_waits_for_a_block_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_verification_ends_within_one_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megatrain.checkpoint_format.data_file._BLOCK_BYTES", 64)
     place = LocalLocation(tmp_path / FILES[0])
     data = put_data_file(place, [b"x" * 1000])

@@ -53,7 +53,7 @@ def read(raw: object) -> CheckpointIndex:
     return CheckpointIndex.decode(json.dumps(raw).encode(), "c/index.json")
 
 
-def test_what_goes_in_comes_out() -> None:
+def test_index_round_trip() -> None:
     assert read(document()) == CheckpointIndex(DIGEST, STORED)
     assert list(read(document()).stored.tensors) == list(STORED.tensors)
 
@@ -144,7 +144,7 @@ def test_an_index_that_does_not_fit_is_refused(raw: Any, message: str) -> None:
     "content",
     [b"", b"\xff", b"{", b"[" * 10**5, b'{"schema_version": 1, "files": [' + b"1" * 5000 + b"]}", b"NaN"],
 )
-def test_what_is_no_json_of_ours_is_refused(content: bytes) -> None:
+def test_malformed_index_is_refused(content: bytes) -> None:
     with pytest.raises(CheckpointError, match="x: "):
         CheckpointIndex.decode(content, "x")
 
@@ -180,7 +180,7 @@ def test_sizes_that_were_made_up_take_no_memory(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", MADE_UP)
-def test_sizes_that_were_made_up_take_no_more_work_than_they_have_bytes(what: str) -> None:
+def test_made_up_sizes_take_work_linear_in_the_files_bytes(what: str) -> None:
     def refuse(content: bytes) -> None:
         with pytest.raises(CheckpointError):
             CheckpointIndex.decode(content, "x")

@@ -189,7 +189,7 @@ def test_the_lock_of_a_run_is_nothing_that_was_saved(checkpoints: Location) -> N
         assert ensure_branch(checkpoints, "a new run") == "main"
 
 
-def test_a_crash_while_the_first_branch_is_opened_is_a_fresh_start(checkpoints: Location) -> None:
+def test_crash_while_opening_the_first_branch_is_a_fresh_start(checkpoints: Location) -> None:
     path_of(checkpoints).mkdir()
     copies = crashed_copies(checkpoints, "ensure_branch(checkpoints, '')")
     assert len(copies) == 3
@@ -201,7 +201,7 @@ def test_a_crash_while_the_first_branch_is_opened_is_a_fresh_start(checkpoints: 
 
 
 @pytest.mark.slow
-def test_a_crash_while_the_second_branch_of_a_run_without_resume_is_opened(checkpoints: Location) -> None:
+def test_crash_while_opening_the_second_branch(checkpoints: Location) -> None:
     """No record was written, which one branch does not need; two would."""
     put_main(checkpoints, 10, 20)
     (checkpoints / "claims").remove()
@@ -231,7 +231,7 @@ def test_a_write_that_fails_before_resume_changes_nothing(
     assert open_branch(checkpoints, "main", 10, "").name == "branch-0003"
 
 
-def test_what_a_rollback_leaves_out_stays_in_the_line(checkpoints: Location) -> None:
+def test_ranges_left_out_by_a_rollback_stay_in_the_lineage(checkpoints: Location) -> None:
     put_main(checkpoints, 10, 20)
     first = open_branch(checkpoints, "main", 10, "back", rollback="i-1", skipped=((80, 96),))
     assert read_branch(checkpoints, first.name) == first
@@ -244,7 +244,7 @@ def test_what_a_rollback_leaves_out_stays_in_the_line(checkpoints: Location) -> 
     assert set(json.loads((checkpoints / "main" / "BRANCH").read())).isdisjoint({"rollback", "skipped"})
 
 
-def test_a_run_that_went_back_to_its_beginning_may_begin_with_nothing(checkpoints: Location) -> None:
+def test_run_rolled_back_to_its_beginning_may_have_no_checkpoint(checkpoints: Location) -> None:
     put_main(checkpoints, 10)
     branch = open_branch(checkpoints, "main", 0, "back", rollback="i-1", skipped=((8, 16),))
     assert found(checkpoints) == []

@@ -114,7 +114,7 @@ def test_a_damaged_branch_is_named(checkpoints: Location, field: str, value: obj
         list_branches(checkpoints)
 
 
-def test_a_torn_branch_is_named_and_is_mended_as_the_message_says(checkpoints: Location) -> None:
+def test_torn_branch_is_named_and_repaired_as_the_error_says(checkpoints: Location) -> None:
     put_main(checkpoints, 10)
     (checkpoints / "main" / "BRANCH").write(b'{"name')
     with pytest.raises(

@@ -109,7 +109,7 @@ def test_a_write_that_is_killed_leaves_nothing_to_see(place: Location) -> None:
     assert not place.exists()
 
 
-def test_what_stands_in_the_way_is_named(place: Location) -> None:
+def test_obstacle_in_the_path_is_named(place: Location) -> None:
     (place / "file").write(b"")
     (place / "directory" / "x").write(b"")
     for action in (

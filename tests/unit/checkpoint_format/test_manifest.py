@@ -109,7 +109,7 @@ FIELDS = [field.name for field in dataclasses.fields(Manifest)]
 @pytest.mark.slow
 @settings(max_examples=150, derandomize=True)
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3))
-def test_random_fields_are_accepted_or_refused_with_the_right_error(changes: dict[str, Any]) -> None:
+def test_random_fields_are_accepted_or_refused_by_name(changes: dict[str, Any]) -> None:
     text = json.dumps({**json.loads(make_manifest().to_json()), **changes})
     message = "m.json"
     try:
@@ -119,7 +119,7 @@ def test_random_fields_are_accepted_or_refused_with_the_right_error(changes: dic
     assert "m.json" in message
 
 
-def test_samples_that_are_left_out_are_said_only_where_there_are_any() -> None:
+def test_left_out_samples_are_listed_only_where_there_are_any() -> None:
     manifest = make_manifest(data=SampleStream(5000, 7, ((80, 96), (120, 128))))
     assert Manifest.from_json(manifest.to_json(), "m.json").data == manifest.data
     assert json.loads(manifest.to_json())["data"]["skipped"] == [[80, 96], [120, 128]]

@@ -91,7 +91,7 @@ def num_operations(directory: Path, program: Callable[[Location], None]) -> int:
 
 
 @pytest.mark.parametrize("start", [go_back, go_on_before])
-def test_a_round_keeps_the_step_at_which_it_began_whichever_is_held_up(tmp_path: Path, start: Start) -> None:
+def test_round_keeps_its_first_step_whichever_side_is_delayed(tmp_path: Path, start: Start) -> None:
     template = tmp_path / "template"
     put_run(template)
     ways = set[tuple[int, ...]]()
@@ -108,7 +108,7 @@ def test_a_round_keeps_the_step_at_which_it_began_whichever_is_held_up(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [go_back, go_on_before])
-def test_a_round_keeps_the_step_at_which_it_began_in_any_order_with_two_switches(tmp_path: Path, start: Start) -> None:
+def test_round_keeps_its_first_step_in_any_interleaving(tmp_path: Path, start: Start) -> None:
     template = tmp_path / "template"
     put_run(template)
     programs = (keep_house, start)
@@ -170,7 +170,7 @@ def test_the_record_goes_with_the_last_file(tmp_path: Path) -> None:
     assert being_removed(checkpoints) == {}
 
 
-def test_after_an_error_the_record_stays_until_the_same_process_has_removed_the_rest(tmp_path: Path) -> None:
+def test_removal_record_stays_until_the_rest_is_removed(tmp_path: Path) -> None:
     checkpoints, housekeeping = put_run(tmp_path), Housekeeping()
     failed: list[str] = []
 
@@ -188,7 +188,7 @@ def test_after_an_error_the_record_stays_until_the_same_process_has_removed_the_
     assert being_removed(checkpoints) == {}
 
 
-def test_after_an_error_the_record_stays_even_when_a_round_has_started(tmp_path: Path) -> None:
+def test_removal_record_stays_when_a_round_has_started(tmp_path: Path) -> None:
     """Storage may still carry out the removal whose answer was lost."""
     checkpoints, remover = put_run(tmp_path), Remover()
     newest = Claims(checkpoints).newest_number()
@@ -215,7 +215,7 @@ def test_a_remover_that_a_round_has_overtaken_removes_nothing(tmp_path: Path) ->
     assert being_removed(checkpoints) == {}
 
 
-def test_where_only_checkpoints_are_left_whose_removal_has_begun_the_error_names_the_way_out(tmp_path: Path) -> None:
+def test_only_half_removed_checkpoints_are_an_error_with_a_hint(tmp_path: Path) -> None:
     checkpoints = put_run(tmp_path)
     begin_removal(checkpoints, 10)
     for step in (20, 30):
@@ -253,7 +253,7 @@ def test_commands_meet_a_removal_that_was_interrupted(tmp_path: Path, capsys: py
     assert committed_steps(checkpoints / "main") == [20, 30]
 
 
-def test_nothing_is_written_to_a_step_whose_removal_has_begun(tmp_path: Path) -> None:
+def test_step_whose_removal_has_begun_is_not_written(tmp_path: Path) -> None:
     checkpoints = LocalLocation(tmp_path / "checkpoints")
     put_main(checkpoints, 5)
     put_checkpoint(checkpoints / "main", STEP, files={}, round=1)

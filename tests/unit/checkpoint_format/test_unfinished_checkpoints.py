@@ -26,7 +26,7 @@ def begin(branch: Location, step: int) -> Location:
     return directory
 
 
-def test_a_run_whose_first_checkpoint_was_never_finished_begins_anew(checkpoints: Location) -> None:
+def test_run_with_only_an_unfinished_checkpoint_starts_afresh(checkpoints: Location) -> None:
     main = put_main(checkpoints)
     places = [begin(main, 20), begin(main, 10)]
     (places[0] / manifest_name(b"{}", 2)).write(b"{}")
@@ -66,7 +66,7 @@ def test_only_checkpoint_directories_are_unfinished(checkpoints: Location) -> No
         candidates(checkpoints)
 
 
-def test_an_unfinished_checkpoint_of_a_new_branch_is_no_reason_to_begin_anew(checkpoints: Location) -> None:
+def test_unfinished_new_branch_resumes_the_old_one(checkpoints: Location) -> None:
     put_main(checkpoints, 10)
     begin(checkpoints / open_branch(checkpoints, "main", 10, "").name, 20)
     assert found(checkpoints) == [("main", 10)]

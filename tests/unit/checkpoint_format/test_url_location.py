@@ -69,7 +69,7 @@ def test_the_root_of_a_store(memory: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "S3://bucket", "://x", "simplecache::s3://bucket", "s 3://bucket"])
-def test_what_is_neither_a_path_nor_a_url_is_refused(text: str) -> None:
+def test_text_that_is_neither_path_nor_url_is_refused(text: str) -> None:
     with pytest.raises(CheckpointError, match=f"{text!r} is neither a path nor a URL such as s3://bucket/run"):
         open_location(text)
 
@@ -192,7 +192,7 @@ def test_a_big_file_that_cannot_be_made_durable_is_gone(on_disk: Location, monke
     assert on_disk.entries() == []
 
 
-def test_what_stands_in_the_way_is_named(on_disk: Location) -> None:
+def test_obstacle_in_the_path_is_named(on_disk: Location) -> None:
     (on_disk / "file").write(b"")
     (on_disk / "directory" / "x").write(b"")
     for action in (lambda: (on_disk / "file/x").write(b""), lambda: (on_disk / "file/x").create()):
@@ -325,7 +325,7 @@ def test_a_file_whose_last_part_fails_never_appears(bucket: Location, driver: Dr
     assert (driver.files, driver.num_discarded) == ({}, 1)
 
 
-def test_what_others_write_is_seen_at_once(bucket: Location, driver: Driver) -> None:
+def test_writes_of_others_are_seen_at_once(bucket: Location, driver: Driver) -> None:
     driver.files["bucket/run/a"] = b"1"
     assert [entry.name for entry in bucket.entries()] == ["a"]
     driver.files["bucket/run/b"] = b"12"

@@ -18,7 +18,7 @@ def config() -> Config:
     return make_config()
 
 
-def test_the_same_state_in_another_layout_differs_in_the_mesh_alone(ckpt: Ckpt, config: Config, tmp_path: Path) -> None:
+def test_same_state_in_another_layout_differs_in_the_mesh_only(ckpt: Ckpt, config: Config, tmp_path: Path) -> None:
     state = whole_state(config)
     write_as_job(tmp_path / "a", with_layout(config, tp=2, dp=2), state)
     write_as_job(tmp_path / "b", with_layout(config, pp=2), state)

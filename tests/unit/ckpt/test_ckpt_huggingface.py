@@ -171,7 +171,7 @@ def test_an_import_is_a_checkpoint_that_verifies(ckpt: Ckpt, tmp_path: Path, cas
     assert (tables["model"]["hidden_size"], tables["model"]["vocab_size"]) == (32, 300)
 
 
-def test_what_import_prints_is_a_configuration(ckpt: Ckpt, tmp_path: Path) -> None:
+def test_import_prints_a_valid_configuration(ckpt: Ckpt, tmp_path: Path) -> None:
     export(random_parameters(tiny("gpt2")), tiny("gpt2"), tmp_path / "hf")
     text = ckpt("import-hf", tmp_path / "hf", "--output", tmp_path / "saved")
     rest = "[batch]\nglobal_batch_size = 4\n[train]\nsteps = 3\n[optimizer]\nlr = 1e-3\n"
@@ -254,7 +254,9 @@ def test_other_sizes_are_usage_errors(text: str, tmp_path: Path, capsys: pytest.
     assert "is not a size like 500MB" in capsys.readouterr().err
 
 
-def test_what_import_prints_holds_in_any_directory(ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printed_configuration_works_in_any_directory(
+    ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny("gpt2", vocab_size=300)
     export(random_parameters(model), model, tmp_path / "hf")
     train_tokenizer(["to be or not to be"], 270).save(tmp_path / "hf/tokenizer.json")

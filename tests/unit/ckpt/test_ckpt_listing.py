@@ -95,7 +95,7 @@ def test_a_damaged_newest_one_is_skipped_and_named(ckpt: Ckpt, run: Path) -> Non
     assert str(file) in found["resume"]["skipped"][0]
 
 
-def test_without_anything_whole_it_says_why_nothing_would_be_resumed(ckpt: Ckpt, tmp_path: Path) -> None:
+def test_listing_explains_why_no_checkpoint_is_resumable(ckpt: Ckpt, tmp_path: Path) -> None:
     put_manifest(put_main(LocalLocation(tmp_path)), 10)
     found = ckpt("ls", tmp_path, "--json")
 

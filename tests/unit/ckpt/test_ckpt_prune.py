@@ -63,7 +63,7 @@ def test_defaults_are_the_job_s_own(ckpt: Ckpt, line: Path) -> None:
     assert names(document) == ["main/10", "main/20", "main/30", "main/50", "main/60"]
 
 
-def test_keep_last_counts_along_the_line_and_spares_where_branches_begin(ckpt: Ckpt, run: Path) -> None:
+def test_keep_last_counts_by_lineage_and_keeps_origins(ckpt: Ckpt, run: Path) -> None:
     put_whole(LocalLocation(run / "checkpoints/branch-0002"), 30)
     document = ckpt("prune", run, "--keep-last", 1, "--yes", "--json")
 
@@ -112,7 +112,7 @@ def test_without_anything_whole_nothing_goes(ckpt: Ckpt, line: Path) -> None:
     assert names(ckpt("prune", line, "--keep-last", 1, "--yes", "--json")) == []
 
 
-def test_one_checkpoint_is_not_pruned(ckpt: Ckpt, line: Path) -> None:
+def test_single_checkpoint_is_not_pruned(ckpt: Ckpt, line: Path) -> None:
     assert "name the run" in ckpt("prune", line / "checkpoints/main/step-000000010", code=66)
 
 
@@ -148,7 +148,7 @@ def test_a_branch_that_a_job_may_be_writing_to_is_left_alone(ckpt: Ckpt, run: Pa
     assert names(ckpt(*words)) == ["main/30", "main/40", "main/50"]
 
 
-def test_what_retention_lets_go_goes_while_a_job_is_running(ckpt: Ckpt, line: Path) -> None:
+def test_retention_prunes_while_a_job_is_running(ckpt: Ckpt, line: Path) -> None:
     with RunDirectory(line).locked():
         assert len(names(ckpt("prune", line, "--keep-last", 2, "--yes", "--json"))) == 4
 
@@ -193,14 +193,14 @@ def test_a_checkpoint_that_goes_while_it_is_pinned(ckpt: Ckpt, line: Path, monke
     assert not place.exists()
 
 
-def test_what_would_do_something_else_than_it_says_is_refused(ckpt: Ckpt, line: Path) -> None:
+def test_ambiguous_prune_is_refused(ckpt: Ckpt, line: Path) -> None:
     before = tree(line)
     assert "prune works on all of a run: name " in ckpt("prune", line / "checkpoints/main", "--yes", code=66)
     assert main(["ckpt", "prune", str(line), "--keep-every", "30", "--yes"]) == 2
     assert tree(line) == before
 
 
-def test_what_lacks_its_commit_alone_may_be_mended(ckpt: Ckpt, line: Path) -> None:
+def test_checkpoint_without_only_its_commit_is_kept(ckpt: Ckpt, line: Path) -> None:
     main_branch = line / "checkpoints/main"
     for step in (10, 20):
         (main_branch / f"step-{step:09d}/COMMIT").unlink()

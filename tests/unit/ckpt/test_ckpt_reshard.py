@@ -166,7 +166,7 @@ def test_files_are_written_some_at_a_time(ckpt: Ckpt, tmp_path: Path, monkeypatc
     assert contents(tmp_path / "at-once") == contents(tmp_path / "in-turn")
 
 
-def test_what_lies_beside_the_tensors_goes_along(ckpt: Ckpt, tmp_path: Path) -> None:
+def test_files_beside_the_tensors_are_copied(ckpt: Ckpt, tmp_path: Path) -> None:
     config, text = make_config(), b'{"model": {}}'
     beside = {"tokenizer.json": text}
     manifest = write_as_job(tmp_path / "a", config, whole_state(config), beside=beside)
@@ -212,7 +212,7 @@ def test_a_failed_attempt_leaves_nothing(ckpt: Ckpt, tmp_path: Path, monkeypatch
     assert list((tmp_path / "there").iterdir()) == []
 
 
-def test_what_a_killed_attempt_left_behind_is_replaced(ckpt: Ckpt, tmp_path: Path) -> None:
+def test_output_of_a_killed_attempt_is_replaced(ckpt: Ckpt, tmp_path: Path) -> None:
     config = make_config()
     write_as_job(tmp_path / "a", config, whole_state(config))
     (tmp_path / "out").mkdir()

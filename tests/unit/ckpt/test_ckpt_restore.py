@@ -39,7 +39,7 @@ def test_the_run_goes_on_from_the_step_on_a_new_branch(ckpt: Ckpt, run: Path) ->
     assert before.keys() <= after.keys()
 
 
-def test_what_is_restored_can_be_of_an_abandoned_branch(ckpt: Ckpt, run: Path) -> None:
+def test_checkpoint_of_an_abandoned_branch_can_be_restored(ckpt: Ckpt, run: Path) -> None:
     message = ckpt("restore", run, "--step", 40, code=66)
     assert "no committed checkpoint of step 40 in its current ancestry" in message
 
@@ -50,7 +50,7 @@ def test_what_is_restored_can_be_of_an_abandoned_branch(ckpt: Ckpt, run: Path) -
     assert found(checkpoints_of(run)) == [("main", 40), ("main", 30), ("main", 20), ("main", 10)]
 
 
-def test_one_checkpoint_needs_no_step(ckpt: Ckpt, run: Path) -> None:
+def test_single_checkpoint_needs_no_step_argument(ckpt: Ckpt, run: Path) -> None:
     ckpt("restore", run / "checkpoints/main/step-000000030")
     assert found(checkpoints_of(run))[0] == ("main", 30)
 
@@ -60,14 +60,14 @@ def test_a_run_needs_a_step(run: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "--step is needed" in capsys.readouterr().err
 
 
-def test_one_checkpoint_outside_of_a_run_is_nothing_to_restore(ckpt: Ckpt, tmp_path: Path) -> None:
+def test_checkpoint_outside_of_a_run_cannot_be_restored(ckpt: Ckpt, tmp_path: Path) -> None:
     place = put_whole(LocalLocation(tmp_path / "elsewhere"), 3)
     for options in ([], ["--step", 3]):
         assert "outside of a run; checkpoint.load starts a run from it" in ckpt("restore", place, *options, code=66)
 
 
 @pytest.mark.parametrize("damage", ["uncommitted", "damaged"])
-def test_what_is_not_whole_is_refused_and_nothing_changes(ckpt: Ckpt, run: Path, damage: str) -> None:
+def test_incomplete_checkpoint_is_refused_and_nothing_changes(ckpt: Ckpt, run: Path, damage: str) -> None:
     place = run / "checkpoints/main/step-000000020"
     if damage == "uncommitted":
         (place / "COMMIT").unlink()
@@ -148,7 +148,7 @@ def test_a_job_that_starts_meanwhile_is_seen(run: Path) -> None:
     assert current_branch(checkpoints_of(run)) == "branch-0002"
 
 
-def test_what_a_job_elsewhere_may_be_doing_is_noted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_possible_job_on_another_host_is_noted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkpoints_of(run) / "branch-0002/step-000000030/WRITING").write(
         json.dumps({"schema_version": 1, "round": 3, "job": "demo", "started_unix_s": time.time()}).encode()
     )

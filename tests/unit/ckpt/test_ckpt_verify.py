@@ -48,7 +48,7 @@ def test_a_run_means_what_it_would_go_on_from(ckpt: Ckpt, run: Path) -> None:
     assert "DAMAGED" in ckpt("verify", run, "--branch", "main", code=66)
 
 
-def test_what_a_run_passes_over_is_noted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_checkpoints_are_noted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put_whole(LocalLocation(run / "checkpoints/branch-0002"), 35)
     (run / "checkpoints/branch-0002/step-000000035/COMMIT").unlink()
     assert main(["ckpt", "verify", str(run)]) == 0
@@ -73,7 +73,7 @@ def test_all_goes_through_every_committed_one(ckpt: Ckpt, run: Path) -> None:
     assert len(in_main["checkpoints"]) == 4
 
 
-def test_one_of_another_run_or_branch_is_distinguished(ckpt: Ckpt, run: Path) -> None:
+def test_checkpoint_of_another_run_or_branch_is_named(ckpt: Ckpt, run: Path) -> None:
     main = LocalLocation(run / "checkpoints/main")
     foreign = put_whole(main, 50, job="other")
     (run / "checkpoints/branch-0002/step-000000025").rename(main.path / "step-000000025")
@@ -87,7 +87,7 @@ def test_one_of_another_run_or_branch_is_distinguished(ckpt: Ckpt, run: Path) ->
     assert "OK" in ckpt("verify", foreign, "--job", "other")
 
 
-def test_what_was_never_committed_is_damaged(ckpt: Ckpt, run: Path) -> None:
+def test_uncommitted_checkpoint_is_damaged(ckpt: Ckpt, run: Path) -> None:
     place = run / "checkpoints/main/step-000000010"
     (place / "COMMIT").unlink()
     assert "COMMIT: missing" in ckpt("verify", place, code=66)
@@ -118,7 +118,7 @@ def test_all_reports_a_checkpoint_that_has_lost_its_commit(ckpt: Ckpt, run: Path
     assert any(problem.startswith(str(lost)) for problem in damaged["problems"])
 
 
-def test_what_was_found_is_kept_beside_the_checkpoints(ckpt: Ckpt, run: Path) -> None:
+def test_result_is_stored_beside_the_checkpoints(ckpt: Ckpt, run: Path) -> None:
     flip(run / "checkpoints/main/step-000000010" / DATA)
     ckpt("verify", run, "--all", code=66)
     found = read_verifications(LocalLocation(run / "checkpoints"))
@@ -133,7 +133,7 @@ def test_what_was_found_is_kept_beside_the_checkpoints(ckpt: Ckpt, run: Path) ->
     assert read_verifications(LocalLocation(run / "checkpoints"))["main", 20].at_unix_s > before
 
 
-def test_what_was_found_damaged_is_gone_on_from_by_nobody_until_it_is_found_whole(ckpt: Ckpt, run: Path) -> None:
+def test_damaged_checkpoint_is_not_resumed_until_verified_whole(ckpt: Ckpt, run: Path) -> None:
     newest = run / "checkpoints/branch-0002/step-000000025"
     whole = (newest / DATA).read_bytes()
     flip(newest / DATA)
@@ -147,7 +147,7 @@ def test_what_was_found_damaged_is_gone_on_from_by_nobody_until_it_is_found_whol
     assert ckpt("ls", run, "--json")["resume"]["step"] == 25
 
 
-def test_where_nothing_can_be_kept_the_answer_is_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_only_directory_gives_the_same_result(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "checkpoints" / VERIFIED_NAME).mkdir()
     assert main(["ckpt", "verify", str(run)]) == 0
     told = capsys.readouterr()

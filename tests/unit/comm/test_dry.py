@@ -33,7 +33,7 @@ def dry(name: str, size: int, rank: int, device_type: str, *, is_awaited_later: 
         ("cuda", torch.bfloat16, False, False),
     ],
 )
-def test_where_ranks_exchange_their_parts_what_arrives_is_held_until_it_is_summed(
+def test_received_parts_are_held_until_they_are_summed(
     device_type: str, dtype: torch.dtype, sums_in_fp32: bool, has_parts: bool
 ) -> None:
     group = dry("tp", SIZE, 1, device_type)
@@ -45,7 +45,7 @@ def test_where_ranks_exchange_their_parts_what_arrives_is_held_until_it_is_summe
         assert memory.live_bytes == x.nbytes + x.nbytes // SIZE
 
 
-def test_what_is_sent_is_held_until_the_exchange_is_awaited() -> None:
+def test_sent_tensor_is_held_until_the_exchange_is_awaited() -> None:
     group = dry("tp", SIZE, 0, "cuda")
     with PeakTensorBytes(on_meta=True) as memory:
         x = meta(SIZE * 5, 3)
@@ -57,7 +57,7 @@ def test_what_is_sent_is_held_until_the_exchange_is_awaited() -> None:
         assert memory.live_bytes == num_bytes // SIZE
 
 
-def test_of_exchanges_that_are_awaited_later_a_cpu_has_two_under_way() -> None:
+def test_cpu_carries_out_two_exchanges_at_a_time() -> None:
     group = dry("tp", SIZE, 0, "cpu", is_awaited_later=True)
     pieces, outs = [meta(SIZE, 3) for _ in range(4)], [meta(1, 3) for _ in range(4)]
     with PeakTensorBytes(on_meta=True).include(pieces, outs) as memory:

@@ -55,7 +55,7 @@ def group_of(new_lane: Callable[[str], AwaitedLane] | None) -> Group:
     return Group("dp", RANKS, 1, 0, GlooCommunicator(runner, planned, nobody, timedelta(seconds=20), new_lane))
 
 
-def test_collectives_and_each_way_of_a_link_have_a_lane_of_their_own(calls: Calls) -> None:
+def test_collectives_and_each_link_direction_have_own_lanes(calls: Calls) -> None:
     names: list[str] = []
 
     def new_lane(name: str) -> AwaitedLane:
@@ -78,7 +78,7 @@ def test_parts_are_received_before_any_is_sent(calls: Calls) -> None:
     assert calls.started == [("receive", 4), ("receive", 8), ("send", 8), ("send", 4)]
 
 
-def test_a_message_is_bounded_by_the_timeout_of_the_moment_in_which_it_is_awaited(calls: Calls) -> None:
+def test_message_has_the_timeout_at_which_it_is_awaited(calls: Calls) -> None:
     group = group_of(None)
     sent = Channel(group, 8, 0).send(torch.zeros(2), Operation.FORWARD_SEND, chunk=0, microbatch=0)
     group.set_timeout(7.0)

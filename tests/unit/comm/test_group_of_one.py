@@ -45,7 +45,7 @@ def test_rows_that_do_not_divide_are_refused() -> None:
         group.reduce_scatter(torch.zeros(3, 2), REDUCE)
 
 
-def test_a_pending_is_done_with_its_exchange_or_when_it_was_waited_for() -> None:
+def test_pending_is_done_with_its_exchange_or_after_waiting() -> None:
     is_over, finished = False, []
     pending = Pending(torch.zeros(1), lambda: finished.append("finished"), lambda: is_over)
 

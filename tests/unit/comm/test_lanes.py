@@ -104,7 +104,7 @@ def test_the_next_exchange_is_started_too_and_no_other() -> None:
     first.wait()
 
 
-def test_nobody_overtakes_what_is_under_way() -> None:
+def test_running_exchange_is_not_overtaken() -> None:
     link, lane, names = Link(), Lane("dp"), [str(number) for number in range(200)]
     pending = []
     for number, name in enumerate(names):
@@ -120,7 +120,7 @@ def test_nobody_overtakes_what_is_under_way() -> None:
     assert link.started == names
 
 
-def test_what_the_lanes_thread_has_yet_to_start_is_not_overtaken() -> None:
+def test_queued_exchange_is_not_overtaken() -> None:
     """Neither where it missed an exchange that was counted and not in its queue yet, while the one before ended."""
     link, lane, may_take = Link(), Lane("dp"), threading.Event()
     lock, tasks, submitter, num_entered = lane._lock, lane._tasks, threading.current_thread(), [0]
@@ -164,7 +164,7 @@ def test_what_the_lanes_thread_has_yet_to_start_is_not_overtaken() -> None:
     assert link.started == ["first", "second", "third", "fourth"]
 
 
-def test_somebody_who_holds_exchanges_up_does_so_in_the_lanes_thread() -> None:
+def test_delay_hook_runs_in_the_lanes_thread() -> None:
     threads: list[threading.Thread] = []
     link, lane = Link(lambda _: threads.append(threading.current_thread())), Lane("dp")
     pending = [link.submit(name, lane) for name in ("first", "second", "third")]
@@ -201,7 +201,7 @@ def test_without_a_lane_it_starts_at_once_and_the_caller_waits() -> None:
 
 
 @pytest.mark.parametrize("lane", [None, Lane("dp")])
-def test_the_result_is_made_of_what_arrived_before_anybody_may_use_it(lane: Lane | None) -> None:
+def test_result_is_complete_before_it_can_be_used(lane: Lane | None) -> None:
     link, result = Link(), torch.zeros(1)
     pending = link.submit("sum", lane, result=result, then=lambda: result.fill_(7.0))
     link.works["sum"].has_ended.set()
@@ -210,7 +210,7 @@ def test_the_result_is_made_of_what_arrived_before_anybody_may_use_it(lane: Lane
     assert result.item() == 7.0
 
 
-def test_what_a_lane_carries_out_has_no_gradient() -> None:
+def test_exchange_in_a_lane_has_no_gradient() -> None:
     link, lane = Link(), Lane("tp")
     parameter, result = torch.ones(1, requires_grad=True), torch.zeros(1)
     with torch.no_grad():
@@ -252,7 +252,7 @@ def test_a_failure_without_a_lane_is_named() -> None:
         pending.wait()
 
 
-def test_what_was_exchanged_is_free_when_it_has_ended() -> None:
+def test_buffers_are_free_after_the_exchange() -> None:
     """No wait is needed: an activation that was sent need not stay to the end of the step."""
     link, lane = Link(), Lane("link")
     sent = torch.zeros(4)
@@ -289,7 +289,7 @@ def test_a_span_is_announced_at_once_and_begins_with_its_turn(tmp_path: Path) ->
     assert first.flags == second.flags == RecordFlag.WATCHED
 
 
-def test_a_span_begins_after_the_one_before_which_ended_while_it_was_submitted(tmp_path: Path) -> None:
+def test_span_begins_after_the_previous_one_ended(tmp_path: Path) -> None:
     """A thread that submits may be held up for long: spans that overlap would tell another order than the lane's."""
     identity = Identity("demo", "main", 1, 0, Layout(dp_size=2), 1, "a")
     recorder = open_recorder(identity, directory=str(tmp_path), run_key="key", num_records=64)
@@ -334,7 +334,7 @@ def test_a_lane_without_work_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("lane", [None, Lane("dp")])
-def test_who_is_called_before_sees_each_exchange_in_turn(lane: Lane | None) -> None:
+def test_hook_is_called_before_each_exchange_in_order(lane: Lane | None) -> None:
     seen: list[int] = []
     link = Link(lambda exchange: seen.append(exchange.num_bytes))
     pending = link.submit("first", lane)
@@ -344,7 +344,7 @@ def test_who_is_called_before_sees_each_exchange_in_turn(lane: Lane | None) -> N
     assert seen == [8]
 
 
-def test_an_awaited_lane_moves_on_when_one_of_its_exchanges_is_awaited_and_no_sooner() -> None:
+def test_awaited_lane_starts_only_when_awaited() -> None:
     link, lane, made = Link(), AwaitedLane(), []
     first, second, third, fourth = (
         link.submit(name, lane, then=lambda name=name: made.append(name)) for name in ("1", "2", "3", "4")
@@ -362,7 +362,7 @@ def test_an_awaited_lane_moves_on_when_one_of_its_exchanges_is_awaited_and_no_so
     assert all(work.waiting_thread is threading.current_thread() for work in link.works.values())
 
 
-def test_what_follows_a_failure_in_an_awaited_lane_fails_with_it() -> None:
+def test_exchanges_after_a_failure_in_an_awaited_lane_fail() -> None:
     link, lane = Link(), AwaitedLane()
     pending = [
         link.submit("1", lane),

@@ -81,7 +81,7 @@ def ask_for_mesh(layout: Layout, device: torch.device, *, has_wrap_links: bool =
     create_mesh(layout, 0, device, SilentRecorder(), stores=stores, has_wrap_links=has_wrap_links, timeout_s=7.0)
 
 
-def test_who_is_connected_by_what_and_when(asked: Asked) -> None:
+def test_connections_of_groups_and_links(asked: Asked) -> None:
     ask_for_mesh(Layout(pp_size=2), GPU)
 
     assert asked.groups == [
@@ -108,7 +108,7 @@ def test_links_are_warmed_up(layout: Layout, device: torch.device, num_warm_ups:
     assert asked.num_warm_ups == num_warm_ups
 
 
-def test_what_travels_between_replicas_yields() -> None:
+def test_replica_exchanges_have_lower_priority() -> None:
     assert [axis.name for axis in AXES if not is_urgent(axis.name)] == ["dp", "edp"]
 
 
@@ -141,7 +141,7 @@ def test_nccl_is_not_entered_before_all_members_are_there(asked: Asked) -> None:
 @pytest.mark.parametrize(
     ("arrived", "named"), [((), "ranks 3, 6"), ((1,), "rank 6"), ((1, 2), "all of them have arrived, but one cannot")]
 )
-def test_who_does_not_come_is_named(
+def test_missing_rank_is_named(
     asked: Asked, monkeypatch: pytest.MonkeyPatch, arrived: tuple[int, ...], named: str
 ) -> None:
     def fail(*args: object, **options: object) -> None:

@@ -148,7 +148,7 @@ def test_all_members_transfer_as_long_as_the_last_to_begin(tmp_path: Path) -> No
             assert transfer_ns == pytest.approx(DURATIONS_MS["reduce_scatter"] * MS, abs=2 * RESOLUTION_NS)
 
 
-def test_an_exchange_is_done_when_the_device_is_and_keeps_its_memory_until_it_is_awaited(tmp_path: Path) -> None:
+def test_exchange_is_done_with_the_device_and_keeps_its_memory(tmp_path: Path) -> None:
     simulation = Simulation(1)
     rank = BoxedRank(simulation, 0, Layout(), tmp_path)
     x = torch.zeros(8)

@@ -132,7 +132,7 @@ def test_a_server_that_does_not_know_the_secret_gets_nothing() -> None:
         assert len(theirs.recv(4096)) == 64
 
 
-def test_what_listens_there_may_be_something_else() -> None:
+def test_other_program_on_the_port_is_recognised() -> None:
     ours, theirs = socket.socketpair()
     with theirs, PeerConnection(ours, "a web server", LIMITS) as connection:
         theirs.sendall(b"HTTP/1.1 400 Bad Request\r\n")
@@ -163,7 +163,7 @@ def test_changed_bytes_are_noticed() -> None:
             server.check_tag()
 
 
-def test_what_a_peer_said_cannot_be_said_back_to_it() -> None:
+def test_reflected_handshake_is_refused() -> None:
     client, server, wire = authenticated_pair()
     with client, server:
         server.send(b"seal")
@@ -175,7 +175,7 @@ def test_what_a_peer_said_cannot_be_said_back_to_it() -> None:
             server.check_tag()
 
 
-def test_a_message_that_announces_too_much_is_refused_before_it_is_read() -> None:
+def test_oversized_message_is_refused_before_it_is_read() -> None:
     client, server, _ = authenticated_pair()
     with client, server:
         client.send(struct.pack("<I", MAX_MESSAGE_BYTES + 1))
@@ -192,7 +192,7 @@ def test_a_connection_that_is_cut_says_so() -> None:
             server.receive_into(memoryview(bytearray(8)))
 
 
-def test_a_silent_peer_is_not_waited_for_longer_than_a_call_may_take() -> None:
+def test_silent_peer_is_awaited_within_the_call_limit() -> None:
     client, server, _ = authenticated_pair(PeerLimits(authentication_s=10.0, call_s=0.05, total_s=600.0))
     with client, server, pytest.raises(CommunicationError, match="client: timed out"):
         server.receive_into(memoryview(bytearray(1)))

@@ -43,7 +43,7 @@ def test_all_take_the_round_of_rank_0(store: dist.Store, counts: list[int]) -> N
     assert all(rendezvous.process.is_round_common for rendezvous in opened)
 
 
-def test_a_store_that_outlives_the_workers_never_mixes_two_rendezvous(store: dist.Store) -> None:
+def test_store_that_outlives_workers_never_mixes_rendezvous(store: dist.Store) -> None:
     """Also where another agent's worker is rank 0, which has counted fewer restarts."""
     opened = [open_all(store, counts) for counts in ([0, 0, 0], [1, 1, 0], [0, 1, 2], [1, 0, 3])]
     assert len({ranks[0].prefix for ranks in opened}) == len(opened)
@@ -67,7 +67,7 @@ def test_rank_0_names_who_is_missing(store: dist.Store) -> None:
         agree_on_round(process(0, 0, 100), store, job=JOB, timeout_s=0.05)
 
 
-def test_nothing_but_the_round_changes(store: dist.Store) -> None:
+def test_only_the_round_changes_between_rendezvous(store: dist.Store) -> None:
     own = process(1, 5, 2)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(agree_on_round, process(0, 2, 2), store, job=JOB, timeout_s=DEADLINE_S)

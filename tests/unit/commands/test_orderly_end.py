@@ -93,7 +93,7 @@ def test_a_stopped_build_leaves_nothing(number: signal.Signals, start_build: Sta
 
 
 @pytest.mark.slow
-def test_what_a_killed_build_leaves_is_removed_by_the_next(start_build: StartBuild, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_build_are_removed_by_the_next(start_build: StartBuild, tmp_path: Path) -> None:
     killed = start_build()
     killed.kill()
     killed.wait(timeout=DEADLINE_S)

@@ -39,7 +39,9 @@ ALIGNED = ["--parallel.has_aligned_reductions=true", "--parallel.pp_size=2", *IN
         ),
     ],
 )
-def test_what_cannot_be_aligned_is_refused(overrides: list[str], expected: str | None, problems_of: ProblemsOf) -> None:
+def test_reductions_that_cannot_be_aligned_are_refused(
+    overrides: list[str], expected: str | None, problems_of: ProblemsOf
+) -> None:
     found = problems_of(*ALIGNED, *overrides)
 
     assert [problem.rpartition(" (")[0] for problem in found] == ([expected] if expected else [])

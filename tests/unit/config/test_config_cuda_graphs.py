@@ -67,6 +67,8 @@ CASES = {
 
 
 @pytest.mark.parametrize(("overrides", "expected"), CASES.values(), ids=CASES.keys())
-def test_what_cannot_be_recorded(problems_of, overrides: list[str], expected: str | None) -> None:
+def test_configurations_without_cuda_graphs_are_refused(
+    problems_of, overrides: list[str], expected: str | None
+) -> None:
     assert problems_of(GRAPHS, *overrides) == (() if expected is None else (expected,))
     assert problems_of(*(one for one in overrides if one != GRAPHS)) == ()

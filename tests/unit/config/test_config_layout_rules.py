@@ -316,7 +316,7 @@ def test_an_open_dp_size_is_taken_as_the_most_lenient(problems_of) -> None:
     assert problems_of(*INTERLEAVED, "--batch.global_batch_size=4", world_size=8) != ()
 
 
-def test_every_tensor_parallel_rule_is_reported_with_sizes_that_satisfy_all(problems_of) -> None:
+def test_each_tensor_parallel_rule_suggests_valid_sizes(problems_of) -> None:
     problems = problems_of("--parallel.tp_size=3", "--model.num_kv_heads=4")
 
     assert [problem.partition(" must divide ")[2].partition(";")[0] for problem in problems] == [

@@ -39,7 +39,7 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("sections", PROBLEMS)
-def test_what_is_refused(tmp_path: Path, sections: str) -> None:
+def test_invalid_receivers_are_refused(tmp_path: Path, sections: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config_with(tmp_path, sections)
     (problem,) = [one for one in caught.value.problems if PROBLEMS[sections] in one] or [str(caught.value)]
@@ -47,7 +47,7 @@ def test_what_is_refused(tmp_path: Path, sections: str) -> None:
     assert "hidden" not in str(caught.value)
 
 
-def test_what_is_taken(tmp_path: Path) -> None:
+def test_valid_receivers_are_accepted(tmp_path: Path) -> None:
     def receivers(sections: str) -> tuple[str, ...]:
         config: Config = config_with(tmp_path, sections)
         return config.receivers
@@ -86,7 +86,7 @@ def test_a_kind_of_receiver_may_stand_several_times(tmp_path: Path) -> None:
     assert config_hash(other) != config_hash(config)
 
 
-def test_one_of_a_kind_is_written_as_ever(tmp_path: Path) -> None:
+def test_single_receiver_is_written_as_a_table(tmp_path: Path) -> None:
     single = config_with(tmp_path, '[slack]\nurl_file = "x"')
     assert single == config_with(tmp_path, '[[slack]]\nurl_file = "x"')
     assert "further" not in to_toml(single)

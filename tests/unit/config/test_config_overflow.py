@@ -69,7 +69,7 @@ def test_the_rule_names_the_bound(key: str, value: str, rule: str) -> None:
     [(key, option) for key, option in NUMERIC if option.kind == "float"],
     ids=[key for key, option in NUMERIC if option.kind == "float"],
 )
-def test_what_is_taken_at_its_bound_is_still_a_number_where_it_is_used(key: str, option: Option) -> None:
+def test_largest_accepted_value_stays_finite_where_it_is_used(key: str, option: Option) -> None:
     bound = option.maximum if option.maximum is not None else option.below
     assert bound is not None, f"{key} has no upper bound"
     largest = float(bound)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def test_steps_on_which_checkpoints_fall_only_by_chance_are_not_kept(problems_of) -> None:
+def test_steps_that_match_keep_every_by_chance_are_not_kept(problems_of) -> None:
     expected = (
         "checkpoint.keep_every=100 needs checkpoint.interval, found 0: checkpoints that are taken by time fall on any "
         "step; use interval=100 or keep_every=0 (--checkpoint.keep_every on the command line)"

@@ -20,7 +20,7 @@ def test_training_needs_data(problems_of, small: Path) -> None:
     assert problems_of("--data.train=tokens", is_for_training=True) == ()
 
 
-def test_configuration_made_by_a_program_is_checked_without_places(small: Path) -> None:
+def test_configuration_from_a_program_is_checked_without_places(small: Path) -> None:
     loaded = load_config(small)
     tables = loaded.config.to_dict()
     tables["parallel"]["tp_size"] = 0

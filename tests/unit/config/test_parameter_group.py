@@ -41,14 +41,14 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("sections", PROBLEMS)
-def test_what_is_refused(tmp_path: Path, sections: str) -> None:
+def test_invalid_groups_are_refused(tmp_path: Path, sections: str) -> None:
     with pytest.raises(ConfigError, match=PROBLEMS[sections]) as caught:
         config_with(tmp_path, sections)
     assert len(caught.value.problems) == 1
     assert "config.toml:" in str(caught.value)
 
 
-def test_groups_count_in_their_order_and_travel_with_the_configuration(tmp_path: Path) -> None:
+def test_first_matching_group_counts_and_survives_a_round_trip(tmp_path: Path) -> None:
     config: Config = config_with(tmp_path, TWO)
     assert [one.pattern for one in config.parameter_groups] == ["embedding.*", "*.mlp.*.weight"]
     assert config_with(tmp_path, "").parameter_groups == ()

@@ -138,7 +138,7 @@ def test_control_is_written_for_the_worker(write_box: WriteBox) -> None:
         assert (found.command_number, found.interval_ns, found.round) == (4, 5, 9)
 
 
-def test_a_control_page_whose_writer_died_is_said_and_healed_by_the_next(write_box: WriteBox) -> None:
+def test_torn_control_page_is_reported_and_rewritten(write_box: WriteBox) -> None:
     path = write_box()
     patch(path, CONTROL_OFFSET, struct.pack("<Q", 7))
     assert read_black_box(path).control is None
@@ -191,7 +191,7 @@ def test_a_damaged_or_foreign_file_is_named(tmp_path: Path, spoil: Callable[[byt
     assert str(path) in str(caught.value)
 
 
-def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
+def test_black_box_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot open the black box: No such file"):
         read_black_box(tmp_path / "absent")
     with pytest.raises(DataError, match="is not a regular file"):
@@ -208,7 +208,7 @@ def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "text").read_bytes() == before
 
 
-def test_a_file_truncated_while_open_is_an_error_and_not_a_signal(write_box: WriteBox) -> None:
+def test_black_box_truncated_while_open_is_an_error(write_box: WriteBox) -> None:
     path = write_box([make_record(1)])
     with BlackBoxReader(path) as reader:
         os.truncate(path, PAGE_BYTES + 10)

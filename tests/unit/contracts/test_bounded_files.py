@@ -34,7 +34,7 @@ def test_a_file_is_read_up_to_its_bound(root: Path) -> None:
     assert caught.value.filename == str(root / "a" / "nothing")
 
 
-def test_a_link_to_the_directory_that_was_named_is_its_readers_choice(root: Path) -> None:
+def test_link_as_the_named_directory_is_followed(root: Path) -> None:
     (root.parent / "link").symlink_to(root)
     assert read_below(root.parent / "link", "a/b/file", 7) == b"content"
 
@@ -49,7 +49,7 @@ def test_a_link_to_the_directory_that_was_named_is_its_readers_choice(root: Path
         (lambda path: socket.socket(socket.AF_UNIX).bind(str(path)), "No such device or address"),
     ],
 )
-def test_what_is_no_file_is_neither_followed_nor_waited_for(
+def test_special_file_is_neither_followed_nor_awaited(
     root: Path, monkeypatch: pytest.MonkeyPatch, put: Callable[[Path], object], problem: str
 ) -> None:
     monkeypatch.chdir(root / "a")  # a socket's path is short
@@ -98,7 +98,7 @@ def test_a_secret_is_nobody_elses_to_read(root: Path) -> None:
         read_below(root, "a/b/file", 7, is_secret=True)
 
 
-def test_what_was_looked_at_is_what_is_read(root: Path) -> None:
+def test_checked_file_is_the_file_that_is_read(root: Path) -> None:
     path = root / "a" / "b" / "file"
     descriptor = open_below(root, "a/b/file", owner=OWNER)
     path.unlink()

@@ -51,7 +51,7 @@ except ConfigError as error:
 """
 
 
-def test_what_needs_locks_or_links_goes_on_without_or_names_them(tmp_path: Path) -> None:
+def test_file_system_without_locks_or_links_is_named(tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(run)],

@@ -69,7 +69,7 @@ def test_rank_of_coordinate_and_sizes_lead_back() -> None:
     assert Layout(pp_size=3, tp_size=2).first_rank_of(2) == 4
 
 
-def test_replicas_are_as_many_as_the_axes_within_one_leave_places() -> None:
+def test_number_of_replicas_follows_from_the_axes_within_one() -> None:
     for layout in LAYOUTS:
         ranks_per_replica = math.prod(layout.size(axis) for axis in WITHIN_REPLICA)
         assert ranks_per_replica * layout.dp_size == layout.world_size, layout
@@ -118,7 +118,7 @@ def test_replicas_hold_what_no_axis_between_them_cuts(
         ({"dp_size": 3, "ep_size": 2}, r"ep_size = 2 must divide the 3 ranks of a stage \(dp_size \* cp_size"),
     ],
 )
-def test_what_cannot_be_laid_out_is_refused(sizes: dict[str, int], message: str) -> None:
+def test_impossible_layout_is_refused(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         Layout(**sizes)
 
@@ -130,7 +130,7 @@ def test_a_rank_or_an_axis_that_is_not_there_is_refused() -> None:
         Layout().size("xp")
 
 
-def test_what_is_summed_over_the_ranks_of_an_axis_has_a_name() -> None:
+def test_sum_group_of_each_axis_has_a_name() -> None:
     """Of every axis that numbers ranks: `Mesh.sum_over_all` looks it up."""
     grid = Layout(cp_size=2).grid
     assert {all_reduce_along(axis) for axis in grid} == {

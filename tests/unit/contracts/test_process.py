@@ -22,7 +22,7 @@ def test_alone_without_a_launcher() -> None:
     assert process_from_environment({"MASTER_ADDR": "node-0"}) == Process()
 
 
-def test_what_torchrun_says() -> None:
+def test_rank_is_read_from_the_environment_of_torchrun() -> None:
     assert process_from_environment(GOOD) == Process(5, 8, 1, 4, 2, "env://", "node-0:29500", is_round_common=False)
 
 
@@ -39,11 +39,11 @@ def test_a_launcher_of_ours_names_the_host() -> None:
         pytest.param({"TORCHELASTIC_RESTART_COUNT": ""}, id="nobody counts"),
     ],
 )
-def test_where_all_ranks_know_the_same_round(known: dict[str, str]) -> None:
+def test_round_number_is_the_same_on_all_ranks(known: dict[str, str]) -> None:
     assert process_from_environment(GOOD | known).is_round_common
 
 
-def test_our_rendezvous_counts_rounds_where_torchrun_counts_an_agents_restarts() -> None:
+def test_round_number_comes_from_our_rendezvous() -> None:
     environment = GOOD | {"TORCHELASTIC_RESTART_COUNT": "1"}
     assert process_from_environment(environment | {"MEGATRAIN_ROUND": "7"}).round == 7
     assert process_from_environment(environment | {"MEGATRAIN_ROUND": ""}).round == 1
@@ -54,7 +54,7 @@ def test_our_rendezvous_counts_rounds_where_torchrun_counts_an_agents_restarts()
         process_from_environment(environment | {"MEGATRAIN_ROUND": "x"})
 
 
-def test_what_torchrun_may_leave_out() -> None:
+def test_optional_variables_of_torchrun() -> None:
     environment = {key: value for key, value in GOOD.items() if key not in ("LOCAL_WORLD_SIZE",)}
     assert process_from_environment(environment | {"TORCHELASTIC_RESTART_COUNT": ""}).local_world_size == 2
 

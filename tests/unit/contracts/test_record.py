@@ -99,7 +99,7 @@ def test_wrong_field_is_named(change: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xff\xfe", b"[]", b"nothing", b"[" * 100_000])
-def test_what_is_no_object_is_refused(raw: bytes) -> None:
+def test_value_that_is_not_an_object_is_refused(raw: bytes) -> None:
     with pytest.raises(CoordinationError, match=r"^/k: "):
         decode(HostStatus, raw, "/k")
 

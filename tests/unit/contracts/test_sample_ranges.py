@@ -38,7 +38,7 @@ def test_positions_are_those_of_counting(pairs: list[tuple[int, int]], cursor: i
 
 
 @pytest.mark.parametrize("ranges", [((3, 3),), ((-1, 2),), ((1, 4), (4, 6)), ((5, 6), (1, 2)), ((0, 2**62),)])
-def test_what_no_ranges_can_be(ranges: SampleRanges) -> None:
+def test_invalid_ranges_are_refused(ranges: SampleRanges) -> None:
     assert ranges_problem(ranges) is not None
     raw = {"skipped": [list(one) for one in ranges]}
     with pytest.raises(CheckpointError, match=r"the-file: skipped=.*; expected ranges"):
@@ -46,7 +46,7 @@ def test_what_no_ranges_can_be(ranges: SampleRanges) -> None:
 
 
 @pytest.mark.parametrize("raw", [7, "1-2", [1, 2], [[1]], [[1, 2, 3]], [[True, 2]], [[1.0, 2]], [None], {}])
-def test_what_is_no_list_of_ranges_in_a_file(raw: object) -> None:
+def test_malformed_ranges_in_a_file_are_refused(raw: object) -> None:
     with pytest.raises(CheckpointError, match=r"the-file: skipped=.*; expected a list of \[first, end\]"):
         JsonObject({"skipped": raw}, "the-file", 1).sample_ranges("skipped")
 

@@ -93,7 +93,7 @@ def windows(lines: dict[int, str]) -> list[int]:
     ]
 
 
-def test_nobody_spells_the_axes() -> None:
+def test_no_module_spells_the_axes() -> None:
     found = {
         path.relative_to(ROOT).as_posix(): lines
         for path in source_files()
@@ -117,5 +117,5 @@ def test_nobody_spells_the_axes() -> None:
         ("a.json", '{"expr": "group_left (dp, pp, tp)"}\n', [1]),
     ],
 )
-def test_what_counts_as_spelling_them(name: str, text: str, lines: list[int]) -> None:
+def test_detection_of_spelled_axes(name: str, text: str, lines: list[int]) -> None:
     assert spelled_at(name, text) == lines

@@ -182,9 +182,7 @@ def test_closed_pipe_ends_quietly() -> None:
         ("logs classify nowhere.jsonl", "2>&-", ExitCode.DATA),
     ],
 )
-def test_output_that_cannot_be_written_changes_no_exit_code_of_an_error(
-    words: str, redirections: str, code: ExitCode
-) -> None:
+def test_unwritable_output_keeps_the_exit_code_of_an_error(words: str, redirections: str, code: ExitCode) -> None:
     command = f'exec "$0" -m megatrain {words} {redirections}'
     done = subprocess.run(["sh", "-c", command, sys.executable], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == code

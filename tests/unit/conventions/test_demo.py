@@ -23,7 +23,7 @@ def test_an_earlier_run_is_removed(tmp_path: Path) -> None:
     assert not run.root.exists()
 
 
-def test_what_no_run_writes_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_files_in_the_demo_directory_are_kept(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     run.create()
     (run.root / "thesis.txt").write_text("precious")

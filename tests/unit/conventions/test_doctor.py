@@ -192,7 +192,7 @@ def test_oldest_python() -> None:
     ],
     ids=["crash", "lines of other packages", "no report", "nothing"],
 )
-def test_what_the_process_that_imports_torch_prints(
+def test_output_of_the_process_that_imports_torch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str, expected: object
 ) -> None:
     program = tmp_path / "python"

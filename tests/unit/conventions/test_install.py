@@ -20,7 +20,7 @@ install.constraint='/etc/pip/a.txt\\n/etc/pip/b.txt'
 """
 
 
-def test_options_of_the_environment_hide_those_of_install_and_these_the_global_ones() -> None:
+def test_precedence_of_pip_options() -> None:
     assert pip_options(LISTED) == {
         "find-links": ["/srv/wheels"],
         "timeout": ["60"],
@@ -30,7 +30,7 @@ def test_options_of_the_environment_hide_those_of_install_and_these_the_global_o
     }
 
 
-def test_nothing_is_configured() -> None:
+def test_no_pip_options_are_configured() -> None:
     assert pip_options("") == {}
     assert uv_arguments({}) == []
     assert uv_environment({}) == {}

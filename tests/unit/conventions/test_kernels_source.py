@@ -24,7 +24,7 @@ def test_no_kernel_uses_atomics() -> None:
     assert [name for name, text in KERNELS.items() if re.search(r"\batomic\w+\(|red\.|atom\.", text)] == []
 
 
-def test_one_name_is_one_function() -> None:
+def test_each_kernel_name_is_one_function() -> None:
     # inline functions of one signature in two headers are one symbol to the linker, which keeps either body
     places = defaultdict(set)
     for name, text in KERNELS.items():

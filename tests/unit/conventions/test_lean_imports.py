@@ -80,7 +80,7 @@ def test_help_of_a_verb_loads_no_torch(verb: str) -> None:
     assert "torch" not in loaded
 
 
-def test_a_program_that_reads_a_run_or_prepares_a_training_loads_no_torch() -> None:
+def test_programs_around_a_run_load_no_torch() -> None:
     statements = (
         "import megatrain\n"
         "class Mine(megatrain.Callback): pass\n"

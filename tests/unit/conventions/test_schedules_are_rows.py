@@ -19,7 +19,7 @@ ALLOWED = {
 _SET = re.compile(rf'schedule="({"|".join(SCHEDULE_NAMES)})"')
 
 
-def test_nobody_else_names_a_schedule() -> None:
+def test_no_other_module_names_a_schedule() -> None:
     found = {
         relative(path)
         for path in python_files("megatrain", "launcher", "diagnostics")

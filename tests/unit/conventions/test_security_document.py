@@ -27,7 +27,7 @@ def test_the_tests_that_are_named_exist() -> None:
         assert not name or f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
 
 
-def test_every_socket_and_file_has_a_test_or_is_said_to_have_none() -> None:
+def test_every_socket_and_file_names_its_test_or_none() -> None:
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and line.count(" | ") in (3, 4)]
     for row in rows:
         if not row.startswith(("| socket", "| file", "| who")):

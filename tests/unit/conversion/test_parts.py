@@ -35,7 +35,7 @@ def test_single_rows_are_cut_further() -> None:
     ]  # fmt: skip
 
 
-def test_what_lies_side_by_side_is_not_cut() -> None:
+def test_adjacent_boxes_are_not_cut() -> None:
     box = Box((0, 0), (6, 8))
     assert list(bands(box, [Box((0, 0), (6, 4)), Box((0, 4), (6, 4))])) == [box]
     assert list(bands(Box((), ()), [Box((), ())])) == [Box((), ())]

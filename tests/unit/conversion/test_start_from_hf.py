@@ -34,7 +34,7 @@ def source(tmp_path: Path) -> Path:
     return export(random_parameters(model), model, tmp_path / "hf")
 
 
-def test_the_model_is_that_of_the_files_except_for_keys_of_the_configuration(tmp_path: Path, source: Path) -> None:
+def test_configured_keys_override_the_model_of_the_files(tmp_path: Path, source: Path) -> None:
     path = job_file(tmp_path, "[model]\nseq_len = 16\ndropout = 0.1\n")
     settings = settings_from_hf(path, ["--train.steps=3"], source)
     config = load_config(path, [*settings, "--train.steps=3"]).config
@@ -56,7 +56,7 @@ def test_the_weights_are_imported_once(tmp_path: Path, source: Path) -> None:
     assert {one: one.stat().st_mtime_ns for one in (tmp_path / "run" / IMPORTED_NAME).iterdir()} == times
 
 
-def test_what_cannot_start_is_refused(tmp_path: Path, source: Path) -> None:
+def test_start_from_hf_with_conflicts_is_refused(tmp_path: Path, source: Path) -> None:
     path = job_file(tmp_path)
     with pytest.raises(ConfigError, match="several workers would import it at once; use `megatrain launch`"):
         settings_from_hf(path, [], source, can_import=False)

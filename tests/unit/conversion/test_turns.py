@@ -66,7 +66,7 @@ def test_files_without_parts(needs: list[list[set[int]]]) -> None:
 
 @pytest.mark.slow
 @given(st.data())
-def test_one_order_for_all_reads_everything_once(data: st.DataObject) -> None:
+def test_common_order_reads_each_file_once(data: st.DataObject) -> None:
     """Files whose items stand in one order of all: each item is read once, with memory for those of one part."""
     num_items = data.draw(st.integers(1, 30))
     needs = []
