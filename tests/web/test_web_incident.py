@@ -73,7 +73,7 @@ def test_an_incident_is_a_war_room(serve: Serve, pages) -> None:
     assert MARKUP in text, "what a log says is text"
 
 
-def test_nothing_is_offered_where_nothing_can_be_asked_for(serve: Serve, pages) -> None:
+def test_no_action_is_offered_where_actions_are_disabled(serve: Serve, pages) -> None:
     dashboard = serve()
     page = pages.open(f"{dashboard.url}#/incidents/000001")
     page.locator("[data-lines=culprit]").wait_for()

@@ -115,7 +115,7 @@ def test_two_runs_are_compared(url: str, pages, width: int, scheme: str) -> None
 
 
 @pytest.mark.parametrize("url", [VIEWER_TOKEN], indirect=True)
-def test_one_login_is_for_all_jobs(url: str, pages) -> None:
+def test_login_holds_for_all_jobs(url: str, pages) -> None:
     pages.expected += ["401"]
     page = pages.open(url)
     page.get_by_label("Token").fill(VIEWER_TOKEN)

@@ -18,7 +18,7 @@ NUM_NEWS = 5
 Serve = Callable[..., CannedDashboard]
 
 
-def test_news_are_fetched_once_when_the_stream_reports_them_and_without_a_flicker(serve: Serve, pages) -> None:
+def test_reported_changes_are_fetched_once_without_flicker(serve: Serve, pages) -> None:
     dashboard = serve()
     page = pages.open(dashboard.url)
     page.locator("[data-connection=live]").wait_for()
@@ -87,7 +87,7 @@ HIDE = """() => {
 SHOW = "() => { window.sight = 'visible'; document.dispatchEvent(new Event('visibilitychange')); }"
 
 
-def test_pages_out_of_sight_leave_the_browsers_connections_to_others(serve: Serve, pages) -> None:
+def test_hidden_pages_release_their_connections(serve: Serve, pages) -> None:
     """A browser opens six connections to a server: of seven pages the last would never load."""
     dashboard = serve()
     first = pages.open(dashboard.url)
@@ -158,7 +158,7 @@ def test_choices_are_in_the_address_and_survive_a_reload(serve: Serve, pages) ->
     expect(page.locator("th[aria-sort=descending]")).to_have_text(re.compile("^Step time"))
 
 
-def test_who_is_not_known_signs_in(serve: Serve, pages) -> None:
+def test_unknown_visitor_signs_in(serve: Serve, pages) -> None:
     dashboard = serve(token="a-token-of-a-viewer")
     pages.expected.append("401")
     page = pages.open(f"{dashboard.url}#/incidents")
@@ -173,7 +173,7 @@ def test_who_is_not_known_signs_in(serve: Serve, pages) -> None:
     assert "a-token-of-a-viewer" not in json.dumps(page.evaluate("Object.entries(localStorage)"))
 
 
-def test_nothing_can_be_asked_for_and_why(serve: Serve, pages) -> None:
+def test_disabled_actions_give_the_reason(serve: Serve, pages) -> None:
     dashboard = serve()
     page = pages.open(dashboard.url)
     page.get_by_text("Next automatic action").wait_for()
@@ -181,7 +181,7 @@ def test_nothing_can_be_asked_for_and_why(serve: Serve, pages) -> None:
     expect(page.locator("[data-action]")).to_have_count(0)
 
 
-def test_an_action_asks_for_a_reason_and_the_name_and_a_dry_run_comes_first(serve: Serve, pages) -> None:
+def test_action_needs_reason_name_and_dry_run(serve: Serve, pages) -> None:
     dashboard = serve(can_act=True)
     page = pages.open(f"{dashboard.url}#/hosts/{SLOW_HOST}")
     page.locator("[data-action=evict]").click()
@@ -204,7 +204,7 @@ def test_an_action_asks_for_a_reason_and_the_name_and_a_dry_run_comes_first(serv
     expect(carry_out, "it is asked for once").to_be_disabled()
 
 
-def test_actions_say_what_they_do_and_only_what_can_be_done_is_offered(serve: Serve, pages) -> None:
+def test_only_possible_actions_are_offered_with_their_effect(serve: Serve, pages) -> None:
     dashboard = serve(can_act=True)
     page = pages.open(f"{dashboard.url}#/actions")
     page.locator("[data-action=diag-off]").click()
@@ -260,7 +260,7 @@ def test_accessibility(serve: Serve, pages, view: str) -> None:
     assert not told, "\n".join(told)
 
 
-def test_nothing_moves_where_movement_is_unwelcome(serve: Serve, pages) -> None:
+def test_reduced_motion_is_respected(serve: Serve, pages) -> None:
     dashboard = serve()
     page = pages.open(dashboard.url, is_motion_reduced=True)
     page.locator("main h1").wait_for()

@@ -103,7 +103,7 @@ def test_a_range_before_now_moves_with_the_clock_without_news(serve, pages) -> N
         page.clock.fast_forward(25_000)
 
 
-def test_what_is_drawn_over_on_the_heat_map_is_the_range_of_all_views(serve, pages) -> None:
+def test_range_selected_on_the_heat_map_holds_for_all_views(serve, pages) -> None:
     pages.expected += ["404"]  # no cell of the picture is laid out
     page = pages.open(f"{serve().url}#/heat?from=19950&to=19999")
     bar = page.get_by_role("group", name="Range of all views")

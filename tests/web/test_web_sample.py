@@ -149,7 +149,7 @@ def test_a_round_of_which_nothing_is_known_is_said_to_be_so(url: str, pages) -> 
     expect(page).to_have_url(f"{url}#/stragglers")
 
 
-def test_what_was_said_of_another_round_is_not_shown_as_of_this_one(url: str, pages) -> None:
+def test_verdict_of_another_round_is_not_shown_for_this_one(url: str, pages) -> None:
     page = pages.open(f"{url}#/stragglers?round={SLOW.round}")
     findings = page.get_by_text("computes 119.5 ms a step longer")
     findings.wait_for()

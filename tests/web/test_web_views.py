@@ -153,7 +153,7 @@ def test_a_link_to_a_round_shows_that_round(serve: Serve, pages, address: str) -
     expect(page).to_have_url(re.compile(r"/#/stragglers\?round=1$"))
 
 
-def test_problems_lead_to_the_newest_round_and_incidents_to_theirs(serve: Serve, pages) -> None:
+def test_problems_link_to_the_newest_round_incidents_to_theirs(serve: Serve, pages) -> None:
     dashboard = serve(health="bad")
     page = pages.open(f"{dashboard.url}#/overview?round=1")
     rank = page.locator(".reason").first.get_by_role("link", name=re.compile("^ranks"))
@@ -197,7 +197,7 @@ def test_a_view_that_is_not_there_says_where_to_go(serve: Serve, pages) -> None:
     expect(page.get_by_text("Next automatic action")).to_be_visible()
 
 
-def test_what_is_not_known_is_said_with_a_hint(serve: Serve, pages) -> None:
+def test_missing_data_is_explained_with_a_hint(serve: Serve, pages) -> None:
     dashboard = serve()
     pages.expected.append("404")
     page = pages.open(f"{dashboard.url}#/incidents/999999")

@@ -30,7 +30,7 @@ def reader(dataset: IndexedDataset, has_document_mask: bool = False) -> BatchRea
     return BatchReader(dataset, SampleOrder(dataset.num_tokens, SEQ_LEN, seed=1), has_document_mask)
 
 
-def test_tensors_are_sequence_first_and_labels_are_the_next_tokens(dataset: IndexedDataset) -> None:
+def test_batches_are_sequence_first_with_next_tokens_as_labels(dataset: IndexedDataset) -> None:
     step = reader(dataset).read_step(cursor=5, global_batch_size=12, dp_rank=1, dp_size=2, micro_batch_size=3)
     assert len(step.microbatches) == 2
     assert step.num_label_tokens == 2 * 3 * SEQ_LEN

@@ -65,7 +65,9 @@ def test_another_tokenizer_is_refused_with_both_files_named(built: Path, has_lib
         (b'["model"]', r"tokenizer\.json: is not a tokenizer\.json"),
     ],
 )
-def test_what_is_no_tokenizer_is_named(built: Path, has_library: bool, content: bytes | None, message: str) -> None:
+def test_file_that_is_not_a_tokenizer_is_named(
+    built: Path, has_library: bool, content: bytes | None, message: str
+) -> None:
     path = built.parent / "tokenizer.json"
     if content is not None:
         path.write_bytes(content)
@@ -73,7 +75,7 @@ def test_what_is_no_tokenizer_is_named(built: Path, has_library: bool, content: 
         check_tokenizer(path, built / "train", VOCAB_SIZE)
 
 
-def test_more_tokens_than_the_model_are_refused_where_they_can_be_counted(built: Path, has_library: bool) -> None:
+def test_tokenizer_larger_than_the_vocabulary_is_refused(built: Path, has_library: bool) -> None:
     if not has_library:
         check_tokenizer(built / "tokenizer.json", built / "train", VOCAB_SIZE - 1)
         return

@@ -27,7 +27,7 @@ def texts(*inputs: Path | str, text_key: str = "text") -> list[str]:
     return [document.text for document in open_corpus([str(source) for source in inputs], text_key).documents()]
 
 
-def test_a_folder_is_read_in_the_order_of_names_and_other_files_are_ignored(tmp_path: Path) -> None:
+def test_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("second")
     (tmp_path / "a.jsonl").write_text('{"text": "first"}\n')
     (tmp_path / "c").mkdir()
@@ -105,7 +105,7 @@ def test_a_file_of_another_kind_than_its_name_says_is_refused(
         texts(path)
 
 
-def test_what_a_folder_has_and_is_not_read_is_counted_and_refused_when_strict(tmp_path: Path) -> None:
+def test_ignored_files_are_counted_and_refused_when_strict(tmp_path: Path) -> None:
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "a.txt").write_text("a package's text")
     (tmp_path / "b.TXT").write_text("loud")

@@ -90,7 +90,7 @@ def test_meta_describes_what_was_built(source: Path, tmp_path: Path) -> None:
     assert meta.unigram_entropy_nats == pytest.approx(-sum(share * math.log(share) for share in shares), rel=1e-12)
 
 
-def test_documents_end_with_the_token_that_is_given_and_the_directory_records_it(source: Path, tmp_path: Path) -> None:
+def test_documents_end_with_the_given_token(source: Path, tmp_path: Path) -> None:
     tokenizer = tmp_path / "odd.json"
     train_tokenizer(["to be or not to be"], 300).save(tokenizer)
     tokenizer.write_text(tokenizer.read_text().replace(END_OF_DOCUMENT, "<|stop|>"))
@@ -108,7 +108,7 @@ def test_documents_end_with_the_token_that_is_given_and_the_directory_records_it
     assert load_tokenizer(tmp_path / "out/tokenizer.json").eod_id == meta.eod_id
 
 
-def test_build_is_deterministic_and_seed_changes_order_but_not_split(source: Path, tmp_path: Path) -> None:
+def test_seed_changes_the_order_but_not_the_split(source: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         build([str(source)], tmp_path / name, vocab_size=400, validation_fraction=0.1, seed=seed)
     assert sums(tmp_path / "a") == sums(tmp_path / "b")

@@ -25,7 +25,7 @@ def fill(path: Path, content: str, is_forced: bool = False) -> None:
             (staging / name).write_text(content)
 
 
-def test_it_appears_at_the_end_with_missing_parents_and_usual_permissions(tmp_path: Path) -> None:
+def test_output_appears_at_the_end_with_usual_permissions(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b"
     with new_directory(path, NAMES, False) as staging:
         assert not path.exists()
@@ -138,7 +138,7 @@ def test_a_running_build_keeps_its_directory(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_what_only_looks_like_a_staging_directory_is_kept(tmp_path: Path) -> None:
+def test_directory_that_resembles_a_staging_one_is_kept(tmp_path: Path) -> None:
     foreign = tmp_path / ".out.part-0123abcd"
     foreign.mkdir()
     (foreign / "thesis.tex").write_text("years of work")
@@ -152,7 +152,7 @@ def test_what_only_looks_like_a_staging_directory_is_kept(tmp_path: Path) -> Non
     assert (foreign / "thesis.tex").exists()
 
 
-def test_a_directory_taken_for_abandoned_at_birth_gets_another_name(tmp_path: Path) -> None:
+def test_removed_new_staging_directory_gets_another_name(tmp_path: Path) -> None:
     """Another build finds it twice just after its birth: without a lock file, and before the file is locked."""
     output = tmp_path / "out"
     found: list[str] = []
@@ -192,7 +192,7 @@ def test_a_failed_replacement_puts_the_old_directory_back(tmp_path: Path) -> Non
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_a_build_killed_while_it_replaced_gives_the_old_directory_back(tmp_path: Path) -> None:
+def test_build_killed_while_replacing_restores_the_old_output(tmp_path: Path) -> None:
     output = tmp_path / "out"
     fill(output, "old")
     left = leave_behind(output)

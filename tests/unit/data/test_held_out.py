@@ -61,7 +61,7 @@ def test_no_more_microbatches_than_there_are_windows(
     assert len(list(evaluation_batches(dataset, 16, 1, 0, 1, num_samples))) == num_microbatches
 
 
-def test_document_mask_leaves_out_the_first_token_of_each_document(write_tokens: Callable[..., Path]) -> None:
+def test_document_mask_leaves_out_first_tokens_of_documents(write_tokens: Callable[..., Path]) -> None:
     dataset = IndexedDataset(write_tokens([range(10), range(10, 33), range(33, 40)]))
     assert predicted(dataset, 16, 2, 2, has_document_mask=True) == [n for n in range(1, 40) if n not in (10, 33)]
     first = next(evaluation_batches(dataset, 16, 1, 0, 1, has_document_mask=True))

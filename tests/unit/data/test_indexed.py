@@ -225,7 +225,7 @@ def test_window_outside_the_vocabulary_is_refused(write_tokens: Callable[..., Pa
         dataset.window(1, 3)
 
 
-def test_nothing_appears_before_close_and_an_error_leaves_nothing(tmp_path: Path) -> None:
+def test_corpus_appears_at_close_and_not_after_an_error(tmp_path: Path) -> None:
     writer = IndexedWriter(tmp_path / "t", token_dtype(100))
     writer.add_document(np.array([1, 2]))
     assert not (tmp_path / "t.bin").exists()

@@ -84,7 +84,7 @@ def test_the_end_of_the_plan_is_reported(prefetch: int) -> None:
             prefetcher.next()
 
 
-def test_closing_frees_a_thread_that_waits_for_space_and_a_consumer_that_waits_for_data() -> None:
+def test_close_wakes_waiting_producer_and_consumer() -> None:
     is_reading, may_return = threading.Event(), threading.Event()
 
     def slow(cursor: int, global_batch_size: int) -> StepBatch:

@@ -104,7 +104,7 @@ def odd(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_unknown_end_of_documents_is_refused_only_where_it_is_needed(odd: Path) -> None:
+def test_unknown_end_of_documents_is_refused_where_needed(odd: Path) -> None:
     tokenizer = load_tokenizer(odd)
     assert tokenizer.vocab_size == 300
     assert tokenizer.decode(tokenizer.encode(TEXTS[0])) == TEXTS[0]
@@ -133,7 +133,7 @@ END_ID = 0
         ),
     ],
 )
-def test_what_names_the_end_of_documents(odd: Path, given: str, files: dict[str, object], source: str) -> None:
+def test_sources_of_the_end_of_documents(odd: Path, given: str, files: dict[str, object], source: str) -> None:
     for name, content in files.items():
         odd.with_name(name).write_text(json.dumps(content))
     tokenizer = load_tokenizer(odd, given)
@@ -169,7 +169,7 @@ def test_the_ends_of_known_models_are_found(odd: Path, name: str) -> None:
         ("model.fuse_unk", True, "fuse_unk"),
     ],
 )  # fmt: skip
-def test_what_is_random_or_cuts_is_switched_off_and_named(
+def test_random_and_truncating_options_are_disabled_and_named(
     tmp_path: Path, section: str, value: object, note: str
 ) -> None:
     path = tmp_path / "tokenizer.json"

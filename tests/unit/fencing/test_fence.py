@@ -61,14 +61,16 @@ def test_deadlines_follow_from_the_interval(interval_s: float, silent_s: float, 
         (541.0, StepSilence(0.1), FenceAction.STOP, "it has held no lease for 541.0 s (limit 540.0 s)"),
     ],
 )
-def test_what_a_host_does_without_a_lease(gone_s: float, silence: StepSilence, action: FenceAction, words: str) -> None:
+def test_decisions_of_a_host_without_a_lease(
+    gone_s: float, silence: StepSilence, action: FenceAction, words: str
+) -> None:
     found, reason = fence(LIMITS, LeaseView(gone_s), silence)
     assert found is action
     assert words in reason
     assert bool(reason) == (action is not FenceAction.GO_ON)
 
 
-def test_a_host_that_holds_its_lease_but_gets_no_orders_names_the_orders() -> None:
+def test_host_with_a_lease_but_without_orders_names_the_orders() -> None:
     action, reason = fence(LIMITS, LeaseView(31.0, has_lost_orders=True), StepSilence(None))
     assert action is FenceAction.STOP
     assert "its orders do not arrive, and for 31.0 s that counts as no lease" in reason
@@ -107,7 +109,7 @@ def test_the_interval_of_a_rank(words: dict[str, int], interval_s: float | None)
     ("published_s", "seen_s", "wanted_s"),
     [(0.0, 0.1, None), (0.0, 2.0, 2.5), (2.5, 2.4, None), (2.5, 2.6, 3.25), (0.0, 600.0, 750.0)],
 )
-def test_a_longer_interval_is_reported_where_it_changes_a_deadline(
+def test_longer_interval_is_reported_where_a_deadline_changes(
     published_s: float, seen_s: float, wanted_s: float | None
 ) -> None:
     assert RULE.raised(published_s, seen_s) == wanted_s
@@ -125,7 +127,7 @@ RATES = st.floats(0.9951, 1.0049)
     ttl_s=st.floats(2.0, 60.0), grace_s=st.floats(0.1, 600.0), join_s=st.floats(1.0, 5000.0),
     stop_s=st.floats(0.0, 900.0),
 )  # fmt: skip
-def test_workers_of_a_host_that_runs_are_gone_when_the_driver_goes_on(
+def test_workers_of_a_running_host_end_before_the_driver_goes_on(
     step_s: float, lag: float, stuck_ago_s: float, host: float, driver: float, ttl_s: float, grace_s: float,
     join_s: float, stop_s: float,
 ) -> None:  # fmt: skip
@@ -168,9 +170,7 @@ def test_a_longer_stop_is_reported_where_the_grace_is_short(
 @pytest.mark.parametrize(
     ("stop_s", "save_s", "end_s"), [(0.0, 475.0, 540.0), (110.0, 425.0, 540.0), (600.0, 10.0, 615.0)]
 )
-def test_whoever_saves_without_a_lease_has_as_long_as_a_stop_was_measured_to_take(
-    stop_s: float, save_s: float, end_s: float
-) -> None:
+def test_save_without_a_lease_gets_the_measured_stop_time(stop_s: float, save_s: float, end_s: float) -> None:
     limits = RULE.deadlines(0.0, stop_s)
     assert (limits.save_s, limits.end_s) == (save_s, end_s)
     assert limits.end_s - limits.save_s == RULE.grace_s(stop_s) + 5.0
@@ -190,7 +190,7 @@ def test_whoever_saves_without_a_lease_has_as_long_as_a_stop_was_measured_to_tak
         ),
     ],
 )  # fmt: skip
-def test_what_a_stop_of_a_rank_takes(words: dict[str, int], parts: tuple[float, ...] | None) -> None:
+def test_stop_time_of_a_rank(words: dict[str, int], parts: tuple[float, ...] | None) -> None:
     found = stop_times(replace(PROGRESS, **words))
     assert found == (None if parts is None else StopTimes(*parts))
     assert found is None or found.total_s == sum(parts or ())

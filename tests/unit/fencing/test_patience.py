@@ -66,7 +66,7 @@ def test_whatever_a_rank_does_counts_as_a_sign_of_life(field: str) -> None:
     assert find_stall({0: words}, PATIENCE, 56 * S, 0.0) is not None
 
 
-def test_a_stall_names_all_ranks_beyond_their_limit_and_describes_the_longest() -> None:
+def test_stall_names_all_late_ranks_and_describes_the_longest() -> None:
     ranks = {4: progress(since_s=3), 5: progress(since_s=1), 6: progress(since_s=9.5), 7: progress(Phase.CHECKPOINT)}
     stall = find_stall(ranks, PATIENCE, 10 * S, 0.0)
     assert stall is not None

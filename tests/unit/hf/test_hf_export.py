@@ -285,7 +285,7 @@ def test_a_failed_replacement_leaves_the_old_model(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [place]
 
 
-def test_somebody_elses_files_are_never_replaced(tmp_path: Path) -> None:
+def test_foreign_files_are_never_replaced(tmp_path: Path) -> None:
     model = tiny("llama")
     parameters = random_parameters(model)
     (tmp_path / "thesis").mkdir()

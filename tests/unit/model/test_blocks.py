@@ -141,7 +141,7 @@ def test_parallel_block_has_one_norm_and_the_serial_one_two() -> None:
         assert norms == [f"blocks.0.{branch}.norm" for branch in branches]
 
 
-def test_forward_returns_hidden_states_without_labels_and_the_loss_sum_with_them() -> None:
+def test_forward_returns_hidden_states_or_the_loss_sum() -> None:
     _, model = build()
     tokens = torch.randint(0, 30, (S + 1, B), generator=torch.Generator().manual_seed(4))
     context = TokenContext(torch.arange(B), S)

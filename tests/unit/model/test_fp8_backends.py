@@ -108,7 +108,7 @@ def test_an_input_that_is_not_contiguous(backend: Backend) -> None:
     assert torch.equal(product(x.transpose(0, 1), weight), product(x, weight).transpose(0, 1))
 
 
-def test_nothing_goes_from_one_product_to_the_next(backend: Backend) -> None:
+def test_products_share_no_state(backend: Backend) -> None:
     x, weight, grad = backend.draw(32, 96), backend.draw(32, 96, seed=1), backend.draw(32, 32, seed=2)
     product = backend.product()
     first = forward_and_backward(product, [x, weight], grad)
@@ -201,7 +201,7 @@ def test_a_model_trains_with_transformer_engine_as_with_our_own(package_root: Pa
         assert all(torch.equal(again[name], gradient) for name, gradient in found.items())
 
 
-def test_projections_are_replaced_and_parameters_and_checkpoints_stay(package_root: Path) -> None:
+def test_replaced_projections_keep_parameters_and_checkpoints(package_root: Path) -> None:
     write_packages(package_root, TRANSFORMER_ENGINE)
     own = lone_rank_model(fp8_config("megatrain"))
     rank_model = lone_rank_model(fp8_config("transformer_engine", skip_layers=[1]))

@@ -65,7 +65,7 @@ def test_layers_with_a_window_have_their_own_base_unstretched() -> None:
     assert not torch.equal(local, rotary_frequencies(model, LENGTH, is_local=False).angle)
 
 
-def test_frequencies_are_on_the_cpu_in_fp64_wherever_the_model_is_built() -> None:
+def test_frequencies_are_fp64_on_the_cpu_on_any_device() -> None:
     with torch.device("meta"):
         for scaling, (keys, _) in CASES.items():
             angle = rotary_frequencies(model_of(scaling, 16, **keys), LENGTH, is_local=False).angle

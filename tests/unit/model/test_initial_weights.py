@@ -85,7 +85,7 @@ def test_more_layers_leave_the_others_as_they_are() -> None:
     assert all(torch.equal(values, deep[name]) for name, values in shallow.items())
 
 
-def test_padding_of_the_vocabulary_leaves_the_real_rows_as_they_are() -> None:
+def test_vocabulary_padding_does_not_change_other_rows() -> None:
     wide = drawn(GPT | {"vocab_multiple": 128})["embedding.word.weight"]
 
     assert torch.equal(wide[:250], drawn(GPT)["embedding.word.weight"][:250])

@@ -113,7 +113,7 @@ def test_tied_head_alone_has_a_parameter_of_its_own() -> None:
     assert "loss_head.weight" in dict(last.named_parameters())
 
 
-def test_part_without_head_returns_hidden_states_though_labels_are_given() -> None:
+def test_part_without_head_returns_hidden_states_with_labels() -> None:
     config = config_of("gpt")
     first = Transformer(config, ModelPart(range(2), has_embedding=True, has_head=False))
     for parameter in first.parameters():

@@ -74,7 +74,7 @@ def test_a_variant_is_what_is_computed(install: Install) -> None:
     assert not torch.equal(outputs(**still), outputs(positions="rope"))
 
 
-def test_declared_parameters_are_built_initialised_and_not_decayed(install: Install) -> None:
+def test_declared_parameters_are_built_and_not_decayed(install: Install) -> None:
     install("one")
     model = ModelConfig(**(SIZES | {"mlp": "leaky_glu", "norm": "dynamic_tanh", "attention": "sink"}))
     table = decoder_table(model)
@@ -134,7 +134,7 @@ def test_a_variant_is_not_exported_as_something_else(install: Install) -> None:
         assert [problem.startswith(f"{named} cannot be exported") for problem in raised.value.problems] == [True]
 
 
-def test_what_no_package_has_is_refused(install: Install) -> None:
+def test_unknown_or_broken_variant_is_refused(install: Install) -> None:
     rule = options_of(ModelConfig)["mlp"].violation("reglu")
     assert rule == 'is not allowed; use "gelu", "gelu_exact", "swiglu" or "geglu", or a variant of another package'
     with pytest.raises(ConfigError, match=r'model\.mlp="reglu" is no entry point of the group megatrain\.activations'):

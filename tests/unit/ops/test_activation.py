@@ -179,7 +179,7 @@ def test_activation_operators_keep_the_contract(shape: tuple[int, ...], dtype: t
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_one_input_at_an_odd_address(dtype: torch.dtype) -> None:
+def test_activation_of_an_input_at_an_odd_address(dtype: torch.dtype) -> None:
     for num_parts, forward, backward in (
         (1, OPS.bias_gelu, OPS.bias_gelu_backward),
         (2, OPS.bias_swiglu, OPS.bias_swiglu_backward),

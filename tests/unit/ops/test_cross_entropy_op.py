@@ -133,7 +133,7 @@ def test_ignored_labels_count_for_nothing(num_parts: int, terms: LossTerms) -> N
     assert (grad[[1, 4, 8]] == 0).all()
 
 
-def test_what_an_ignored_token_holds_does_not_matter() -> None:
+def test_logits_of_ignored_tokens_have_no_effect() -> None:
     logits, labels = draw_logits(3, PADDED, dtype=torch.bfloat16), draw_labels(20, 3)
     logits[1], labels[1] = float("nan"), IGNORED_LABEL
     loss, grad = in_parts(logits, labels, 20, 1, on_device(torch.ones(3)), BOTH)

@@ -137,7 +137,7 @@ def test_residual_dropout_is_rounded_once() -> None:
     assert (residual_dropout(x, y, bias, 0.0, KEY, None) != exact).double().mean().item() < 1e-3
 
 
-def test_what_is_dropped_is_gone_whatever_it_was() -> None:
+def test_dropped_infinities_and_nans_become_zero() -> None:
     token = tokens_of((12, 2, 16))
     mask = keep_mask(KEY, 0.5, token, 16)
     y = torch.where(mask, 1.0, float("inf"))
@@ -214,7 +214,7 @@ def test_dropout_operators_keep_the_contract(shape: tuple[int, ...], dtype: torc
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_one_input_at_an_odd_address(dtype: torch.dtype) -> None:
+def test_dropout_of_an_input_at_an_odd_address(dtype: torch.dtype) -> None:
     inputs, _ = drawn_inputs((5, 3, 16), dtype)
     token = tokens_of((5, 3, 16))
     expected = OPS.residual_dropout(*inputs, token, 0.3, *KEY)

@@ -107,7 +107,7 @@ def test_gradients_are_added_to_what_is_there(dtype: torch.dtype, is_wide: bool)
     assert torch.equal(found[6], untouched)
 
 
-def test_what_is_added_to_a_table_in_bf16_is_rounded_once() -> None:
+def test_gradient_of_a_bf16_table_is_rounded_once() -> None:
     table, tokens = draw(40, 64, dtype=torch.bfloat16), draw_tokens(200, 40)
     grad = draw(200, 64, dtype=torch.bfloat16, seed=1)
     exact = summed_rows(table, tokens, grad).to(torch.bfloat16)

@@ -85,7 +85,7 @@ def test_the_weights_gradient_goes_to_its_sink(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_what_is_kept_for_backward_is_in_eight_bits(name: str) -> None:
+def test_saved_tensors_have_eight_bits(name: str) -> None:
     kept: list[Tensor] = []
     x, weight = draw(64, 48, dtype=torch.bfloat16).requires_grad_(), nn.Parameter(draw(32, 48, dtype=torch.bfloat16))
     with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one):

@@ -178,7 +178,7 @@ def test_a_sum_or_a_norm_that_nobody_uses_has_no_gradient() -> None:
                 torch.testing.assert_close(one.grad, truth, rtol=1e-11, atol=1e-12)
 
 
-def test_without_anything_to_add_both_uses_of_x_meet_in_one_rounding() -> None:
+def test_norm_without_added_sum_rounds_the_gradient_once() -> None:
     (x, _, weight, bias), grads = drawn_inputs((33, 2, 64), torch.bfloat16)
     for norm, parameters in ((rms_norm, (weight,)), (layer_norm, (weight, bias))):
         alone, together = x.clone().requires_grad_(), x.clone().requires_grad_()
@@ -215,7 +215,7 @@ def test_norms_of_rows_without_elements() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_one_input_at_an_odd_address(dtype: torch.dtype) -> None:
+def test_norm_of_an_input_at_an_odd_address(dtype: torch.dtype) -> None:
     inputs, grads = drawn_inputs((5, 3, 16), dtype)
     x, _, weight, _ = inputs
     _, mean, rstd = OPS.layer_norm(x, weight, inputs[3], EPS)

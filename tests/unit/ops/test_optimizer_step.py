@@ -45,7 +45,7 @@ def test_twenty_steps_of_adamw_are_torchs(layout: str, dtype: torch.dtype, toler
         torch.testing.assert_close(shard.master[run], weight.detach(), rtol=tolerance, atol=tolerance)
 
 
-def test_moments_in_fp32_are_rounded_where_torch_rounds_on_the_cpu() -> None:
+def test_fp32_moments_are_rounded_where_torch_rounds_on_the_cpu() -> None:
     shard = start_shard([4096, 0], torch.float32)
     weight = shard.master.cpu().clone().requires_grad_()
     optimizer = torch.optim.AdamW([weight], betas=(0.9, 0.95), fused=False, foreach=False)
@@ -85,7 +85,7 @@ def test_without_memory_the_first_moment_is_the_gradient() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_published_is_the_master_rounded(layout: str) -> None:
+def test_published_weights_are_the_rounded_masters(layout: str) -> None:
     lengths = LAYOUTS[layout]
     grad = draw(sum(lengths), dtype=torch.float32, seed=7)
     for update in (Shard.adamw, lamb_update):
@@ -123,7 +123,7 @@ def test_cuts_and_addresses_do_not_change_a_bit(dtype: torch.dtype) -> None:
     assert_identical(moved.tensors, whole.tensors)
 
 
-def test_lamb_does_not_change_a_bit_of_moments_and_directions_by_cuts_and_addresses() -> None:
+def test_lamb_is_bitwise_independent_of_cuts_and_addresses() -> None:
     whole = make_shard(LAYOUTS["packs"], torch.float32)
     grad = draw(whole.master.numel(), dtype=torch.float32, seed=7)
     cut, moved, moved_grad = whole.copy(), whole.copy(), misaligned(grad)
@@ -139,7 +139,7 @@ def test_lamb_does_not_change_a_bit_of_moments_and_directions_by_cuts_and_addres
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_one_tensor_at_an_odd_address(dtype: torch.dtype) -> None:
+def test_optimizer_step_with_a_tensor_at_an_odd_address(dtype: torch.dtype) -> None:
     shard = make_shard([40, 20, 4], dtype, is_published=dtype == torch.float32)
     grad, ratios = draw(64, dtype=dtype, seed=7), draw(2, seed=9).exp()
     state, table = [shard.master, shard.exp_avg, shard.exp_avg_sq], [shard.run_borders, shard.is_decayed]

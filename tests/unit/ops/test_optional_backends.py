@@ -22,7 +22,7 @@ def without(files: dict[str, str], *paths: str) -> dict[str, str]:
     return {path: text for path, text in files.items() if path not in paths}
 
 
-def test_what_is_not_installed(package_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_backend_is_reported(package_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(package_root)])
     apex, engine = find_apex(), find_transformer_engine()
 
@@ -33,7 +33,7 @@ def test_what_is_not_installed(package_root: Path, monkeypatch: pytest.MonkeyPat
     assert engine.hint == "pip install --no-build-isolation 'transformer_engine[pytorch]'"
 
 
-def test_what_is_there_is_found_without_an_import(package_root: Path) -> None:
+def test_installed_backend_is_found_without_an_import(package_root: Path) -> None:
     write_packages(package_root, APEX | TRANSFORMER_ENGINE)
 
     assert find_apex() == FoundBackend(package_root / "apex", "0.1")
@@ -104,7 +104,7 @@ def test_a_package_that_no_installer_knows(package_root: Path, monkeypatch: pyte
     ],
     ids=["compiled part", "package", "shared object", "too old"],
 )
-def test_what_does_not_load_says_why(
+def test_broken_backend_reports_its_error(
     package_root: Path, load: Callable[[], object], files: dict[str, str], message: str
 ) -> None:
     write_packages(package_root, files)

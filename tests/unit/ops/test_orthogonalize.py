@@ -33,9 +33,7 @@ def test_every_singular_value_is_mapped_by_the_polynomial(shape: tuple[int, int]
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_singular_values_end_near_1_with_the_vectors_of_the_nearest_orthogonal_matrix(
-    shape: tuple[int, int], dtype: torch.dtype
-) -> None:
+def test_result_is_close_to_the_nearest_orthogonal_matrix(shape: tuple[int, int], dtype: torch.dtype) -> None:
     left, _, right = torch.linalg.svd(draw(*shape), full_matrices=False)
     # the smallest is 0.02 of the norm, so that the published bounds hold
     values = torch.linspace(1.0, 0.1, len(right), dtype=torch.float64)
@@ -49,7 +47,7 @@ def test_singular_values_end_near_1_with_the_vectors_of_the_nearest_orthogonal_m
     assert (on_vectors - torch.diag(on_vectors.diagonal())).abs().max() <= slack
 
 
-def test_neither_size_nor_sign_of_the_matrix_matter_but_zeros_stay() -> None:
+def test_result_is_independent_of_scale_and_zeros_stay() -> None:
     x = draw(5, 8)
 
     torch.testing.assert_close(orthogonalized(1e6 * x), orthogonalized(x), rtol=1e-12, atol=1e-12)

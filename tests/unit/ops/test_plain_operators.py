@@ -119,7 +119,7 @@ def test_capped_attention(length: int, window_size: int, has_documents: bool) ->
     )
 
 
-def test_capped_attention_in_half_precision_is_as_exact_as_its_inputs() -> None:
+def test_half_precision_capped_attention_is_as_exact_as_inputs() -> None:
     q, k, v, grad = (drawn(300, 1, 2, 8, seed=seed, dtype=torch.bfloat16) for seed in range(4))
     scores = CappedScores(0.5, 2.0, 0, None)
     found = forward_and_backward(lambda q, k, v: capped_attention(q, k, v, scores), [q, k, v], grad)

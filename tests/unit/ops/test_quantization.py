@@ -15,7 +15,7 @@ SHAPES = [(128, 256), (16, 16), (144, 48), (7, 123), (1, 1), (130, 129), (3, 100
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
-def test_every_number_of_the_format_and_every_middle_is_rounded_as_torch_does(dtype: torch.dtype) -> None:
+def test_fp8_rounding_of_all_numbers_and_midpoints_is_torchs(dtype: torch.dtype) -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(dtype).float()
     numbers = codes[codes.isfinite()].sort().values.unique()
     middles = (numbers[1:] + numbers[:-1]) / 2
@@ -113,7 +113,7 @@ def test_quantization_needs_no_address_wider_than_a_pack() -> None:
 
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_stays_visible(bad: float, dtype: torch.dtype) -> None:
+def test_quantized_infinities_and_nans_stay_visible(bad: float, dtype: torch.dtype) -> None:
     x = draw(32, 48, dtype=torch.float32)
     x[5, 6:8] = bad
     q, q_t, largest = fp8_quantize(x, on_device(torch.ones(1)), dtype, True, True)

@@ -162,7 +162,7 @@ def test_heads_that_do_not_are_moved_in_one_pass(shape: tuple[int, ...]) -> None
     assert torch.equal(product, before)
 
 
-def test_nothing_is_saved_for_backward() -> None:
+def test_rotation_saves_no_input_for_backward() -> None:
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one) or one, lambda one: one):
         for shape in (IN_PLACE[1], SPLIT[0]):
@@ -171,7 +171,7 @@ def test_nothing_is_saved_for_backward() -> None:
     assert saved == []
 
 
-def test_who_saved_the_product_finds_out_that_it_is_used_up() -> None:
+def test_overwritten_product_cannot_be_used_in_backward() -> None:
     product = drawn_product((4, 2, 3, 1, 8)).requires_grad_().exp()  # exp saves its result
     q, _, _ = split_rotated_(product, *tables(4, 8))
 
@@ -233,7 +233,7 @@ def test_rotary_operators_keep_the_contract(shape: tuple[int, ...], dtype: torch
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_one_gradient_or_table_at_an_odd_address(dtype: torch.dtype) -> None:
+def test_rotation_with_a_tensor_at_an_odd_address(dtype: torch.dtype) -> None:
     product, (cos, sin) = drawn_product((5, 2, 2, 3, 32), dtype), tables(5, 32, wide(dtype))
     inputs = [*(one.contiguous() for one in product.split((3, 1, 1), dim=3)), cos, sin]
     expected = OPS.rotated_backward(*inputs)
@@ -246,7 +246,7 @@ def test_one_gradient_or_table_at_an_odd_address(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dim", range(4))
-def test_one_odd_stride(dim: int) -> None:
+def test_rotation_with_an_odd_stride(dim: int) -> None:
     product, (cos, sin) = drawn_product((5, 2, 2, 3, 32), torch.bfloat16), tables(5, 32, torch.float32)
     q, k, v = (one.contiguous() for one in product.split((3, 1, 1), dim=3))
     strides = [stride * 2 if outer < dim else stride for outer, stride in enumerate(q.stride())]

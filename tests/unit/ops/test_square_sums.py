@@ -55,7 +55,7 @@ def test_large_and_small_elements_lose_nothing() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [0, 4095, 8998])
-def test_what_is_not_finite_stays_visible(place: int, bad: float) -> None:
+def test_square_sums_of_infinities_and_nans_stay_visible(place: int, bad: float) -> None:
     flat = draw(8999, dtype=torch.float32)
     flat[place] = bad
 

@@ -52,7 +52,7 @@ def make_ranks(dp_size: int, tp_size: int = 1, **options: object) -> list[Rank]:
 
 @pytest.mark.parametrize("bucket_size", [1, 150, 10**6])
 @pytest.mark.parametrize("dp_size", [1, 2, 3])
-def test_parameters_spread_over_shards_have_the_ratio_of_the_whole(dp_size: int, bucket_size: int) -> None:
+def test_sharded_parameter_has_the_ratio_of_the_whole(dp_size: int, bucket_size: int) -> None:
     ranks = make_ranks(dp_size, weight_decay=0.1, bucket_size=bucket_size)
     gradients = [draw(100 + step) for step in range(STEPS)]
     run(ranks, gradients)
@@ -63,7 +63,7 @@ def test_parameters_spread_over_shards_have_the_ratio_of_the_whole(dp_size: int,
 
 
 @pytest.mark.parametrize("dp_size", [1, 2])
-def test_parameters_spread_over_tensor_parallel_have_the_ratio_of_the_whole(dp_size: int) -> None:
+def test_tensor_parallel_parameter_has_the_ratio_of_the_whole(dp_size: int) -> None:
     """What is cut adds up over tp; what every tp rank holds, a matrix too, has the ratio it has on each of them."""
     ranks = make_ranks(dp_size, tp_size=2, weight_decay=0.1)
     gradients = [draw(100 + step) for step in range(STEPS)]

@@ -115,7 +115,7 @@ def test_the_norm_is_squared_in_fp64() -> None:
     assert rank.optimizer.gradient_square_sum().item() == 4097**2, "2**24 and more has no odd numbers in fp32"
 
 
-def test_replicas_add_nothing_to_the_norm_unless_they_are_not_finite() -> None:
+def test_only_infinities_of_replicas_count_in_the_norm() -> None:
     rank = build_rank()
     rank.set_gradients(draw(3))
     for bucket in rank.chunk.buckets:

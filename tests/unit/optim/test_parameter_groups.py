@@ -34,7 +34,7 @@ def after_steps(rank: Rank, scale: float = 1.0) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
-def test_each_parameter_moves_as_in_a_run_with_its_rate_and_decay(name: str) -> None:
+def test_parameter_groups_equal_runs_with_their_rate_and_decay(name: str) -> None:
     found = after_steps(build_rank(name=name, weight_decay=0.1, groups=GROUPS))
     for parameter in SHAPES:
         scale, decay = OF_GROUPS.get(parameter, (1.0, 0.1 if parameter in DECAYED else 0.0))

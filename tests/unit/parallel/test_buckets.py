@@ -76,7 +76,7 @@ def test_exact_fit_needs_no_padding() -> None:
     assert build(parameters([(SHARD_MULTIPLE,), (2, SHARD_MULTIPLE // 2)]), simulated_group("dp", 2, 0)).numel == 256
 
 
-def test_parameters_become_views_of_the_bucket_and_stay_the_objects_they_were() -> None:
+def test_parameters_become_views_and_stay_the_same_objects() -> None:
     module = nn.Linear(3, 5, device="meta")
     weight, bias = module.weight, module.bias
     both = [held_whole("weight", weight), held_whole("bias", bias)]
@@ -140,7 +140,7 @@ def test_segments_are_the_parameters_without_the_padding(dp_size: int) -> None:
         assert torch.equal(torch.cat(found[one.name]), one.parameter.detach().flatten())
 
 
-def test_a_parameter_that_ends_with_a_shard_has_no_segment_in_the_next() -> None:
+def test_parameter_that_ends_with_a_shard_is_not_in_the_next() -> None:
     shapes = [(SHARD_MULTIPLE,), (SHARD_MULTIPLE,)]
     for rank in range(2):
         (segment,) = build(parameters(shapes), simulated_group("dp", 2, rank)).segments()

@@ -55,7 +55,7 @@ def test_order_counts_also_across_pieces(checksums: Checksums) -> None:
     assert len({int(checksums.of(one)) for one in (x, swapped, moved, x[:-1], x[:PIECE_WORDS])}) == 5
 
 
-def test_what_compares_equal_or_unequal_as_numbers_is_compared_by_bits(checksums: Checksums) -> None:
+def test_checksum_compares_bits_not_numbers(checksums: Checksums) -> None:
     nan = torch.tensor([1.0, float("nan")])
 
     assert int(checksums.of(nan)) == int(checksums.of(nan.clone()))

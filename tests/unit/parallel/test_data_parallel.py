@@ -95,7 +95,7 @@ STEPS = [[True], [True, True, True], [False, True], [True, False], [False, False
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("zero_stage", [1, 2])
-def test_gradients_are_the_sum_over_the_microbatches_of_this_step(zero_stage: int, overlap: bool) -> None:
+def test_gradients_are_sums_over_the_microbatches_of_the_step(zero_stage: int, overlap: bool) -> None:
     net, chunk = build(zero_stage, overlap=overlap)
     assert len(chunk.buckets) > 1
     for step, uses in enumerate(STEPS):
@@ -143,7 +143,7 @@ def test_bf16_gradients_are_summed_in_fp32(zero_stage: int) -> None:
         assert (found[name].double() - truth).norm().item() < 1e-6 * truth.norm().item(), name
 
 
-def test_a_chunk_that_nobody_has_is_forgotten_with_its_parameters() -> None:
+def test_unreferenced_chunk_is_freed_with_its_parameters() -> None:
     net, chunk = build(1, torch.float32)
     run_step(net, chunk, 0, [True] * 2)
     remembered = [weakref.ref(chunk.buckets[0]), weakref.ref(next(net.parameters()))]
@@ -255,7 +255,7 @@ def test_without_overlap_each_exchange_is_awaited_at_once(zero_stage: int) -> No
 
 
 @pytest.mark.parametrize("zero_stage", [1, 2])
-def test_with_overlap_an_exchange_is_awaited_where_its_result_is_used(zero_stage: int) -> None:
+def test_overlapped_exchange_is_awaited_where_its_result_is_used(zero_stage: int) -> None:
     net, chunk = build(zero_stage)
     exchanges, group = noting(chunk)
     chunk.start_step()

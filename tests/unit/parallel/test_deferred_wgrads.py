@@ -61,7 +61,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
 
 
-def test_what_is_deferred_gives_the_same_bits_in_the_end() -> None:
+def test_deferred_wgrads_are_bitwise_equal() -> None:
     net, chunk = build()
     same_net, same = build()
     for step in range(2):  # the second one overwrites what the first one left
@@ -106,7 +106,7 @@ def test_products_in_low_precision_wait_as_well(multiply: Callable[[Tensor, Tens
     assert torch.equal(found[0], found[1])
 
 
-def test_nothing_is_added_before_it_is_carried_out() -> None:
+def test_deferred_wgrad_is_not_added_early() -> None:
     net, chunk = build()
     products = backward(net, chunk, 0)
 
@@ -117,7 +117,7 @@ def test_nothing_is_added_before_it_is_carried_out() -> None:
     assert all(one.any() for one in sums(chunk, PRODUCTS).values())
 
 
-def test_a_backward_that_is_not_deferred_runs_its_products_at_once() -> None:
+def test_undeferred_backward_runs_its_products_at_once() -> None:
     net, chunk = build()
     waiting = backward(net, chunk, 0)
     net(tokens(1)).backward()
@@ -128,7 +128,7 @@ def test_a_backward_that_is_not_deferred_runs_its_products_at_once() -> None:
     assert_equal(sums(chunk, PRODUCTS), sums(same, PRODUCTS))
 
 
-def test_of_the_graph_only_factors_are_kept_and_each_goes_with_its_product() -> None:
+def test_deferred_wgrad_keeps_only_its_factors() -> None:
     net, chunk = build()
     saved: dict[str, weakref.ref[torch.UntypedStorage]] = {}
 

@@ -49,13 +49,13 @@ def test_a_bucket_is_whole_after_as_many_writes_as_declared() -> None:
     assert not any(whole_after(counts, (writes * 2)[:6], 2)), "one write of (0, 1) is missing"
 
 
-def test_one_write_more_than_declared_is_an_error() -> None:
+def test_undeclared_gradient_write_is_an_error() -> None:
     counts = WriteCounts(buckets_of([1, 1]))
     with pytest.raises(RuntimeError, match="the gradient of w is written 3 times in 2 micro-batches, and 2 writes are"):
         whole_after(counts, [(0, 0)] * 3, 2)
 
 
-def test_a_bucket_that_may_lack_a_gradient_stays_out_of_the_order() -> None:
+def test_bucket_that_may_lack_a_gradient_does_not_start_early() -> None:
     """An expert that no token chose in a step keeps neither its own bucket's step nor the buckets after it waiting."""
     counts = WriteCounts(buckets_of([1], [1, 0], [1]))
     assert counts.early == [0, 2]
@@ -152,9 +152,7 @@ def make_rank_model(case: str, **parallel: Any) -> RankModel:
 
 @pytest.mark.slow(kept=["one chunk"])
 @pytest.mark.parametrize("case", CASES)
-def test_buckets_start_in_the_last_backward_in_their_order_and_change_no_bit(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_early_buckets_start_in_order_and_are_bitwise_equal(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     early, late = make_rank_model(case), make_rank_model(case, overlap=False)
     notes = noting(early)
     noting(late)
@@ -190,7 +188,7 @@ def test_buckets_start_in_the_last_backward_in_their_order_and_change_no_bit(
         assert completed == left * times
 
 
-def test_a_tied_head_in_another_chunk_of_the_stage_adds_to_the_same_gradient() -> None:
+def test_tied_head_in_another_chunk_adds_to_the_same_gradient() -> None:
     two, one = make_rank_model("zero 2, chunks, tied"), make_rank_model("chunks, tied")
     for step in range(2):
         run_step(two, step)
@@ -200,7 +198,7 @@ def test_a_tied_head_in_another_chunk_of_the_stage_adds_to_the_same_gradient() -
             torch.testing.assert_close(gradients[name], expected)
 
 
-def test_a_gradient_after_the_last_reduction_of_a_step_is_an_error() -> None:
+def test_gradient_after_the_last_reduction_is_an_error() -> None:
     rank_model = make_rank_model("zero 2", overlap=False)
     (chunk,) = rank_model.data_parallel
     run_step(rank_model, 1)
@@ -217,7 +215,7 @@ def _completed(notes: list[str], completed: list[int], complete: Callable[[], No
 
 
 @pytest.mark.parametrize("case", ["one chunk", "tied"])
-def test_a_use_of_a_parameter_that_was_not_declared_ends_the_step(case: str) -> None:
+def test_undeclared_use_of_a_parameter_ends_the_step(case: str) -> None:
     rank_model = make_rank_model(case)
     head = rank_model.pipeline.chunks[0].module.loss_head
     head.forward = partial(_twice, head.forward)
@@ -232,7 +230,7 @@ def _twice(forward: Callable[..., Tensor], *arguments: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("case", ["one chunk", "tied", "full", "chunks, tied"])
-def test_a_part_waits_for_its_own_parameters_and_no_parameter_is_used_before_it_has_landed(case: str) -> None:
+def test_parameters_are_gathered_before_their_use(case: str) -> None:
     rank_model, plain = make_rank_model(case), make_rank_model(case, overlap=False)
     notes = noting(rank_model)
     for chunk in rank_model.data_parallel:
@@ -273,7 +271,7 @@ def test_without_the_wait_of_a_part_its_output_would_be_wrong() -> None:
         run_step(rank_model, 1)
 
 
-def test_aligned_reductions_and_recorded_microbatches_do_not_go_by_bucket() -> None:
+def test_aligned_reductions_and_cuda_graphs_reduce_at_the_end() -> None:
     keys = itertools.product((True, False), (True, False))
     found = {
         (overlap, aligned): make_config(

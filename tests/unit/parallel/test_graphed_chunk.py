@@ -111,7 +111,7 @@ def test_a_recording_changes_nothing_and_a_replay_does_it_all() -> None:
     assert len(seen) == 1
 
 
-def test_nothing_keeps_the_nodes_that_gather_gradients() -> None:
+def test_graphed_chunk_frees_gradient_accumulation_nodes() -> None:
     """They belong to the stream on which they were made: a recording must make its own, on its own stream."""
     rank_model = lone_rank_model(make_config())
     (chunk,) = rank_model.pipeline.chunks

@@ -79,7 +79,7 @@ def test_second_pass_starts_from_zero_gradients() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_returned_loss_is_the_sum_over_counted_labels_whatever_the_scale() -> None:
+def test_loss_is_the_sum_over_counted_labels_at_any_scale() -> None:
     config = make_config()
     tokens = random_tokens(config, seed=1)
     sums = []

@@ -161,7 +161,7 @@ def rows(number: int = 9) -> Tensor:
     return torch.randn(16, 8, generator=torch.Generator().manual_seed(number))
 
 
-def test_traffic_runs_beside_the_neighbours_and_stops_where_it_is_of_no_use() -> None:
+def test_copies_run_beside_neighbouring_blocks_where_useful() -> None:
     chunk = Chunk(4, 2)
     out = chunk(rows() * 1)
     assert [one for one, _ in chunk.copies.story] == ["leave", "leave"]
@@ -184,7 +184,7 @@ def test_each_storage_travels_once_and_weights_stay(device: str) -> None:
     assert chunk.copies.story[0] == ("leave", (nbytes,) * 3)
 
 
-def test_memory_is_given_back_after_the_next_block_and_at_last_all_of_it() -> None:
+def test_offloaded_memory_is_freed_after_the_next_block() -> None:
     chunk = Chunk(4, 3)
     alive: list[list[bool]] = []
     for block in chunk.blocks:
@@ -230,7 +230,7 @@ def test_graph_may_be_used_twice() -> None:
         assert all(torch.equal(a, b) for a, b in zip(expected, gradients, strict=True))
 
 
-def test_nothing_travels_without_gradients() -> None:
+def test_evaluation_offloads_no_activations() -> None:
     chunk = Chunk(3, 2)
     with torch.no_grad():
         chunk(rows())

@@ -150,7 +150,7 @@ def inputs(count: int) -> list[PipelineInput]:
     return [PipelineInput(tokens_SB + microbatch, tokens_SB, None) for microbatch in range(count)]
 
 
-def test_what_is_delivered_is_let_go_before_the_next_action() -> None:
+def test_sent_tensor_is_freed_before_the_next_action() -> None:
     stage = Stage(0)
     stage.train(build_schedule("gpipe", 2, 1, COUNT))
 
@@ -166,7 +166,7 @@ def test_what_is_delivered_is_let_go_before_the_next_action() -> None:
     assert sorted(order[::2]) == [f"backward-send 0.{microbatch}" for microbatch in range(COUNT)]
 
 
-def test_what_is_on_its_way_is_kept_and_awaited_when_the_pass_ends() -> None:
+def test_pending_messages_are_kept_and_awaited_at_the_end() -> None:
     first, last = Stage(0, is_fast=False), Stage(1, is_fast=False)
     for stage in (first, last):
         stage.train(build_schedule("gpipe", 2, 1, COUNT))
@@ -228,7 +228,7 @@ def test_losses_are_summed_in_double_from_the_first() -> None:
 
 
 @pytest.mark.parametrize("stage_number", [0, 1])
-def test_every_chunk_settles_before_one_takes_memory_for_gradients(stage_number: int) -> None:
+def test_all_gathers_end_before_gradients_take_memory(stage_number: int) -> None:
     stage = Stage(stage_number, num_chunks=2)
     schedule = build_schedule("interleaved", 2, 2, 4)
     stage.train(schedule)
@@ -253,7 +253,7 @@ def test_every_compute_is_a_span_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("stage_number", [0, 1])
-def test_what_a_backward_puts_off_runs_where_the_schedule_has_it(stage_number: int) -> None:
+def test_deferred_wgrad_runs_where_the_schedule_has_it(stage_number: int) -> None:
     stage = Stage(stage_number)
     (chunk,), (module,) = stage.pipeline.chunks, stage.modules
     module.weight.register_hook(

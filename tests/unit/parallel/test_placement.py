@@ -178,7 +178,9 @@ def test_the_table_says_what_each_rank_holds() -> None:
         (QKV, (4, 5, 7), 6, r"w of shape .* in 4 parts for tp_size=6"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(row: PlacementRow, shape: tuple[int, ...], tp_size: int, problem: str) -> None:
+def test_indivisible_parameter_is_refused(
+    row: PlacementRow, shape: tuple[int, ...], tp_size: int, problem: str
+) -> None:
     with pytest.raises(TopologyError, match=problem):
         placements_of("w", shape, row, Layout(tp_size=tp_size), 0)
 

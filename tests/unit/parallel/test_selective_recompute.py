@@ -152,7 +152,7 @@ def test_recomputed_output_is_dropped_after_its_last_use() -> None:
     assert made[0].expired()
 
 
-def test_nothing_is_registered_outside_or_without_gradients() -> None:
+def test_outputs_are_registered_only_inside_and_with_gradients() -> None:
     selective_recompute = SelectiveRecompute()
     outside = torch.exp(X)
     selective_recompute.register(outside, X, torch.exp)
@@ -318,7 +318,7 @@ def run_model(style: str, recompute: str) -> tuple[list[Tensor], int]:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_selective_recompute_of_a_model_is_bitwise_the_same_with_less_memory(style: str) -> None:
+def test_selective_recompute_is_bitwise_equal_with_less_memory(style: str) -> None:
     whole, whole_bytes = run_model(style, "none")
     selective, selective_bytes = run_model(style, "selective")
 

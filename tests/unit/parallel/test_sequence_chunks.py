@@ -226,7 +226,7 @@ def uncollected() -> Iterator[None]:
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("keeps_rows", [False, True])
 @pytest.mark.parametrize("has_backward", [False, True])
-def test_nothing_of_a_micro_batch_stays(keeps_rows: bool, has_backward: bool) -> None:
+def test_no_tensor_of_a_microbatch_stays_in_memory(keeps_rows: bool, has_backward: bool) -> None:
     branch, _ = branch_of(attention=True, mlp=True, keeps_rows=keeps_rows)
     pattern, context = AttentionPattern(S), TokenContext(torch.arange(B), S)
     x = torch.randn(LOCAL_ROWS, B, H, dtype=torch.float64, requires_grad=True)

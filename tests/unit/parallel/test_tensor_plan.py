@@ -117,7 +117,7 @@ def test_boxes_of_all_ranks_tile_every_parameter(style: tuple[Any, ...], tp_size
     assert all(count.all() for count in counts.values())
 
 
-def test_what_is_cut_and_what_is_not() -> None:
+def test_cut_and_whole_parameters() -> None:
     _, found = planned(config_of(("serial", "layernorm", "swiglu", True, "learned", False)), 4)
     shapes = {one.name: (tuple(one.parameter.shape), not one.groups[1]) for one in found}
 
@@ -182,7 +182,7 @@ def chunked(model: nn.Module) -> list[ChunkedSublayers]:
     return [module for module in model.modules() if isinstance(module, ChunkedSublayers)]
 
 
-def test_the_loss_of_a_spread_vocabulary_adds_its_terms_in_training_only() -> None:
+def test_vocabulary_parallel_loss_adds_terms_in_training_only() -> None:
     terms = LossTerms(z_loss=0.01, label_smoothing=0.2)
     model, _ = planned(config_of(STYLES[0]), 2, loss_terms=terms)
     assert model.loss_head is not None
@@ -199,14 +199,14 @@ def test_the_loss_of_a_spread_vocabulary_adds_its_terms_in_training_only() -> No
     torch.testing.assert_close(style(logits.clone(), labels), plain, rtol=1e-12, atol=0)
 
 
-def test_one_tensor_parallel_rank_keeps_the_plain_model() -> None:
+def test_plan_for_tp_1_keeps_the_plain_model() -> None:
     model, _ = planned(config_of(("serial", "layernorm", "gelu", True, "learned", True)), 1)
     kinds = {type(module).__name__ for module in model.modules()}
 
     assert not kinds & {"GatherSequence", "ReduceScatterSequence", "VocabularyRows", "VocabularyCrossEntropy"}
 
 
-def test_tied_head_on_another_stage_is_a_copy_of_the_same_logical_parameter() -> None:
+def test_tied_head_on_another_stage_is_a_copy_of_the_embedding() -> None:
     config = config_of(("serial", "layernorm", "gelu", True, "learned", True))
     first = planned(config, 2, 1, ModelPart(range(1), has_embedding=True, has_head=False), pp_size=2)[1]
     last = planned(config, 2, 1, ModelPart(range(1, 2), has_embedding=False, has_head=True), pp_size=2, stage=1)[1]
@@ -289,7 +289,7 @@ def test_vocabulary_rows_give_own_rows_and_zeros(rank: int) -> None:
     assert torch.equal(weight.grad, expected)
 
 
-def test_planned_model_of_one_rank_computes_what_the_plain_model_does() -> None:
+def test_planned_model_of_one_rank_equals_the_plain_model() -> None:
     config = config_of(("parallel", "rmsnorm", "swiglu", False, "rope", True))
     tokens = torch.randint(0, 57, (9, 2), generator=torch.Generator().manual_seed(0))
     context = TokenContext(torch.arange(2), 8)
@@ -316,7 +316,7 @@ EVERY_AXIS = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2, ep_size=4)
 OVER_EP = PlacementRow("blocks.*.mlp.up.weight", Cut("ep", 1), replica_axes=("edp",))
 
 
-def test_every_rank_gets_the_part_that_its_whole_coordinate_gives_it() -> None:
+def test_part_of_a_rank_follows_from_its_whole_coordinate() -> None:
     """With each axis above 1: a part is on as many ranks of a stage as the axes that do not cut it have places."""
     assert all(EVERY_AXIS.size(axis.name) > 1 for axis in AXES)
     config = replace(config_of(STYLES[0]), num_kv_heads=4)

@@ -149,7 +149,7 @@ def test_the_fullest_middle_stage_stands_for_all_of_them(schedule: str, fullest:
     assert plan_run(config).stages[1].memory == totals[fullest]
 
 
-def test_holders_of_a_key_value_head_are_planned_with_their_group() -> None:
+def test_holders_of_a_key_value_head_have_their_group_planned() -> None:
     """A rank's parameters are the product's rows it has: half of its head's queries, the head's key and value."""
     changes = {"parallel.tp_size": 4, "parallel.dp_size": 2, "model.num_heads": 4, "model.has_bias": False}
     one_each, shared = (

@@ -83,7 +83,7 @@ def peak_of_a_pass(rank_model: RankModel) -> int:
         return memory.peak_bytes
 
 
-def test_host_memory_of_offloaded_activations_is_reported_beside_the_devices() -> None:
+def test_host_memory_of_offloaded_activations_is_reported() -> None:
     plans = []
     for num_offloaded in (0, 3):
         changes = LLAMA | {"runtime.device": "cuda", "parallel.offload_layers": num_offloaded}

@@ -93,7 +93,7 @@ def test_tensors_from_before_are_counted_when_named() -> None:
         assert memory.live_bytes == 256 + 2 * 64
 
 
-def test_meta_tensors_cost_nothing_and_resized_storages_their_new_size() -> None:
+def test_meta_tensors_and_resized_storages_are_counted() -> None:
     with PeakTensorBytes() as memory:
         meta = torch.zeros(1 << 20, device="meta")
         x = torch.zeros(100)

@@ -80,7 +80,7 @@ def test_every_tensor_rank_holds_the_same_amount() -> None:
     assert len(held) == 1
 
 
-def test_what_cannot_be_cut_is_refused() -> None:
+def test_indivisible_model_is_refused() -> None:
     config = Config.from_dict(with_changes({}))
     config = replace(config, parallel=replace(config.parallel, tp_size=3))
 

@@ -58,7 +58,7 @@ def test_the_plan_lists_groups_and_what_muon_sends() -> None:
     assert "Parameter groups" not in render(plain)
 
 
-def test_where_activations_are_few_the_update_is_the_fullest_moment() -> None:
+def test_update_is_the_fullest_moment_with_few_activations() -> None:
     few = {"model__seq_len": 2, "model__vocab_size": 8, "model__hidden_size": 256, "batch__micro_batch_size": 1}
     plan = plan_run(config_with(**few, optimizer__name="muon"))
     memory = plan.stages[0].memory

@@ -43,7 +43,7 @@ def test_activations_are_those_in_flight(name: str, num_chunks: int, stage: int)
 
 
 @pytest.mark.parametrize(("stage", "num_kept", "num_deferred"), [(0, 4, 0), (1, 3, 1), (3, 1, 3)])
-def test_what_is_deferred_is_held_until_it_is_made_up_for(stage: int, num_kept: int, num_deferred: int) -> None:
+def test_factors_of_deferred_wgrads_are_held_until_they_run(stage: int, num_kept: int, num_deferred: int) -> None:
     deferred = 300
     chunk = ChunkMemory(footprint(KEPT, KEPT, KEPT + 500, deferred=deferred), 0, 0, 0, 0, 0)
     moment = walked("zero_bubble", 4, 1, stage, chunk, parallel__schedule="zero_bubble")
@@ -88,7 +88,7 @@ def test_backward_works_on_top_of_what_it_keeps() -> None:
     assert (moment.activations, moment.working, moment.what) == (KEPT, 300, "backward of chunk 0")
 
 
-def test_zero_2_holds_whole_gradients_in_backward_and_on_their_way() -> None:
+def test_zero_2_holds_whole_gradients_until_they_are_reduced() -> None:
     chunk = ChunkMemory(
         footprint(KEPT, KEPT, KEPT), whole_gradients=400, travelling=400, exchanged=0, summed=0, copied=0
     )
@@ -99,21 +99,21 @@ def test_zero_2_holds_whole_gradients_in_backward_and_on_their_way() -> None:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_what_arrives_of_other_ranks_is_there_for_one_chunk_at_a_time(overlap: bool) -> None:
+def test_received_gradients_are_held_for_one_chunk_at_a_time(overlap: bool) -> None:
     chunk = ChunkMemory(footprint(0, 0, 0), whole_gradients=400, travelling=400, exchanged=50, summed=0, copied=0)
     moment = walked("interleaved", 1, 2, 0, chunk, parallel__overlap=overlap)
 
     assert moment.travelling == (2 * 400 + 50 if overlap else 400 + 50)
 
 
-def test_a_copy_in_another_type_is_beside_the_gradients_for_a_moment() -> None:
+def test_copy_in_another_dtype_is_held_briefly() -> None:
     chunk = ChunkMemory(footprint(0, 0, 0), whole_gradients=400, travelling=200, exchanged=0, summed=70, copied=200)
     moment = walked("1f1b", 1, 1, 0, chunk, parallel__zero_stage=2)
 
     assert (moment.total, moment.what) == (600, "reduction of chunk 0")
 
 
-def test_each_bucket_travels_among_the_replicas_of_its_own_parameters() -> None:
+def test_each_bucket_is_exchanged_among_its_own_replicas() -> None:
     """Experts may have one holder each where all other parameters have several."""
     changes = {"train.precision": "bf16", "parallel.grad_reduce_dtype": "bf16", "parallel.dp_size": 2}
     config = Config.from_dict(with_changes(changes))
@@ -136,7 +136,7 @@ def test_each_bucket_travels_among_the_replicas_of_its_own_parameters() -> None:
     ("name", "moment", "total"),
     [("gpipe", "forward of chunk 0", 7 * 100 + 30 + 300), ("1f1b", "backward of chunk 0", 380)],
 )
-def test_what_has_not_left_for_the_host_yet_is_the_newest_micro_batchs(name: str, moment: str, total: int) -> None:
+def test_activations_not_yet_offloaded_are_of_the_newest(name: str, moment: str, total: int) -> None:
     """Where all blocks are offloaded: the last block's activations leave with the next forward."""
     offloaded = Footprint(kept=100, forward=150, backward=220, kept_of_newest=30, forward_after_newest=300,
                           backward_of_newest=380)  # fmt: skip

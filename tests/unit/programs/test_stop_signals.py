@@ -82,7 +82,7 @@ def test_a_forked_child_has_the_handlers_of_before() -> None:
         assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_the_callbacks_get_the_first_signal_and_the_second_interrupt() -> None:
+def test_first_signal_calls_back_and_the_second_interrupts() -> None:
     heard: list[str] = []
     with StopSignals(heard.append, lambda name: heard.append(f"{name} again")):
         for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGINT, signal.SIGINT):
@@ -102,7 +102,7 @@ def test_a_callback_that_is_set_after_a_signal_is_called_at_once() -> None:
     assert heard == ["SIGUSR1", "late SIGUSR1", "SIGINT"]
 
 
-def test_what_is_ignored_stays_ignored() -> None:
+def test_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopSignals() as signals:
@@ -123,7 +123,7 @@ def test_another_thread_takes_no_signals() -> None:
     made[0].close()
 
 
-def test_a_signal_while_the_waiter_holds_the_events_lock_is_no_deadlock() -> None:
+def test_signal_while_the_event_is_locked_is_no_deadlock() -> None:
     script = """
 import os, signal
 from megatrain.programs.stop_signals import stopped_by_signals

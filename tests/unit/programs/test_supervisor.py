@@ -48,7 +48,7 @@ def supervised(log: Path, program: str, argument: object, max_reports: int) -> t
         (ExitCode.FAILURE, 10, "ended with exit code 1"),
     ],
 )
-def test_the_same_error_again_is_reported_and_the_program_left_alone(
+def test_repeated_error_is_reported_and_ends_the_restarts(
     tmp_path: Path, code: ExitCode, num_lives: int, ended: str
 ) -> None:
     log = tmp_path / "logs" / "diagnostics.log"
@@ -65,7 +65,7 @@ OTHERS = "import sys; lives = len(open(sys.argv[1]).readlines()); print('abcdefg
 
 
 @pytest.mark.parametrize(("program", "argument"), [(FAILS, int(ExitCode.COORDINATION)), (OTHERS, "diagnostics.log")])
-def test_where_it_may_help_it_is_started_again(
+def test_program_is_restarted_where_a_restart_may_help(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, argument: object
 ) -> None:
     """After exit code 68 (etcd cannot be reached) each time, and while it ends with another error each time."""

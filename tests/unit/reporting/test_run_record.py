@@ -44,7 +44,7 @@ def test_a_column_holds_what_the_lines_say() -> None:
         assert table.column(name).to_pylist() == [last[step][name] for step in sorted(last)], name
 
 
-def test_of_repeated_steps_the_last_report_counts(tmp_path: Path) -> None:
+def test_last_report_of_a_repeated_step_counts(tmp_path: Path) -> None:
     def step(number: int, loss: float | None) -> dict[str, object]:
         return {"kind": "step", "step": number, "loss": loss}
 
@@ -121,7 +121,7 @@ def test_without_events_a_table_has_columns_and_no_rows(tmp_path: Path) -> None:
         record.metrics("guess")
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_directory_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="not a run directory, which would have metrics, checkpoints or events"):
         read_run(tmp_path)
     with pytest.raises(NotFoundError, match="nowhere: No such file or directory; name a run directory"):

@@ -74,7 +74,7 @@ class Temporaries(TorchDispatchMode):
         pytest.param((2, 3, 2, 300_000), (1, 1, 0, 7), (1, 2, 2, 290_000), id="a box of 4 dims"),
     ],
 )
-def test_a_large_box_is_drawn_in_blocks_and_has_the_numbers_of_its_parts(
+def test_large_box_has_the_numbers_of_its_parts(
     shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...]
 ) -> None:
     found = torch.empty(sizes)

@@ -58,7 +58,7 @@ def test_units_of_a_narrow_layer_are_those_of_a_wide_one() -> None:
     assert torch.equal(keep_mask(KEY, 0.3, tokens(), 32), keep_mask(KEY, 0.3, tokens(), H)[..., :32])
 
 
-def test_masks_of_sites_seeds_tokens_and_units_are_not_correlated() -> None:
+def test_dropout_masks_are_not_correlated() -> None:
     mask = keep_mask(KEY, 0.5, tokens(), H).double()
     others = {
         "site": keep_mask(derive_key("dropout", 1, "1.attention"), 0.5, tokens(), H).double(),

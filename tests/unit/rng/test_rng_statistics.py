@@ -60,7 +60,7 @@ def test_hashes_of_different_indices_are_different() -> None:
     assert len(hashes(KEYS[0]).unique()) == NUM
 
 
-def test_one_flipped_index_bit_flips_half_of_the_hash() -> None:
+def test_flipped_index_bit_flips_half_of_the_hash() -> None:
     index = torch.arange(4096) * 977
     base = hash_indices(KEYS[0], index)
     for bit in range(40):

@@ -26,7 +26,7 @@ LATER = AuditEntry(VerdictOutcome("v-1", OutcomeKind.ACTED, "approved", "host-1"
 UNREAD = AuditEntry(VerdictOutcome("v-2", OutcomeKind.DECLINED, "cannot be read", "host-1", 1003.0))
 
 
-def test_what_is_appended_is_read(tmp_path: Path) -> None:
+def test_appended_outcomes_are_read(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     assert read_audit(path) == ([], 0)
     for entry in (ENTRY, LATER, UNREAD):

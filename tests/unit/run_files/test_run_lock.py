@@ -58,7 +58,7 @@ def test_a_checkpoint_directory_of_its_own_has_one_job_at_a_time(tmp_path: Path)
 
 
 @pytest.mark.parametrize("place", ["", "memory://bucket/run", "/proc/nowhere/run"])
-def test_what_cannot_be_held_is_not(place: str) -> None:
+def test_unlockable_directory_is_not_held(place: str) -> None:
     """The run's own directory, a URL, and storage that is away, which other code reports."""
     with checkpoints_locked(place) as first, checkpoints_locked(place) as second:
         assert (first, second) == (None, None)
@@ -71,7 +71,7 @@ def locked_by(run: RunDirectory, stack: ExitStack, *rounds: JobRound) -> list[Ru
     return [stack.enter_context(run.locked(one)) for one in rounds]
 
 
-def test_a_round_takes_a_higher_number_after_its_own_claim_and_after_no_other(tmp_path: Path) -> None:
+def test_round_takes_a_higher_number_only_after_its_own_claim(tmp_path: Path) -> None:
     """Checkpoints of before there were claims may have higher numbers, which is known only when they are read."""
     claims = Claims(LocalLocation(tmp_path))
     first = claims.take(OLD)
@@ -95,7 +95,7 @@ def test_a_newer_round_takes_over_from_one_that_is_frozen(run: RunDirectory) -> 
         assert run.was_held_here()
 
 
-def test_the_lock_goes_to_the_newer_round_when_the_frozen_one_is_gone(run: RunDirectory) -> None:
+def test_lock_goes_to_the_newer_round_after_the_frozen_one(run: RunDirectory) -> None:
     frozen, current = ExitStack(), ExitStack()
     with current:
         with frozen:
@@ -108,7 +108,7 @@ def test_the_lock_goes_to_the_newer_round_when_the_frozen_one_is_gone(run: RunDi
 
 
 @pytest.mark.parametrize("late", [OLD, NEW])
-def test_a_round_that_comes_too_late_is_fenced_and_changes_nothing(run: RunDirectory, late: JobRound) -> None:
+def test_late_round_is_fenced_and_changes_nothing(run: RunDirectory, late: JobRound) -> None:
     """It was held up between its start and its claim. That the newer one has just ended makes no difference."""
     with run.locked(NEW) as new:
         said = run.holder()
@@ -123,7 +123,7 @@ def test_a_round_that_comes_too_late_is_fenced_and_changes_nothing(run: RunDirec
         pass
 
 
-def test_who_was_overtaken_twice_is_fenced(run: RunDirectory) -> None:
+def test_round_overtaken_twice_is_fenced(run: RunDirectory) -> None:
     with ExitStack() as stack:
         old, new, newest = locked_by(run, stack, OLD, NEW, NEWEST)
         newest.check()
@@ -157,7 +157,7 @@ def test_rounds_are_counted_anew_by_another_etcd(run: RunDirectory) -> None:
         assert claims.newest() == own
 
 
-def test_another_job_is_kept_out_and_no_mistake_of_the_configuration(run: RunDirectory, tmp_path: Path) -> None:
+def test_lock_of_another_job_is_not_a_configuration_error(run: RunDirectory, tmp_path: Path) -> None:
     place = str(tmp_path / "elsewhere")
     with run.locked(OTHER_JOB) as other, checkpoints_locked(place, OTHER_JOB):
         for attempt in (run.locked(OLD), checkpoints_locked(place, OLD)):

@@ -119,7 +119,7 @@ def test_bubble_equals_its_closed_form(makespans: dict[tuple[str, int, int, int]
             assert (time - compute) / compute == bubble_fraction(*sizes, ComputeDurations(*durations)), sizes
 
 
-def test_the_bubble_of_equal_durations_is_reported_where_none_are_given() -> None:
+def test_bubble_without_durations_is_that_of_equal_ones() -> None:
     assert bubble_fraction("1f1b", 4, 1, 8) == 3 / 8
     assert bubble_fraction("zero_bubble", 4, 1, 8) == 1 / 8
 

@@ -318,14 +318,14 @@ def can_finish(schedule: Schedule, awaits_sends: bool = False) -> bool:
     return True
 
 
-def test_awaiting_each_send_at_once_would_deadlock_the_interleaved_schedule() -> None:
+def test_interleaved_schedule_with_blocking_sends_deadlocks() -> None:
     # Why the runtime without overlap posts receives late instead: that is receives_ahead=0, proved above.
     assert can_finish(build_schedule("1f1b", 4, 1, 8), awaits_sends=True)
     assert can_finish(build_schedule("interleaved", 2, 2, 4))
     assert not can_finish(build_schedule("interleaved", 2, 2, 4), awaits_sends=True)
 
 
-def test_deadlocks_are_found_exactly_where_the_dependencies_form_a_cycle() -> None:
+def test_deadlock_is_found_exactly_at_dependency_cycles() -> None:
     rng = random.Random(0)
     verdicts: list[bool] = []
     for _ in range(400):

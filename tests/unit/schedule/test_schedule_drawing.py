@@ -9,7 +9,7 @@ from tests.helpers.source_tree import ROOT
 GUIDE_BLOCKS = [block.text for block in fenced_blocks((ROOT / "docs/guides/schedules.md").read_text(encoding="utf-8"))]
 
 
-def test_one_f_one_b() -> None:
+def test_drawing_of_one_f_one_b() -> None:
     assert render(build_schedule("1f1b", 3, 1, 4)).splitlines() == [
         "stage 0 | F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3",
         "stage 1 | .  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .",

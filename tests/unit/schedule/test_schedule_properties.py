@@ -90,7 +90,7 @@ def test_single_stage_neither_sends_nor_receives() -> None:
     ("name", "num_chunks"),
     [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zero_bubble", 1)],
 )
-def test_receives_are_posted_exactly_one_compute_ahead_and_sends_at_once(name: str, num_chunks: int) -> None:
+def test_receives_are_posted_one_compute_ahead(name: str, num_chunks: int) -> None:
     schedule = build_schedule(name, 4, num_chunks, 9)
     for actions in schedule.stages:
         positions = {action: position for position, action in enumerate(actions)}
@@ -106,7 +106,7 @@ def test_receives_are_posted_exactly_one_compute_ahead_and_sends_at_once(name: s
             assert send is None or send == positions[compute] + 1
 
 
-def test_what_leads_a_list_needs_no_batch() -> None:
+def test_initial_gathers_need_no_batch() -> None:
     for schedule in (build_schedule("interleaved", 4, 3, 8), build_schedule("1f1b", 4, 1, 8)):
         for stage in range(4):
             initial = schedule.initial_gathers(stage)
@@ -115,7 +115,7 @@ def test_what_leads_a_list_needs_no_batch() -> None:
             ]
 
 
-def test_gathers_run_one_chunk_ahead_and_reduces_follow_the_last_gradient() -> None:
+def test_gathers_run_one_chunk_ahead_and_reduces_come_last() -> None:
     schedule = build_schedule("interleaved", 4, 3, 8)
     for actions in schedule.stages:
         positions = {action: position for position, action in enumerate(actions)}

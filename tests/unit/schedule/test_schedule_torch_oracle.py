@@ -69,7 +69,7 @@ def test_gpipe(pp_size: int) -> None:
 
 
 @pytest.mark.parametrize("pp_size", range(1, 9))
-def test_one_f_one_b(pp_size: int) -> None:
+def test_schedule_one_f_one_b_equals_torchs(pp_size: int) -> None:
     for num_microbatches in range(pp_size, 20):
         oracle = torch_schedules.Schedule1F1B(torch_stage(pp_size, 1, 0), num_microbatches)
         ours, theirs = our_order("1f1b", pp_size, 1, num_microbatches), torch_order(oracle)

@@ -58,7 +58,7 @@ def test_a_mutation_of_another_text_is_refused() -> None:
         mutated("y = 12", mutation)
 
 
-def test_each_package_has_its_turn_and_equal_seeds_draw_equal_mutations() -> None:
+def test_mutations_cover_packages_and_follow_the_seed() -> None:
     sources = {
         "megatrain/a/one.py": "x = 1\ny = 2\n",
         "megatrain/a/deep/two.py": "x = 1\n",
@@ -85,7 +85,7 @@ def test_each_mutation_is_alone_in_its_tree(monkeypatch: pytest.MonkeyPatch) -> 
     assert (ROOT / path).read_text() == source
 
 
-def test_what_was_found_and_is_not_found_any_more_is_lost() -> None:
+def test_mutation_that_is_no_longer_found_is_lost() -> None:
     first, second = draw({"megatrain/a/one.py": "x = 1\ny = 2\n"}, 2, 0)
     before = [Outcome(first, "a test"), Outcome(second, "")]
     assert lost_outcomes(before, [Outcome(first, "another test"), Outcome(second, "")]) == []

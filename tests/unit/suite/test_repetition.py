@@ -101,7 +101,7 @@ class FakePytest:
         pytest.param(5, [], [], 5, [], id="no-test-selected"),
     ],
 )
-def test_what_is_repeated(
+def test_repeated_failures(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     code: int,

@@ -31,7 +31,7 @@ def run_of(passed: int, skipped: int = 0, unstable: Sequence[str] = ()) -> dict[
     return {"passed": passed, "skipped": skipped, "unstable": list(unstable)}
 
 
-def test_each_target_has_its_seconds_and_the_tests_of_all_its_runs(tmp_path: Path) -> None:
+def test_target_has_its_seconds_and_the_tests_of_all_runs(tmp_path: Path) -> None:
     make = FakeMake({
         "venv": (40.2, [], 0),
         "test": (300.0, [run_of(9000, 26, ["tests/a.py::one"])], 0),
@@ -52,7 +52,7 @@ def test_each_target_has_its_seconds_and_the_tests_of_all_its_runs(tmp_path: Pat
     ]
 
 
-def test_nothing_is_made_after_the_first_failure(tmp_path: Path) -> None:
+def test_first_failed_target_ends_the_stages(tmp_path: Path) -> None:
     make = FakeMake({"check": (50.0, [], 2), "test": (300.0, [], 0)})
 
     code, rows = run_stages(["check", "test"], make, lambda: make.now_s, tmp_path)

@@ -119,7 +119,7 @@ def test_records_are_whole_beside_the_writer_and_after_kill_9(spinner, num_recor
 
 
 @pytest.mark.slow
-def test_whoever_follows_beside_the_writer_gets_every_record_once_and_in_full(spinner) -> None:
+def test_concurrent_reader_gets_every_record_once(spinner) -> None:
     process, path = spinner(65536, num_steps=2500)
     wait_until(lambda: has_completed(path, 1), "the first step")
     seen: list[int] = []
@@ -264,7 +264,7 @@ def test_writing_control_of_a_removed_black_box_is_an_error(boxed: Callable[...,
         write_control(box.path, ControlPage())
 
 
-def test_a_black_box_that_was_left_is_set_aside_and_only_the_own_one_is_removed(tmp_path: Path) -> None:
+def test_leftover_black_box_is_set_aside_not_removed(tmp_path: Path) -> None:
     path = black_box_path(tmp_path, "demo", "key", "main", 1, 2)
     killed = open_writer(IDENTITY, str(tmp_path), "key", 256)
     restarted = open_writer(replace(IDENTITY, pid=77), str(tmp_path), "key", 256)

@@ -67,7 +67,7 @@ def test_a_span_left_by_an_exception_is_marked(boxed: Boxes) -> None:
     assert not record.is_in_flight
 
 
-def test_the_ring_keeps_the_newest_and_drops_the_end_of_an_overwritten_span(boxed: Boxes) -> None:
+def test_ring_keeps_the_newest_records(boxed: Boxes) -> None:
     box = boxed(num_records=16)
     recorder = box.recorder
     recorder.set_step(1)
@@ -84,7 +84,7 @@ def test_the_ring_keeps_the_newest_and_drops_the_end_of_an_overwritten_span(boxe
     assert recorder.complete_step().totals[Operation.CHECKPOINT].count == 1
 
 
-def test_a_writer_killed_within_a_record_leaves_it_torn_and_not_mixed(boxed: Boxes) -> None:
+def test_record_of_a_killed_writer_is_torn_not_mixed(boxed: Boxes) -> None:
     box = boxed(num_records=16)
     recorder = box.recorder
     for microbatch in range(20):
@@ -177,7 +177,7 @@ def test_ended_spans_do_not_pile_up_between_steps(boxed: Boxes) -> None:
     assert recorder.complete_step().totals[FORWARD].count == 3 * 4096
 
 
-def test_spans_before_the_first_step_and_with_a_step_of_their_own(boxed: Boxes) -> None:
+def test_spans_before_the_first_step_and_with_an_own_step(boxed: Boxes) -> None:
     box = boxed()
     with box.recorder.span(Operation.INIT):
         pass
@@ -217,7 +217,7 @@ def test_totals_of_a_step(boxed: Boxes) -> None:
     assert recorder.complete_step().totals == {}
 
 
-def test_at_most_sixteen_rows_are_streamed_and_the_largest_survive(boxed: Boxes) -> None:
+def test_sixteen_largest_totals_are_streamed(boxed: Boxes) -> None:
     box = boxed(num_records=256)
     recorder = box.recorder
     recorder.set_step(1)
@@ -291,7 +291,7 @@ def test_values_of_a_step_are_reported_beside_its_spans(boxed: Boxes) -> None:
     assert len(box.read().values) == 3
 
 
-def test_a_collection_in_the_middle_of_adding_up_is_counted_later(boxed: Boxes) -> None:
+def test_garbage_collection_during_a_sum_is_counted_later(boxed: Boxes) -> None:
     """The collector may stop the very code that adds up spans; its own span ends in there, and must not wait."""
     recorder = boxed().recorder
     recorder.set_step(0)

@@ -65,7 +65,7 @@ def test_every_step_is_on_record_whichever_are_streamed(boxed: Boxes) -> None:
     assert (found.groups[tp].entered, found.groups[tp].left) == (7, 7), "the hang rule works in every step"
 
 
-def test_ranks_agree_on_the_place_in_a_group_although_they_obey_a_switch_at_different_steps(boxed: Boxes) -> None:
+def test_sequence_numbers_agree_across_a_late_switch(boxed: Boxes) -> None:
     box = boxed()
     recorder = box.recorder
     tp = recorder.add_group("tp", [2, 3])

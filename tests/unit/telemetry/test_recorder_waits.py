@@ -22,7 +22,7 @@ def awaited(box: Boxed) -> tuple[int, int]:
     return progress.awaited_group, progress.awaited_place
 
 
-def test_the_exchange_that_the_host_waits_for_is_distinguished_from_those_on_their_way(boxed: Boxes) -> None:
+def test_awaited_exchange_is_distinguished_from_pending_ones(boxed: Boxes) -> None:
     box = boxed()
     recorder = box.recorder
     first, second = recorder.add_group("dp", [0, 2]), recorder.add_group("pp", [2, 3])
@@ -42,7 +42,7 @@ def test_the_exchange_that_the_host_waits_for_is_distinguished_from_those_on_the
     assert awaited(box) == (first, 1)
 
 
-def test_an_exchange_that_is_not_measured_is_awaited_all_the_same(boxed: Boxes) -> None:
+def test_unmeasured_exchange_is_awaited_too(boxed: Boxes) -> None:
     box = boxed()
     group = box.recorder.add_group("dp", [0, 2])
     write_control(box.path, ControlPage(span_mask=0, round=1))
@@ -55,7 +55,7 @@ def test_an_exchange_that_is_not_measured_is_awaited_all_the_same(boxed: Boxes) 
     assert (box.read().groups[group].entered, box.read().groups[group].left) == (1, 1)
 
 
-def test_a_phase_teaches_how_long_it_takes_once_training_has_begun(boxed: Boxes) -> None:
+def test_duration_of_a_phase_is_learned_after_the_first_step(boxed: Boxes) -> None:
     box = boxed()
     recorder = box.recorder
     recorder.set_phase(Phase.CHECKPOINT)  # the load
@@ -77,7 +77,7 @@ def test_a_phase_teaches_how_long_it_takes_once_training_has_begun(boxed: Boxes)
     assert box.read().progress.longest_checkpoint_ns == longest, "a shorter one changes nothing"
 
 
-def test_a_sign_of_life_makes_a_phase_young_and_its_length_is_still_known(boxed: Boxes) -> None:
+def test_sign_of_life_renews_a_phase_and_keeps_its_length(boxed: Boxes) -> None:
     box = boxed()
     recorder = box.recorder
     recorder.set_step(0)
@@ -110,7 +110,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_span_records_how_much_of_it_the_host_launched_and_waited(boxed: Boxes, clock: Clock) -> None:
+def test_span_records_launch_and_wait_times_of_the_host(boxed: Boxes, clock: Clock) -> None:
     box = boxed()
     recorder = box.recorder
     recorder.set_step(0)
@@ -143,7 +143,7 @@ def test_a_span_records_how_much_of_it_the_host_launched_and_waited(boxed: Boxes
     }  # fmt: skip
 
 
-def test_what_waits_for_its_turn_is_attended_from_its_begin_at_the_earliest(boxed: Boxes, clock: Clock) -> None:
+def test_wait_for_a_queued_exchange_starts_with_the_exchange(boxed: Boxes, clock: Clock) -> None:
     box = boxed()
     recorder = box.recorder
     recorder.set_step(0)

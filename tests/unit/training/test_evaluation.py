@@ -82,7 +82,7 @@ def test_the_loss_is_that_of_the_model_on_every_window(micro_batch_size: int, tm
     assert found.bits_per_byte == pytest.approx(expected / math.log(2) / TEXT_BYTES, rel=1e-12)
 
 
-def test_labels_across_documents_do_not_count_where_attention_is_cut_there(tmp_path: Path) -> None:
+def test_labels_across_documents_do_not_count_with_a_mask(tmp_path: Path) -> None:
     plain, masked = (corpus(tmp_path, data={"has_document_mask": has_mask}) for has_mask in (False, True))
     found = evaluated(masked)
 
@@ -103,7 +103,7 @@ def test_bits_need_the_text_of_all_that_was_evaluated(tmp_path: Path) -> None:
     assert evaluated(config).bits_per_byte is None
 
 
-def test_what_training_adds_to_cross_entropy_is_not_evaluated(tmp_path: Path) -> None:
+def test_evaluation_has_no_auxiliary_loss_terms(tmp_path: Path) -> None:
     config = corpus(tmp_path, train={"z_loss": 0.01, "label_smoothing": 0.2})
     rank_model = lone_rank_model(config)
     expected = plain_loss_sum(config, parameters_by_name(rank_model)) / NUM_LABELS

@@ -60,13 +60,13 @@ def test_the_sum_has_the_dtype_of_accumulation() -> None:
     ],
     ids=["float", "vector", "detached"],
 )
-def test_what_is_no_summed_loss_is_refused(returned: Any, words: str) -> None:
+def test_loss_that_is_not_a_sum_is_refused(returned: Any, words: str) -> None:
     loss = CustomLoss(lambda logits, labels: returned(logits), VOCAB_SIZE)
     with pytest.raises(ConfigError, match=words):
         loss(LOGITS_TV.clone().requires_grad_(), LABELS_T)
 
 
-def test_a_configuration_that_would_change_the_loss_unseen_is_refused(tmp_path: Path) -> None:
+def test_configuration_that_a_custom_loss_ignores_is_refused(tmp_path: Path) -> None:
     config = small_config(tmp_path, {"parallel": {"tp_size": 2}, "train": {"z_loss": 0.1, "label_smoothing": 0.2}})
     found = Extensions(loss=summed_loss).problems(config)
 

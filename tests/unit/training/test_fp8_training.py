@@ -100,7 +100,7 @@ def test_evaluation_leaves_the_scales_alone() -> None:
 
 
 @pytest.mark.slow
-def test_a_state_that_is_loaded_goes_on_as_if_it_had_never_stopped() -> None:
+def test_loaded_fp8_state_equals_an_undisturbed_run() -> None:
     rank_model, other = build(**RECIPES["delayed"]), build(**RECIPES["delayed"])
     for number in range(3):
         step(rank_model, number)

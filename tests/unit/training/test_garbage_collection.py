@@ -55,7 +55,7 @@ def test_a_cycle_lives_until_the_planned_step() -> None:
 
 
 @pytest.mark.slow
-def test_what_was_made_before_is_collected_once_and_then_frozen() -> None:
+def test_earlier_objects_are_collected_once_and_frozen() -> None:
     gc.disable()  # else Python's own collector might come first
     alive = weakref.ref(Node())
     gc.unfreeze()

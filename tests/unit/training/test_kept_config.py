@@ -34,7 +34,7 @@ def config() -> Config:
     return load_config(ROOT / "configs" / "demo.toml").config
 
 
-def test_a_round_with_another_configuration_says_which_keys_changed(config: Config, tmp_path: Path) -> None:
+def test_changed_keys_of_a_round_are_reported(config: Config, tmp_path: Path) -> None:
     run, said = RunDirectory(tmp_path), Said()
     run.create()
     path = run.diagnosis / CHANGES_NAME
@@ -51,7 +51,7 @@ def test_a_round_with_another_configuration_says_which_keys_changed(config: Conf
     assert said.notes == []
 
 
-def test_a_configuration_of_another_version_is_compared_by_its_keys(config: Config, tmp_path: Path) -> None:
+def test_configuration_of_another_version_is_compared_by_keys(config: Config, tmp_path: Path) -> None:
     run, said = RunDirectory(tmp_path), Said()
     run.create()
     (tmp_path / CONFIG_NAME).write_text(to_toml(config) + "\n[of_before]\nanswer = 42\n")
@@ -60,7 +60,7 @@ def test_a_configuration_of_another_version_is_compared_by_its_keys(config: Conf
     assert change.keys == (ChangedKey("of_before.answer", "42", ""),)
 
 
-def test_where_nothing_can_be_written_training_goes_on(config: Config, tmp_path: Path) -> None:
+def test_training_goes_on_where_no_file_can_be_written(config: Config, tmp_path: Path) -> None:
     run, said = RunDirectory(tmp_path), Said()  # without its directories
     (tmp_path / CONFIG_NAME).write_text("[train]\nsteps = 1\n")
     _keep_config(config, run, said, 2, 10)

@@ -60,7 +60,7 @@ def test_kernels_that_run_and_kernels_that_are_not_there() -> None:
         ({"fp8": {"recipe": "rowwise"}}, ADA, BUILT, r'"rowwise" needs a GPU of compute capability 9\.0, this one'),
     ],
 )
-def test_what_cannot_run_is_refused(
+def test_kernels_that_cannot_run_are_refused(
     tables: dict[str, Any], capability: tuple[int, int], extension: Extension, problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
@@ -75,7 +75,7 @@ def test_strict_is_content_where_all_is_there() -> None:
     assert kernel_note(config, ADA, BUILT).startswith("compiled kernels")
 
 
-def test_what_means_nothing_on_a_processor_is_reported() -> None:
+def test_options_without_effect_on_a_cpu_are_reported() -> None:
     config = make_config(
         kernels={"strict": True, "attention": "flash", "cuda_graphs": True}, parallel={"offload_layers": 1}
     )

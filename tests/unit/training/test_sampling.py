@@ -135,7 +135,7 @@ def test_the_end_of_a_document_ends_the_text(loaded: LoadedModel) -> None:
     assert list(replace(loaded, read_tokenizer=lambda: ending).tokens_after([1], GREEDY)) == tokens[:5]
 
 
-def test_a_tokenizer_without_an_end_of_documents_samples_to_the_last_token(loaded: LoadedModel) -> None:
+def test_tokenizer_without_end_of_documents_samples_all_tokens(loaded: LoadedModel) -> None:
     endless: Any = SimpleNamespace(end="")
     tokens = list(loaded.tokens_after([1], GREEDY))
     assert list(replace(loaded, read_tokenizer=lambda: endless).tokens_after([1], GREEDY)) == tokens

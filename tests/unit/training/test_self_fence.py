@@ -84,7 +84,7 @@ def test_a_worker_has_time_to_begin(box: tuple[Recorder, Path], gone_s: float) -
     assert looks(SelfFence(box[1], RULE)) == [NOTHING] * 3
 
 
-def test_a_worker_that_completes_no_step_without_a_lease_ends_at_the_second_look(box: tuple[Recorder, Path]) -> None:
+def test_worker_without_lease_and_steps_ends_at_the_second_check(box: tuple[Recorder, Path]) -> None:
     lease_gone(box[1], 31.0)
     first, (action, reason), _ = looks(SelfFence(box[1], RULE))
     assert first == NOTHING
@@ -92,7 +92,7 @@ def test_a_worker_that_completes_no_step_without_a_lease_ends_at_the_second_look
     assert reason.endswith(NO_STEP)
 
 
-def test_a_worker_that_completes_steps_goes_on_until_it_must_save(box: tuple[Recorder, Path]) -> None:
+def test_worker_that_completes_steps_runs_until_it_must_save(box: tuple[Recorder, Path]) -> None:
     recorder, path = box
     fence = SelfFence(path, RULE)
     lease_gone(path, 400.0)
@@ -167,7 +167,7 @@ def start() -> Iterator[Callable[[Path], tuple[subprocess.Popen[str], int, int]]
         process.communicate()
 
 
-def test_the_watchdog_ends_worker_and_group_when_the_executor_says_no_more(
+def test_watchdog_ends_the_group_of_a_silent_executor(
     box: tuple[Recorder, Path], start: Callable[..., tuple[subprocess.Popen[str], int, int]]
 ) -> None:
     lease_gone(box[1], 31.0)
@@ -180,7 +180,7 @@ def test_the_watchdog_ends_worker_and_group_when_the_executor_says_no_more(
     wait_until(lambda: not (is_running(child) or is_running(watchdog)), "the end of the group")
 
 
-def test_the_watchdog_asks_the_worker_to_save_when_it_trained_without_a_lease_for_long(
+def test_watchdog_requests_a_save_after_long_without_a_lease(
     box: tuple[Recorder, Path], start: Callable[..., tuple[subprocess.Popen[str], int, int]]
 ) -> None:
     recorder, path = box
@@ -193,7 +193,7 @@ def test_the_watchdog_asks_the_worker_to_save_when_it_trained_without_a_lease_fo
     assert "is asked by its watchdog to save and stop: this host fenced itself" in process.stderr.readline()
 
 
-def test_the_watchdog_ends_nobody_else_where_the_group_is_not_the_workers_own(
+def test_watchdog_ends_only_the_worker_in_a_foreign_group(
     box: tuple[Recorder, Path], start: Callable[..., tuple[subprocess.Popen[str], int, int]]
 ) -> None:
     lease_gone(box[1], 31.0)

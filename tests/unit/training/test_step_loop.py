@@ -143,7 +143,7 @@ def test_profiler_and_collector_learn_of_every_step(make_trainer: MakeTrainer) -
     ]
 
 
-def test_what_is_said_of_overlap_goes_to_the_log(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlap_messages_go_to_the_log(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OverlapWatch, "after_step", lambda _, done: f"looked at step {done.index}")
     made = make_trainer()
     made.run()
@@ -189,7 +189,7 @@ def test_everything_is_a_span(make_trainer: MakeTrainer, tmp_path: Path) -> None
     assert (box.progress.completed_step, box.progress.phase) == (1, Phase.STOPPING)
 
 
-def test_what_a_step_came_to_is_written_down_too(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+def test_results_of_a_step_are_recorded(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     directory = tmp_path / "boxes"
     directory.mkdir()
     made = make_trainer(recording_in(directory), {"telemetry": {"peak_tflops": 2.5}})
@@ -271,7 +271,7 @@ def test_a_finished_run_trains_no_more(make_trainer: MakeTrainer) -> None:
 
 
 @pytest.mark.parametrize("moment", ["data wait", "forward", "reduction"])
-def test_a_request_to_stop_is_agreed_on_in_the_step_in_which_it_comes(
+def test_stop_request_is_agreed_on_in_the_same_step(
     moment: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make_trainer({"data": {"prefetch": 0}})
@@ -315,7 +315,7 @@ def test_a_request_to_stop_during_an_evaluation_takes_one_step(
     assert made.noted("take") == [("take", 3)]
 
 
-def test_checkpoints_come_by_time_and_no_oftener_than_they_may_cost(make_trainer: MakeTrainer) -> None:
+def test_checkpoints_by_time_are_limited_by_their_cost(make_trainer: MakeTrainer) -> None:
     made = make_trainer({"checkpoint": {"interval_s": 0.001}})
     made.run()
 

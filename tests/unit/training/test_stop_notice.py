@@ -18,7 +18,7 @@ PROGRESS = Progress(
 
 
 @pytest.mark.parametrize("seconds", [None, 1, 40])
-def test_nothing_is_said_while_the_grace_is_long_enough(seconds: int | None) -> None:
+def test_no_warning_while_the_grace_period_suffices(seconds: int | None) -> None:
     measured = replace(PROGRESS, median_step_ns=None if seconds is None else seconds * S)
     notice = StopNotice(60.0, lambda: measured)
     assert notice.after_step(completed_step(7)) == ""  # without a median only the first step, which compiles, is known

@@ -115,7 +115,7 @@ def test_requests_are_agreed(asked: Requests) -> None:
     assert outcome.agreed == asked
 
 
-def test_what_runs_is_what_the_schedule_lists() -> None:
+def test_executed_actions_are_those_of_the_schedule() -> None:
     """And the gathers at the start of the list of a step start while its batch is fetched: before the step begins."""
     config = make_config(
         model={"num_layers": 4, "vocab_size": 61, "seq_len": 8, "hidden_size": 16, "num_heads": 4},

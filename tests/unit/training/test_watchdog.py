@@ -176,7 +176,7 @@ def test_the_watchdog_ends_with_its_worker(body: str, status: int) -> None:
         wait_until(lambda: not is_running(ended.watchdog_pid), "the end of the watchdog")
 
 
-def test_the_watchdog_ends_with_its_worker_although_a_child_holds_the_pipe() -> None:
+def test_watchdog_ends_with_its_worker_despite_an_open_pipe() -> None:
     # A fork that Python does not see keeps every descriptor open.
     body = """
 child = ctypes.CDLL(None).fork()
