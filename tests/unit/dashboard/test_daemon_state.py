@@ -43,7 +43,7 @@ STATE = DaemonState(
 )  # fmt: skip
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_state_is_read(tmp_path: Path) -> None:
     write_state(tmp_path / "diagnosis", STATE)
     found, problem = read_state(tmp_path / "diagnosis")
     assert (found, problem) == (STATE, "")
@@ -66,7 +66,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     ],
     ids=["empty", "torn", "list", "newer", "other types", "no text", "huge"],
 )
-def test_what_nobody_of_us_wrote_is_no_state_and_is_reported(tmp_path: Path, content: bytes) -> None:
+def test_malformed_state_is_reported(tmp_path: Path, content: bytes) -> None:
     (tmp_path / STATE_NAME).write_bytes(content)
     found, problem = read_state(tmp_path)
     assert found is None

@@ -125,7 +125,7 @@ def test_a_wish_has_to_fit_the_job(
     [{"driver": ""}, {"hosts": {}, "rounds": {2: make_round()}}, {"end": JobEnd(0, "trained", "host-1", NOW_S)}],
     ids=["no driver", "no executor", "over"],
 )
-def test_nobody_is_asked_who_could_not_answer(harness: ActionHarness, changed: dict[str, Any]) -> None:
+def test_request_that_cannot_be_answered_is_not_sent(harness: ActionHarness, changed: dict[str, Any]) -> None:
     harness.backend.snapshot = make_snapshot(**changed)
     assert harness.refused("restart").status == 409
     assert not harness.backend.done
@@ -173,7 +173,7 @@ def test_the_same_key_at_the_same_time_is_carried_out_once(harness: ActionHarnes
     assert len(read_actions(harness.path).entries) == 2
 
 
-def test_what_was_begun_and_never_ended_is_not_begun_again(harness: ActionHarness) -> None:
+def test_unfinished_action_is_not_repeated(harness: ActionHarness) -> None:
     harness.take("restart")
     lines = harness.path.read_bytes().splitlines(keepends=True)
     harness.path.write_bytes(lines[0])  # killed between the two
@@ -220,12 +220,14 @@ def test_no_more_than_a_quarter_of_the_hosts(harness: ActionHarness) -> None:
     assert harness.take("evict", "host-2", "key-00000002").is_accepted
 
 
-def test_of_few_hosts_one_may_go(harness: ActionHarness) -> None:
+def test_eviction_is_limited_to_one_of_few_hosts(harness: ActionHarness) -> None:
     harness.take("evict", "host-2", "key-00000002")
     assert harness.refused("evict", "host-1", "key-00000001").status == 429
 
 
-def test_what_cannot_be_written_down_is_not_done(harness: ActionHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_action_that_cannot_be_audited_is_not_carried_out(
+    harness: ActionHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(file: int) -> None:
         raise OSError(28, "No space left on device")
 

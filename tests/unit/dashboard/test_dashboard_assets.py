@@ -57,7 +57,7 @@ def test_bundle_is_small() -> None:
     assert sum(sizes.values()) <= MAX_GZIP_BYTES, sizes
 
 
-def test_nothing_is_fetched_from_elsewhere() -> None:
+def test_page_fetches_nothing_from_other_servers() -> None:
     for path, body in files(STATIC).items():
         found = set(re.findall(r"https?://[\w./-]*", body.decode()))
         assert found <= NAMESPACES, f"{path}: {found - NAMESPACES}"

@@ -204,7 +204,7 @@ def test_slow_clients_are_given_up(hasty: Served) -> None:
             assert client.recv(1) == b""
 
 
-def test_who_does_not_read_is_dropped(hasty: Served) -> None:
+def test_client_that_does_not_read_is_dropped(hasty: Served) -> None:
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", hasty.port))

@@ -21,7 +21,7 @@ ARRAYS = st.sampled_from(["u1", "i4", "f4", "f8"]).flatmap(
 
 @given(arrays=st.dictionaries(NAMES, ARRAYS, max_size=5), text=st.text(max_size=20))
 @settings(max_examples=60)
-def test_what_is_packed_comes_back_aligned(arrays: dict[str, np.ndarray], text: str) -> None:
+def test_packed_arrays_come_back_aligned(arrays: dict[str, np.ndarray], text: str) -> None:
     body = pack({"text": text, "number": 1.5}, arrays)
 
     fields, found = unpack(body)
@@ -70,7 +70,7 @@ def test_arrays_in_any_order_of_memory_and_bytes_are_packed() -> None:
         ({"x": float("nan")}, np.zeros(1, dtype=np.uint8), "JSON compliant"),
     ],
 )
-def test_what_a_page_cannot_read_is_refused(fields: dict[str, object], array: np.ndarray, message: str) -> None:
+def test_arrays_that_a_page_cannot_read_are_refused(fields: dict[str, object], array: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pack(fields, {"a": array})
 

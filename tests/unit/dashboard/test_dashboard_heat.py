@@ -194,7 +194,7 @@ def _cells_of(steps: range) -> tuple[Any, ...]:
     return roster, Peers(roster), FORWARD_SUM, steps[0], values
 
 
-def test_one_bad_rank_of_many_stays_visible_where_rows_have_to_share() -> None:
+def test_bad_rank_stays_visible_in_shared_rows() -> None:
     layout = Layout(tp_size=8, pp_size=2, dp_size=1250)
     made = SyntheticJob(layout, ranks_per_host=8)
     values = np.full((3, layout.world_size), 0.5)
@@ -280,7 +280,7 @@ def test_cell_has_the_exact_value(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(("scale", "shown"), [("absolute", "value"), ("relative", "ratio"), ("z", "z")])
-def test_cell_of_a_host_and_of_several_steps_is_the_one_that_shows(client: TestClient, scale: str, shown: str) -> None:
+def test_merged_cell_shows_the_worst_value(client: TestClient, scale: str, shown: str) -> None:
     """On every scale it is the one with the greatest shown value, which gives the cell its colour."""
     of_host = client.get(f"/heat/cell?rank={SLOW_RANK - 1}&step=12&by=host&scale={scale}").json()
     alone = {step: client.get(f"/heat/cell?rank=0&step={step}").json() for step in STEPS}

@@ -220,7 +220,7 @@ def test_a_directory_that_cannot_be_read_is_reported(tmp_path: Path, monkeypatch
     assert row.headline == row.why_not_opened == "the directory cannot be read: Permission denied"
 
 
-def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_run_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two"):
         write_run(tmp_path / name)
     read: list[str] = []
@@ -244,7 +244,7 @@ def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pyt
     assert read.count("two") <= 3  # the file may have been seen while it was written
 
 
-def test_jobs_of_an_etcd_say_what_status_says_and_stay_when_it_goes(tmp_path: Path) -> None:
+def test_jobs_of_an_etcd_agree_with_status_and_outlive_it(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     write_run(runs / "here", exit_code=None)
     (tmp_path / "etcd").mkdir()

@@ -135,7 +135,7 @@ def test_a_page_of_the_list_is_a_part_of_it(runs: Path) -> None:
         ask(served.port, "/api/v1/jobs?count=501").assert_refused(400, "count")
 
 
-def test_one_session_is_for_all_jobs_and_nothing_is_said_before_it(runs: Path) -> None:
+def test_session_is_required_and_holds_for_all_jobs(runs: Path) -> None:
     with served_jobs(runs, CLOSED) as served:
         for path in ("/api/v1/jobs", "/api/v1/compare?jobs=a,b", "/jobs/a/api/v1/job", "/jobs/nobody/api/v1/job"):
             ask(served.port, path).assert_refused(401)
@@ -325,7 +325,7 @@ REFUSED = {
 }
 
 
-def test_what_cannot_be_compared_is_refused(runs: Path) -> None:
+def test_incomparable_runs_are_refused(runs: Path) -> None:
     with served_jobs(runs) as served:
         for query, (status, text) in REFUSED.items():
             ask(served.port, f"/api/v1/compare{query}").assert_refused(status, text)

@@ -91,7 +91,7 @@ def test_a_change_is_reported_once(tmp_path: Path) -> None:
     with_streams(tmp_path, check)
 
 
-def test_one_look_serves_all(tmp_path: Path) -> None:
+def test_single_poll_serves_all_streams(tmp_path: Path) -> None:
     async def check(streams: LiveStreams, source: MadeUpJob) -> None:
         many = [streams.events("") for _ in range(50)]
         told = await asyncio.gather(*map(next_event, many))
@@ -124,7 +124,7 @@ def test_a_quiet_stream_is_kept_open_and_a_long_one_ends(tmp_path: Path) -> None
     with_streams(tmp_path, check, Limits(heartbeat_s=0.02, stream_s=0.2))
 
 
-def test_who_does_not_read_holds_nobody_up(tmp_path: Path) -> None:
+def test_stream_that_is_not_read_delays_no_other(tmp_path: Path) -> None:
     """A stream that is not taken on gets the newest state when it is, and nothing is kept for it meanwhile."""
 
     async def check(streams: LiveStreams, source: MadeUpJob) -> None:
@@ -199,7 +199,7 @@ def test_200_open_streams_do_not_block_requests(tmp_path: Path) -> None:
         assert head.startswith(b"HTTP/1.1 200")
 
 
-def test_one_address_has_60_of_them(tmp_path: Path) -> None:
+def test_address_has_at_most_60_streams(tmp_path: Path) -> None:
     with served(tmp_path, DashboardSettings(port=0)) as server, ExitStack() as stack:
         for _ in range(60):
             client, head = opened(server)

@@ -125,7 +125,7 @@ def watching(servers: EtcdServers, tmp_path: Path) -> Iterator[Running]:
         found.close()
 
 
-def test_the_watch_reports_a_change_and_the_views_that_it_changes_are_reported(watching: Running) -> None:
+def test_watch_reports_the_views_that_a_change_concerns(watching: Running) -> None:
     watching.wait(lambda: shown_step(watching) == 1240, "the first look")
     before = watching.source.live().versions
     watching.put(watching.keys.status("host-1"), make_status(1, min_step=1241, max_step=1241))
@@ -152,7 +152,7 @@ def test_incidents_of_etcd_and_of_the_disk_are_one_list(running: Running) -> Non
     assert found()[0] == (old.incident_id, "recovered")
 
 
-def test_verdicts_checks_and_the_daemon_come_from_etcd_and_older_verdicts_from_the_audit(running: Running) -> None:
+def test_verdicts_come_from_etcd_and_the_audit(running: Running) -> None:
     declined = VerdictOutcome("v-0", OutcomeKind.DECLINED, "old", "host-1", 1.0)
     append_to_audit(running.run.incidents / AUDIT_NAME, AuditEntry(declined, replace(STRAGGLER, verdict_id="v-0")))
     running.put(running.keys.verdict("v-1"), STRAGGLER)
@@ -173,7 +173,7 @@ def test_verdicts_checks_and_the_daemon_come_from_etcd_and_older_verdicts_from_t
     assert running.source.facts().checks["host-1"].at_unix_s == 5.0
 
 
-def test_steps_are_taken_as_they_are_streamed_and_the_daemon_judges(running: Running) -> None:
+def test_streamed_steps_are_shown_with_the_daemons_judgement(running: Running) -> None:
     job = SyntheticJob(LAYOUT, round=2)
     with SegmentStore(running.run.events) as store:
         store.append(Ranks, to_arrow(job.ranks()))
@@ -231,7 +231,7 @@ def test_a_stall_without_evidence_is_looked_for_in_the_spans(running: Running) -
 
 
 @pytest.mark.slow
-def test_while_etcd_is_away_the_last_stays_and_afterwards_it_goes_on(servers: EtcdServers, tmp_path: Path) -> None:
+def test_last_state_is_shown_during_an_etcd_outage(servers: EtcdServers, tmp_path: Path) -> None:
     with EtcdServers(tmp_path) as own:
         running = Running(own, RunDirectory(tmp_path / "run"))
         try:

@@ -25,7 +25,7 @@ OPEN = DashboardSettings(port=0, enable_actions=True)
 WISH = b'{"kind":"stop","target":"","reason":"mine now","confirmation":"demo","idempotency_key":"0123456789abcdef"}'
 
 
-def test_a_token_is_made_once_where_actions_are_open_to_everybody(tmp_path: Path) -> None:
+def test_token_is_made_once_where_actions_are_open(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     for settled in (
         DashboardSettings(port=0),
@@ -68,13 +68,13 @@ def test_a_token_that_another_user_laid_out_is_refused(tmp_path: Path) -> None:
         with_token(OPEN, run)
 
 
-def test_whoever_only_reaches_the_page_is_a_viewer_at_most(tmp_path: Path) -> None:
+def test_visitor_without_token_is_a_viewer_at_most(tmp_path: Path) -> None:
     with served(tmp_path, OPEN) as server:
         assert ask(server.port, "/api/v1/job").json["role"] == "viewer"
 
 
 @pytest.mark.slow
-def test_the_program_with_actions_knows_nobody_by_being_on_its_machine(tmp_path: Path) -> None:
+def test_local_visitor_needs_a_token_for_actions(tmp_path: Path) -> None:
     etcd_program()
     run = RunDirectory(tmp_path / "run")
     run.create()

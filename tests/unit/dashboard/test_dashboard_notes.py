@@ -65,7 +65,7 @@ def page(tmp_path: Path) -> Iterator[Page]:
         yield Page(run, server)
 
 
-def test_an_operator_writes_and_retracts_and_both_are_in_the_audit(page: Page) -> None:
+def test_written_and_retracted_note_is_in_the_audit(page: Page) -> None:
     made = page.note("learning rate lowered", step=1200)
     assert (made.status, made.json["step"], made.json["user"]) == (200, 1200, "token-operator")
     made.assert_secured()
@@ -104,7 +104,7 @@ def test_a_note_of_the_command_line_is_reported_as_one(page: Page) -> None:
         (OPERATOR_TOKEN, {"Host": "evil.example"}, 403, "not a name of this dashboard"),
     ],
 )
-def test_who_may_not_writes_nothing(token: str, headers: dict[str, str], status: int, text: str, page: Page) -> None:
+def test_viewer_cannot_write_a_note(token: str, headers: dict[str, str], status: int, text: str, page: Page) -> None:
     page.post("notes", token, headers, text="a note", idempotency_key="key-00000001").assert_refused(status, text)
     assert page.texts() == []
 
@@ -143,7 +143,7 @@ def test_another_page_writes_nothing_with_a_browsers_session(page: Page) -> None
         ({"text": "x" * 20_000}, 413, ""),
     ],
 )
-def test_what_is_no_note_is_refused_in_words(body: dict[str, Any], status: int, text: str, page: Page) -> None:
+def test_malformed_note_is_refused_with_the_reason(body: dict[str, Any], status: int, text: str, page: Page) -> None:
     given = {"text": "a note", "idempotency_key": "key-00000001", **body}
     page.post("notes", **given).assert_refused(status, text)
     assert page.texts() == []

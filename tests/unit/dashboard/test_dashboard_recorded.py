@@ -193,7 +193,7 @@ def test_hosts_of_a_recorded_run_are_those_of_its_ranks(page: Page) -> None:
     assert "host-0, host-1" in page.ask("hosts/host-7", 404)["text"]
 
 
-def test_checkpoints_have_their_state_and_the_result_of_a_verification(own_run: RunDirectory) -> None:
+def test_checkpoints_have_a_state_and_a_verification(own_run: RunDirectory) -> None:
     checkpoints = LocalLocation(own_run.checkpoints)
     note_verifications(
         checkpoints,
@@ -217,7 +217,7 @@ def test_checkpoints_have_their_state_and_the_result_of_a_verification(own_run: 
     assert any("udcff.json" in problem for problem in problems)
 
 
-def test_a_checkpoint_that_was_found_damaged_is_damaged_wherever_it_is_reported(own_run: RunDirectory) -> None:
+def test_damaged_checkpoint_is_damaged_in_every_view(own_run: RunDirectory) -> None:
     later_s = 4_000_000_000.0
     note_verifications(
         LocalLocation(own_run.checkpoints),
@@ -248,7 +248,7 @@ def test_lines_are_found_whatever_their_case_and_stay_text(page: Page) -> None:
     assert page.ask("logs?ranks=5:2", 400)["text"].startswith("ranks=")
 
 
-def test_an_expression_that_backtracks_for_ever_elsewhere_is_answered_at_once(page: Page) -> None:
+def test_pathological_expression_is_answered_at_once(page: Page) -> None:
     found = page.ask("logs?is_regex=true&query=(a%2B)%2B%24")
     assert (found["num_matching"], found["num_searched"]) == (0, 3)
     assert page.ask("logs?is_regex=true&query=(a%2B)%2B!%24")["num_matching"] == 1
@@ -324,13 +324,13 @@ def test_a_directory_without_anything_is_shown_as_one(tmp_path: Path) -> None:
     page.close()
 
 
-def test_a_restart_costs_what_it_has_cost_and_a_gain_counts_for_the_steps_that_are_left(page: Page) -> None:
+def test_restart_price_and_gain_of_remaining_steps(page: Page) -> None:
     economy = economy_of(page.source, NOW_S, 2)
     assert (economy.remaining_steps, economy.price_text) == (120, "measured")
     assert economy.price_s == pytest.approx(30.5 + 10)
 
 
-def test_a_checkpoint_without_commit_is_damaged_unless_it_is_being_written(own_run: RunDirectory) -> None:
+def test_uncommitted_checkpoint_is_damaged_unless_being_written(own_run: RunDirectory) -> None:
     (own_run.checkpoints / "main" / "step-000000050" / "COMMIT").unlink()
     document = checkpoints_document(look_at_checkpoints(str(own_run.checkpoints)))
     states = {one.step: (one.state, one.problem[:9]) for one in document.checkpoints}
@@ -396,7 +396,7 @@ def test_a_pipe_in_place_of_a_file_holds_nobody_up(own_run: RunDirectory, name: 
     page.close()
 
 
-def test_what_an_answer_is_kept_under_is_small(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_of_a_cached_response_is_small(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     keys: list[object] = []
     get = ResponseCache.get
 

@@ -131,7 +131,7 @@ def test_each_token_has_its_role(locked: Served) -> None:
     )
 
 
-def test_who_guesses_tokens_has_to_wait() -> None:
+def test_token_guesses_are_delayed() -> None:
     now_s = 1000.0
     authenticator = Authenticator(DashboardSettings(viewer_token=VIEWER_TOKEN, trusted_proxies=(PROXY,)), Attempts(3))
     for address in ("127.0.0.1", "10.1.0.7"):  # where others come from too

@@ -61,7 +61,7 @@ def shown(
     return document.model_dump(mode="json")
 
 
-def test_a_step_is_entered_when_a_second_rank_reports_it_or_a_later_one() -> None:
+def test_step_is_entered_when_a_second_rank_confirms_it() -> None:
     builder = begun()
     everything = joined(Values, [values_at(0), values_at(1), values_at(2, ranks=(1,))])
     assert builder.take(everything, joined(StepTotals, [timed(0), timed(1), timed(2, ranks=(1,))])) == 2
@@ -72,13 +72,13 @@ def test_a_step_is_entered_when_a_second_rank_reports_it_or_a_later_one() -> Non
     assert builder.snapshot().column("last").tolist() == [0, 1, 2, 3]
 
 
-def test_of_a_job_with_one_rank_every_step_is_confirmed() -> None:
+def test_every_step_of_a_lone_rank_is_confirmed() -> None:
     builder = SeriesBuilder()
     builder.begin(1, 1, 0)
     assert builder.take(values_at(0, ranks=(0,)), timed(0, ranks=(0,))) == 1
 
 
-def test_values_wait_for_their_sums_for_eight_steps_and_no_longer() -> None:
+def test_values_wait_for_their_sums_for_eight_steps() -> None:
     builder = begun()
     values = joined(Values, [values_at(step) for step in range(12)])
     assert builder.take(values, joined(StepTotals, [timed(0)])) == 4
@@ -97,7 +97,7 @@ def test_sums_wait_for_their_values_too() -> None:
     assert np.isnan(builder.snapshot().column("loss")).tolist() == [False, False, True, True, True]
 
 
-def test_of_the_values_of_several_ranks_the_median_counts() -> None:
+def test_median_over_ranks_counts() -> None:
     builder = begun()
     builder.take(joined(Values, [values_at(0, 2.0, ranks=(0, 1)), values_at(0, 900.0, ranks=(2,))]), timed(0))
     assert builder.snapshot().newest("loss") == 2.0
@@ -136,7 +136,7 @@ def test_a_bad_step_that_is_done_again_is_bad_no_more() -> None:
     assert builder.snapshot().bad_steps == (1,)
 
 
-def test_a_round_that_goes_on_where_the_other_ended_takes_nothing_back() -> None:
+def test_next_round_without_repeated_steps_removes_no_point() -> None:
     builder = begun()
     enter(builder, range(5))
     builder.begin(2, len(RANKS), 0)
@@ -179,7 +179,7 @@ def test_a_restart_into_a_coarse_entry_keeps_its_part() -> None:
 
 
 @pytest.mark.parametrize("points", [2, 7, 50, 600])
-def test_a_chart_gets_no_more_points_than_it_asks_for_with_extremes(points: int) -> None:
+def test_chart_gets_at_most_the_requested_points(points: int) -> None:
     builder = begun()
     enter(builder, range(500), losses={321: 99.0, 322: -9.0})
     document = shown(builder.snapshot(), points)
@@ -191,5 +191,5 @@ def test_a_chart_gets_no_more_points_than_it_asks_for_with_extremes(points: int)
     assert set(document["tokens_per_s"]) == {100.0}
 
 
-def test_nothing_is_an_empty_chart() -> None:
+def test_chart_without_steps_is_empty() -> None:
     assert shown(SeriesBuilder().snapshot())["step"] == []

@@ -192,7 +192,7 @@ def test_the_memory_of_answers_is_bounded() -> None:
     assert responses.get("d", lambda: b"made anew").body == b"made anew"
 
 
-def test_who_has_a_response_is_not_sent_it_again() -> None:
+def test_known_response_is_not_sent_again() -> None:
     def asked(etag: str) -> Response:
         request = Request({"type": "http", "headers": [(b"if-none-match", etag.encode())]})
         return cached_response(request, CachedResponse(b"body", '"1"', 0.0))
@@ -368,7 +368,7 @@ def test_the_history_of_a_run(tmp_path: Path) -> None:
         (("nowhere",), ExitCode.NOT_FOUND, "no run directory of that name"),
     ],
 )
-def test_what_cannot_be_shown_is_reported(
+def test_failed_view_is_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -133,7 +133,7 @@ def test_a_session_survives_the_server_and_ends_with_its_token() -> None:
     assert Sessions(without).session_of(f"{without.cookie_name}={value_of(cookie)}", secret, NOW_S) is None
 
 
-def test_what_is_not_signed_is_no_session() -> None:
+def test_unsigned_session_is_refused() -> None:
     sessions, name = Sessions(SETTINGS), SETTINGS.cookie_name
     cookie, secret = sessions.new_session(Role.VIEWER, NOW_S, is_secure=False)
     value = value_of(cookie)

@@ -146,7 +146,7 @@ def put_lines(directory: Path, count: int, *, each_s: int) -> None:
         store.commit()
 
 
-def test_the_newest_lines_are_found_over_hours_and_all_are_counted(tmp_path: Path) -> None:
+def test_newest_lines_are_found_and_all_are_counted(tmp_path: Path) -> None:
     put_lines(tmp_path, 400, each_s=600)
     put_lines(tmp_path, 10, each_s=600)  # stored twice
     events = StoredEvents(tmp_path)
@@ -176,7 +176,7 @@ def test_a_question_ends_at_its_deadline(tmp_path: Path) -> None:
     assert answer.to_pylist() == [{"n": 50}]
 
 
-def test_of_each_rank_the_newest_lines_are_judged(tmp_path: Path) -> None:
+def test_newest_lines_of_each_rank_are_judged(tmp_path: Path) -> None:
     put_lines(tmp_path, 40, each_s=1)
     found = newest_tails(StoredEvents(tmp_path), Where((1,)), 8, num_ranks=4, budget_s=30.0)
     assert sorted(found.sequence.tolist()) == list(range(32, 40))
@@ -207,7 +207,7 @@ def test_program_error_in_a_poll_is_reported_and_polling_goes_on(monkeypatch: py
     assert "no answer is like this" in looks[0]
 
 
-def test_what_etcd_and_the_audit_have_of_a_verdict_is_one_case() -> None:
+def test_verdict_in_etcd_and_in_the_audit_is_one_case() -> None:
     outcome = VerdictOutcome("v-1", OutcomeKind.ACTED, "because", "host-1", 1.0)
     on_disk = [VerdictWithOutcome("v-0", STRAGGLER, outcome), VerdictWithOutcome("v-1", STRAGGLER, None)]
     in_etcd = [VerdictWithOutcome("v-1", None, outcome), VerdictWithOutcome("v-2", STRAGGLER, None)]
@@ -228,7 +228,7 @@ def test_verifications_are_kept_one_a_checkpoint(tmp_path: Path) -> None:
     assert (found["main", 10].at_unix_s, found["main", 10].num_problems) == (2.0, 0)
 
 
-def test_hosts_of_a_running_job_report_what_keeps_them_from_training() -> None:
+def test_hosts_report_why_they_do_not_train() -> None:
     snapshot = make_snapshot(cordons={"host-3": make_cordon(3)}, driver="host-2")
     state = replace(STATE, round=2, host_scores={"host-1": 4.5}, connected_hosts=("host-1",))
     clocks = {"host-1": (0.25, 0.001)}
@@ -244,7 +244,7 @@ def test_hosts_of_a_running_job_report_what_keeps_them_from_training() -> None:
     assert (cordoned.state, cordoned.cordon_reason, cordoned.cordon_by) == ("cordoned", "ECC errors", "ops@desk")
 
 
-def test_hosts_of_a_history_are_those_of_the_round_and_then_those_of_earlier_ones() -> None:
+def test_recorded_hosts_begin_with_those_of_the_round() -> None:
     roster = SyntheticJob(Layout(dp_size=4), ranks_per_host=2, round=3).roster()
     rounds = {"host-10": 1, "host-9": 2, **dict.fromkeys(roster.hosts.values(), 3)}
     found = hosts_document(HostInputs(None, roster, last_rounds=rounds)).hosts
@@ -256,7 +256,7 @@ def test_hosts_of_a_history_are_those_of_the_round_and_then_those_of_earlier_one
     ]
 
 
-def test_incidents_that_blame_a_host_are_distinguished_from_those_in_which_its_ranks_fell() -> None:
+def test_incidents_tell_culprit_hosts_from_affected_ones() -> None:
     snapshot = make_snapshot(statuses={"host-1": make_status(1)})
     (host, *_) = hosts_document(HostInputs(snapshot)).hosts
     blamed = make_incident("0001", culprit_hosts=("host-1",), failures=())

@@ -51,7 +51,7 @@ def ask(client: TestClient, path: str) -> Any:
         ("S = 1.08: it is slower than ideal", []),
     ],
 )
-def test_what_is_raw(text: str, raw: list[str]) -> None:
+def test_raw_names_in_texts_are_found(text: str, raw: list[str]) -> None:
     assert raw_python(text) == raw
 
 
@@ -79,7 +79,7 @@ def test_each_round_of_the_sample_is_reported_in_words(client: TestClient, path:
         assert list(raw_texts(ask(client, f"{path}?round={number}"))) == []
 
 
-def test_incidents_hosts_and_verdicts_of_the_sample_are_reported_in_words(client: TestClient) -> None:
+def test_texts_of_the_sample_have_no_raw_names(client: TestClient) -> None:
     told = ask(client, "incidents")
     paths = [f"incidents/{one['incident_id']}" for one in told["incidents"]]
     paths += [f"verdicts/{one['verdict_id']}" for one in told["verdicts"]]

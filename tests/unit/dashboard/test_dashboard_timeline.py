@@ -101,7 +101,7 @@ def test_slices_of_a_line_come_by_time_and_never_overlap(client: TestClient) -> 
     assert arrays["line_first"][-1] == len(arrays["begin"])
 
 
-def test_what_lies_within_another_slice_stands_below_it(tmp_path: Path) -> None:
+def test_nested_slice_is_drawn_below_its_parent(tmp_path: Path) -> None:
     drawing = Drawing(Layout())
     drawing.span(Op.STEP, 0, 100)
     drawing.span(Op.DATA_WAIT, 10, 20)
@@ -132,7 +132,7 @@ def test_what_lies_within_another_slice_stands_below_it(tmp_path: Path) -> None:
     assert (arrays["microbatch"][0], arrays["chunk"][0], arrays["chunk"][1]) == (2, 1, 255)
 
 
-def test_arrows_lead_from_a_send_to_the_receive_of_its_microbatch(client: TestClient) -> None:
+def test_arrow_leads_from_a_send_to_its_receive(client: TestClient) -> None:
     _, arrays = drawn(client, "first=10&last=10")
 
     rank_of_slice = arrays["track_rank"][
@@ -210,7 +210,7 @@ def test_too_much_is_refused_before_it_is_read(run: Path, monkeypatch: pytest.Mo
     assert "more than 50; choose fewer steps or ranks" in response.json()["text"]
 
 
-def test_job_without_a_full_step_names_the_command_that_records_one(tmp_path: Path) -> None:
+def test_job_without_a_full_step_names_the_recording_command(tmp_path: Path) -> None:
     tables = draw_job(LAYOUT, STEPS, 1).tables()
     few = [table for kind, table in tables.items() if kind.NAME != "spans"]
     client = picture_client(PictureSource(stored_events(tmp_path, *few)), router)
@@ -285,7 +285,7 @@ def test_slices_that_the_model_does_not_know_have_no_ideal() -> None:
     assert not found.is_critical.any()
 
 
-def test_critical_path_goes_through_the_slow_stage_from_begin_to_end() -> None:
+def test_critical_path_goes_through_the_slow_stage() -> None:
     found = ideal_times(SPANS, SPANS, ROSTER, "job")
 
     for step in (10, 20):
@@ -385,7 +385,7 @@ def test_path_goes_over_to_the_replica_that_came_last() -> None:
     assert found == ((0, 1), (1, 1), (1, 0), (2, 0))
 
 
-def test_nothing_has_no_path() -> None:
+def test_empty_step_has_no_critical_path() -> None:
     graph = build_replica_graph(0, [], start_groups=[], is_shared=[])
 
     assert critical_path(graph, np.zeros((0, 1))) == ()

@@ -95,7 +95,7 @@ def test_cordoned_unfit_and_lost_hosts_are_counted() -> None:
     assert (counts.total, counts.training, counts.cordoned, counts.unfit, counts.lost) == (4, 1, 1, 1, 1)
 
 
-def test_without_etcd_the_last_that_was_known_stays_and_the_state_is_unknown() -> None:
+def test_overview_without_etcd_is_unknown_with_the_last_values() -> None:
     found = overview(etcd_problem="etcd is out of reach, what is shown is 12 s old: refused")
     assert (found.state, found.level) == ("unknown", "red")
     assert found.reasons[0].text.startswith("etcd is out of reach")
@@ -187,7 +187,7 @@ def test_tokens_where_some_steps_are_not_streamed(tmp_path: Path) -> None:
     assert (found.step, found.tokens) == (1200, consumed)
 
 
-def test_what_the_daemon_lost_is_reported() -> None:
+def test_losses_of_the_daemon_are_reported() -> None:
     state = DaemonState(
         job="demo", session="d", host="h", started_unix_s=0, written_unix_s=0, silent=((0, 100),),
         refused_rows={"flood": 3}, dropped_rows=4, problem="disk full",

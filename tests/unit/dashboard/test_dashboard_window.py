@@ -89,12 +89,12 @@ def test_a_range_is_the_same_by_steps_and_by_time(begin: str, end: str, expected
     ("begin", "end"),
     [("20", "10"), (iso(BEGAN_S + 9), iso(BEGAN_S)), ("", "-5m"), ("2026-11-23T09:30:00", ""), ("-1w", ""), ("x", "")],
 )
-def test_what_is_no_range_is_refused(begin: str, end: str) -> None:
+def test_malformed_range_is_refused(begin: str, end: str) -> None:
     with pytest.raises(UsageError):
         window_of(bound_of(begin, is_begin=True), bound_of(end, is_begin=False), steps_with_a_gap(), END_S)
 
 
-def test_of_a_run_without_a_step_a_time_stays_a_time() -> None:
+def test_range_of_time_stays_without_steps() -> None:
     empty = SeriesBuilder().snapshot()
     assert window_of(bound_of("-1h", is_begin=True), None, empty, 9000.0) == Window(None, None, 5400.0, None)
 
@@ -135,7 +135,7 @@ def test_a_few_minutes_of_long_ago_are_shown_step_by_step(made: Path) -> None:
     assert detail.part(whole, rounds, 90, 99).column("loss")[SPIKE_STEP - 90] == 100.0
 
 
-def test_where_the_store_has_forgotten_the_steps_the_coarse_ones_stand(made: Path, tmp_path: Path) -> None:
+def test_forgotten_steps_are_replaced_by_coarse_ones(made: Path, tmp_path: Path) -> None:
     events = StoredEvents(RunDirectory(made).events, num_threads=1)
     rounds = rounds_seen(events)
     builder = SeriesBuilder(capacity=16)
@@ -241,7 +241,7 @@ def test_a_replayed_run_shows_notes_and_takes_none(page: Page) -> None:
     assert (found["can_write"], "history of a run" in found["why_not_write"]) == (False, True)
 
 
-def test_of_thousands_of_checkpoints_marks_are_few_and_none_is_lost() -> None:
+def test_marks_of_thousands_of_checkpoints_are_merged() -> None:
     found = tuple(
         FoundCheckpoint("main", step, LocalLocation(Path("/nowhere")), CheckpointState.COMMITTED, True, 0, NOW_S + step)
         for step in range(5000)

@@ -47,7 +47,7 @@ def test_the_last_hour_holds_what_was_lost_within_it() -> None:
     assert effective_time_ratio([incident(BEGIN_S + 50, 60, 10)], (), hour_s, now_s) == 1.0
 
 
-def test_what_is_not_over_is_lost_up_to_now_and_a_hold_is_none() -> None:
+def test_open_incident_loses_time_up_to_now_and_a_hold_none() -> None:
     opened = incident(BEGIN_S + 900, 0, 0)
     opened = replace(opened, state=IncidentState.OPEN, moments=replace(opened.moments, first_step=None))
     assert effective_time_ratio([opened], (), BEGIN_S, BEGIN_S + 1000) == pytest.approx(0.9)

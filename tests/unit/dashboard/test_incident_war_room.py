@@ -101,7 +101,7 @@ BEGIN = {
 
 
 @pytest.mark.parametrize("kind", BEGIN)
-def test_an_open_incident_without_an_end_of_a_rank_begins_with_what_it_is(kind: IncidentKind) -> None:
+def test_open_incident_without_failures_begins_with_its_kind(kind: IncidentKind) -> None:
     incident = make_incident(kind=kind, state=IncidentState.OPEN, failures=(), moments=OPEN, resumed_step=None)
     happened = story_of(incident).happened
     assert happened[0].text == BEGIN[kind]
@@ -185,7 +185,7 @@ def test_only_what_makes_sense_is_offered(case: str) -> None:
     assert list(offered_actions(make_incident(**incident), make_snapshot(**job))) == wishes
 
 
-def test_nothing_is_offered_of_a_recorded_job() -> None:
+def test_recorded_job_offers_no_actions() -> None:
     assert offered_actions(make_incident(), None) == ()
 
 
@@ -229,7 +229,7 @@ def texts(lines: Any) -> list[str]:
     return [one.line for one in lines]
 
 
-def test_the_lines_of_the_culprit_come_first_and_no_victims_is_among_them(lines: Callable[..., Any]) -> None:
+def test_lines_of_the_culprit_come_first(lines: Callable[..., Any]) -> None:
     found = lines()
     assert found.culprit_text == "rank 3 on host-2"
     assert texts(found.culprit_lines) == [LINES[0][3], LINES[1][3]]
@@ -239,7 +239,7 @@ def test_the_lines_of_the_culprit_come_first_and_no_victims_is_among_them(lines:
     assert found.problem == ""
 
 
-def test_where_nobody_is_blamed_no_line_is_a_culprits(lines: Callable[..., Any]) -> None:
+def test_incident_without_culprit_marks_no_line(lines: Callable[..., Any]) -> None:
     found = lines(culprit_hosts=(), culprit_ranks=())
     assert (found.culprit_text, found.culprit_lines, found.log_file) == ("", (), "")
     assert texts(found.other_lines) == [LINES[0][3], LINES[1][3], LINES[2][3], LINES[3][3]]
@@ -251,12 +251,12 @@ def test_a_host_that_is_blamed_has_the_lines_of_its_ranks(lines: Callable[..., A
     assert texts(found.other_lines) == [LINES[0][3], LINES[1][3]]
 
 
-def test_of_an_open_incident_lines_of_now_are_shown(lines: Callable[..., Any]) -> None:
+def test_open_incident_shows_current_lines(lines: Callable[..., Any]) -> None:
     found = lines(state=IncidentState.OPEN, moments=OPEN)
     assert texts(found.culprit_lines)[-1] == LINES[5][3]
 
 
-def test_a_lost_launch_has_the_lines_before_its_last_sign_of_life(lines: Callable[..., Any]) -> None:
+def test_lost_launch_shows_lines_before_its_last_sign_of_life(lines: Callable[..., Any]) -> None:
     moments = Moments(BEGAN_S - 4, BEGAN_S + 3000, BEGAN_S + 3001, BEGAN_S + 3001)
     found = lines(kind=IncidentKind.LAUNCH_LOST, culprit_hosts=(), culprit_ranks=(), failures=(), moments=moments)
     assert texts(found.other_lines) == [LINES[0][3]]
@@ -271,7 +271,7 @@ def test_a_culprit_that_logged_nothing_has_no_line_of_others(lines: Callable[...
     assert "rank-00002.log is not here: it was removed" in found.problem
 
 
-def test_a_round_whose_lines_are_gone_says_so_and_where_its_log_is(tmp_path: Path) -> None:
+def test_round_without_lines_names_the_place_of_its_log(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.create()
     log = tmp_path / "logs" / "host-2" / "round-000001" / "rank-00003.log"

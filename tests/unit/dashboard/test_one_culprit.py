@@ -41,7 +41,7 @@ def test_every_place_names_the_culprit_of_the_incident(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_lines_of_victims_are_reported_as_what_followed_and_can_be_found(page: TestClient, fault: str) -> None:
+def test_lines_of_victims_are_listed_as_consequences(page: TestClient, fault: str) -> None:
     round_number, rank, _ = FAULTS[fault]
     causes = page.get(f"/api/v1/logs/causes?round={round_number}").json()["causes"]
     assert causes[0]["rank"] == rank
@@ -52,7 +52,7 @@ def test_lines_of_victims_are_reported_as_what_followed_and_can_be_found(page: T
         assert one["rank"] in [line["rank"] for line in found["lines"]]
 
 
-def test_a_host_of_victims_has_the_incident_as_one_that_it_suffered(page: TestClient) -> None:
+def test_host_of_victims_lists_the_incident_as_suffered(page: TestClient) -> None:
     host = page.get("/api/v1/hosts/host-0").json()
     assert host["incident_ids"] == []
     assert len(host["victim_incident_ids"]) == 1

@@ -69,7 +69,7 @@ def test_a_few_slow_steps_in_a_row_are_no_level() -> None:
     assert change_points(values) == ()
 
 
-def test_decline_in_small_steps_is_reported_when_it_has_come_to_a_tenth() -> None:
+def test_gradual_decline_is_reported_at_a_tenth() -> None:
     values = stationary(5, 0.01, 600) * np.linspace(1.0, 1.35, 600)
 
     found = change_points(values)

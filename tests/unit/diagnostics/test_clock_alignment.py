@@ -36,7 +36,7 @@ def spans_at(times: Any, **columns: Any) -> Spans:
     return span_rows(len(times), start_ns=times, launch_ns=times - 1000, **columns)
 
 
-def test_a_steady_offset_is_taken_off_all_times_and_off_no_duration() -> None:
+def test_steady_offset_is_subtracted_from_times_only() -> None:
     clocks = compared([(BEGIN, 5 * SECOND), (BEGIN + 30 * SECOND, 5 * SECOND)])
     true = BEGIN + np.arange(-100, 100) * SECOND
     moved = align(spans_at(true + 5 * SECOND, duration_ns=7), clocks, {0: "host-1"})
@@ -53,7 +53,7 @@ def test_drift_between_two_comparisons_is_interpolated() -> None:
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR, 2 * SECOND, -2 * SECOND])
-def test_a_clock_that_is_set_moves_each_row_by_what_held_when_it_was_written(jump: int) -> None:
+def test_rows_are_moved_by_the_offset_of_their_time(jump: int) -> None:
     """Two hours either side of the jump, a comparison each half a minute, the jump between two of them."""
     times = BEGIN + np.arange(-7200, 7200, 30) * SECOND
     clocks = compared([(int(time), 40 if time < BEGIN + 10 * SECOND else 40 + jump) for time in times])
@@ -85,7 +85,7 @@ def test_each_rank_of_a_host_is_followed_by_itself() -> None:
     assert moved.start_ns.tolist() == [before, after, before + 1, after + 1]
 
 
-def test_hosts_are_distinguished_and_one_that_was_never_compared_stays_as_it_is() -> None:
+def test_offsets_are_by_host_and_default_to_zero() -> None:
     first, second = compared([(BEGIN, 100)]), compared([(BEGIN, -700)], "host-2")
     clocks = Clocks(*(np.concatenate([getattr(first, name), getattr(second, name)]) for name in
                       ("at_ns", "offset_ns", "error_ns", "host")))  # fmt: skip
@@ -104,7 +104,7 @@ def test_tables_with_a_host_column_need_no_roster() -> None:
     assert moved.at_ns.tolist() == [BEGIN - 100, BEGIN]
 
 
-def test_nothing_is_done_without_comparisons_or_rows() -> None:
+def test_alignment_without_rows_or_comparisons_changes_nothing() -> None:
     empty = from_columns(Clocks, {"at_ns": [], "offset_ns": [], "error_ns": [], "host": []})
     table = spans_at([BEGIN])
     assert align(table, empty, {0: "host-1"}) is table
@@ -115,9 +115,7 @@ def test_nothing_is_done_without_comparisons_or_rows() -> None:
     st.lists(st.integers(-2 * HOUR, 2 * HOUR), min_size=1, max_size=6),
     st.lists(st.integers(-4 * HOUR, 40 * HOUR), min_size=1, max_size=30),
 )
-def test_whatever_clocks_do_every_row_is_moved_by_an_offset_that_was_measured(
-    offsets: list[int], times: list[int]
-) -> None:
+def test_every_row_is_moved_by_a_measured_offset(offsets: list[int], times: list[int]) -> None:
     clocks = compared([(BEGIN + number * HOUR, offset) for number, offset in enumerate(offsets)])
     table = spans_at([BEGIN + time for time in times])
     moved = align(table, clocks, {0: "host-1"})
@@ -145,7 +143,7 @@ def test_the_true_offset_is_within_the_error_of_a_reading(offset: int, ways: lis
     assert reading.round_trip_ns == min(there + back for there, back in ways)
 
 
-def test_a_clock_that_is_set_back_during_a_question_is_not_believed() -> None:
+def test_comparison_across_a_clock_change_is_discarded() -> None:
     answers = iter([ClockAnswer(50, 50), ClockAnswer(1000, 1000)])
     clock = iter([100, -5000, 990, 1010])
     assert read_clock(lambda: next(answers), lambda: next(clock), 2) == ClockReading(990, ClockAnswer(1000, 1000), 1010)

@@ -94,7 +94,7 @@ def test_exposed_and_overlapped() -> None:
     assert found.exposed_percent == pytest.approx(100 * 140 / 600)
 
 
-def test_slow_link_and_the_host_that_all_slow_links_have_in_common() -> None:
+def test_common_host_of_all_slow_links_is_named() -> None:
     drawing, random = Drawing(layout=Layout(pp_size=4, dp_size=4), ranks_a_host=4), np.random.default_rng(0)
     for rank in range(drawing.layout.world_size):
         drawing.span(Op.STEP, 0, 100_000, rank=rank)
@@ -155,7 +155,7 @@ def test_hot_spot_and_unequal_load() -> None:
     assert (load_.rank, load_.operation, load_.num_bytes, load_.mean_bytes) == (2, "dp-all-reduce", 7 * MB, 3 * MB)
 
 
-def test_what_is_missing_or_too_short_is_counted() -> None:
+def test_missing_and_short_exchanges_are_counted() -> None:
     drawing = Drawing(layout=Layout(dp_size=2))
     dp = drawing.group("dp", (0, 1))
     for rank in (0, 1):
@@ -191,7 +191,7 @@ def check_numbers(one: Any) -> None:
             check_numbers(getattr(one, field.name))
 
 
-def test_of_hosts_only_the_end_that_one_of_them_waited_for_is_true_and_of_devices_each() -> None:
+def test_ends_of_exchanges_on_hosts_and_devices() -> None:
     for flags, transfer_us in ((0, 150), (2, 80)):
         drawing = Drawing(layout=Layout(dp_size=2))
         dp = drawing.group("dp", (0, 1))
@@ -209,7 +209,7 @@ def test_of_hosts_only_the_end_that_one_of_them_waited_for_is_true_and_of_device
 
 
 @pytest.mark.parametrize(("flags", "transfer_us"), [(0, 200), (2, 10)])
-def test_of_hosts_the_end_of_the_last_to_begin_says_nothing(flags: int, transfer_us: float) -> None:
+def test_end_of_the_last_host_to_begin_does_not_count(flags: int, transfer_us: float) -> None:
     drawing = Drawing(layout=Layout(dp_size=2))
     dp = drawing.group("dp", (0, 1))
     # rank 1 begins at 100 and finds what rank 0 sent before in its host's buffers

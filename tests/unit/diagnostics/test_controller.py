@@ -110,7 +110,7 @@ def test_a_daemon_that_begins_anew_says_nothing_twice(client: EtcdClient) -> Non
     assert len(stream.verdicts()) == 1
 
 
-def test_of_another_round_nothing_is_known(client: EtcdClient) -> None:
+def test_facts_of_another_round_are_unknown(client: EtcdClient) -> None:
     stream = Stream(client)
     old = slowed(stream)
     new = replace(old, round=2, compute_factor={})

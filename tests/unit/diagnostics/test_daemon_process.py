@@ -60,9 +60,7 @@ def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
 
 
 @pytest.mark.slow
-def test_a_killed_daemon_loses_nothing_that_it_acknowledged_and_the_next_one_gets_the_rest(
-    etcd: EtcdServers, client: EtcdClient, tmp_path: Path
-) -> None:
+def test_killed_daemon_keeps_acknowledged_batches(etcd: EtcdServers, client: EtcdClient, tmp_path: Path) -> None:
     run, num_sent = tmp_path / "run", 0
     client.put(KEYS.round(3), encode(Round(3, 4, (), "127.0.0.1", 1, "a test", "driver", 1.0)))
     client.put(KEYS.round(4), "no round")
@@ -116,9 +114,7 @@ def launched_settings(etcd: EtcdServers, run: Path, address: str = "127.0.0.1", 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("address", ["192.0.2.1", "no-such-host.invalid"])
-def test_an_address_that_is_not_this_machines_is_refused_naming_the_key(
-    etcd: EtcdServers, tmp_path: Path, address: str
-) -> None:
+def test_foreign_listening_address_is_refused(etcd: EtcdServers, tmp_path: Path, address: str) -> None:
     with pytest.raises(ConfigError, match=f"diagnostics.daemon_address='{address}', daemon_port=0: cannot listen"):
         run_daemon(launched_settings(etcd, tmp_path, address), threading.Event())
 
@@ -145,7 +141,7 @@ def test_a_second_daemon_of_a_run_is_refused_in_words(
         run_daemon(settings_of(etcd, tmp_path), threading.Event())
 
 
-def test_nothing_is_removed_before_it_is_known_what_is_kept(tmp_path: Path) -> None:
+def test_removal_waits_for_the_retention_settings(tmp_path: Path) -> None:
     settings = DaemonSettings(run=tmp_path, job="demo", etcd=EtcdSettings.of(["http://127.0.0.1:1"]))
     configuration = Configuration(settings)
     assert configuration.retention.hours >= 1e6
@@ -207,7 +203,7 @@ def answer_of(port: int) -> int:
 
 
 @pytest.mark.parametrize("is_launched", [True, False])
-def test_a_daemon_listens_only_where_and_to_whom_its_configuration_says(
+def test_daemon_listens_only_as_configured(
     etcd: EtcdServers, client: EtcdClient, tmp_path: Path, is_launched: bool
 ) -> None:
     """A launch passes the section; a daemon that is started by hand opens no port before the job has a record."""
@@ -237,7 +233,7 @@ def test_a_daemon_listens_only_where_and_to_whom_its_configuration_says(
         client.delete(keys.record)
 
 
-def test_a_daemon_without_a_configuration_ends_when_it_is_asked_to(etcd: EtcdServers, tmp_path: Path) -> None:
+def test_daemon_without_configuration_obeys_a_stop(etcd: EtcdServers, tmp_path: Path) -> None:
     with daemon_thread(settings_of(etcd, tmp_path)) as thread:
         wait_until(lambda: is_in(thread, Configuration.wait.__code__), "the daemon to wait")
     assert not thread.is_alive()

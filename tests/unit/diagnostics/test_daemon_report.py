@@ -70,7 +70,7 @@ def reporter(
     return DaemonReporter(client, KEYS, record, sources, lambda: "", lambda: STREAMED)
 
 
-def test_what_is_new_is_reported_at_once_and_the_rest_now_and_then(etcd: Etcd) -> None:
+def test_changes_are_reported_at_once_other_values_periodically(etcd: Etcd) -> None:
     judge, ledger = Judge(), Ledger()
     ledger.note_stream(1, "host-1")
     writer = reporter(etcd, judge, ledger)
@@ -87,7 +87,7 @@ def test_what_is_new_is_reported_at_once_and_the_rest_now_and_then(etcd: Etcd) -
     assert etcd.written[-1].num_away_hosts == 0
 
 
-def test_hosts_have_a_moment_to_find_a_daemon_that_has_just_begun(etcd: Etcd) -> None:
+def test_hosts_get_time_to_find_a_new_daemon(etcd: Etcd) -> None:
     young = reporter(etcd, Judge(), Ledger(), replace(RECORD, started_unix_s=NOW_S - 5))
     young.write(NOW_S)
     assert etcd.written[0].num_away_hosts == 0
@@ -121,7 +121,7 @@ def test_a_look_that_is_old_is_red() -> None:
         assert health.reasons[0].since_unix_s == (NOW_S - 9 if poll.snapshot else None)
 
 
-def test_devices_are_reported_of_hosts_that_train_and_a_temperature_is_no_news(etcd: Etcd) -> None:
+def test_device_problems_of_training_hosts_are_reported(etcd: Etcd) -> None:
     devices, ledger = Devices(), Ledger()
     ledger.note_stream(1, "host-1")
     ledger.note_stream(2, "host-2")

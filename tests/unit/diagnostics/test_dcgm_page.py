@@ -93,7 +93,7 @@ def test_a_gpu_of_which_only_mig_instances_are_reported() -> None:
     assert {(gpu.memory_used_bytes, gpu.memory_total_bytes) for gpu in found.gpus} == {(300 << 20, 2300 << 20)}
 
 
-def test_the_proxy_of_the_environment_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_is_not_used_for_the_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://192.0.2.1:3128")
     monkeypatch.delenv("no_proxy", raising=False)
     with served(200, page(0)) as url:

@@ -90,7 +90,7 @@ def events(*said: tuple[int, GpuReading | LinkReading]) -> MemoryEvents:
         (Cause.COMPUTE, [], ""),
     ],
 )  # fmt: skip
-def test_what_is_said_beside_a_finding(cause: Cause, said: list[Any], sentence: str) -> None:
+def test_device_evidence_of_a_finding(cause: Cause, said: list[Any], sentence: str) -> None:
     found = with_devices(events(*said), replace(FINDING, cause=cause), 1)
     assert found.evidence == ("rank 5 computes longer", *([sentence] if sentence else []))
 
@@ -102,7 +102,7 @@ def test_other_ranks_and_rounds_say_nothing() -> None:
     assert with_devices(said, FINDING, 1, first_ns=2 * 10**18).evidence == FINDING.evidence
 
 
-def test_what_was_read_is_kept_for_a_while() -> None:
+def test_device_readings_are_kept_for_a_while() -> None:
     class Counted(MemoryEvents):
         num_reads = 0
 

@@ -68,7 +68,7 @@ def test_names_and_labels_follow_the_conventions() -> None:
     }
 
 
-def test_a_host_with_too_much_of_all_mints_a_bounded_number_of_series() -> None:
+def test_number_of_device_series_is_bounded() -> None:
     gpus = tuple(replace(GPU, index=number, uuid=f"GPU-{number}") for number in range(500))
     links = tuple(replace(LINK, name=f"eth{number}") for number in range(500))
     xids = {(f"GPU-{gpu}", number): 1 for gpu in range(500) for number in range(1, 200)}

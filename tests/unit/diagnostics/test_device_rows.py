@@ -48,7 +48,7 @@ def test_a_gpu_is_its_ranks_and_what_is_not_said_is_no_number() -> None:
     assert (xids.xid[0], xids.gpu[0], xids.rank[0], xids.at_ns[0]) == (79, 3, 19, int(1_800_000_000.25 * 1e9))
 
 
-def test_a_host_without_devices_has_no_rows_and_none_has_more_than_it_can_have() -> None:
+def test_number_of_device_rows_is_bounded() -> None:
     assert tables(HostSample(1.0, 0.0)) == {}
     many = DriverReading("nvml", gpus=tuple(GpuReading(number) for number in range(1000)), error="one is lost")
     gpus = tables(replace(SAMPLE, driver=many))[Gpus]

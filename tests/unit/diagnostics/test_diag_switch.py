@@ -88,7 +88,7 @@ def test_without_a_wish_it_says_what_holds(
     assert "not timed (`megatrain diag on` times them)" in capsys.readouterr().out
 
 
-def test_what_nobody_can_read_is_written_over_by_a_wish_only(
+def test_unreadable_switch_is_replaced_only_on_request(
     diag: Switch, client: EtcdClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client.put(KEYS.diag_settings, b'{"schema_version": 1, "sample_period": "x"}')
@@ -124,7 +124,7 @@ def test_two_wishes_at_once_are_both_fulfilled(
         (["off", "--sample-period=3"], "unknown argument '--sample-period=3'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_contradictory_switch_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diag", *words, "demo"]) == ExitCode.USAGE
     assert message in capsys.readouterr().err
 

@@ -98,7 +98,7 @@ def test_no_alarm_in_stationary_jobs() -> None:
 
 
 @pytest.mark.parametrize("slow", [Op.BACKWARD_COMPUTE, Op.BACKWARD_WEIGHT_COMPUTE])
-def test_slow_rank_is_named_though_the_others_wait_in_their_collectives(slow: Op) -> None:
+def test_slow_rank_is_named_while_others_wait_for_it(slow: Op) -> None:
     found = drift(Job(cost=lambda op, rank, step: 20.0 * (op is slow and rank == 5 and step >= CHANGE)))
 
     (change,) = found.changes
@@ -149,7 +149,7 @@ def test_device_that_slows_down_slows_forward_and_backward(compute: dict[Op, flo
     assert all(one.explained < 0.4 for one in change.moved[1:])
 
 
-def test_tensor_parallel_collectives_are_not_blamed_on_the_compute_around_them() -> None:
+def test_slow_collectives_are_not_blamed_on_compute() -> None:
     layout = Layout(tp_size=2)
     columns: dict[str, list[float]] = {name: [] for name in ("rank", "step", "operation", "start_ns", "sum_ns")}
     for step in range(80):
@@ -292,7 +292,7 @@ def test_issue_latency_and_void() -> None:
     assert found.void == pytest.approx(1 / 8)
 
 
-def test_what_is_not_known_is_said() -> None:
+def test_unknown_causes_are_reported() -> None:
     found = drift(Job(num_steps=30))
 
     assert found.stagger is None

@@ -29,7 +29,7 @@ def take_all(outbox: Outbox, window: int = WINDOW) -> list[int]:
     return numbers
 
 
-def test_batches_go_out_in_order_and_again_after_a_new_stream_until_they_are_acknowledged() -> None:
+def test_batches_are_sent_until_they_are_acknowledged() -> None:
     outbox = Outbox(1000)
     put(outbox, 10, 10, 10)
     assert take_all(outbox) == [0, 1, 2]
@@ -44,7 +44,7 @@ def test_batches_go_out_in_order_and_again_after_a_new_stream_until_they_are_ack
     assert (state.num_batches, state.memory_bytes, state.in_flight_bytes, state.acknowledged_rows) == (0, 0, 0, 4)
 
 
-def test_no_more_than_the_window_is_in_flight_but_a_larger_batch_goes_alone() -> None:
+def test_batches_in_flight_stay_within_the_window() -> None:
     outbox = Outbox(1000)
     put(outbox, 60, 60, 300)
     assert take_all(outbox, 100) == [0]
@@ -62,7 +62,7 @@ def test_without_a_spool_the_oldest_is_dropped_and_counted() -> None:
     assert (state.dropped_batches, state.dropped_rows, state.num_batches) == (1, 1, 2)
 
 
-def test_what_is_in_flight_is_not_dropped_for_what_comes_later() -> None:
+def test_batches_in_flight_are_not_dropped() -> None:
     outbox = Outbox(100)
     put(outbox, 90)
     assert take_all(outbox) == [0]
@@ -95,7 +95,7 @@ def test_a_full_spool_drops_its_oldest(tmp_path: Path) -> None:
     assert take_all(outbox) == [1]
 
 
-def test_a_new_life_takes_up_what_the_old_one_left_and_passes_over_the_rest(tmp_path: Path) -> None:
+def test_restarted_outbox_takes_up_spooled_batches(tmp_path: Path) -> None:
     first = Outbox(50, Spool(tmp_path), 1000)
     put(first, 20, 21)
     first.spill(keep_bytes=0)
@@ -124,7 +124,7 @@ def test_a_disk_that_takes_no_more_costs_what_does_not_fit(tmp_path: Path, monke
     assert take_all(outbox) == [1]
 
 
-def test_a_spooled_file_that_vanished_is_counted_and_stops_nothing(tmp_path: Path) -> None:
+def test_vanished_spool_file_is_counted(tmp_path: Path) -> None:
     outbox = Outbox(50, Spool(tmp_path), 1000)
     put(outbox, 20, 21)
     outbox.spill(keep_bytes=0)

@@ -50,7 +50,7 @@ def kept(store: EventStore) -> tuple[list[int], list[int]]:
 NOW_NS = START_NS + 9 * HOUR_NS
 
 
-def test_nothing_is_removed_within_size_and_age(store: EventStore) -> None:
+def test_segments_within_size_and_age_are_kept(store: EventStore) -> None:
     assert expire(store.directory, Retention(hours=48, num_bytes=NO_LIMIT), NOW_NS).num_files == 0
     assert kept(store) == (list(range(10)), [1, 2])
 

@@ -61,7 +61,7 @@ def stranger(collector: RunningCollector) -> Iterator[FrameSocket]:
     connection.close()
 
 
-def test_rows_of_several_tables_arrive_once_and_are_on_disk_when_they_are_acknowledged(tmp_path: Path) -> None:
+def test_acknowledged_rows_are_on_disk_once(tmp_path: Path) -> None:
     lines = from_columns(
         LogLines,
         {"round": [0, 0], "rank": [0, 1], "sequence": [10, 20], "at_ns": [time.time_ns()] * 2,
@@ -84,7 +84,7 @@ def test_rows_of_several_tables_arrive_once_and_are_on_disk_when_they_are_acknow
         assert (counters.refused_rows, counters.refused_batches, counters.duplicate_batches) == ({}, {}, 0)
 
 
-def test_the_offset_of_a_daemon_whose_clock_is_an_hour_ahead_is_measured(tmp_path: Path) -> None:
+def test_clock_offset_of_the_daemon_is_measured(tmp_path: Path) -> None:
     hour_ns = 3_600 * 10**9
     with RunningCollector(tmp_path / "events", clock_ahead_ns=hour_ns) as collector:
         with Sender("host-1", FixedDaemon(collector.record), None) as sender:
@@ -103,7 +103,7 @@ def test_a_large_table_is_cut_into_batches(tmp_path: Path) -> None:
         assert num_rows(collector.read(Spans)) == 150_000
 
 
-def test_what_waits_without_a_daemon_is_spooled_and_replayed_to_the_next_one(tmp_path: Path) -> None:
+def test_rows_without_a_daemon_are_spooled_and_replayed(tmp_path: Path) -> None:
     finder = FixedDaemon(None)
     limits = SenderLimits(memory_bytes=25_000)  # eight times that holds all of it, were the disk ever so slow
     with Sender("host-1", finder, tmp_path / "spool", limits) as sender:
@@ -121,7 +121,7 @@ def test_what_waits_without_a_daemon_is_spooled_and_replayed_to_the_next_one(tmp
         assert sender.state().outbox.dropped_rows == 0
 
 
-def test_rows_of_a_sender_that_ended_without_a_daemon_are_sent_by_its_next_life(tmp_path: Path) -> None:
+def test_rows_of_an_ended_sender_are_sent_by_the_next(tmp_path: Path) -> None:
     with Sender("host-1", FixedDaemon(None), tmp_path / "spool") as sender:
         sender.send(Spans, span_rows(100))
         assert not sender.close(flush_s=0.0)
@@ -132,7 +132,7 @@ def test_rows_of_a_sender_that_ended_without_a_daemon_are_sent_by_its_next_life(
         assert collector.read(Spans).sequence.tolist() == list(range(200))
 
 
-def test_streams_go_on_through_restarts_of_the_daemon_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+def test_daemon_restarts_lose_and_repeat_no_row(tmp_path: Path) -> None:
     finder = FixedDaemon(None)
     with Sender("host-1", finder, tmp_path / "spool") as sender:
         for life in range(3):
@@ -150,7 +150,7 @@ def test_streams_go_on_through_restarts_of_the_daemon_and_nothing_is_lost_or_dou
         assert sender.state().num_connections >= 4
 
 
-def test_batches_that_were_not_acknowledged_are_known_by_their_numbers(tmp_path: Path) -> None:
+def test_repeated_batches_are_recognised_by_number(tmp_path: Path) -> None:
     store = HeldStore()
     with RunningCollector(tmp_path / "events", store=store) as collector:
         record, name = collector.record, SenderName("host-1", "one life")
@@ -182,7 +182,7 @@ def test_batches_that_were_not_acknowledged_are_known_by_their_numbers(tmp_path:
 
 
 @pytest.mark.slow
-def test_nothing_is_acknowledged_while_the_disk_is_full_and_all_is_when_there_is_space(tmp_path: Path) -> None:
+def test_acknowledgement_waits_for_disk_space(tmp_path: Path) -> None:
     store = HeldStore()
     store.is_full = True
     with RunningCollector(tmp_path / "events", store=store) as collector:
@@ -214,7 +214,7 @@ def test_a_slow_disk_holds_streams_back_and_bounds_the_memory(tmp_path: Path) ->
         assert store.sequences() == list(range(100_000))
 
 
-def test_sending_costs_no_network_and_no_disk_when_the_daemon_does_not_answer(tmp_path: Path) -> None:
+def test_sender_stays_idle_without_a_daemon(tmp_path: Path) -> None:
     store = HeldStore()
     store.may_commit.clear()
     with RunningCollector(tmp_path / "events", store=store) as collector:
@@ -232,7 +232,7 @@ def test_sending_costs_no_network_and_no_disk_when_the_daemon_does_not_answer(tm
         assert collector.ledger.counters().dropped_rows["host-1"] > 0
 
 
-def test_a_wrong_token_is_refused_in_words_on_both_sides_and_never_sent(tmp_path: Path) -> None:
+def test_wrong_token_is_refused_and_never_sent(tmp_path: Path) -> None:
     with RunningCollector(tmp_path / "events") as collector:
         record = replace(collector.record, token="another token")
         with Sender("host-1", FixedDaemon(record), None) as sender:
@@ -278,7 +278,7 @@ def test_a_proof_that_is_none_is_refused_whatever_its_letters(tmp_path: Path, pr
 
 @pytest.mark.slow(kept=["3"])
 @pytest.mark.parametrize("kind", [FrameKind.BATCH, FrameKind.CLOCK, FrameKind.END, FrameKind.ACKNOWLEDGEMENT])
-def test_who_was_not_admitted_is_not_heard(tmp_path: Path, kind: FrameKind) -> None:
+def test_rows_before_admission_are_not_read(tmp_path: Path, kind: FrameKind) -> None:
     with RunningCollector(tmp_path / "events") as collector:
         with stranger(collector) as unknown:
             unknown.send(kind, encode(BatchHeader("spans", 1, time.time_ns())))
@@ -332,7 +332,7 @@ def garbage_frames() -> list[tuple[bytes, pa.Buffer]]:
     ]
 
 
-def test_garbage_is_refused_counted_and_forgotten_and_the_stream_goes_on(tmp_path: Path) -> None:
+def test_garbage_rows_are_counted_and_the_stream_continues(tmp_path: Path) -> None:
     frames = garbage_frames()
     with RunningCollector(tmp_path / "events") as collector:
         with stranger(collector) as host:
@@ -354,7 +354,7 @@ def test_garbage_is_refused_counted_and_forgotten_and_the_stream_goes_on(tmp_pat
         assert collector.read(Spans).sequence.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_frame_that_is_none_ends_the_stream_in_words_and_what_came_before_counts(tmp_path: Path) -> None:
+def test_malformed_frame_ends_the_stream_with_a_reason(tmp_path: Path) -> None:
     batch = batch_bytes(span_rows(5))
     with RunningCollector(tmp_path / "events") as collector:
         with stranger(collector) as host:
@@ -385,7 +385,7 @@ class Watcher:
         self.num_ticks += 1
 
 
-def test_consumers_get_committed_rows_of_living_rounds_and_may_fail(tmp_path: Path) -> None:
+def test_consumers_get_committed_rows_and_may_fail(tmp_path: Path) -> None:
     watcher = Watcher()
     with RunningCollector(tmp_path / "events", consumers=(watcher,)) as collector:
         collector.rounds.note(3, world_size=8)

@@ -82,7 +82,7 @@ def test_overlapped_communication_is_not_exposed() -> None:
     assert spent_us(explain(drawing)) == {"compute": 60, "dp-reduce-scatter": 15, "optimizer": 10, "other": 15}
 
 
-def test_of_two_that_are_open_the_one_that_ends_first_holds_the_rank_up() -> None:
+def test_first_open_exchange_to_end_delays_the_rank() -> None:
     drawing = Drawing(layout=Layout(dp_size=2))
     dp = drawing.group("dp", (0, 1))
     for rank in (0, 1):
@@ -94,7 +94,7 @@ def test_of_two_that_are_open_the_one_that_ends_first_holds_the_rank_up() -> Non
     assert spent_us(explain(drawing)) == {"compute": 30, "dp-reduce-scatter": 60, "dp-all-gather": 10}
 
 
-def test_a_neighbour_that_has_not_sent_is_the_bubble_and_what_follows_is_transfer() -> None:
+def test_late_neighbour_is_bubble_then_transfer() -> None:
     drawing = Drawing(layout=Layout(pp_size=2))
     link = drawing.group("pp-forward", (0, 1))
     for rank in (0, 1):
@@ -112,7 +112,7 @@ def test_a_neighbour_that_has_not_sent_is_the_bubble_and_what_follows_is_transfe
     assert [stage.wall_ns for stage in found.stages] == [100_000, 100_000]
 
 
-def test_tensor_parallel_collectives_are_taken_out_of_compute_and_the_norm_out_of_clip() -> None:
+def test_compute_excludes_tensor_parallel_collectives() -> None:
     drawing = Drawing(layout=Layout(tp_size=2))
     tp = drawing.group("tp", (0, 1))
     for rank in (0, 1):
@@ -230,7 +230,7 @@ def test_parts_that_contradict_each_other_make_no_exchange() -> None:
     assert exchanges.is_whole.all()
 
 
-def test_rank_that_comes_twice_to_one_exchange_contradicts_itself() -> None:
+def test_rank_twice_in_one_exchange_is_a_contradiction() -> None:
     drawing = Drawing(layout=Layout(dp_size=2))
     dp = drawing.group("dp", (0, 1))
     for start in (10, 30):
@@ -332,7 +332,7 @@ def test_whole_job_adds_up_and_windows_fit_together() -> None:
     assert len(explain(drawing, 11).stages) == 4
 
 
-def test_nothing_is_nothing() -> None:
+def test_explanation_of_no_steps_is_empty() -> None:
     assert shares({"a": 0, "b": 0}) == {"a": 0.0, "b": 0.0}
     assert sum(shares({"a": 1, "b": 1, "c": 1}).values()) == pytest.approx(100.0, abs=1e-9)
     empty = read_step_events(MemoryEvents(Drawing().tables()), 1, None, None)

@@ -38,7 +38,7 @@ def golden(rank: int) -> dict[str, Any]:
     return found
 
 
-def test_the_rank_that_never_came_is_found_though_gloo_calls_all_scheduled() -> None:
+def test_missing_rank_is_found_in_gloo_dumps() -> None:
     dumps, problems = read_dumps(GOLDEN)
     finding = find_hang(flight_standings(dumps), flight_groups(dumps, 3), NO_RANKS)
 
@@ -83,7 +83,7 @@ def test_torchs_own_analyser_names_the_same_rank(tmp_path: Path) -> None:
     assert report.missing[0].sequence == int(sequence[1])
 
 
-def test_members_that_nccl_names_count_though_one_of_them_left_no_dump(tmp_path: Path) -> None:
+def test_members_without_a_dump_count(tmp_path: Path) -> None:
     for rank in (0, 2):
         dump = golden(rank)
         dump["pg_config"] = {"1": {"name": "1", "desc": "dp", "ranks": "[0, 1, 2]"}}
@@ -126,7 +126,7 @@ def test_the_default_group_has_all_ranks_though_one_left_no_dump(tmp_path: Path,
     assert finding.silent == (frozenset() if lost is None else {lost})
 
 
-def test_how_many_ranks_there_were_is_not_certain_without_a_gather_and_members() -> None:
+def test_number_of_ranks_is_uncertain_without_members() -> None:
     dumps, _ = read_dumps(GOLDEN)
     assert known_ranks(dumps) == (3, False)
     assert known_ranks(dumps[:2]) == (2, False)
@@ -163,7 +163,7 @@ def test_without_a_summary_the_entries_are_used() -> None:
         (lambda dump: dump.update(pg_status=[1]), "a list where a dump has an object"),
     ],
 )
-def test_what_is_no_dump_is_named(change: Any, message: str) -> None:
+def test_file_that_is_not_a_dump_is_named(change: Any, message: str) -> None:
     dump = golden(0)
     change(dump)
     with pytest.raises(DataError, match=re.escape(message)):

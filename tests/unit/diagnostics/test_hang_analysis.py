@@ -131,7 +131,7 @@ def test_ranks_that_wait_for_a_stopped_process_are_listed() -> None:
     assert finding.report.reason == "rank 3 is stopped (T); ranks 0, 1, 2 wait for it in collective 5 of dp:0+4x1"
 
 
-def test_whom_an_incident_blames_is_the_suspect_whatever_the_standings_say() -> None:
+def test_culprit_of_the_incident_is_the_suspect() -> None:
     roster = make_roster(Layout(dp_size=4), hosts_of=2)
     standings = {rank: RankStanding(rank, {key(roster, rank, DP): Position(5, 4)}) for rank in range(4)}
     standings[0] = RankStanding(0, {key(roster, 0, DP): Position(4, 4)})
@@ -164,7 +164,7 @@ def test_positions_come_from_the_newest_exchange_of_each_group() -> None:
     assert (found[1].in_flight, found[1].step, found[1].is_busy) == ("data-wait", 4, True)
 
 
-def test_what_a_computing_rank_started_before_breaks_the_circle() -> None:
+def test_earlier_exchange_of_a_computing_rank_breaks_the_cycle() -> None:
     # rank 1 started a reduction and computes; rank 0 waits for its forward, and never comes to that reduction
     roster = make_roster(Layout(dp_size=2, pp_size=1, tp_size=1))
     one, other = GroupMembers("dp", 0, 1, 2), GroupMembers("pp-forward", 1, -1, 2)

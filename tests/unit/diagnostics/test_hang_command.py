@@ -120,9 +120,7 @@ def test_boxes_of_the_run_that_is_named_count_and_no_others(tmp_path: Path, caps
     assert any("3 black boxes of other runs are left out" in problem for problem in found["problems"])
 
 
-def test_of_a_box_and_its_copy_the_one_that_went_on_counts(
-    boxes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_newer_of_a_box_and_its_copy_counts(boxes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     box = next(boxes.rglob("*rank-00001.blackbox"))
     early = open_recorder(
         Identity("demo", "main", 3, 1, LAYOUT, os.getpid(), "host-0"),
@@ -135,7 +133,7 @@ def test_of_a_box_and_its_copy_the_one_that_went_on_counts(
     assert printed(capsys, str(tmp_path), "--blackbox", str(boxes))["grid"]["letters"] == "wwXw"
 
 
-def test_what_is_kept_of_a_broken_round(boxes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kept_evidence_of_a_broken_round(boxes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunDirectory(tmp_path / "run")
     run.create()
     kept = run.incidents / "round-000003"
@@ -209,7 +207,7 @@ def test_flight_recorder_dumps(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert found["problems"] == [f"the dumps do not show how many ranks the job had: {unseen}"]
 
 
-def test_nothing_to_go_by_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hang_without_evidence_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diag", "hang", str(tmp_path)]) != 0
     assert main(["diag", "hang", str(tmp_path), "--blackbox", str(tmp_path / "none")]) != 0
     assert main(["diag", "hang", str(tmp_path), "--stacks"]) != 0

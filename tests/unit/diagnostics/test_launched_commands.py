@@ -37,7 +37,7 @@ def test_the_daemon_gets_the_run_and_its_etcd() -> None:
     assert found.keys() == {"diagnostics"}
 
 
-def test_the_daemon_learns_where_checkpoints_are_that_are_not_in_the_run_directory() -> None:
+def test_daemon_gets_the_checkpoint_directory() -> None:
     config = replace(CONFIG, checkpoint=replace(CONFIG.checkpoint, directory="/elsewhere"))
     found = job_commands(config=config, run=Path("/run"), etcd=ETCD)
     assert found["diagnostics"][-2:] == ["--checkpoints", "/elsewhere"]
@@ -59,7 +59,7 @@ def test_the_streamer_learns_where_its_ranks_leave_their_traces(tmp_path: Path) 
     assert settings.own_directory.is_relative_to(tmp_path / "hosts")
 
 
-def test_nothing_runs_where_nothing_is_wanted_or_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_program_runs_where_none_is_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     off = replace(CONFIG, diagnostics=replace(CONFIG.diagnostics, is_streamed=False))
     assert streamer_command(config=off, run=tmp_path, host="h", logs=tmp_path, etcd=ETCD) == []
     assert job_commands(config=off, run=tmp_path, etcd=ETCD) == {}

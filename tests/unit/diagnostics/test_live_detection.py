@@ -35,7 +35,7 @@ def test_scores_are_those_of_own_compute_and_victims_have_none() -> None:
     assert set(found.host_scores) == {f"host-{rank}" for rank in range(8)}
 
 
-def test_a_rank_that_sends_nothing_is_reported_and_spoils_no_score() -> None:
+def test_silent_rank_is_reported_and_spoils_no_score() -> None:
     job = SyntheticJob(LAYOUT)
     live = LiveDetection(job.roster(), Thresholds(), deadline_s=5.0)
     for step in range(30):
@@ -87,7 +87,7 @@ def test_steps_without_any_compute_or_time_give_finite_scores() -> None:
     assert np.isfinite(live.assessment.scores).all()
 
 
-def test_what_is_said_does_not_depend_on_the_order_of_rows() -> None:
+def test_findings_do_not_depend_on_the_order_of_rows() -> None:
     said = []
     for seed in (None, 1, 2):
         job = SyntheticJob(LAYOUT, compute_factor={2: 1.3})
@@ -108,7 +108,7 @@ def test_what_is_said_does_not_depend_on_the_order_of_rows() -> None:
     assert said[0] == said[1] == said[2]
 
 
-def test_one_rank_alone_is_not_judged() -> None:
+def test_lone_rank_is_not_judged() -> None:
     job = SyntheticJob(Layout())
     live = LiveDetection(job.roster(), Thresholds())
     for step in range(30):

@@ -74,7 +74,7 @@ def test_the_root_comes_before_what_followed_from_it() -> None:
     assert "ECC" in first.line
 
 
-def test_the_rank_that_says_nothing_is_the_root_where_the_others_only_wait() -> None:
+def test_silent_rank_is_the_root_where_others_wait() -> None:
     waits = "RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation"
     found = classify_logs(log_lines([(rank, 5, waits) for rank in (0, 1, 3)]), ROSTER)
     assert found.culprit.ranks == (2,)
@@ -138,7 +138,7 @@ def test_rounds_that_failed_before_they_had_ranks_are_found(place: str, capsys: 
     assert printed(capsys, place, "--round", "1")["num_matching"] == len(FAILED)
 
 
-def test_what_makes_no_sense_is_said(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_contradictory_search_is_refused(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", "classify", place, "--text"]) == 2
     assert "--text is for a FILE" in capsys.readouterr().err
     assert main(["logs", place, "--round", "9"]) == 72
@@ -149,7 +149,7 @@ def test_what_makes_no_sense_is_said(place: str, tmp_path: Path, capsys: pytest.
     assert "no line of output" in capsys.readouterr().err
 
 
-def test_the_incident_decides_whom_to_blame_and_the_others_words_are_what_followed() -> None:
+def test_lines_of_others_follow_the_incidents_culprit() -> None:
     # rank 3 was killed and says nothing, its neighbour was killed with the round: the logs alone would blame rank 0
     lines = log_lines([(0, 11, LOST), (1, 12, LOST), (2, 1, "step 1"), (3, 1, "step 1")])
     assert classify_logs(lines, ROSTER).culprit.hosts == ("host-0",), "the case in which they do"
@@ -166,7 +166,7 @@ def test_the_incident_decides_whom_to_blame_and_the_others_words_are_what_follow
     assert {one.label for one in found.failures[1:]} == {"network"}
 
 
-def test_what_the_culprit_itself_wrote_says_what_went_wrong() -> None:
+def test_own_line_of_the_culprit_gives_the_cause() -> None:
     recorded = Culprit((2,), ("host-1",), "rank 2 ended with 1", label="gpu_hardware", incident="20260101-1",
                        kind=IncidentKind.FAILURE)  # fmt: skip
     found = classify_logs(log_lines(FAILED), ROSTER, recorded)

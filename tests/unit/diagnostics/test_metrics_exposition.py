@@ -57,7 +57,7 @@ def test_rank_is_a_label_of_few_gauges_and_of_nothing_else() -> None:
     assert len(of_ranks) <= MAX_RANK_GAUGES
 
 
-def test_what_is_not_known_has_no_sample() -> None:
+def test_unknown_value_has_no_sample() -> None:
     silent = make_rank_reading(7)
     silent = replace(silent, step=None, last_step_unix_s=None, step_s=None)
     found = families(HostCollector(lambda: replace(make_host_reading(), ranks=(silent,), clock_offset_s=None)))
@@ -87,7 +87,7 @@ def test_only_the_worst_hosts_have_a_score() -> None:
     assert shown == {f"host-{number}": float(number) for number in range(50 - MAX_SCORES, 50)}
 
 
-def test_the_health_of_a_job_is_one_of_three_levels_with_its_reasons_by_code() -> None:
+def test_health_is_a_level_with_reason_codes() -> None:
     health = health_of([Reason(ReasonCode.RECOVERING, "an incident"), Reason(ReasonCode.SAVES_FAIL, "disk full")])
     found = families(JobCollector(lambda: replace(make_job_reading(), health=health)))
     assert {one.labels["level"]: one.value for one in found["megatrain_job_health"].samples} == {

@@ -32,7 +32,7 @@ def scrape(port: int) -> bytes:
 
 
 @pytest.mark.slow
-def test_connections_that_say_nothing_keep_no_scraper_out_and_hold_few_threads(port: int) -> None:
+def test_silent_connections_do_not_block_scrapers(port: int) -> None:
     before = threading.active_count()
     with ExitStack() as opened:
         for _ in range(10 * server.MAX_CONNECTIONS):
@@ -42,9 +42,7 @@ def test_connections_that_say_nothing_keep_no_scraper_out_and_hold_few_threads(p
         wait_until(lambda: threading.active_count() - before <= server.MAX_CONNECTIONS + 1, "few threads")
 
 
-def test_a_request_that_takes_too_long_is_ended_however_busy_it_looks(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_request_is_ended(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "REQUEST_S", 0.2)
     with socket.create_connection(("127.0.0.1", port)) as slow:
         slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: ")

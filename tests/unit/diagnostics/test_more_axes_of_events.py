@@ -81,7 +81,7 @@ def test_the_smallest_group_of_outliers(odd: tuple[int, ...], kind: str, name: s
     assert set(odd) <= set(found.ranks)
 
 
-def test_the_drawn_grid_has_a_letter_for_each_rank_of_a_stage_and_replica() -> None:
+def test_drawn_grid_has_a_letter_for_each_rank() -> None:
     letters = rank_letters(LAYOUT, [13], [], [], [])
     assert grid_lines(LAYOUT, letters) == ["      pp 0  pp 1", "dp 0  ....  ....", "dp 1  ....  .X.."]
 

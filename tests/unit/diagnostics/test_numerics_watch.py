@@ -40,7 +40,7 @@ def test_no_number_is_an_alarm_from_the_first_step_on(bad: float) -> None:
         assert "is not finite" in alarm.evidence[0]
 
 
-def test_a_loss_that_jumps_goes_back_to_before_the_batch_that_may_have_done_it() -> None:
+def test_loss_jump_rolls_back_to_before_its_batch() -> None:
     (alarm,) = run({80: {LOSS: 16.0}})
     assert (alarm.first_step, alarm.last_step, alarm.rollback_to) == (80, 80, 79)
     assert alarm.is_certain
@@ -68,7 +68,7 @@ def test_a_factor_of_0_switches_alarms_off() -> None:
     assert run({80: {LOSS: float("nan")}}, factor=0.0) == []
 
 
-def test_what_jumped_does_not_become_the_measure() -> None:
+def test_jump_does_not_become_the_baseline() -> None:
     alarms = run({step: {LOSS: 40.0} for step in range(80, 120)})
     assert len(alarms) == 40
     assert {alarm.first_step for alarm in alarms} == {80}
@@ -87,7 +87,7 @@ def test_rows_twice_from_many_ranks_and_in_parts_raise_one_alarm() -> None:
     assert [alarm.first_step for alarm in alarms] == [80]
 
 
-def test_one_rank_that_says_something_else_is_outvoted() -> None:
+def test_deviating_rank_is_outvoted() -> None:
     watch, good, bad = NumericsWatch(FACTOR, 4), {LOSS: 3.0, NORM: 1.0}, {LOSS: float("nan"), NORM: 1.0}
     alarms = []
     for step in range(20):
@@ -97,7 +97,7 @@ def test_one_rank_that_says_something_else_is_outvoted() -> None:
     assert watch.add(values_of_ranks([0, 1], 20, bad)) != ()
 
 
-def test_of_two_ranks_that_do_not_agree_the_worse_word_counts_when_the_next_step_is_reported() -> None:
+def test_worse_report_of_two_ranks_counts() -> None:
     watch, good, bad = NumericsWatch(FACTOR, 4), {LOSS: 3.0, NORM: 1.0}, {LOSS: float("nan"), NORM: 1.0}
     assert watch.add(values_of_ranks([0], 0, good)) == ()
     assert watch.add(values_of_ranks([1], 0, bad)) == ()

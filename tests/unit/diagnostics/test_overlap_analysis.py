@@ -57,7 +57,7 @@ def test_overlapped_with_compute_and_then_waited_for() -> None:
     assert found["grads-reduce-scatter"].overlapped_percent == pytest.approx(100 * 20 / 35)
 
 
-def test_overlapped_with_compute_alone_it_may_have_been_over_long_before_anybody_looked() -> None:
+def test_end_of_an_unwatched_exchange_is_uncertain() -> None:
     drawing = drawn_step()
     drawing.span(Op.FORWARD_COMPUTE, 10, 80)
     exchange(drawing, Op.PARAMS_ALL_GATHER, 10, 50)
@@ -72,7 +72,7 @@ def test_overlapped_with_compute_alone_it_may_have_been_over_long_before_anybody
     assert "<= at most: " in text
 
 
-def test_what_a_thread_has_watched_ends_when_it_ends() -> None:
+def test_watched_exchange_ends_when_its_thread_says() -> None:
     for flags, is_at_most in ((RecordFlag.WATCHED, False), (RecordFlag.DEVICE_CLOCK, True)):
         drawing = drawn_step()
         drawing.span(Op.FORWARD_COMPUTE, 10, 80)
@@ -84,7 +84,7 @@ def test_what_a_thread_has_watched_ends_when_it_ends() -> None:
         assert ("<=" in "\n".join(overlap_table("kind", [one]))) is is_at_most
 
 
-def test_what_a_rank_awaits_after_something_else_passed_elsewhere() -> None:
+def test_exchange_awaited_late_was_overlapped_before() -> None:
     drawing = drawn_step()
     drawing.span(Op.BACKWARD_COMPUTE, 0, 50)
     exchange(drawing, Op.BACKWARD_RECV, 50, 20, collective=1)
@@ -96,7 +96,7 @@ def test_what_a_rank_awaits_after_something_else_passed_elsewhere() -> None:
     assert us(found["grads-reduce-scatter"]) == (30, 5, 5, 20)
 
 
-def test_whom_the_host_says_it_awaits_comes_before_what_ends_first() -> None:
+def test_awaited_exchange_comes_before_the_first_to_end() -> None:
     for said, expected in ((0, (20, 40)), (attended(1.0), (0, 60))):
         drawing = drawn_step()
         drawing.span(Op.BACKWARD_COMPUTE, 0, 20)
@@ -109,7 +109,7 @@ def test_whom_the_host_says_it_awaits_comes_before_what_ends_first() -> None:
         assert found["forward-send"].overlapped_ns == 0
 
 
-def test_tensor_parallel_exchanges_inside_of_compute_are_exposed_as_long_as_they_are_awaited() -> None:
+def test_awaited_exchanges_in_compute_are_exposed() -> None:
     drawing = drawn_step(layout=Layout(tp_size=2))
     for rank in (0, 1):
         drawing.span(Op.FORWARD_COMPUTE, 0, 90, rank=rank)

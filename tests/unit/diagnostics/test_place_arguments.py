@@ -68,7 +68,7 @@ def test_without_a_word_it_is_the_only_run(run: Path) -> None:
         open_source(parsed())
 
 
-def test_nowhere_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_directory_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(NotFoundError, match="which run\\? There is none below runs/"):
         open_source(parsed())
@@ -112,7 +112,7 @@ def test_ranks() -> None:
         (["--round", "-1"], "'-1' is not a whole number of at least 0"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(words: list[str], message: str) -> None:
+def test_contradictory_arguments_are_refused(words: list[str], message: str) -> None:
     with pytest.raises(argparse.ArgumentError, match=message):
         parsed("x", *words)
 

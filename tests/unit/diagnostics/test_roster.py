@@ -16,7 +16,7 @@ from tests.helpers.synthetic_steps import SyntheticJob, empty_groups
 RANKS = SyntheticJob(Layout(tp_size=2, dp_size=2)).ranks()
 
 
-def test_what_most_ranks_say_of_the_layout_holds_and_the_others_are_left_out() -> None:
+def test_majority_of_ranks_decides_the_layout() -> None:
     lie = np.where(RANKS.rank == 3, 2**31 - 1, RANKS.dp_size).astype(np.int32)
     roster = make_roster(replace(RANKS, dp_size=lie), empty_groups(), 1)
     assert roster.layout == Layout(tp_size=2, dp_size=2)

@@ -29,7 +29,7 @@ def test_rows_wait_for_their_round_and_come_before_later_ones() -> None:
     assert places_of(ahead) == [(9, 0)]
 
 
-def test_what_waits_is_bounded_and_the_oldest_goes_first() -> None:
+def test_waiting_rows_are_bounded_and_the_oldest_go_first() -> None:
     newest = 0
     ahead = RowsAhead(lambda: newest, max_rows=10)
     for first in range(0, 40, 4):

@@ -71,7 +71,7 @@ def test_files_of_an_hour_become_one_with_the_same_rows(tmp_path: Path) -> None:
     assert places == sorted(places, key=lambda place: (names.index(place[0]), *place[1:]))
 
 
-def test_merged_files_are_removed_once_nobody_can_be_about_to_open_them(tmp_path: Path) -> None:
+def test_merged_files_are_removed_after_readers_had_time(tmp_path: Path) -> None:
     expected = filled(tmp_path, 5)
     compact(tmp_path, LATER_NS)
     assert compact(tmp_path, LATER_NS).num_removed == 0
@@ -84,7 +84,7 @@ def test_merged_files_are_removed_once_nobody_can_be_about_to_open_them(tmp_path
     np.testing.assert_array_equal(StoredEvents(tmp_path).read(StepTotals).sum_ns, expected.sum_ns)
 
 
-def test_hour_that_is_not_over_is_left_alone_while_its_files_are_few(tmp_path: Path) -> None:
+def test_current_hour_is_merged_only_with_many_files(tmp_path: Path) -> None:
     filled(tmp_path, 5)
 
     assert compact(tmp_path, START_NS).num_written == 0
@@ -128,7 +128,7 @@ def test_damaged_segment_is_set_aside_and_the_others_are_merged(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_readers_see_every_row_while_files_are_merged_and_removed(tmp_path: Path) -> None:
+def test_readers_see_every_row_during_compaction(tmp_path: Path) -> None:
     expected = filled(tmp_path, 24)
     events = StoredEvents(tmp_path)
     is_over = threading.Event()

@@ -108,7 +108,7 @@ def test_files_lie_by_table_and_hour_and_are_plain_parquet(tmp_path: Path) -> No
     assert group.column(0).compression == "ZSTD"
 
 
-def test_a_question_about_one_operation_passes_over_the_sums_of_the_others(tmp_path: Path) -> None:
+def test_query_of_one_operation_skips_other_sums(tmp_path: Path) -> None:
     with SegmentStore(tmp_path) as store:
         committed(store, step_totals(range(16_384), range(1)))
 
@@ -140,7 +140,7 @@ def test_a_foreign_name_does_not_spoil_the_numbers(tmp_path: Path) -> None:
     assert [path.name[:12] for path in segment_paths(tmp_path)] == ["000000000001", "000000000002", "999999999999"]
 
 
-def test_one_process_writes_a_directory(tmp_path: Path) -> None:
+def test_segment_directory_has_one_writer(tmp_path: Path) -> None:
     with SegmentStore(tmp_path), pytest.raises(StoreError, match=r"process \d+ already writes events there"):
         SegmentStore(tmp_path)
 

@@ -28,7 +28,7 @@ def window(*parts: np.ndarray) -> SpanWindow:
     return found
 
 
-def test_the_gain_is_that_of_the_replay_in_whatever_parts_spans_come() -> None:
+def test_gain_does_not_depend_on_the_batches_of_spans() -> None:
     expected = gain_without(make_model(TABLE, JOB.shape), [4])
     assert expected > 0.0
     shuffled = np.random.default_rng(1).permutation(num_rows(SPANS))

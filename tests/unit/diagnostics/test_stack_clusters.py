@@ -50,7 +50,7 @@ def test_line_numbers_paths_and_numbers_do_not_separate_ranks() -> None:
     assert normalised("") == ()
 
 
-def test_who_does_not_wait_is_the_outlier_and_its_rank_is_all_they_share() -> None:
+def test_rank_that_does_not_wait_is_the_outlier() -> None:
     layout = Layout(tp_size=2, pp_size=2, dp_size=4)
     stacks = {rank: WAIT.format(rank) for rank in range(16)} | {9: LOADER.format(1)}
     found = find_outliers(stacks, roster(layout))
@@ -80,7 +80,7 @@ def test_the_smallest_group_that_holds_all_outliers(odd: tuple[int, ...], kind: 
     assert set(odd) <= set(found.ranks)
 
 
-def test_what_only_the_whole_job_holds_is_no_group() -> None:
+def test_stack_of_all_ranks_is_no_group() -> None:
     assert smallest_group((0, 15), roster(Layout(tp_size=2, pp_size=2, dp_size=4), per_host=4)) is None
 
 
@@ -91,7 +91,7 @@ def test_a_rank_without_a_dump_is_an_outlier() -> None:
     assert find_outliers({0: WAIT}, roster(Layout(dp_size=4)), [0]).outliers == ()
 
 
-def test_where_nobody_waits_the_small_groups_are_the_outliers() -> None:
+def test_small_groups_are_outliers_where_no_rank_waits() -> None:
     stacks = dict.fromkeys(range(6), LOADER) | {6: "a.py:1 other"}
     assert find_outliers(stacks, roster(Layout(dp_size=7))).outliers == (6,)
     halves = dict.fromkeys(range(3), LOADER) | dict.fromkeys(range(3, 6), "a.py:1 other")
@@ -109,7 +109,7 @@ def test_waits_of_many_kinds_are_still_waits() -> None:
     assert found.shared.ranks == (6, 7)
 
 
-def test_nearly_equal_waits_are_one_group_and_a_wait_is_never_like_work() -> None:
+def test_similar_waits_are_one_group_apart_from_work() -> None:
     wait = DEEP.format(7)
     deeper = wait.replace("forward_7", "forward_more")
     work = wait.replace("comm/group.py:7 finish", "model/mlp.py:9 forward")

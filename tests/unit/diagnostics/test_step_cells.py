@@ -62,7 +62,7 @@ def test_cells_are_those_that_a_loop_finds(
     np.testing.assert_array_equal(found, expected)
 
 
-def test_of_two_rows_for_one_cell_the_greatest_counts(tmp_path: Path) -> None:
+def test_greater_row_of_a_cell_counts(tmp_path: Path) -> None:
     table = step_totals(range(2), range(2))
     table.sum_ns[:] = 100
     with SegmentStore(tmp_path) as store:

@@ -50,13 +50,13 @@ def all_findings(said: dict[int, StragglerAssessment]) -> list[Finding]:
 
 @pytest.mark.slow(kept=["10", "17", "19"])
 @pytest.mark.parametrize("seed", range(20))
-def test_nobody_is_named_where_nobody_is_slow(seed: int) -> None:
+def test_no_straggler_is_named_where_none_is_slow(seed: int) -> None:
     _, said = watch(SyntheticJob(DP4, seed=seed, noise=0.04), 120)
     assert [one for one in all_findings(said) if one.confidence is HIGH] == []
 
 
 @pytest.mark.parametrize("layout", [Layout(dp_size=16, tp_size=2, pp_size=4)])
-def test_nobody_is_named_among_many_ranks(layout: Layout) -> None:
+def test_no_straggler_is_named_among_many_equal_ranks(layout: Layout) -> None:
     _, said = watch(SyntheticJob(layout, ranks_per_host=8, noise=0.05), 60)
     assert [one for one in all_findings(said) if one.confidence is HIGH] == []
 
@@ -103,7 +103,7 @@ def test_a_slow_host_is_named_with_all_its_ranks() -> None:
     assert set(finding.victims) == {0, 1}
 
 
-def test_two_slow_hosts_are_one_finding_whose_gain_is_that_of_both() -> None:
+def test_two_slow_hosts_are_one_finding() -> None:
     change: Change = lambda job: job.compute_factor.update({2: 1.3, 9: 1.3})  # noqa: E731
     live, _ = watch(SyntheticJob(Layout(dp_size=16)), 60, change)
     (finding,) = live.assessment.findings
@@ -111,7 +111,7 @@ def test_two_slow_hosts_are_one_finding_whose_gain_is_that_of_both() -> None:
     assert finding.gain_s > 0.2
 
 
-def test_a_rank_that_was_always_slow_and_has_one_peer_is_not_surely_the_culprit() -> None:
+def test_slow_rank_with_one_peer_is_uncertain() -> None:
     job = SyntheticJob(Layout(dp_size=2, pp_size=2), compute_factor={1: 1.3})
     _, said = watch(job, 80)
     found = all_findings(said)
@@ -120,7 +120,7 @@ def test_a_rank_that_was_always_slow_and_has_one_peer_is_not_surely_the_culprit(
     assert any("with a single peer" in sentence for sentence in found[-1].evidence)
 
 
-def test_one_signal_alone_is_not_enough() -> None:
+def test_single_signal_is_not_enough() -> None:
     """A rank that computes long while no rank waits for it: its work is hidden behind something else."""
     job = SyntheticJob(DP4)
 
@@ -142,7 +142,7 @@ def test_one_signal_alone_is_not_enough() -> None:
 
 
 @pytest.mark.parametrize("dp_size", [2, 4])
-def test_who_waits_is_a_victim_even_if_its_passes_hold_the_waiting(dp_size: int) -> None:
+def test_rank_that_waits_within_its_passes_is_a_victim(dp_size: int) -> None:
     """The last stage waits for the token count within its first forward: for the rank whose data is late."""
     job = SyntheticJob(Layout(dp_size=dp_size), data_s={1: 0.4})
     live = LiveDetection(job.roster(), Thresholds())
@@ -212,7 +212,7 @@ def test_the_right_cause_is_named(job: SyntheticJob, change: Change, cause: Caus
 
 
 @pytest.mark.slow
-def test_a_link_is_named_surely_where_some_groups_have_it_and_others_not() -> None:
+def test_slow_link_of_some_groups_is_certain() -> None:
     """Pipeline stages on hosts of their own: the groups of one stage run through one host only."""
     job = SyntheticJob(Layout(dp_size=4, pp_size=4), ranks_per_host=2)
 
@@ -229,7 +229,7 @@ def test_a_link_is_named_surely_where_some_groups_have_it_and_others_not() -> No
     assert (finding.confidence, finding.hosts) == (HIGH, ("host-2",))
 
 
-def test_a_network_that_only_receives_show_is_found_by_elimination() -> None:
+def test_slow_network_is_found_by_elimination() -> None:
     job = SyntheticJob(Layout(pp_size=2, dp_size=2))
     live = LiveDetection(job.roster(), Thresholds())
     for step in range(60):
@@ -256,7 +256,7 @@ def test_a_stage_that_became_slow_is_not_blamed_on_the_partition() -> None:
     assert "give stage 3 fewer layers and the others more with parallel.layers_per_chunk" in evidence
 
 
-def test_a_slow_host_with_slightly_longer_sequences_is_still_a_slow_host() -> None:
+def test_slow_host_with_longer_sequences_is_named() -> None:
     job = SyntheticJob(DP4, work_factor={1: 1.02})
     live, _ = watch(job, 60, lambda job: job.compute_factor.update({1: 1.3}))
     assert live.assessment.findings[0].cause is Cause.COMPUTE
@@ -339,7 +339,7 @@ def passes(times: np.ndarray, *, factor: np.ndarray) -> Spans:
     )
 
 
-def test_forward_and_backward_agree_where_sequences_differ_and_not_where_a_host_is_slow() -> None:
+def test_longer_sequences_are_told_from_slow_hosts() -> None:
     random = np.random.default_rng(2)
     lengths = np.exp(0.4 * random.normal(size=(2, 32)))
     steady = 1.0 + 0.0 * lengths
@@ -350,7 +350,7 @@ def test_forward_and_backward_agree_where_sequences_differ_and_not_where_a_host_
 
 
 @pytest.mark.parametrize("slow", [Operation.FORWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE])
-def test_a_neighbour_in_tensor_parallel_waits_within_its_passes_and_is_a_victim(slow: Operation) -> None:
+def test_tensor_parallel_neighbour_is_a_victim(slow: Operation) -> None:
     """Whoever shares a layer with a slow rank has passes as long as its own."""
     job = SyntheticJob(Layout(tp_size=2, dp_size=4), ranks_per_host=2, noise=0.01)
     live = LiveDetection(job.roster(), Thresholds())
@@ -373,7 +373,7 @@ def test_a_neighbour_in_tensor_parallel_waits_within_its_passes_and_is_a_victim(
     assert 2 in finding.victims
 
 
-def test_collectives_under_way_at_once_do_not_count_the_same_waiting_twice() -> None:
+def test_overlapping_collectives_count_a_wait_once() -> None:
     """Reductions of many buckets are awaited together: their sum is many times the step, and as noisy."""
     job = SyntheticJob(DP4)
     live = LiveDetection(job.roster(), Thresholds())

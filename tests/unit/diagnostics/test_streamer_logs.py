@@ -76,7 +76,7 @@ def test_a_new_life_goes_on_where_the_last_one_was(path: Path) -> None:
     gone.close()
 
 
-def test_a_flood_is_read_bit_by_bit_and_a_line_without_end_is_bounded(path: Path) -> None:
+def test_flood_of_lines_is_read_in_bounded_parts(path: Path) -> None:
     append(path, b"x" * (3 << 20) + b"\nlast\n")
     tail = LogTail(path, "host-1", 3, 7)
     lines = [line for _ in range(6) for _, line in lines_of(tail.poll(0))]

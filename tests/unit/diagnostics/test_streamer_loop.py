@@ -129,7 +129,7 @@ def take_steps(recorder: Recorder, steps: range) -> None:
         recorder.note_value(StepValue.LOSS, float(step))
 
 
-def test_what_ranks_and_their_logs_leave_is_handed_on_in_time(host: Host) -> None:
+def test_rows_and_lines_of_ranks_are_sent_in_time(host: Host) -> None:
     first, second = host.rank(0), host.rank(1)
     host.rank(2, host="host-2")
     (host.root / "boxes" / host.path(3).name).write_bytes(b"no black box")
@@ -230,7 +230,7 @@ def test_a_rank_that_was_killed_leaves_all_its_newest_spans(host: Host) -> None:
     streamer.end()
 
 
-def test_a_rank_that_ended_well_leaves_no_more_than_was_asked_for(host: Host) -> None:
+def test_ended_rank_sends_only_the_requested_rows(host: Host) -> None:
     recorder = host.rank(0)
     write_control(host.path(0), ControlPage(sample_period=3))
     streamer, taken = host.streamer()
@@ -243,9 +243,7 @@ def test_a_rank_that_ended_well_leaves_no_more_than_was_asked_for(host: Host) ->
     assert taken.all(Spans).step.tolist() == [3, 6]
 
 
-def test_silent_ranks_are_named_and_everybody_s_last_spans_are_sent(
-    host: Host, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_silent_ranks_are_named_and_last_spans_are_sent(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     moving, stuck = host.rank(0), host.rank(1)
     for rank in (0, 1):
         write_control(host.path(rank), ControlPage(sample_period=100))
@@ -342,7 +340,7 @@ def test_a_box_that_becomes_garbage_harms_no_other(host: Host, caplog: pytest.Lo
     assert "rank 1 is no longer streamed" in caplog.text
 
 
-def test_a_box_is_followed_that_has_the_inode_of_one_that_is_gone(host: Host) -> None:
+def test_new_box_with_a_reused_inode_is_followed(host: Host) -> None:
     host.rank(2, host="host-2")
     streamer, taken = host.streamer()
     streamer.poll(LONG_S)
@@ -356,7 +354,7 @@ def test_a_box_is_followed_that_has_the_inode_of_one_that_is_gone(host: Host) ->
     assert set(taken.all(StepTotals).step.tolist()) == {0, 1, 2}
 
 
-def test_a_box_that_is_set_aside_is_not_streamed_again_and_the_one_in_its_place_is(host: Host) -> None:
+def test_replaced_box_is_streamed_once(host: Host) -> None:
     take_steps(host.rank(0), range(3))
     streamer, taken = host.streamer()
     streamer.poll(LONG_S)
@@ -402,7 +400,7 @@ def test_a_box_full_of_nonsense_is_named_and_costs_no_other_rank(
     assert caplog.text.count(str(path)) == 1
 
 
-def test_a_box_of_a_round_that_nobody_began_hides_no_rank_that_stands_still(host: Host) -> None:
+def test_box_of_an_unstarted_round_hides_no_stalled_rank(host: Host) -> None:
     stuck = host.rank(0)
     take_steps(stuck, range(1, 4))
     host.expected = HostRanks(1, range(1), time.monotonic())
@@ -433,7 +431,7 @@ class OneReading:
         return taken
 
 
-def test_devices_are_handed_on_with_the_ranks_that_compute_on_them(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_are_sent_with_their_ranks(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     recorder = host.rank(3)
     take_steps(recorder, range(8))

@@ -84,7 +84,7 @@ def test_each_record_comes_once_and_when_it_has_ended(open_box: OpenBox) -> None
         assert numbers(RingTail(reader, last=2)) == [3, 4]
 
 
-def test_what_the_ring_overwrote_is_counted_and_the_rest_comes(open_box: OpenBox) -> None:
+def test_overwritten_records_are_counted(open_box: OpenBox) -> None:
     recorder, path = open_box(num_records=16)
     with BlackBoxReader(path) as reader:
         tail = RingTail(reader)
@@ -99,7 +99,7 @@ def test_what_the_ring_overwrote_is_counted_and_the_rest_comes(open_box: OpenBox
         assert poll(tail).num_lost == 0
 
 
-def test_nothing_is_lost_or_doubled_at_random(open_box: OpenBox) -> None:
+def test_random_reads_lose_and_repeat_no_record(open_box: OpenBox) -> None:
     recorder, path = open_box(num_records=64)
     choose = random.Random(3)
     open_tokens: list[int] = []

@@ -87,7 +87,7 @@ def rows_of(stacks: Stacks, rank: int) -> dict[str, str]:
     }
 
 
-def test_a_process_that_holds_the_interpreter_lock_dumps_its_stacks_and_continues(start: Start) -> None:
+def test_process_with_a_held_gil_dumps_its_stacks(start: Start) -> None:
     stuck, asleep = start(WORKER, "holds_the_lock"), start(WORKER, "sleeps")
     for number in (1, 100):  # again: the file of dumps grows, and only the new part counts
         stacks = collect_stacks([target(stuck, 0), target(asleep, 1)], "host-a", number, time.time_ns)
@@ -102,7 +102,7 @@ def test_a_process_that_holds_the_interpreter_lock_dumps_its_stacks_and_continue
     assert asleep.poll() is None
 
 
-def test_a_process_that_cannot_answer_is_reported_and_none_is_ended(start: Start) -> None:
+def test_unresponsive_process_is_reported_and_not_ended(start: Start) -> None:
     stopped, bare, gone, deaf = start(WORKER, "sleeps"), start(BARE), start(BARE), start(DEAF)
     os.kill(stopped.pid, signal.SIGSTOP)
     wait_until(lambda: "(T)" in process_words(stopped.pid), "the stop")
@@ -157,7 +157,7 @@ def test_a_watch_asks_the_ranks_whose_boxes_are_here(start: Start, tmp_path: Pat
         recorder.close()
 
 
-def test_dumps_are_parsed_outermost_first_and_the_last_thread_is_the_main_one() -> None:
+def test_stack_dump_is_parsed_outermost_first() -> None:
     text = (
         'Thread 0x00007f01 (most recent call first):\n  File "/a/b.py", line 3 in inner\n'
         '  File "/a/c.py", line ??? in outer\n\n'

@@ -97,7 +97,7 @@ def job() -> Timeline:
     return laid_out(draw_job(Layout(tp_size=2, pp_size=4, dp_size=2), range(10, 12), 4), 10, 11)
 
 
-def test_every_track_nests_and_communication_never_lies_inside_anything(job: Timeline) -> None:
+def test_tracks_nest_and_communication_has_its_own(job: Timeline) -> None:
     trace = read_trace(job)
     tracks = names(trace, "thread_name")
 
@@ -134,7 +134,7 @@ def test_arrows_join_each_send_with_its_receive(job: Timeline) -> None:
         assert received[1] >= sent[0]
 
 
-def test_ids_are_numbers_of_one_track_each_and_names_sort_by_rank(job: Timeline) -> None:
+def test_track_ids_are_unique_and_names_sort_by_rank(job: Timeline) -> None:
     trace = read_trace(job)
     owners: dict[int, int] = {}
     for event in of_kind(trace, "X"):

@@ -72,9 +72,7 @@ def test_explain_a_full_step(events: Path, capsys: pytest.CaptureFixture[str]) -
     assert "arrived last at collectives" in text
 
 
-def test_explain_lists_stages_separately_where_they_hide_different_shares(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_explain_lists_stages_with_different_overlap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawing = Drawing(layout=Layout(pp_size=2))
     for rank, compute in enumerate((60, 90)):
         drawing.span(Op.STEP, 0, 100, rank=rank)
@@ -132,7 +130,7 @@ def test_timeline_is_written(events: Path, tmp_path: Path, capsys: pytest.Captur
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_timeline_without_steps_is_of_the_newest_two_and_reports_what_it_left_out(
+def test_timeline_defaults_to_the_newest_two_steps(
     events: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "plain.json"

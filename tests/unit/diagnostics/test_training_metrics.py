@@ -29,7 +29,7 @@ def reading_of(*values: tuple[StepValue, float], step_us: int | None = 500_000) 
     return metrics.reading("my", "1.0")
 
 
-def test_mfu_is_the_work_of_a_step_by_its_time_and_the_peak_that_the_trainer_records() -> None:
+def test_mfu_uses_the_recorded_peak() -> None:
     reading = reading_of((StepValue.MODEL_FLOPS, 2e14), (StepValue.PEAK_FLOPS, 1e15), (StepValue.TOKENS, 4096.0))
 
     assert (reading.step, reading.loss, reading.tokens, reading.step_sum_s) == (7, 2.5, 4096, 0.5)

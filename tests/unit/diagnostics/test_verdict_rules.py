@@ -61,7 +61,7 @@ def test_a_finding_is_reported_once_and_as_it_was() -> None:
     assert verdicts_to_write(NOW_S + 60, [later], [], told, AUTHOR) == ()
 
 
-def test_a_low_finding_is_reported_when_it_lasts_and_again_when_it_is_sure() -> None:
+def test_lasting_finding_is_reported_and_again_when_certain() -> None:
     low = replace(FINDING, confidence=VerdictConfidence.LOW)
     assert verdicts_to_write(NOW_S, [low], [], WrittenVerdicts(3), AUTHOR) == ()
     ((key, verdict),) = verdicts_to_write(NOW_S, [replace(low, num_seen=16)], [], WrittenVerdicts(3), AUTHOR)
@@ -92,7 +92,7 @@ def test_the_key_of_a_verdict_is_that_of_its_finding() -> None:
     assert len({one.key for one in (FINDING, stage, nowhere)}) == 3
 
 
-def test_an_alarm_of_numbers_says_where_to_go_back_to_and_what_to_leave_out() -> None:
+def test_numeric_alarm_proposes_a_rollback() -> None:
     ((key, verdict),) = verdicts_to_write(NOW_S, [], [ALARM], WrittenVerdicts(3), AUTHOR)
     assert verdict.kind is VerdictKind.NUMERICS
     assert verdict.confidence is VerdictConfidence.HIGH

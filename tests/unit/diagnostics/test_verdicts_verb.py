@@ -53,7 +53,7 @@ def test_the_audit_is_read_where_etcd_is_gone(run_directory: Path, capsys: pytes
     assert found["verdicts"][1]["verdict"]["hosts"] == ["host-2"]
 
 
-def test_one_of_them_in_words(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_of_one_verdict(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diag", "verdicts", str(run_directory), "--id", "20271121-1"]) == 0
     told = capsys.readouterr().out
     for words in ("straggler, compute, confidence high", "host-2; ranks 4-5", "it does not pay", "gain 5 s, price 9 s"):
@@ -81,7 +81,7 @@ def test_the_table_has_what_is_half_known_too() -> None:
     assert cases_lines("demo", [], 0.0) == ["demo: 0 verdicts"]
 
 
-def test_what_a_rollback_proposes_is_reported() -> None:
+def test_proposed_rollback_is_reported() -> None:
     numerics = replace(VERDICT, kind=VerdictKind.NUMERICS, rollback_to=40, skip_from=41, skip_to=43)
     assert "back to step 40 or before, without the batches of steps 41 to 43" in "\n".join(
         case_lines(VerdictWithOutcome("v", numerics, None))

@@ -246,7 +246,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_columns_in_the_forms_that_other_writers_give_them_are_read(form: str, tmp_path: Path) -> None:
+def test_columns_in_the_forms_of_other_writers_are_read(form: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.parquet"
     write_trace(path, TABLE)
     name, changed_form = FORMS[form]

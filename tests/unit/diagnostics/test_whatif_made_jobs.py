@@ -43,7 +43,7 @@ def test_job_without_stragglers_has_no_slowdown(job: PipelineJob) -> None:
     assert "nothing to do" in advice(result)
 
 
-def test_slow_worker_is_found_and_its_gain_is_what_the_job_without_it_takes() -> None:
+def test_gain_of_a_slow_worker_equals_the_job_without_it() -> None:
     slow = PipelineJob(pp_size=2, dp_size=8, num_microbatches=8, slow_cells={(5, 0): 1.6})
     model = make_model(slow.run(), slow.shape)
     result = what_if(model)

@@ -47,7 +47,7 @@ def of_spans(spans: Spans, job: PipelineJob) -> WhatIf:
     return what_if(make_model(*operations_of(spans, roster, "job")))
 
 
-def test_collectives_that_are_launched_ahead_do_not_count_their_turn() -> None:
+def test_queue_time_of_early_collectives_does_not_count() -> None:
     """All of a step's reduce-scatters begin with its first one, and end as before: none takes longer for that."""
     table, job = recorded(JOBS["interleaved"])
     spans = recorded_spans(table, job.shape)
@@ -250,7 +250,7 @@ def test_refusals_say_what_to_do(
     ("name", "message"),
     [("made.yaml", "would have the same name"), ("trace.parquet", "overwrite the trace")],
 )
-def test_an_export_overwrites_neither_itself_nor_what_it_is_made_from(
+def test_export_never_overwrites_its_source(
     run_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
 ) -> None:
     trace = tmp_path / "trace.parquet"
