@@ -42,7 +42,7 @@ ABORT: Final = 40
 EXIT_CODE: Final = 35
 """A launcher's summary of how a process ended."""
 SIGNAL_FROM_OUTSIDE: Final = 30
-"""A request to stop, from anybody."""
+"""A request to stop, from a person or another program."""
 NOISE: Final = 10
 """A line that looks like a failure and is none."""
 
