@@ -56,7 +56,7 @@ class AgentSettings:
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningRound:
     """The round that has workers here."""
 
     assignment: Assignment
@@ -145,7 +145,7 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
         self._listener = listener
         self._standby = standby
         self._logs = logs
-        self._running: _Running | None = None
+        self._running: _RunningRound | None = None
         self._changed = threading.Event()
         standby.notify(self.wake)
 
@@ -176,7 +176,7 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         assignment = self._rendezvous_handler.assignment
         assert assignment is not None
-        running = self._running = _Running(assignment)
+        running = self._running = _RunningRound(assignment)
         while not self._standby.wait_ready(MONITOR_INTERVAL_S):
             if self._orders.stop_reason(assignment.round.number):
                 return {}
@@ -247,7 +247,7 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
             if state != WorkerState.HEALTHY:
                 return state
 
-    def _state_of(self, running: _Running) -> WorkerState:
+    def _state_of(self, running: _RunningRound) -> WorkerState:
         now = time.monotonic()
         if running.first_failure_at is not None:
             is_time_up = now >= running.first_failure_at + CAUSE_TIMEOUT_S
@@ -260,7 +260,7 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
             return WorkerState.UNHEALTHY
         return WorkerState.HEALTHY
 
-    def _may_save(self, running: _Running, number: int, now: float) -> bool:
+    def _may_save(self, running: _RunningRound, number: int, now: float) -> bool:
         """Ask the workers once to save and stop; return whether they still have time for it."""
         if not running.pids or not self._orders.is_saving(number):
             return False
@@ -270,13 +270,13 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
         grace_s = max(self._settings.save_grace_s, self._orders.published_deadlines(number).stop_s)
         return now < running.asked_to_save_at + grace_s + _GRACE_SLACK_S
 
-    def _report_ends(self, running: _Running) -> None:
+    def _report_ends(self, running: _RunningRound) -> None:
         local_ranks = {pid: local_rank for local_rank, pid in running.pids.items()}
         for found in self._standby.take_exits():
             if found.pid in local_ranks and not found.is_killed:
                 self._report_end(running, local_ranks[found.pid], found)
 
-    def _report_end(self, running: _Running, local_rank: int, found: WorkerExit) -> None:
+    def _report_end(self, running: _RunningRound, local_rank: int, found: WorkerExit) -> None:
         rank = running.rank(local_rank)
         log_verdict = self._logs.log_verdict_at_end(rank)
         is_failure = found.exit_code not in GOOD_ENDS
@@ -292,7 +292,7 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
         end = WorkerEnd(local_rank, rank, found.pid, found.exit_code, found.at_unix_s, log_verdict, line)
         self._listener.worker_ended(running.assignment, end)
 
-    def _report_failed_start(self, running: _Running, reason: str) -> None:
+    def _report_failed_start(self, running: _RunningRound, reason: str) -> None:
         """Report that workers could not be started, as the end of the first one: pid 0, nothing more is known."""
         _logger.error("round %d: %s", running.assignment.round.number, reason)
         running.first_failure_at, running.has_cause = time.monotonic(), True

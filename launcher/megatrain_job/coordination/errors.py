@@ -26,7 +26,7 @@ class LeaseLostError(CoordinationError):
 
 
 class LeadershipLostError(CoordinationError):
-    """Somebody else may lead by now; nothing was written."""
+    """Another candidate may lead by now; nothing was written."""
 
 
 class GarbageError(Exception):

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from megatrain_job.failures.classifier import LogClassifier
-from megatrain_job.failures.evidence import Evidence
+from megatrain_job.failures.context_lines import WatchdogSequences
 from megatrain_job.failures.lines import host_of_line
-from megatrain_job.failures.sequences import WatchdogSequences
+from megatrain_job.failures.rule import ABORT, LINK, NOISE, TIMEOUT, Evidence
 from megatrain_job.failures.verdict import LABELS, NO_FAILURE, Label, Verdict
-from megatrain_job.failures.weights import ABORT, LINK, NOISE, TIMEOUT
 
 OWN_CAUSE: Final = TIMEOUT + 1
 """From this weight on, a log describes a failure of its own rank, not waiting or a lost peer."""

@@ -6,17 +6,13 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from megatrain_job.failures.evidence import Evidence
-from megatrain_job.failures.failure_table import FailureTable
-from megatrain_job.failures.frames import Frames
+from megatrain_job.failures.context_lines import FailureTable, Frames, WatchdogSequences
 from megatrain_job.failures.lines import LineCutter, host_of_line, rank_of_line
-from megatrain_job.failures.rule import CULPRIT_KINDS, Rule
+from megatrain_job.failures.rule import ABORT, CULPRIT_KINDS, ROOT_BONUS, Evidence, Rule
 from megatrain_job.failures.rules import context
 from megatrain_job.failures.rules.table import ALL_RULES
-from megatrain_job.failures.sequences import WatchdogSequences
 from megatrain_job.failures.shapes import CandidateRules, ShapeIndex, shapes_of
 from megatrain_job.failures.verdict import NO_FAILURE, Verdict
-from megatrain_job.failures.weights import ABORT, ROOT_BONUS
 
 MAX_SHOWN: Final = 400
 """Characters of the deciding line that a verdict repeats."""

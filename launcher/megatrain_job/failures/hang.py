@@ -125,7 +125,7 @@ def hang_suspects(
     `positions` log nothing, and so do the ranks in `silent`, whatever they logged before. `busy`: ranks in work of
     their own that began after all their open exchanges. An accelerator may lag behind its CPU, so this counts only
     without other evidence: then an operation that a busy rank started before holds up no other rank. `states`: the
-    /proc letters of the ranks' processes that somebody read while the round ran; empty: there was no process. A process
+    /proc letters of the ranks' processes, read while the round ran; empty: there was no process. A process
     that cannot move is the strongest evidence: it waits for no rank, and the collectives in which others wait say
     nothing about the network.
     """

@@ -51,7 +51,7 @@ def standing_of(records: Sequence[Record], progress: Progress, groups: Mapping[i
 
 
 def _on_device(launched: Sequence[Record], progress: Progress, entered: Mapping[int, int]) -> HangStanding | None:
-    """Return where the device stands; None if it has done all work, or if nobody has looked since the last launch."""
+    """Return where the device stands; None if it has done all work, or if it was not read since the last launch."""
     seen_ns = progress.device_seen_ns
     if not launched or seen_ns is None or seen_ns < max(one.launch_ns for one in launched):
         return None

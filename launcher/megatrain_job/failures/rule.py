@@ -1,16 +1,54 @@
-"""One rule: the words that a line must contain, and the meaning of the line.
+"""One rule: the words that a line must contain, the meaning of the line, and its weight among other lines.
 
 Words come first because searching for them is fast, and because they lead from a line's letters to the few rules that
 it could match (`shapes`). Patterns do the rest.
+
+The heaviest line decides; among equals the first in the log. The weights follow causation: a broken GPU causes a CUDA
+error, that an exception, that a peer's lost connection, that a timeout, that an abort. A consequence never outweighs a
+possible cause.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from megatrain_job.failures.lines import message_start
-from megatrain_job.failures.verdict import LABELS, FailureAction, Label
+from megatrain_job.failures.verdict import LABELS, FailureAction, Label, Verdict
+
+HARDWARE: Final = 95
+"""The hardware itself, or the kernel, reports that it is broken."""
+HOST: Final = 90
+"""The host's software is broken, or its memory was exhausted."""
+ENDED_BY_OTHERS: Final = 85
+"""A scheduler reports that it ended the job."""
+SPECIFIC: Final = 80
+"""A message with one meaning: this allocation, this file, this check failed."""
+DEVICE_FAULT: Final = 75
+"""The program or the GPU did something illegal: a later call raises the exception."""
+LINK: Final = 70
+"""The network's own message about a link or a path."""
+CRASH: Final = 65
+"""The process died of a signal that it caused itself."""
+EXCEPTION: Final = 60
+"""A Python exception that no other rule matches."""
+TIMEOUT: Final = 50
+"""A collective did not end in time: another rank is the cause."""
+LOST_PEER: Final = 45
+"""A connection ended at the other side: a cause only if nothing better is found."""
+ABORT: Final = 40
+"""The process aborted after an earlier message."""
+EXIT_CODE: Final = 35
+"""A launcher's summary of how a process ended."""
+SIGNAL_FROM_OUTSIDE: Final = 30
+"""A request to stop, from a person or another program."""
+NOISE: Final = 10
+"""A line that looks like a failure and is none."""
+
+ROOT_BONUS: Final = 4
+"""Added to what torch's agent calls the root cause: it outweighs exit codes, but not a program's own messages."""
+
 
 Words = tuple[str, ...]
 
@@ -24,7 +62,7 @@ class Rule:
     name: str
     label: Label
     weight: int
-    """Rules of more weight decide. See `weights`."""
+    """Rules of more weight decide."""
     alternatives: tuple[Words, ...]
     """Lower-case words."""
     pattern: re.Pattern[str] | None = None
@@ -128,3 +166,39 @@ def _compiled(pattern: str, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str] 
 def _small(pattern: str) -> str:
     """Return a pattern for lines in lower case: matching it is several times faster than ignoring case."""
     return re.sub(r"\\.|\(\?P|[A-Z]", lambda found: found[0].lower() if len(found[0]) == 1 else found[0], pattern)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A line, its meaning and its weight."""
+
+    rule: Rule
+    label: Label
+    weight: int
+    line_number: int
+    line: str
+    culprit: str | None
+    time_s: float | None
+    """Seconds since midnight in the line: enough to order the reports of one failure by the ranks of one job."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return the verdict when this evidence decides."""
+        return Verdict(
+            label=self.label,
+            action=self.rule.action,
+            is_cascade=self.rule.is_cascade,
+            culprit=self.culprit,
+            rule=self.rule.name,
+            line=self.line,
+        )
+
+    def beats(self, other: Evidence | None) -> bool:
+        """Return whether this beats `other`: more weight, or a cause over a consequence, or earlier in the log."""
+        if other is None:
+            return True
+        return (self.weight, not self.rule.is_cascade, -self.line_number) > (
+            other.weight,
+            not other.rule.is_cascade,
+            -other.line_number,
+        )

@@ -29,7 +29,7 @@ class JobState(StrEnum):
     WAITING = "waiting"
     """There is no round: hosts are missing."""
     STOPPING = "stopping"
-    """A round is asked to save and stop: by somebody, or before its time is over."""
+    """A round is asked to save and stop: by a request, or before its time is over."""
     FINISHED = "finished"
     SAVED = "saved and stopped"
     FAILED = "failed"

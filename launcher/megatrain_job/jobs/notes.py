@@ -169,7 +169,7 @@ def log_path(run: Path) -> Path:
 
 
 def notes_of(entries: Iterable[ActionEntry]) -> tuple[Note, ...]:
-    """Return the notes in an audit. Pure. Entries that no writer of ours made are left out: anybody may make a file."""
+    """Return the notes in an audit, without entries that megatrain did not write: any user may make a file. Pure."""
     found: dict[str, Note] = {}
     for entry in entries:
         if entry.kind == NOTE and entry.stage == RESULT and _PLACE.fullmatch(entry.target) and _is_text(entry.reason):

@@ -5,8 +5,8 @@ password          of that user; made once
 certificate.pem   of an etcd that other hosts reach, the only one that it trusts; each launch makes a new one
 key.pem           the certificate's
 
-All four files must belong to the reading user and be writable by nobody else. Otherwise another user could redirect our
-password to a server of theirs. Only this run's password is ever sent.
+All four files must belong to the reading user, and no other user may be able to write them. Otherwise another user
+could redirect the password to a server of theirs. Only this run's password is ever sent.
 """
 
 from __future__ import annotations

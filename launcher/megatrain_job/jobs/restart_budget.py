@@ -69,7 +69,7 @@ def configured_budget(
 
 
 def is_automatic(incident: Incident) -> bool:
-    """Return whether the job was restarted although nobody asked for it."""
+    """Return whether the job was restarted without a request."""
     return incident.kind in _UNPLANNED and incident.action in _AUTOMATIC
 
 

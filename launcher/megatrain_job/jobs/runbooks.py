@@ -14,7 +14,7 @@ _OF_KIND = {
     IncidentKind.NUMERICS: "numerics.md",
     IncidentKind.LAUNCH_LOST: "launch-lost.md",
 }
-"""None for a request: somebody wanted it."""
+"""A request has no page: it is no fault."""
 _EVICTED = "host-evicted-or-cordoned.md"
 _RESTART_LIMIT = "stopped-by-the-brake.md"
 

@@ -32,8 +32,7 @@ from megatrain_job.jobs.snapshot import JobSnapshot, read_job
 from megatrain_launcher.commands.host_table import check_lines, host_lines
 from megatrain_launcher.commands.job import print_answer
 from megatrain_launcher.commands.status import known
-from megatrain_launcher.commands.wait_for_answer import wait_for_answer
-from megatrain_launcher.commands.waiting_time import add_waiting
+from megatrain_launcher.commands.wait_for_answer import add_waiting, wait_for_answer
 
 SUMMARY = "list the hosts of a job; check, cordon and evict them"
 

@@ -41,7 +41,7 @@ SUMMARY = "show what went wrong in a job, what was done about it, and what it co
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _IncidentList:
     job: str
     incidents: tuple[Incident, ...]
     source: str
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     return int(ExitCode.OK)
 
 
-def _find(args: argparse.Namespace) -> _Found:
+def _find(args: argparse.Namespace) -> _IncidentList:
     """Return the incidents in etcd, else those on disk. Raises: etcd's error if neither has any."""
     try:
         with opened_job(args) as job:
@@ -100,7 +100,7 @@ def _find(args: argparse.Namespace) -> _Found:
     for text in snapshot.unreadable:
         print_note(f"left out: {text}")
     record = snapshot.record
-    return _Found(snapshot.job, incidents, "etcd", None if record is None else Path(record.run_directory))
+    return _IncidentList(snapshot.job, incidents, "etcd", None if record is None else Path(record.run_directory))
 
 
 def _notes(run: Path | None) -> tuple[Note, ...]:
@@ -112,7 +112,7 @@ def _notes(run: Path | None) -> tuple[Note, ...]:
         return ()
 
 
-def _on_disk(job: str, error: MegatrainError) -> _Found:
+def _on_disk(job: str, error: MegatrainError) -> _IncidentList:
     run = run_at(job)
     if run is None or not (location := RunDirectory(run).incidents).is_dir():
         raise error
@@ -120,10 +120,10 @@ def _on_disk(job: str, error: MegatrainError) -> _Found:
     for problem in problems:
         print_note(f"left out: {problem}")
     print_note(f"note: the job's etcd does not answer; the incidents shown are from {location}")
-    return _Found(str(run), found, str(location), run)
+    return _IncidentList(str(run), found, str(location), run)
 
 
-def _one(found: _Found, wanted: str) -> Incident:
+def _one(found: _IncidentList, wanted: str) -> Incident:
     matches = matching(found.incidents, wanted)
     if len(matches) == 1:
         return matches[0]

@@ -13,8 +13,7 @@ from megatrain.contracts.records.job_requests import Answer, JobRequest, Request
 from megatrain_job.commands.job_place import add_job, opened_job
 from megatrain_job.jobs.send_request import check_accepts_requests, make_request
 from megatrain_job.jobs.snapshot import read_job
-from megatrain_launcher.commands.wait_for_answer import wait_for_answer
-from megatrain_launcher.commands.waiting_time import add_waiting
+from megatrain_launcher.commands.wait_for_answer import add_waiting, wait_for_answer
 
 SUMMARY = "restart, stop or checkpoint a running job; approve or dismiss what the diagnosis proposes"
 

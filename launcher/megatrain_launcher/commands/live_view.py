@@ -52,7 +52,7 @@ class LiveView:
         self._shown: object = None
 
     def run(self) -> None:
-        """Draw until the job is over, or somebody interrupts.
+        """Draw until the job is over, or the user interrupts.
 
         Raises: CoordinationError, CoordinationRefusedError; BrokenPipeError when the reader is gone.
         """

@@ -19,10 +19,9 @@ from megatrain_launcher.driver.blockers import drop_candidacies_without_lease, s
 from megatrain_launcher.driver.breaking import halt
 from megatrain_launcher.driver.fences import raise_deadlines
 from megatrain_launcher.driver.forming import form
-from megatrain_launcher.driver.incidents import advanced_incidents
+from megatrain_launcher.driver.incidents import advanced_incidents, kept_receipts
 from megatrain_launcher.driver.live_round import decide_live_round
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.driver.receipts import kept_receipts
 from megatrain_launcher.driver.relaunch import report_lost_launch
 from megatrain_launcher.driver.requests import answer_all, answer_requests
 from megatrain_launcher.driver.state import ClusterState

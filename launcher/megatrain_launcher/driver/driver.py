@@ -37,15 +37,14 @@ from megatrain_launcher.driver.actions import (
     RecordOutcome,
     UpdateIncident,
 )
-from megatrain_launcher.driver.current_alarms import CurrentAlarms
 from megatrain_launcher.driver.decide import decide
-from megatrain_launcher.driver.decision_log import DecisionLog
+from megatrain_launcher.driver.decision_log import CurrentAlarms, DecisionLog
 from megatrain_launcher.driver.folding import fold_all
 from megatrain_launcher.driver.incident_files import IncidentFiles
+from megatrain_launcher.driver.incidents import kept_receipts
 from megatrain_launcher.driver.pace import Pace
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.probe import Prober
-from megatrain_launcher.driver.receipts import kept_receipts
 from megatrain_launcher.driver.resume_point_watch import ResumePointWatch
 from megatrain_launcher.driver.run_watch import RunWatch
 from megatrain_launcher.driver.state import ClusterState

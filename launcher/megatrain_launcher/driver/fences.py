@@ -26,6 +26,7 @@ def published_deadlines(state: ClusterState, policy: Policy, round_: Round) -> R
     published = state.deadlines.get(round_.number, RoundDeadlines(round_.number))
     if state.keys.deadlines(round_.number) not in state.damaged:
         return published
+    # hosts may obey longer deadlines than those that can be read here, so the reported times count too
     rule = policy.fence_rule
     return RoundDeadlines(
         round_.number,
@@ -54,6 +55,7 @@ def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple
         interval_s=min(MAX_INTERVAL_S, longer_s or published.interval_s),
         stop_s=min(MAX_INTERVAL_S, longer_stop_s or published.stop_s),
     )
+    # an unreadable or removed record is written again even if its values are the same: hosts obey what they can read
     is_lost = key in state.damaged or key not in state.seen
     actions: tuple[DriverAction, ...] = ()
     if wanted != published or (is_lost and wanted != RoundDeadlines(round_.number)):
@@ -113,6 +115,7 @@ def _stuck_since(state: ClusterState, round_: Round, part: RoundHost) -> float |
         return state.stalled_since[part.host] - status.stall.silent_s
     if state.has_stopped(part, round_.number):
         assert status is not None
+        # its last step is earlier than its stop, and the others can be at most one step ahead of it
         has_stepped = status.min_step is not None and part.host in state.advanced_at
         if has_stepped:
             return state.advanced_at[part.host]

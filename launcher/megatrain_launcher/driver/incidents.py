@@ -1,4 +1,4 @@
-"""Incident records: how one begins, what each state of the job adds to it, and the total cost. Pure."""
+"""Incident records: how one begins, what each state of the job adds to it, its receipts, and the total cost. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from megatrain.contracts.records.host_records import HostStatus
-from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.records.incident import TOPIC_PREFIX, Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.records.receipts import Receipt
 from megatrain.contracts.records.rounds import Round
 from megatrain_job.jobs.lost_time import MEDIAN_NOTE, effective_time_ratio
+from megatrain_launcher.driver.actions import DriverAction, OpenIncident, UpdateIncident
 from megatrain_launcher.driver.state import ClusterState
 
 EXIT_CODE_NOTE = "exit_code"
@@ -144,3 +146,29 @@ def _closed(now: float, state: ClusterState, incident: Incident) -> Incident:
 def as_ended(incident: Incident, *, is_recovered: bool) -> Incident:
     """Return an open incident in its final state: recovered or stopped."""
     return replace(incident, state=IncidentState.RECOVERED if is_recovered else IncidentState.STOPPED)
+
+
+def kept_receipts(state: ClusterState, actions: Iterable[DriverAction] = ()) -> tuple[UpdateIncident, ...]:
+    """Return the incidents with receipts that their records lack.
+
+    An incident that the decision's other `actions` write waits for the next decision, because one of two writes would
+    be lost.
+    """
+    records = state.receivers.values()
+    with_receipts = {topic.removeprefix(TOPIC_PREFIX) for record in records for topic in record.receipts}
+    if not with_receipts:
+        return ()
+    busy = {one.incident.incident_id for one in actions if isinstance(one, OpenIncident | UpdateIncident)}
+    known = [state.incidents[name] for name in sorted(with_receipts - busy) if name in state.incidents]
+    changed = ((one, _receipts_of(state, one)) for one in known)
+    return tuple(
+        UpdateIncident(replace(one, receipts=receipts)) for one, receipts in changed if receipts != one.receipts
+    )
+
+
+def _receipts_of(state: ClusterState, incident: Incident) -> tuple[Receipt, ...]:
+    """Return all receipts of an incident; a receiver's current record replaces the receipts kept for it."""
+    said = {name: record.receipts.get(incident.topic, ()) for name, record in state.receivers.items()}
+    kept = (one for one in incident.receipts if not said.get(one.receiver))
+    new = (one for receipts in said.values() for one in receipts)
+    return tuple(sorted((*kept, *new), key=lambda one: (one.receiver, one.at_unix_s, one.stage)))

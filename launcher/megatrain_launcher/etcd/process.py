@@ -6,7 +6,7 @@ The etcd of a job of one host stays there. If other hosts must reach it, it is r
 and accepts only clients that have the job's key (ADR 0038). Left out: a cluster; a job of many hosts that must survive
 the loss of any one of them uses a separate etcd (--rdzv-endpoint).
 
-Files that somebody removes from that directory while etcd runs are restored (ADR 0043).
+Files that are removed from that directory while etcd runs are restored (ADR 0043).
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class EtcdProcess:
         return tuple(filter(None, (self._problem, *self._losses.texts)))
 
     def keep(self, path: Path, content: bytes) -> None:
-        """Keep a small file that only this user can access, and rewrite it when somebody removes it.
+        """Keep a small file that only this user can access, and rewrite it when it is removed.
 
         Raises: OSError.
         """

@@ -25,7 +25,7 @@ class WrongPasswordError(CoordinationRefusedError):
 def admit_only(settings: EtcdSettings, credentials: Credentials) -> None:
     """Give access only to root and this user, who may do everything; both have this password. May be repeated.
 
-    `settings`: how to reach it, without a user. Users and roles that somebody else made there are removed.
+    `settings`: how to reach it, without a user. All other users and roles there are removed.
     Raises: WrongPasswordError when it already has another password; CoordinationError.
     """
     names = (_ROOT, credentials.user)

@@ -1,6 +1,10 @@
 """The thread that manages the executor itself: a new session after fencing, whether orders arrive, and stopping.
 
 It checks whenever orders or the lease change, and twice a second.
+
+On a signal, a host that no round uses leaves at once. A host that trains asks the driver to stop the job, as `megatrain
+job stop` would. If no driver answers, it asks its own workers to save: all ranks then agree on a step and stop. A
+second request kills the workers.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
@@ -24,9 +29,52 @@ from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.membership import FitnessCheck, Membership
 from megatrain_launcher.executor.order_state import OrderState
 from megatrain_launcher.executor.settings import new_session
-from megatrain_launcher.executor.stopping import StopAction, StopView, next_stop_action
 from megatrain_launcher.liveness import LivenessPort
 from megatrain_launcher.order_delivery import OrderDelivery
+
+HALT_S = 10.0
+"""The time limit for the driver to halt the round after the request."""
+END_S = 20.0
+"""How long after its workers are gone a host waits for the end of the job."""
+
+
+class StopAction(Enum):
+    """What a stopping executor does now."""
+
+    WAIT = "wait"
+    ASK_DRIVER = "ask the driver"
+    SAVE_HERE = "ask this host's workers to save and stop"
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True, slots=True)
+class StopView:
+    """What is known. Times in seconds since the stop was requested; None: it has not happened."""
+
+    is_training: bool
+    """A round has workers here, or is about to."""
+    has_trained: bool
+    """There were workers when the stop was requested."""
+    is_halted: bool
+    asked_at_s: float | None
+    saved_here_at_s: float | None
+    idle_since_s: float | None
+    now_s: float
+
+
+def next_stop_action(view: StopView) -> StopAction:
+    """Return what to do now."""
+    if not view.is_training:
+        waited_s = 0.0 if view.idle_since_s is None else view.now_s - view.idle_since_s
+        if not view.has_trained or view.saved_here_at_s is not None or waited_s > END_S:
+            return StopAction.LEAVE
+        return StopAction.WAIT
+    if view.is_halted or view.saved_here_at_s is not None:
+        return StopAction.WAIT
+    if view.asked_at_s is None:
+        return StopAction.ASK_DRIVER
+    return StopAction.SAVE_HERE if view.now_s - view.asked_at_s > HALT_S else StopAction.WAIT
+
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.5

@@ -54,7 +54,7 @@ def run_checks(context: HealthContext, checks: Sequence[Check] = CHECKS) -> Chec
         history, problem = read_history(context.history)
     except OSError as error:
         problem = f"{context.history} cannot be read: {error.strerror}"
-    running = [_Running(check, context, history) for check in checks]
+    running = [_RunningCheck(check, context, history) for check in checks]
     results = [result for one in running for result in one.results()]
     problem = _remember(context, history, [one.findings for one in running]) or problem
     if problem:
@@ -79,7 +79,7 @@ def _remember(context: HealthContext, history: HealthHistory, findings: Sequence
     return ""
 
 
-class _Running:
+class _RunningCheck:
     """A running check."""
 
     def __init__(self, check: Check, context: HealthContext, history: HealthHistory) -> None:

@@ -1,6 +1,7 @@
 """Runs a probe: a program of this package that may hang or crash, isolated from its caller.
 
-A child that hangs in the kernel cannot be killed. It is then abandoned, so that the caller has its answer in time.
+A child that hangs in the kernel cannot be killed. It is then abandoned, so that the caller has its answer in time. A
+probe ends when the process that started it ends, for any reason (`guard_probe`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from megatrain.contracts.exit_codes import end_text
+from megatrain.programs.processes import install_parent_death_guard
 
 _PACKAGE = "megatrain_launcher.health"
 _MAX_SHOWN = 300
@@ -73,7 +75,7 @@ def run_probe(name: str, arguments: Sequence[str], *, environment: Mapping[str, 
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**environment, "MEGATRAIN_PROBE_PARENT": str(os.getpid())},
+        env={**environment, PARENT_VARIABLE: str(os.getpid())},
         start_new_session=True,
         text=True,
         errors="replace",
@@ -105,3 +107,11 @@ def _kill(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 def _text(raw: bytes | str | None) -> str:
     return raw.decode(errors="replace") if isinstance(raw, bytes) else raw or ""
+
+
+PARENT_VARIABLE = "MEGATRAIN_PROBE_PARENT"
+
+
+def guard_probe() -> None:
+    """Install a parent-death guard; the environment names the process that started this probe."""
+    install_parent_death_guard(int(os.environ.get(PARENT_VARIABLE, os.getppid())))

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from megatrain_launcher.health.child import guard_probe
 from megatrain_launcher.health.forked import print_measurement, run_part
-from megatrain_launcher.health.parent_death_guard import guard_probe
 
 _CPU_RANKS = 2
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from megatrain.contracts.files.whole_files import temporary_name
-from megatrain_launcher.health.parent_death_guard import guard_probe
+from megatrain_launcher.health.child import guard_probe
 
 _PROBE_BYTES = 1 << 16
 

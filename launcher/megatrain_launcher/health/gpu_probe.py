@@ -10,8 +10,8 @@ import sys
 from megatrain.contracts.records.record import encode
 from megatrain_job.devices.gpu_readings import DriverReading
 from megatrain_job.devices.nvml import read_nvml
+from megatrain_launcher.health.child import guard_probe
 from megatrain_launcher.health.nvidia_smi import read_nvidia_smi
-from megatrain_launcher.health.parent_death_guard import guard_probe
 
 
 def main(deadline_s: float) -> None:

@@ -8,8 +8,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from megatrain_launcher.health.child import guard_probe
 from megatrain_launcher.health.forked import print_measurement, run_part
-from megatrain_launcher.health.parent_death_guard import guard_probe
 
 COMPUTE_S = 30.0
 """How long a rank has before the time limit of the meeting begins, and to report that it has passed."""

@@ -35,7 +35,7 @@ _SHORT = {"--redirects": "-r"}
 _WITHOUT_VALUE = {"--no-python", "--run-path", "--virtual-local-rank"}
 
 
-class _Refusal(argparse.Action):
+class _RefusedFlag(argparse.Action):
     def __call__(
         self,
         parser: argparse.ArgumentParser,
@@ -51,5 +51,5 @@ def add_refusals(parser: argparse.ArgumentParser) -> None:
     for option in REFUSED:
         names = [*spellings(option), *([_SHORT[option]] if option in _SHORT else [])]
         parser.add_argument(
-            *names, action=_Refusal, nargs=0 if option in _WITHOUT_VALUE else "?", help=argparse.SUPPRESS
+            *names, action=_RefusedFlag, nargs=0 if option in _WITHOUT_VALUE else "?", help=argparse.SUPPRESS
         )

@@ -46,8 +46,8 @@ _Order: TypeAlias = _Bytes | _Lost | _Close | threading.Event
 
 
 @dataclass(slots=True)
-class _Shared:
-    """Guarded by the condition."""
+class _WriteQueue:
+    """The writes that wait for the disk; guarded by the condition."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     orders: deque[_Order] = field(default_factory=deque)
@@ -63,7 +63,7 @@ class LogDisk:
 
     def __init__(self) -> None:
         self._losses = Losses()
-        self._shared = _Shared()
+        self._shared = _WriteQueue()
         self._thread = threading.Thread(target=self._run, name="log-disk", daemon=True)
         self._thread.start()
 

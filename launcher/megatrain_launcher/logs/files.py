@@ -52,7 +52,7 @@ class RotatingFile:
         self.problem = ""
 
     def make_anew_if_removed(self) -> bool:
-        """Recreate the open file if somebody has removed it; return whether that was so."""
+        """Recreate the open file if it was removed; return whether it was."""
         if self._fd < 0 or is_in_place(self._fd, self.path):
             return False
         self._removed_bytes += self._size

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from megatrain_job.failures.classifier import LogClassifier
+from megatrain_job.failures.rule import HOST
 from megatrain_job.failures.verdict import Label, Verdict
-from megatrain_job.failures.weights import HOST
 
 ALARM_WEIGHT: Final = HOST
 """A line of this weight shows that the host is broken, even if the process still runs."""

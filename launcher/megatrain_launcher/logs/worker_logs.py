@@ -55,7 +55,7 @@ class _Source:
 
 
 @dataclass(slots=True)
-class _Shared:
+class _PumpState:
     """State of the pump and its callers; guarded by the lock."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -88,7 +88,7 @@ class WorkerLogs:
         self._disk = LogDisk()
         self._file_at = file_at
         self._on_alarm = on_alarm
-        self._shared = _Shared()
+        self._shared = _PumpState()
         self._selector = selectors.EpollSelector()
         self._wakeup, self._wakeup_end = socket.socketpair()
         self._wakeup.setblocking(False)

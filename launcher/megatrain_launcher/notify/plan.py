@@ -38,7 +38,7 @@ class Manner(StrEnum):
     DIGEST = "digest"
     """For people to read: one message contains everything that happened meanwhile."""
     PAGE = "page"
-    """Each new topic wakes somebody: one at a time, the worst first, and nothing that is over already."""
+    """Each new topic pages an engineer: topics are sent one at a time, the worst first, and none that is over."""
     STATE = "state"
     """The receiver keeps the state and groups it: all open topics are sent, repeatedly."""
 

@@ -1,11 +1,17 @@
-"""The receivers of a configuration: what each gets, how, and where."""
+"""The receivers of a configuration: what each gets, how, and where.
+
+Their secrets are read again for each message, from files of the job's user, so that a new secret needs no restart.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import ssl
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from string import Template
 from typing import Any
 
@@ -20,6 +26,7 @@ from megatrain.config.notify import (
     WebhookConfig,
 )
 from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.files.own_files import open_own_file
 from megatrain.contracts.network_address import WebAddress
 from megatrain_job.coordination.transport import Deadline
 from megatrain_job.jobs.health import HealthLevel
@@ -36,7 +43,6 @@ from megatrain_launcher.notify.formats import (
 from megatrain_launcher.notify.mail import MailServer, send_mail
 from megatrain_launcher.notify.message import Message
 from megatrain_launcher.notify.plan import Manner, Rules
-from megatrain_launcher.notify.secret_files import read_secret
 
 _ALERTS_PATH = "/api/v2/alerts"
 Send = Callable[[Message, float], str]
@@ -217,3 +223,30 @@ def _filled(template: Template, message: Message, found: WebhookConfig, key: str
             problem = f"{key} is not JSON once it is filled in: {error}; each name stands between quotes"
             raise ConfigError([problem]) from error
     return body.encode()
+
+
+_MAX_SECRET_BYTES = 4096
+
+
+def read_secret(path: str, key: str) -> str:
+    """Return the one line of a file that only its user can read. `key`: the option that names the file, for errors.
+
+    Raises: ConfigError, which never contains the file's content.
+    """
+    try:
+        with open(open_own_file(Path(path), os.O_RDONLY), "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            raw = file.read(_MAX_SECRET_BYTES + 1)
+    except OSError as error:
+        raise ConfigError([f"{key}: {path} cannot be used: {error.strerror}; name a file of your own"]) from error
+    if mode & 0o077:
+        raise ConfigError(
+            [f"{key}: {path} has mode {mode:o}, and others may have read it; set it to 600 and renew the secret in it"]
+        )
+    try:
+        text = raw.decode("ascii").strip() if len(raw) <= _MAX_SECRET_BYTES else ""
+    except UnicodeDecodeError:
+        text = ""
+    if not text or not text.isprintable() or " " in text:
+        raise ConfigError([f"{key}: {path} holds no secret: expected one line of ASCII without spaces"])
+    return text

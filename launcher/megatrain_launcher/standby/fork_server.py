@@ -1,7 +1,7 @@
 """The standby server's loop: fork workers on request, report their ends, kill their groups. One thread, no other work.
 
 A worker that ended stays a zombie until its group is killed: so no other process gets its number, which is the group's,
-as long as anybody may send it a signal. Orphans of workers become the server's children, so that it can reap the
+as long as a process may send it a signal. Orphans of workers become the server's children, so that it can reap the
 last process of a group. A process that left the group, such as a checkpoint writer in its own session, lives on.
 """
 
@@ -132,7 +132,7 @@ class ForkServer:
             return Forked(start, output, server_pid)
         self._unblock()
         os.close(output)
-        # the worker does the same: whichever is first, the group exists before anybody kills it
+        # the worker does the same: whichever is first, the group exists before a signal is sent to it
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         self._workers[pid] = _Worker()

@@ -9,7 +9,7 @@ from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.notices import ReceiverRecord
 from megatrain.contracts.records.receipts import Receipt
 from megatrain_launcher.driver.actions import UpdateIncident
-from megatrain_launcher.driver.receipts import kept_receipts
+from megatrain_launcher.driver.incidents import kept_receipts
 from megatrain_launcher.driver.state import ClusterState
 from tests.helpers.launched_job import NOW_S, make_incident
 

@@ -270,7 +270,7 @@ child.wait()
 def test_a_probe_ends_with_its_parent(tmp_path: Path) -> None:
     script = (
         "import signal\n"
-        "from megatrain_launcher.health.parent_death_guard import guard_probe\n"
+        "from megatrain_launcher.health.child import guard_probe\n"
         "guard_probe()\n"
         "print('guarded', flush=True)\n"
         "signal.pause()\n"

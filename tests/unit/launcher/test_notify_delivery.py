@@ -14,8 +14,7 @@ import pytest
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.network_address import WebAddress
 from megatrain_launcher.notify.delivery import MAX_RETRY_AFTER_S, DeliveryError, post, read_template, tls_context
-from megatrain_launcher.notify.receivers import receivers_of
-from megatrain_launcher.notify.secret_files import read_secret
+from megatrain_launcher.notify.receivers import read_secret, receivers_of
 from tests.helpers.certificates import Authority, CertificateFiles
 from tests.helpers.http_receiver import HttpReceiver, Reply
 from tests.helpers.notification_topics import config_with, make_message, make_topic, over, write_secret

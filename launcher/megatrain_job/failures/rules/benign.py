@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from megatrain_job.failures.rule import Rule, rule
+from megatrain_job.failures.rule import NOISE, Rule, rule
 from megatrain_job.failures.verdict import Label
-from megatrain_job.failures.weights import NOISE
 
 _LEVEL = r"(?:^|[\s\[|(/:])"
 

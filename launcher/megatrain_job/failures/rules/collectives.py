@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from megatrain_job.failures.rule import Rule, rule
+from megatrain_job.failures.rule import ABORT, LOST_PEER, SPECIFIC, TIMEOUT, Rule, rule
 from megatrain_job.failures.verdict import Label
-from megatrain_job.failures.weights import ABORT, LOST_PEER, SPECIFIC, TIMEOUT
 
 RULES: tuple[Rule, ...] = (
     rule(

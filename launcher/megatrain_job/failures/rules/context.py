@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from megatrain_job.failures.rule import Rule, rule
+from megatrain_job.failures.rule import ABORT, EXCEPTION, SPECIFIC, TIMEOUT, Rule, rule
 from megatrain_job.failures.verdict import Label
-from megatrain_job.failures.weights import ABORT, EXCEPTION, SPECIFIC, TIMEOUT
 
 FRAME: Final = "traceback-frame"
 TABLE_HEAD: Final = "table-head"

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import itertools
 
-from megatrain_job.failures.rule import Rule, rule
-from megatrain_job.failures.verdict import Label
-from megatrain_job.failures.weights import (
+from megatrain_job.failures.rule import (
     ENDED_BY_OTHERS,
     EXCEPTION,
     HARDWARE,
@@ -18,7 +16,10 @@ from megatrain_job.failures.weights import (
     LOST_PEER,
     SPECIFIC,
     TIMEOUT,
+    Rule,
+    rule,
 )
+from megatrain_job.failures.verdict import Label
 
 _HARMLESS = (
     r"\bno\b|\bnot?e:|\b0 (?:errors?|failures?)|enabled|disabled|configured|installed|default|setting|threshold|avoid|"

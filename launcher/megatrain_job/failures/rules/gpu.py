@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from megatrain_job.failures.rule import Rule, rule
+from megatrain_job.failures.rule import ABORT, DEVICE_FAULT, HARDWARE, HOST, NOISE, SPECIFIC, Rule, rule
 from megatrain_job.failures.verdict import FailureAction, Label
-from megatrain_job.failures.weights import ABORT, DEVICE_FAULT, HARDWARE, HOST, NOISE, SPECIFIC
 from megatrain_job.failures.xids import CAUSED_BY, XidKind, pattern_of
 
 _XID = r"\bxid \((?P<gpu>pci:[0-9a-f:.]+)[^)]*\):? *"

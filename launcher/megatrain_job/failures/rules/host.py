@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from megatrain_job.failures.rule import Rule, rule
+from megatrain_job.failures.rule import ABORT, CRASH, EXIT_CODE, HOST, SPECIFIC, Rule, rule
 from megatrain_job.failures.verdict import FailureAction, Label
-from megatrain_job.failures.weights import ABORT, CRASH, EXIT_CODE, HOST, SPECIFIC
 
 _SHELL_JOB = r"(?:^|\s)(?:line \d+: +\d+|\[\d+\]\W+\d*)\s+"
 _EXIT = r"(?:exit ?_?code|exit status|return ?code|exited with code|exit with status code)s?\W*"

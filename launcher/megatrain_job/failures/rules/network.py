@@ -6,9 +6,8 @@ unless nothing better is found.
 
 from __future__ import annotations
 
-from megatrain_job.failures.rule import Rule, rule
+from megatrain_job.failures.rule import LINK, LOST_PEER, Rule, rule
 from megatrain_job.failures.verdict import Label
-from megatrain_job.failures.weights import LINK, LOST_PEER
 
 _ADDRESS = r"\b(?P<peer>(?:\d{1,3}\.){3}\d{1,3})"
 _TO_PEER = r"(?:\bpeer|\bfrom|\bto|\bremote(?:=| address)?|\baddr(?:ess)?)\W{0,3}" + _ADDRESS

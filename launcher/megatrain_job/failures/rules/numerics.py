@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from megatrain_job.failures.rule import Rule, rule
+from megatrain_job.failures.rule import EXCEPTION, SPECIFIC, Rule, rule
 from megatrain_job.failures.verdict import Label
-from megatrain_job.failures.weights import EXCEPTION, SPECIFIC
 
 _NOT_FINITE = r"(?:nan|[-+]?inf(?:inity)?)\b"
 _GUARDS_OFF = (

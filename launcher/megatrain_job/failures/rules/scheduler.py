@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from megatrain_job.failures.rule import Rule, rule
+from megatrain_job.failures.rule import ENDED_BY_OTHERS, EXIT_CODE, SIGNAL_FROM_OUTSIDE, Rule, rule
 from megatrain_job.failures.verdict import Label
-from megatrain_job.failures.weights import ENDED_BY_OTHERS, EXIT_CODE, SIGNAL_FROM_OUTSIDE
 
 RULES: tuple[Rule, ...] = (
     rule(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from megatrain_job.failures.rule import Rule, rule
+from megatrain_job.failures.rule import LOST_PEER, NOISE, SIGNAL_FROM_OUTSIDE, SPECIFIC, Rule, rule
 from megatrain_job.failures.verdict import Label
-from megatrain_job.failures.weights import LOST_PEER, NOISE, SIGNAL_FROM_OUTSIDE, SPECIFIC
 
 RULES: tuple[Rule, ...] = (
     rule(

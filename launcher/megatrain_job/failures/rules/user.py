@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from megatrain_job.failures.rule import Rule, rule
+from megatrain_job.failures.rule import ABORT, EXCEPTION, EXIT_CODE, SPECIFIC, Rule, rule
 from megatrain_job.failures.verdict import Label
-from megatrain_job.failures.weights import ABORT, EXCEPTION, EXIT_CODE, SPECIFIC
 
 _NAME_ENDS = (
     "error",

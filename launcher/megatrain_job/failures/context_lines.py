@@ -1,0 +1,148 @@
+"""What context lines add to the lines that follow: tracebacks' frames, torch elastic's table of failures, and sequence
+numbers of collectives.
+
+A frame shows in which part of the program an exception arose. The table names the rank and host of an exit code, and
+the first failure. NCCL's watchdog prints the collectives that a rank entered, ended, and waited for in vain.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from megatrain_job.failures.lines import message_start
+from megatrain_job.failures.rule import ROOT_BONUS
+from megatrain_job.failures.verdict import Label
+
+MAX_RANKS: Final = 64
+"""When tracebacks of more ranks are interleaved in one log, the oldest is forgotten."""
+
+_LOADING = re.compile(
+    r"torch/utils/data/|site-packages/datasets/|webdataset|streaming/|data_?loader|[/_]dataset|datasets?\.py|indexed_|"
+    r"tokeniz|in __getitem__|in collate|in _fetch|pyarrow/|PIL/",
+    re.IGNORECASE,
+)
+_SAVING = re.compile(
+    r"torch/distributed/checkpoint/|torch/serialization\.py|safetensors/|checkpointing\.py|checkpoint_engine|"
+    r"in (?:save|load)_checkpoint|dist_checkpointing|in _?save_(?:checkpoint|state)",
+    re.IGNORECASE,
+)
+_EXCEPTION = re.compile(r"[\w.]*(?:Error|Exception|Empty|Full|Interrupt)(?:$|: )")
+_ABOUT_FILES = re.compile(
+    r"\b(?:OSError|IOError|FileNotFoundError|PermissionError|EOFError|TimeoutError|BlockingIOError|FileExistsError|"
+    r"NotADirectoryError|IsADirectoryError)\b"
+)
+_ABOUT_VALUES = re.compile(
+    r"\b(?:ValueError|RuntimeError|UnicodeDecodeError|AssertionError|struct\.error|ArrowException|OverflowError)\b"
+)
+
+
+class Frames:
+    """Remembers for each rank in which part of the program its newest traceback is."""
+
+    def __init__(self) -> None:
+        self._label_of: dict[str | None, Label] = {}
+        self._ignored: set[str | None] = set()
+
+    def see(self, rank: str | None, line: str) -> None:
+        """Process a frame."""
+        label = Label.DATA if _LOADING.search(line) else Label.STORAGE if _SAVING.search(line) else None
+        if label is not None:
+            self._label_of.pop(rank, None)
+            self._label_of[rank] = label
+            if len(self._label_of) > MAX_RANKS:
+                del self._label_of[next(iter(self._label_of))]
+
+    def ignore(self, rank: str | None) -> None:
+        """Note that the exception which the rank's log shows next did no harm: Python was cleaning up."""
+        if len(self._ignored) < MAX_RANKS:
+            self._ignored.add(rank)
+
+    def ends_ignored(self, rank: str | None, line: str) -> bool:
+        """Return whether a line is the end of a traceback that did no harm."""
+        if rank not in self._ignored or _EXCEPTION.match(line, message_start(line)) is None:
+            return False
+        self._ignored.discard(rank)
+        self._label_of.pop(rank, None)
+        return True
+
+    def label_of(self, rank: str | None, line: str) -> Label | None:
+        """Return the part of the program in which an exception at the end of the rank's frames arose, None if only its
+        own code.
+        """
+        label = self._label_of.pop(rank, None)
+        if label is None:
+            return None
+        if _ABOUT_FILES.search(line) or (label is Label.DATA and _ABOUT_VALUES.search(line)):
+            return label
+        return None
+
+
+_HEAD = re.compile(r"(Root Cause \(first observed failure\))|Failures:")
+_HOST = re.compile(r"^\W*host\s+: (\S+)")
+_RANK = re.compile(r"^\W*rank\s+: (\d+) \(local_rank")
+_ENTRY_LINE = re.compile(r"^\W*(?:exitcode|traceback)\s+: ")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The fields read so far of the entry that a line belongs to."""
+
+    named: dict[str, str]
+    extra_weight: int
+
+
+@dataclass(slots=True)
+class FailureTable:
+    """Follows the table's lines."""
+
+    _is_root: bool = False
+    _named: dict[str, str] = field(default_factory=dict)
+
+    def see(self, line: str) -> None:
+        """Process a heading or a field."""
+        head, host, rank = _HEAD.search(line), _HOST.match(line), _RANK.match(line)
+        if host is not None:
+            self._named = {"host": host[1]}
+        elif rank is not None:
+            # the host's line comes before the rank's, if at all
+            self._named = {**({} if "rank" in self._named else self._named), "rank": rank[1]}
+        elif head is not None:
+            self._is_root, self._named = head[1] is not None, {}
+
+    def entry_for(self, line: str) -> Entry | None:
+        """Return the entry whose end a line describes, None for a line outside the table."""
+        if not self._named or not _ENTRY_LINE.match(line):
+            return None
+        return Entry(dict(self._named), ROOT_BONUS if self._is_root else 0)
+
+
+MAX_GROUPS: Final = 64
+
+_GROUP = re.compile(r"PG (?:ID |GUID )?(\d+)")
+_TIMED_OUT = re.compile(r"SeqNum=(\d+)")
+_ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)", re.IGNORECASE)
+_COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d+)", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class WatchdogSequences:
+    """The newest numbers by process group, as one rank's log names them."""
+
+    timed_out: dict[str, int] = field(default_factory=dict)
+    enqueued: dict[str, int] = field(default_factory=dict)
+    completed: dict[str, int] = field(default_factory=dict)
+
+    def see(self, line: str) -> None:
+        """Process a line of the watchdog."""
+        found = _GROUP.search(line)
+        group = found[1] if found else ""
+        for numbers, pattern in (
+            (self.timed_out, _TIMED_OUT),
+            (self.enqueued, _ENQUEUED),
+            (self.completed, _COMPLETED),
+        ):
+            number = pattern.search(line)
+            if number is not None and (group in numbers or len(numbers) < MAX_GROUPS):
+                numbers[group] = int(number[1])
