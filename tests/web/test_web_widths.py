@@ -53,7 +53,7 @@ def test_no_table_scrolls_sideways_on_a_telephone(url: str, pages, view: str) ->
     assert not told, "\n".join(told)
 
 
-def test_a_block_names_each_value_and_a_wider_page_has_rows_again(url: str, pages) -> None:
+def test_narrow_rows_are_blocks_that_name_each_value(url: str, pages) -> None:
     page = pages.open(f"{url}#/checkpoints", width=NARROW_PX, height=844)
     _loaded(page)
     box = page.locator(".table-box.is-blocks")

@@ -100,6 +100,11 @@ class Seen:
     def outcome(self, **content: Any) -> VerdictOutcome:
         """Write a verdict as the daemon does, and return what the driver does about it."""
         view = self.running.view
+        # a job that may shrink begins with one host where the other one is late
+        wait_until(
+            lambda: {part.host for part in view.rounds()[-1].hosts} >= set(content.get("hosts", ())),
+            "a round with the hosts of the verdict",
+        )
         verdict_id = f"20271121-101112-{content['kind']}"
         verdict = HostVerdict(
             verdict_id=verdict_id, round=view.rounds()[-1].number, confidence=VerdictConfidence.HIGH,

@@ -47,7 +47,7 @@ def test_losing_the_hosts_of_any_one_group_loses_nothing(
                 assert survivors or owner not in group, (rank, owner)
 
 
-def test_one_rank_per_host_has_keepers_with_pp2_dp2() -> None:
+def test_pp2_dp2_with_a_rank_per_host_has_keepers() -> None:
     layout = Layout(tp_size=1, pp_size=2, dp_size=2)
     assert choose_keepers(layout, hosts(layout, 1)) == (3, 2, 1, 0)
 

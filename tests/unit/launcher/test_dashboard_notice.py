@@ -44,7 +44,7 @@ def test_each_address_is_reported_once(settings: EtcdSettings) -> None:
     ]
 
 
-def test_a_page_that_is_there_already_is_reported_and_damage_is_passed_over(settings: EtcdSettings) -> None:
+def test_existing_page_is_reported_and_damage_ignored(settings: EtcdSettings) -> None:
     with EtcdClient(settings) as client:
         client.put(KEYS.dashboard, b"{")
     told: list[str] = []

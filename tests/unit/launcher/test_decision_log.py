@@ -21,7 +21,7 @@ def said(*decisions: tuple[float, str, tuple[DriverAction, ...]]) -> list[str]:
     return [line for line in lines if line]
 
 
-def test_an_act_is_logged_at_once_and_only_once_while_it_is_retried() -> None:
+def test_retried_action_is_logged_once() -> None:
     assert said((0, "a rank died", (HALT,)), (0.1, "a rank died", (HALT,))) == ["a rank died"]
 
 

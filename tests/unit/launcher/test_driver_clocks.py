@@ -103,7 +103,7 @@ def test_a_recovery_that_breaks_again_is_timed_to_its_end() -> None:
     assert first.moments.joined >= second.moments.round_written
 
 
-def test_the_budget_counts_on_when_the_next_drivers_clock_is_slow() -> None:
+def test_restart_limit_holds_with_a_slow_clock_of_a_new_driver() -> None:
     job = begin(ONE_RESTART)
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 2.0)
@@ -121,7 +121,7 @@ def test_the_budget_counts_on_when_the_next_drivers_clock_is_slow() -> None:
 
 
 @pytest.mark.parametrize("skew_s", [-7200.0, 7200.0])
-def test_the_budget_counts_whatever_the_clock_of_the_first_host_or_the_failing_one(skew_s: float) -> None:
+def test_restart_limit_holds_with_any_clock_of_hosts(skew_s: float) -> None:
     job = SimulatedJob(ONE_RESTART, 2)
     record = JobRecord("sim", "l", "", {}, 2, 2, 2, "runs/sim", "host-0", job.now + skew_s)
     job.etcd.put(KEYS.record, encode(record))
@@ -172,7 +172,7 @@ def test_a_stall_began_before_its_report_by_the_drivers_clock() -> None:
     assert stall_began(job.driver.state, name, job.now + 3.0) == pytest.approx(job.now - 5.0)
 
 
-def test_an_incident_keeps_the_most_informative_of_thousands_of_failures() -> None:
+def test_incident_keeps_the_most_informative_failures() -> None:
     victims = [RankFailure(rank, 69, 100.0 + rank / 1000, "network", is_cascade=True) for rank in range(9999)]
     root = RankFailure(9999, -9, 200.0)
     kept = most_informative([*victims, root])

@@ -34,7 +34,7 @@ def alarms(job: SimulatedJob) -> list[str]:
     return [action.text for action in decision.actions if isinstance(action, Alarm)]
 
 
-def test_a_round_that_cannot_be_read_is_not_in_the_way_of_the_next() -> None:
+def test_unreadable_round_does_not_block_the_next() -> None:
     job = begin()
     job.etcd.put(KEYS.round(2), JUNK)
     job.etcd.put(KEYS.round(3), JUNK)
@@ -48,7 +48,7 @@ def test_a_round_that_cannot_be_read_is_not_in_the_way_of_the_next() -> None:
     assert job.etcd.items[KEYS.round(2)].value == JUNK, "left for people to look at"
 
 
-def test_a_host_that_has_left_a_later_round_is_waited_for_no_longer() -> None:
+def test_host_that_left_a_later_round_is_not_awaited() -> None:
     job = begin(num_hosts=2)
     job.etcd.put(KEYS.round(2), JUNK)
     job.hosts["host-0"].fail(job.now, is_cascade=False)
@@ -73,7 +73,7 @@ def test_a_first_round_that_cannot_be_read() -> None:
     assert {host.running for host in job.hosts.values()} == {2}
 
 
-def test_a_live_round_that_somebody_wrote_over_is_ended_before_the_next_begins() -> None:
+def test_overwritten_live_round_is_ended_first() -> None:
     job = begin()
     job.etcd.put(KEYS.round(1), JUNK)
     drive(job)
@@ -104,7 +104,7 @@ def test_a_command_that_cannot_be_read_is_passed_by() -> None:
     assert (command.number, command.kind) == (2, "checkpoint")
 
 
-def test_an_end_that_cannot_be_read_ends_nothing_and_stops_nothing() -> None:
+def test_unreadable_end_has_no_effect() -> None:
     job = begin()
     job.etcd.put(KEYS.end, JUNK)
     job.hosts["host-0"].fail(job.now, is_cascade=False)
@@ -126,7 +126,7 @@ def test_a_candidacy_without_a_lease_is_reported_and_taken_away() -> None:
     assert not alarms(job)
 
 
-def test_what_broke_an_older_launch_says_nothing_of_this_one() -> None:
+def test_failure_of_an_older_launch_does_not_count() -> None:
     job = begin()
     job.hosts["host-0"].fail(job.now, is_cascade=False, exit_code=78, label="user_code")  # a wrong configuration
     drive(job)

@@ -89,7 +89,7 @@ def test_broken_host_is_evicted_and_the_spare_takes_its_ranks() -> None:
     assert KEYS.cordon(first[0]) in job.etcd.items
 
 
-def test_dead_executor_is_proven_by_its_port_long_before_its_lease() -> None:
+def test_dead_executor_is_proven_by_its_port_before_its_lease() -> None:
     job = begin()
     first = members(job, 1)
     job.hosts[first[1]].kill()
@@ -122,7 +122,7 @@ def test_vanished_lease_while_steps_advance_is_held() -> None:
     assert "over_unix_s" in incident.notes
 
 
-def test_leases_lost_and_taken_anew_while_nobody_drove_are_reported_once() -> None:
+def test_leases_regained_without_a_driver_are_reported_once() -> None:
     job = begin()
     both = members(job, 1)
     for name in both:
@@ -209,7 +209,7 @@ def test_many_vanished_leases_are_the_control_planes_fault() -> None:
     assert KEYS.halt(1) in job.etcd.items
 
 
-def test_no_round_is_written_while_a_host_that_was_waited_out_is_registered_again() -> None:
+def test_returned_host_delays_the_next_round() -> None:
     """The driver has not heard of it yet: the transaction itself looks."""
     job = begin()
     first = members(job, 1)
@@ -326,7 +326,7 @@ def test_host_must_pass_its_check() -> None:
     assert name in members(job, 2)
 
 
-def test_host_that_failed_its_check_may_come_back_when_a_later_one_passes() -> None:
+def test_host_returns_when_a_later_check_passes() -> None:
     job = begin(num_hosts=2)
     name = members(job, 1)[0]
     job.hosts[name].fail(job.now, is_cascade=False, exit_code=-11, label="segfault", action="restart_then_check")

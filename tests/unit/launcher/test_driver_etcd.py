@@ -74,9 +74,7 @@ def test_a_driver_dies_and_the_other_goes_on(etcd: EtcdServers, tmp_path: Path) 
 
 @pytest.mark.slow(kept=["True"])
 @pytest.mark.parametrize("is_dead", [True, False])
-def test_a_driver_whose_executor_refuses_connections_is_followed_before_its_lease_ends(
-    etcd: EtcdServers, tmp_path: Path, is_dead: bool
-) -> None:
+def test_dead_driver_is_followed_before_its_lease_ends(etcd: EtcdServers, tmp_path: Path, is_dead: bool) -> None:
     """Both leases live for longer than the test. A port that is silent proves nothing."""
     with ExitStack() as stack:
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
@@ -105,7 +103,7 @@ def test_a_driver_whose_executor_refuses_connections_is_followed_before_its_leas
             client.revoke_lease(lease_id)
 
 
-def test_a_halt_that_arrives_when_its_cause_is_gone_changes_nothing(etcd: EtcdServers, tmp_path: Path) -> None:
+def test_halt_without_a_cause_changes_nothing(etcd: EtcdServers, tmp_path: Path) -> None:
     """A proxy keeps the halt back until its driver has given it up, read anew, and found that all is well."""
     halt_key = base64.b64encode(KEYS.halt(1).encode())
     trains = "round 1 trains on 2 hosts"
@@ -168,7 +166,7 @@ def test_a_candidacy_without_a_lease_keeps_nobody_from_driving(etcd: EtcdServers
 
 
 @pytest.mark.slow
-def test_who_is_refused_lets_another_drive(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_candidate_that_is_refused_lets_another_drive(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its user may use the keys of the election, and no others of the job."""
     with ExitStack() as stack:
         etcd = stack.enter_context(EtcdServers(tmp_path))

@@ -72,7 +72,7 @@ def test_a_silent_host_is_likely_and_named() -> None:
     assert "b sent no evidence" in found.sentences
 
 
-def test_the_evidence_of_each_of_thousands_of_hosts_takes_few_bytes() -> None:
+def test_evidence_of_a_host_takes_few_bytes() -> None:
     hosts = 1250
     parts = tuple(RoundHost(f"h{n}", "s", "a", 8 * n, 8) for n in range(hosts))
     round_ = Round(3, 8 * hosts, parts, "a", 1, "", "", 0.0)
@@ -95,7 +95,7 @@ def test_groups_that_cannot_be_are_nobodys() -> None:
     assert find_culprit(ROUND, {"a": WAITING, "b": strange}).ranks == (3,)
 
 
-def test_nothing_to_go_by() -> None:
+def test_hang_without_evidence() -> None:
     found = find_culprit(ROUND, {})
     assert (found.hosts, found.is_firm) == ((), False)
     busy = find_culprit(
@@ -110,7 +110,7 @@ def test_ranks_that_the_round_has_not_are_nobodys() -> None:
     assert set(found.ranks) <= {0, 1, 2, 3}
 
 
-def test_a_rank_whose_exchange_is_on_its_way_is_not_taken_for_a_waiting_one() -> None:
+def test_rank_with_a_pending_exchange_does_not_wait() -> None:
     # rank 3 started collective 5 and then hung in something else; the others wait for its end
     waiting = [replace(rank(number, 5, 4), awaited_group="dp:0+4x1", awaited=5) for number in range(3)]
     other = replace(rank(3, 5, 4), awaited_group="pp:3+2x1", awaited=2, in_flight="forward-compute")
@@ -122,7 +122,7 @@ def test_a_rank_whose_exchange_is_on_its_way_is_not_taken_for_a_waiting_one() ->
     assert everybody.ranks == ()
 
 
-def test_who_waits_for_storage_does_not_hang() -> None:
+def test_rank_that_waits_for_storage_does_not_hang() -> None:
     at_storage = replace(rank(3, 4, 4), phase="checkpoint", is_at_storage=True)
     found = find_culprit(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), at_storage)})
     assert (found.ranks, found.waits_for_storage) == ((3,), "rank 3 waits for storage")
@@ -160,7 +160,7 @@ def write_evidence(job: SimulatedJob, name: str, *entered: int, is_at_storage: b
     job.etcd.put(KEYS.evidence(host.running, name), encode(found))
 
 
-def test_hang_waits_for_evidence_names_the_culprit_and_evicts_it_the_second_time() -> None:
+def test_repeated_hang_evicts_the_culprit() -> None:
     job = begin()
     first = members(job, 1)
     stall(job, *first)
@@ -183,7 +183,7 @@ def test_hang_waits_for_evidence_names_the_culprit_and_evicts_it_the_second_time
     assert KEYS.cordon(first[1]) in job.etcd.items
 
 
-def test_who_waits_for_storage_is_waited_for_and_asked_again() -> None:
+def test_host_that_waits_for_storage_is_asked_again() -> None:
     job = begin()
     first = members(job, 1)
     stall(job, *first)

@@ -27,7 +27,7 @@ def wait(job: SimulatedJob, seconds: float) -> None:
         drive(job)
 
 
-def test_one_of_three_hosts_is_not_many() -> None:
+def test_loss_of_one_of_three_hosts_is_not_many() -> None:
     job = begin(THREE, 4)
     lost = members(job, 1)[1]
     stepped_at = job.now

@@ -107,7 +107,7 @@ def test_neighbours_are_those_of_one_switch() -> None:
     assert commands[0].partners == {"host-1": "host-3", "host-3": "host-1", "host-0": "host-2", "host-2": "host-0"}
 
 
-def test_a_host_that_reaches_nobody_is_at_fault_and_no_partner_of_it() -> None:
+def test_host_that_reaches_no_partner_is_at_fault() -> None:
     check, _ = whole_campaign(cluster(*map(record, range(4))), without("host-2"))
     assert list(check.findings.culprits) == ["host-2"]
     assert findings_text(check.findings).startswith("host-2 is at fault: with host-3: ")
@@ -119,7 +119,7 @@ def test_two_hosts_are_suspects_only() -> None:
     assert findings_text(check.findings).startswith("host-0 may be at fault: with host-1: ")
 
 
-def test_a_host_that_never_answers_is_waited_for_and_then_at_fault() -> None:
+def test_unresponsive_host_is_at_fault_after_a_wait() -> None:
     state, now = cluster(*map(record, range(4))), 0.0
     for _ in range(2):
         state, command = ordered(state, follow_pairs(now, state, POLICY, CAMPAIGN, state.hosts.values()), now)
@@ -131,7 +131,7 @@ def test_a_host_that_never_answers_is_waited_for_and_then_at_fault() -> None:
     assert "host-1 did not answer" in findings_text(check.findings)
 
 
-def test_who_leaves_in_the_middle_says_nothing_about_a_partner() -> None:
+def test_host_that_leaves_during_a_test_blames_no_partner() -> None:
     state = cluster(*map(record, range(3)))
     state, command = ordered(state, follow_pairs(0.0, state, POLICY, CAMPAIGN, state.hosts.values()), 0.0)
     state = answered(state, command, without("host-0"), "host-0")
@@ -153,7 +153,7 @@ def test_a_new_life_of_a_host_did_not_answer() -> None:
     assert follow_pairs(0.0, state, POLICY, CAMPAIGN, ()).waiting.endswith("waiting for host-1")
 
 
-def test_what_an_earlier_launch_ordered_is_ordered_anew() -> None:
+def test_pair_test_of_an_earlier_launch_is_repeated() -> None:
     state = cluster(record(0), record(1))
     state, command = ordered(state, follow_pairs(0.0, state, POLICY, CAMPAIGN, state.hosts.values()), 0.0)
     state = answered(state, command, good)
@@ -239,7 +239,7 @@ def test_a_culprit_is_cordoned_and_left_out() -> None:
     assert state.cordons["host-1"].by == "driver"
 
 
-def test_what_nobody_can_be_blamed_for_is_reported_and_tried() -> None:
+def test_unexplained_failure_is_reported_and_retried() -> None:
     job = begin(2, without("host-1"), replace(STORY, max_hosts=2, feasible_counts=frozenset({2})))
     state = job.driver.state
     assert state is not None
@@ -253,7 +253,7 @@ def test_a_failure_that_names_a_host_waits_for_nothing() -> None:
     assert len(commands_of(job)) == 3
 
 
-def test_victims_that_name_nobody_are_paired_and_the_incident_says_who() -> None:
+def test_victims_without_a_culprit_are_paired() -> None:
     job = begin(4, good)
     for host in members(job, 1):
         job.hosts[host].fail(job.now, is_cascade=True, exit_code=69)

@@ -57,7 +57,7 @@ def test_answers(answer: bytes | None, vitality: Vitality) -> None:
         assert ask("127.0.0.1", port, "mine", timeout_s=0.2)[0] is vitality
 
 
-def test_nobody_there() -> None:
+def test_probe_of_a_closed_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     assert ask("127.0.0.1", port, "mine")[0] is Vitality.DEAD
@@ -65,7 +65,7 @@ def test_nobody_there() -> None:
 
 
 @pytest.mark.parametrize("port", [-1, 0, 65536, 10**6])
-def test_what_is_no_port_proves_no_death(port: int) -> None:
+def test_invalid_port_proves_no_death(port: int) -> None:
     """Linux refuses a connection to port 0, and a candidate ends the lease of whoever refuses."""
     assert ask("127.0.0.1", port, "mine")[0] is Vitality.UNKNOWN
 

@@ -45,7 +45,7 @@ def test_spare_takes_the_place_of_who_went() -> None:
     assert names(choose(records("spare", "c", "a"), before, 3)) == ["a", "spare", "c"]
 
 
-def test_members_stay_before_spares_and_spares_of_the_same_switch_come_first() -> None:
+def test_members_come_before_spares_of_the_same_switch() -> None:
     before = round_of(record("a", "s1"), record("b", "s1"), record("c", "s1"))
     assert names(choose(records("x@s2", "y@s1", "a@s1", "b@s1"), before, 3)) == ["a", "b", "y"]
     assert names(choose(records("x@s2", "y@s1", "a@s1", "b@s1", "c@s1"), before, 3)) == ["a", "b", "c"]

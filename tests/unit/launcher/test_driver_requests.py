@@ -38,7 +38,7 @@ def break_round(job: SimulatedJob) -> None:
     assert not halted(job, 1).is_saving
 
 
-def test_eviction_while_a_halt_saves_is_answered_correctly_and_done() -> None:
+def test_eviction_during_a_saving_halt_is_done() -> None:
     job = begin()
     first = members(job, 1)
     restart = begin_to_save(job)
@@ -74,7 +74,7 @@ def test_eviction_of_a_host_that_leaves_meanwhile_is_done_too() -> None:
     assert answer(job, eviction).text == f"done: {first[0]} is cordoned, and round 2 began without it"
 
 
-def test_eviction_asked_for_at_the_last_moment_keeps_the_host_out() -> None:
+def test_late_eviction_keeps_the_host_out() -> None:
     job = begin()
     first = members(job, 1)
     begin_to_save(job)
@@ -102,7 +102,7 @@ def test_restart_while_a_round_is_stopped_is_what_comes_anyway(stop) -> None:
     assert list(job.rounds()) == [1, 2], "one new round, not two"
 
 
-def test_stop_while_a_round_saves_waits_for_that_and_ends_the_job() -> None:
+def test_stop_during_a_save_waits_and_ends_the_job() -> None:
     job = begin()
     begin_to_save(job)
     job.etcd.put(KEYS.request("s"), encode(JobRequest("s", RequestKind.STOP, "slurm", job.now, exit_code=75)))
@@ -150,7 +150,7 @@ def test_a_checkpoint_of_a_round_that_stops() -> None:
     assert "there is nothing to save before the next one trains" in answer(job, request_id).text
 
 
-def test_requests_are_answered_in_order_of_revision_whatever_the_clocks_say() -> None:
+def test_requests_are_answered_in_order_of_revision() -> None:
     job = begin()
     for request_id, at in (("b", job.now), ("a", job.now - 1000.0)):
         request = JobRequest(request_id, RequestKind.CHECK, "me@here", at, host="host-0")

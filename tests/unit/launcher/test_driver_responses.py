@@ -154,7 +154,7 @@ def test_the_other_evictions_follow_from_pair_tests() -> None:
     assert of_driver - EVICTIONS.keys() == {EvictionReason.PAIR_TESTS}
 
 
-def test_a_host_that_the_job_needs_is_not_given_up_for_failing_often() -> None:
+def test_needed_host_is_kept_despite_frequent_failures() -> None:
     killed = replace(facts(failure(code=-9)), fit=frozenset({"a", "b"}))
     found = respond(killed, THRICE, POLICY, NOW)
     assert (found.action, found.cordoned) == ("restart", ())
@@ -174,12 +174,12 @@ def test_a_host_that_the_job_needs_is_not_given_up_for_failing_often() -> None:
     ],
     ids=["code", "held and asked for", "hangs", "many at once", "others"],
 )
-def test_what_does_not_count_against_a_host(history: list[Incident]) -> None:
+def test_failures_that_do_not_count_against_a_host(history: list[Incident]) -> None:
     killed = replace(facts(failure(code=-9)), fit=frozenset({"a", "b", "c"}))
     assert respond(killed, history, POLICY, NOW).cordoned == ()
 
 
-def test_what_goes_with_a_rank_costs_no_second_host() -> None:
+def test_consequences_of_a_failure_cost_no_second_host() -> None:
     history = [replace(one, culprit_ranks=(2,)) for one in THRICE]
     elsewhere = replace(past(2000, hosts=("old",), step=0), culprit_ranks=(2,))
     killed = replace(facts(failure(code=-11)), fit=frozenset({"a", "b", "c"}))

@@ -79,7 +79,7 @@ def roll_back(job: SimulatedJob, number: int) -> None:
     go_on(job, 1.0)
 
 
-def test_job_that_rolls_back_too_often_stops_with_the_exit_code_of_its_failure() -> None:
+def test_job_beyond_its_rollbacks_stops_with_its_failures_code() -> None:
     job = begin()
     roll_back(job, 1)
     roll_back(job, 2)

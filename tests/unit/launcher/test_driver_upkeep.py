@@ -20,7 +20,7 @@ def incident(incident_id: str, reason: str = "because") -> Incident:
     return Incident(incident_id, IncidentKind.FAILURE, IncidentState.OPEN, 1, Moments(1.0, 2.0), reason, "restart")
 
 
-def test_a_driver_that_was_held_up_reads_events_before_it_decides() -> None:
+def test_delayed_driver_reads_events_before_it_decides() -> None:
     pace = Pace(100.0)
     assert pace.begin_look(100.2) == 0.0
     assert pace.may_decide(100.2)
@@ -37,7 +37,7 @@ def test_a_driver_rests_in_proportion_to_its_thinking() -> None:
     assert Pace.pause_s(3.0) == 0.1
 
 
-def test_incidents_are_written_as_files_and_the_newest_word_counts(tmp_path: Path) -> None:
+def test_newest_version_of_an_incident_is_its_file(tmp_path: Path) -> None:
     directory = tmp_path / "incidents"
     with IncidentFiles(directory) as files:
         for reason in ("first", "last"):

@@ -83,7 +83,7 @@ def test_a_slow_host_saves_and_a_spare_takes_its_ranks() -> None:
         ({"round": 2}, "about round 2, now there is round 1"),
     ],
 )
-def test_what_is_declined_and_why(changes: dict[str, Any], why: str) -> None:
+def test_declined_verdicts_have_a_reason(changes: dict[str, Any], why: str) -> None:
     job = begin()
     assert why in declined(job, **changes)
     go_on(job, 1.0)
@@ -191,7 +191,7 @@ def test_zero_evictions_an_hour_means_none() -> None:
     assert "diagnostics.evictions_per_hour" in declined(job)
 
 
-def test_nothing_is_done_while_an_incident_is_open() -> None:
+def test_verdicts_wait_while_an_incident_is_open() -> None:
     job = begin()
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     go_on_until(job, lambda: 2 in job.rounds(), 5.0)
@@ -203,7 +203,7 @@ def test_nothing_is_done_while_an_incident_is_open() -> None:
     assert [one.kind for one in incidents(job)] == [IncidentKind.FAILURE, IncidentKind.STRAGGLER]
 
 
-def test_of_two_that_say_the_same_one_is_enough() -> None:
+def test_duplicate_verdict_is_applied_once() -> None:
     job = begin(APPROVAL)
     first, second = write_verdict(job), write_verdict(job)
     drive(job)
@@ -339,7 +339,7 @@ def test_a_key_that_cannot_be_a_verdict_is_taken_away() -> None:
     assert outcome_of(job, "a/b") is None
 
 
-def test_a_verdict_on_a_hang_is_evidence_of_the_drivers_own_incident() -> None:
+def test_verdict_on_a_hang_is_evidence_of_its_incident() -> None:
     job = begin()
     verdict_id = write_verdict(job, kind=VerdictKind.HANG, evidence=("rank 2 never entered collective 7",))
     drive(job)

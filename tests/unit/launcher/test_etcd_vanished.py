@@ -89,7 +89,7 @@ def put_another_in_its_place(etcd: EtcdProcess, place: Path) -> None:
         (lambda etcd, place: (place / "endpoint").unlink(), "endpoint", True),
     ],
 )
-def test_what_somebody_removes_is_put_back_and_nothing_is_lost(
+def test_removed_files_are_restored_without_loss(
     place: Path, program: Path, remove: Callable[[EtcdProcess, Path], object], named: str, is_shared: bool
 ) -> None:
     """A data directory that is gone would answer writes, and the next start would have none of them."""
@@ -202,7 +202,7 @@ def test_old_parts_that_etcd_takes_away_itself_are_no_loss(place: Path, program:
 
 
 @pytest.mark.slow
-def test_one_that_lost_what_nobody_held_does_not_begin_anew(
+def test_etcd_with_lost_unlocked_files_does_not_start_afresh(
     place: Path, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An empty one would have no password, and count rounds from 1 below those that have claimed the run."""

@@ -43,7 +43,7 @@ def test_each_reason_is_used_by_one_function() -> None:
     assert sorted(used) == sorted(EvictionReason.__members__)
 
 
-def test_who_evicts_takes_the_reason_from_the_table() -> None:
+def test_evictions_take_their_reason_from_the_table() -> None:
     without = {
         (path.stem, function.name)
         for path, function in functions()

@@ -64,9 +64,7 @@ def own_box(places: BoxPlaces) -> Path:
     return places.paths(ROUND, range(RANK, RANK + 1))[RANK]
 
 
-def test_a_black_box_of_another_user_is_reported_and_blinds_nobody(
-    places: BoxPlaces, far_box: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_foreign_black_box_is_reported(places: BoxPlaces, far_box: bytes, caplog: pytest.LogCaptureFixture) -> None:
     path = own_box(places)
     foreign(path, lambda path: path.write_bytes(far_box))
     watch = RankWatch(path, RANK, os.getpid())
@@ -95,9 +93,7 @@ def test_directory_of_another_user_is_a_problem_of_the_host(places: BoxPlaces, f
     assert f"belongs to user {OTHER_USER}" in finding.detail
 
 
-def test_a_rank_has_no_black_box_where_another_user_made_the_directory(
-    places: BoxPlaces, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_foreign_directory_has_no_black_box_of_a_rank(places: BoxPlaces, caplog: pytest.LogCaptureFixture) -> None:
     foreign(own_box(places), lambda path: path.touch())
     with caplog.at_level(logging.WARNING):
         recorder = open_recorder(IDENTITY, directory=str(places.directory), run_key=places.run.key, num_records=256)
@@ -108,9 +104,7 @@ def test_a_rank_has_no_black_box_where_another_user_made_the_directory(
     assert own_box(places).stat().st_size == 0
 
 
-def test_a_control_page_is_never_written_into_a_file_that_a_stranger_chose(
-    places: BoxPlaces, far_box: bytes, tmp_path: Path
-) -> None:
+def test_control_page_is_not_written_into_a_foreign_file(places: BoxPlaces, far_box: bytes, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(far_box)
     foreign(own_box(places), lambda path: path.symlink_to(victim))
@@ -120,9 +114,7 @@ def test_a_control_page_is_never_written_into_a_file_that_a_stranger_chose(
     assert victim.read_bytes() == far_box
 
 
-def test_what_a_stranger_left_is_neither_kept_as_evidence_nor_asked_for_its_process(
-    places: BoxPlaces, far_box: bytes
-) -> None:
+def test_foreign_black_box_is_no_evidence(places: BoxPlaces, far_box: bytes) -> None:
     foreign(own_box(places), lambda path: path.write_bytes(far_box))
     keeper = CrashEvidence(places, 4)
     keeper.sweep()

@@ -60,7 +60,7 @@ def test_a_registered_host_is_there_until_it_closes(
 
 
 @pytest.mark.parametrize("is_empty", [True, False])
-def test_a_host_does_not_come_back_to_an_etcd_that_has_lost_the_job(
+def test_host_does_not_return_to_an_etcd_without_the_job(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership], is_empty: bool
 ) -> None:
     """Its rounds would begin with 1, below those that have claimed the run; another job's of the name, too."""
@@ -150,7 +150,7 @@ def test_a_second_executor_of_the_same_name_is_refused(keys: JobKeys, member: Ca
     port.close()
 
 
-def test_the_place_of_a_dead_executor_of_this_machine_is_taken_at_once(
+def test_dead_local_executor_is_replaced_at_once(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
     (nobody,) = free_ports(1)
@@ -173,7 +173,7 @@ def test_the_place_of_a_silent_executor_elsewhere_is_waited_for(
     late.join()
 
 
-def test_who_was_replaced_while_away_leaves(
+def test_executor_replaced_while_away_leaves(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
     one = member(a_host())
@@ -185,7 +185,7 @@ def test_who_was_replaced_while_away_leaves(
     assert registered(client, keys) == other
 
 
-def test_its_own_key_below_a_lease_that_is_ending_replaces_nobody(
+def test_own_key_with_an_ending_lease_replaces_no_host(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
     port = LivenessPort("1", "127.0.0.1")
@@ -224,7 +224,7 @@ def test_status_is_written_although_evidence_is_refused(
     writer.close()
 
 
-def test_status_is_written_at_once_under_the_newest_lease_and_after_its_evidence(
+def test_status_is_written_after_its_evidence(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
     one, state = member(a_host()), HostStatusBuilder("a")
@@ -258,9 +258,7 @@ def test_status_is_written_at_once_under_the_newest_lease_and_after_its_evidence
     writer.close()
 
 
-def test_orders_come_by_watch_and_a_fenced_host_begins_a_new_life(
-    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
-) -> None:
+def test_fenced_host_starts_a_new_session(client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]) -> None:
     one = member(a_host())
     with OrderState(keys, "a", "1") as orders:
         orders.follow(client)
@@ -292,7 +290,7 @@ def test_orders_come_by_watch_and_a_fenced_host_begins_a_new_life(
         assert orders.problem == ""
 
 
-def test_what_somebody_left_among_the_hosts_keeps_nobody_out(client: EtcdClient, keys: JobKeys) -> None:
+def test_foreign_key_among_the_hosts_blocks_no_host(client: EtcdClient, keys: JobKeys) -> None:
     client.put(keys.host("junk"), b"{")
     first = claim_job(client, keys, a_job(keys, "a", "L"), 1.0)
     assert claim_job(client, keys, a_job(keys, "b", "L"), 1.0) == first
@@ -303,7 +301,7 @@ def test_what_somebody_left_among_the_hosts_keeps_nobody_out(client: EtcdClient,
         claim_job(client, keys, a_job(keys, "b", "L"), 1.0)
 
 
-def test_a_thousand_hosts_that_start_do_not_read_a_thousand_hosts_each(client: EtcdClient, keys: JobKeys) -> None:
+def test_starting_host_does_not_read_all_hosts(client: EtcdClient, keys: JobKeys) -> None:
     client.txn([], [Put(keys.host(f"h{number}"), encode(a_host(f"h{number}"))) for number in range(70)])
     assert len(read_job(client, keys).hosts) == 64
 

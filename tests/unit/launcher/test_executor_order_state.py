@@ -115,7 +115,7 @@ def test_a_host_can_stop_its_workers_for_reasons_of_its_own(orders: OrderState) 
     assert (orders.stop_reason(2), orders.is_saving(2)) == ("killed", False)
 
 
-def test_workers_that_save_for_a_reason_of_their_host_are_killed_when_the_driver_waits_for_no_save(
+def test_unwanted_save_of_workers_is_ended(
     orders: OrderState,
 ) -> None:
     write_round(orders, 1, "a")
@@ -126,9 +126,7 @@ def test_workers_that_save_for_a_reason_of_their_host_are_killed_when_the_driver
 
 
 @pytest.mark.parametrize("is_own", [False, True])
-def test_workers_of_a_host_that_slept_save_nothing_once_a_newer_round_has_begun(
-    orders: OrderState, *, is_own: bool
-) -> None:
+def test_workers_of_an_older_round_do_not_save(orders: OrderState, *, is_own: bool) -> None:
     write_round(orders, 1, "a")
     if is_own:
         orders.stop_round(1, "no lease", is_saving=True)
@@ -138,7 +136,7 @@ def test_workers_of_a_host_that_slept_save_nothing_once_a_newer_round_has_begun(
     assert not orders.is_saving(1)
 
 
-def test_a_snapshot_replaces_what_its_range_held_and_nothing_else(orders: OrderState) -> None:
+def test_snapshot_replaces_exactly_its_range(orders: OrderState) -> None:
     write_round(orders, 1, "a")
     write_halt(orders, 1)
     put(orders, KEYS.end, JobEnd(0, "done", 0.0))
@@ -152,7 +150,7 @@ def test_a_snapshot_replaces_what_its_range_held_and_nothing_else(orders: OrderS
     assert orders.stop_reason(1) == ""  # an etcd that lost everything orders nothing
 
 
-def test_what_cannot_be_read_is_passed_over(orders: OrderState) -> None:
+def test_unreadable_order_is_ignored(orders: OrderState) -> None:
     put(orders, KEYS.round(1), b"{")
     put(orders, KEYS.round(2), b'{"schema_version": 99}')
     write_round(orders, 3, "a")
@@ -172,7 +170,7 @@ def test_commands_to_others_are_not_ours(orders: OrderState) -> None:
     assert [command.number for command in orders.commands_after(1)] == [3]
 
 
-def test_a_new_life_begins_only_when_no_worker_of_the_old_one_is_left(orders: OrderState) -> None:
+def test_new_session_waits_for_the_end_of_old_workers(orders: OrderState) -> None:
     write_round(orders, 1, "a", "b")
     assert not orders.begin_session("2")
     orders.next_assignment(0)

@@ -98,7 +98,7 @@ def load(recorder: Recorder) -> None:
         pass
 
 
-def test_the_slowest_rank_counts_and_milestones_are_the_last_ranks(boxes: Boxes) -> None:
+def test_slowest_rank_decides_progress_and_milestones(boxes: Boxes) -> None:
     first, second = boxes.open(2), boxes.open(3)
     round_progress = RoundProgress(boxes.paths(), {2: os.getpid(), 3: os.getpid()}, 100.0)
 
@@ -172,7 +172,7 @@ def test_a_box_of_another_process_is_not_this_ranks(boxes: Boxes) -> None:
     left.close()
 
 
-def test_evidence_says_where_ranks_stand_and_how_their_processes_are(boxes: Boxes) -> None:
+def test_evidence_has_positions_and_process_states(boxes: Boxes) -> None:
     recorder = boxes.open(2)
     group = recorder.add_group("dp", [0, 2])
     recorder.add_group("odd", [0, 1, 5])
@@ -214,7 +214,7 @@ def test_evidence_of_a_group_of_thousands_is_small(boxes: Boxes) -> None:
     recorder.close()
 
 
-def test_a_process_that_is_done_with_its_box_may_yet_hang_at_its_end(boxes: Boxes) -> None:
+def test_process_without_a_black_box_may_hang_at_its_end(boxes: Boxes) -> None:
     recorder = boxes.open(2)
     take_steps(recorder, 0, 1, 2)
     progress = RoundProgress({2: boxes.paths()[2]}, {2: os.getpid()}, 100.0)
@@ -234,9 +234,7 @@ def test_a_process_that_is_done_with_its_box_may_yet_hang_at_its_end(boxes: Boxe
     progress.close()
 
 
-def test_steps_of_the_last_moment_are_reported_when_the_workers_are_gone(
-    boxes: Boxes, crash: Callable[..., CrashEvidence]
-) -> None:
+def test_last_steps_are_reported_after_the_workers_end(boxes: Boxes, crash: Callable[..., CrashEvidence]) -> None:
     parts = (RoundHost("host-1", "1", "127.0.0.1", 2, 2),)
     assignment = Assignment(Round(3, 4, parts, "127.0.0.1", 1, "a test", "d", 0.0), parts[0])
     state, recorders = HostStatusBuilder("host-1"), [boxes.open(2), boxes.open(3)]
@@ -276,7 +274,7 @@ def test_control_pages_are_written_when_something_changed(boxes: Boxes) -> None:
     pages.write(paths, 16 * 10**9, NOW_S)  # the rank has ended: nothing to tell
 
 
-def test_control_pages_say_what_to_record_and_a_burst_of_full_steps_ends(boxes: Boxes) -> None:
+def test_control_page_switches_recording_and_bursts_end(boxes: Boxes) -> None:
     recorders = {rank: boxes.open(rank) for rank in (2, 3)}
     paths = boxes.paths()
     pages = ControlPages(3)
@@ -320,9 +318,7 @@ def test_a_broken_rounds_boxes_are_kept_and_their_memory_freed(
     assert own_box_paths(boxes.directory) == []
 
 
-def test_where_ranks_stood_before_the_halt_counts_and_what_was_seen_later_only_where_there_is_nothing_else(
-    boxes: Boxes, crash: Callable[..., CrashEvidence]
-) -> None:
+def test_positions_before_the_halt_count(boxes: Boxes, crash: Callable[..., CrashEvidence]) -> None:
     def evidence(at_s: float, *states: str, step: int = 7, number: int = 3, is_late: bool = False) -> HangEvidence:
         ranks = tuple(RankEvidence(rank, {}, state, step, "step", 0.0) for rank, state in enumerate(states))
         return HangEvidence("host-1", "1", number, at_s, {}, ranks, is_after_halt=is_late)
@@ -350,9 +346,7 @@ def test_where_ranks_stood_before_the_halt_counts_and_what_was_seen_later_only_w
         assert decode(HangEvidence, path.read_bytes(), "file") == kept, told
 
 
-def test_boxes_of_dead_processes_are_swept_and_those_of_others_left(
-    boxes: Boxes, crash: Callable[..., CrashEvidence]
-) -> None:
+def test_black_boxes_of_own_dead_processes_are_removed(boxes: Boxes, crash: Callable[..., CrashEvidence]) -> None:
     living, dead = boxes.open(2), boxes.open(3, round_number=2, pid=NOBODY)
     dead.close(keep=True)
     foreign = own_box_directory(boxes.directory) / "megatrain.another.12345678.main.000001.rank-00000.blackbox"
@@ -405,7 +399,7 @@ def test_only_the_newest_broken_rounds_are_kept(
     assert kept == [f"round-{number:06d}" for number in range(oldest, 26)]
 
 
-def test_without_black_boxes_nothing_is_known_and_nothing_is_wrong(tmp_path: Path) -> None:
+def test_missing_black_boxes_are_no_problem(tmp_path: Path) -> None:
     places = BoxPlaces(None, "demo", RunDirectory(tmp_path))
     assert places.paths(1, range(2)) == {}
     assert places.leftovers() == []

@@ -34,9 +34,7 @@ def a_round(number: int, *hosts: tuple[str, str]) -> Round:
         (3, None, False),  # etcd lost everything: nobody has gone on
     ],
 )
-def test_a_new_life_begins_when_the_job_went_on_without_the_old_one(
-    named_in: int, newest: Round | None, is_needed: bool
-) -> None:
+def test_new_session_begins_when_the_job_went_on_without(named_in: int, newest: Round | None, is_needed: bool) -> None:
     assert needs_new_session("a", "1", named_in, newest) == is_needed
 
 
@@ -66,7 +64,7 @@ IDLE = replace(TRAINS, is_training=False, idle_since_s=0.0)
         (replace(IDLE, asked_at_s=0.0, saved_here_at_s=11.0, now_s=12.0), StopAction.LEAVE),
     ],
 )
-def test_a_signal_stops_the_job_by_way_of_the_driver_or_without_it(view: StopView, action: StopAction) -> None:
+def test_signal_stops_the_job_with_or_without_a_driver(view: StopView, action: StopAction) -> None:
     assert next_stop_action(view) is action
 
 
@@ -99,6 +97,6 @@ STATUS = HostStatus("a", "1", HostPhase.RUNNING, round=3, alive_ranks="3", min_s
         (replace(STATUS, session="2"), True),
     ],
 )
-def test_what_happened_is_reported_at_once_and_steps_now_and_then(after: HostStatus, is_worth_it: bool) -> None:
+def test_events_are_reported_at_once_steps_periodically(after: HostStatus, is_worth_it: bool) -> None:
     assert is_news(STATUS, after) == is_worth_it
     assert is_news(None, after)

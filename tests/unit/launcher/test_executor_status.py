@@ -179,7 +179,7 @@ def test_milestones_are_published_at_once_and_steps_later() -> None:
     assert len(told) == before + 2
 
 
-def test_a_log_line_of_a_living_rank_is_shown_until_something_fails(
+def test_log_line_of_a_living_rank_is_shown_until_a_failure(
     state: HostStatusBuilder, say: Callable[..., HostStatus]
 ) -> None:
     start(state)

@@ -188,7 +188,7 @@ TestManySchedules = pytest.mark.slow(ManySchedules.TestCase)
 
 @pytest.mark.slow(kept=["1.0-11.0", "5.0-33.0", "0.1-9.0"])
 @pytest.mark.parametrize(("step_s", "wait_s"), [(0.1, 9.0), (1.0, 11.0), (5.0, 33.0), (60.0, 355.0), (600.0, 3510.0)])
-def test_a_spare_waits_until_the_host_that_is_cut_off_has_stopped(step_s: float, wait_s: float) -> None:
+def test_spare_waits_until_the_cut_off_host_has_stopped(step_s: float, wait_s: float) -> None:
     """A worker on the other host dies when the lease has just ended: without the wait, two rounds would train."""
     job = TimedJob(POLICY, NUM_HOSTS, step_s)
     for host in job.timed():
@@ -209,7 +209,7 @@ def test_a_spare_waits_until_the_host_that_is_cut_off_has_stopped(step_s: float,
 @pytest.mark.slow(kept=["cut short-False"])
 @pytest.mark.parametrize("is_new_driver", [False, True])
 @pytest.mark.parametrize("damage", ["cut short", "removed"])
-def test_a_host_is_waited_for_although_its_deadlines_cannot_be_read_any_more(damage: str, is_new_driver: bool) -> None:
+def test_host_with_unreadable_deadlines_is_awaited(damage: str, is_new_driver: bool) -> None:
     """With steps of 60 s it obeys what it read before; those that can still read get the new one."""
     job = TimedJob(POLICY, NUM_HOSTS, 60.0)
     for host in job.timed():
@@ -233,7 +233,7 @@ def test_a_host_is_waited_for_although_its_deadlines_cannot_be_read_any_more(dam
     assert (cut_off.running, len(job.rounds())) == (0, 2)
 
 
-def test_a_host_counts_as_stuck_from_its_death_and_not_from_before() -> None:
+def test_dead_host_counts_as_stuck_from_its_death() -> None:
     """It is proven dead long after the driver began to look, and while its lease lives: it trained until then."""
     three = replace(POLICY, min_hosts=3, max_hosts=3, feasible_counts=frozenset({3}))
     job = TimedJob(three, 6, 5.0)
@@ -249,7 +249,7 @@ def test_a_host_counts_as_stuck_from_its_death_and_not_from_before() -> None:
     assert (cut_off.running, len(job.rounds())) == (0, 2)
 
 
-def test_a_stall_reported_before_hosts_were_cut_off_proves_nothing_later() -> None:
+def test_stall_before_a_cut_proves_nothing_later() -> None:
     """Both train on unheard: the driver waits until the end, not only until they would have been silent for long."""
     job = TimedJob(POLICY, NUM_HOSTS, 5.0)
     for host in job.timed():
@@ -267,7 +267,7 @@ def test_a_stall_reported_before_hosts_were_cut_off_proves_nothing_later() -> No
 
 
 @pytest.mark.parametrize(("step_s", "least_s"), [(5.0, 20.0), (60.0, 180.0)])
-def test_a_host_that_saves_is_waited_for_as_long_as_a_stop_was_measured_to_take(step_s: float, least_s: float) -> None:
+def test_saving_host_is_awaited_for_the_measured_stop_time(step_s: float, least_s: float) -> None:
     """It needs more than runtime.save_grace_s=20 for its step of 60 s: the driver and the host know the same bound."""
     job = TimedJob(POLICY, NUM_HOSTS, step_s)
     for host in job.timed():

@@ -113,7 +113,7 @@ def test_two_that_hang_are_both_named(job: Job) -> None:
 
 
 @pytest.mark.parametrize(("name", "number"), [("tp all_gather", 2), ("dp reduce_scatter", 0), ("pp allreduce", 1)])
-def test_a_collective_that_all_are_in_is_the_network_or_a_gpu_that_runs_it(job: Job, name: str, number: int) -> None:
+def test_complete_collective_blames_network_or_gpu(job: Job, name: str, number: int) -> None:
     meeting = job.work(2, name, number).meeting
     assert meeting is not None
     for work in meeting.members:
@@ -131,14 +131,14 @@ def test_without_a_look_at_the_devices_the_hosts_show_nobody(job: Job) -> None:
     assert (job.evidence().ranks, job.evidence().confidence) == ((), "weak")
 
 
-def test_a_host_without_evidence_is_likely_and_its_gpu_may_be_the_one(job: Job) -> None:
+def test_host_without_evidence_is_a_suspect(job: Job) -> None:
     job.work(4, "forward", 1).duration_ns = NEVER
     found = job.evidence(silent=["c"])
 
     assert (found.hosts, found.confidence) == (("c",), "likely")
 
 
-def test_a_host_that_launches_no_more_is_named_by_where_its_host_is(tmp_path: Path) -> None:
+def test_host_that_launches_nothing_is_named(tmp_path: Path) -> None:
     simulation = Simulation(8)
     trainers = [SimulatedTraining(BoxedRank(simulation, rank, LAYOUT, tmp_path)) for rank in range(8)]
     for trainer in trainers:

@@ -71,7 +71,7 @@ def test_a_check_that_breaks_says_nothing_about_the_host(tmp_path: Path, error: 
     assert said in report.results[0].detail
 
 
-def test_what_is_found_is_remembered(tmp_path: Path) -> None:
+def test_check_results_are_remembered(tmp_path: Path) -> None:
     seen = []
 
     def measure(context: HealthContext, history: HealthHistory) -> list[HealthFinding]:

@@ -61,7 +61,7 @@ def of(*readings: GpuReading, **changes) -> DriverReading:
         (of(GOOD, error="GPU 1 is lost"), {}, ("failed", "passed", "passed"), "GPU 1 is lost"),
     ],
 )
-def test_what_a_reading_means(reading: DriverReading, changes: dict, outcomes: OUTCOMES, said: str) -> None:
+def test_outcome_of_each_gpu_reading(reading: DriverReading, changes: dict, outcomes: OUTCOMES, said: str) -> None:
     findings = judged(reading, **changes)
     assert tuple(finding.name for finding in findings) == gpus.NAMES
     assert tuple(finding.outcome for finding in findings) == outcomes

@@ -54,7 +54,7 @@ def write_tree(root: Path, files: dict[str, str]) -> None:
         ({"error": "Read-only file system"}, "failed", "Read-only"),
     ],
 )
-def test_what_the_disk_says(changes: dict, outcome: str, said: str) -> None:
+def test_outcome_of_each_disk_reading(changes: dict, outcome: str, said: str) -> None:
     answer = {"free_bytes": 100 * GB, "total_bytes": 200 * GB, "free_files": 10**6, "write_s": 0.01, **changes}
     finding = storage.judge_disk(answer, "run directory runs/x", 5.0)
     assert finding.outcome == outcome

@@ -99,14 +99,14 @@ def test_pairs_that_cannot_be() -> None:
         pairs(["a", "b", "a"], 0)
 
 
-def test_nobody_is_at_fault_where_all_is_well() -> None:
+def test_healthy_pairs_blame_no_host() -> None:
     schedule = schedule_of(6)
     assert judge_pairs(schedule, results_of(schedule), 1.5) == PairFindings()
     assert judge_pairs([], [], 1.5) == PairFindings()
 
 
 @given(st.integers(4, 12), st.data(), st.booleans())
-def test_one_host_at_fault_is_named(count: int, data: st.DataObject, is_broken: bool) -> None:
+def test_faulty_host_is_named(count: int, data: st.DataObject, is_broken: bool) -> None:
     host = data.draw(st.sampled_from(hosts_of(count)))
     schedule = schedule_of(count)
     results = results_of(schedule, **({"broken": {host}} if is_broken else {"slow": {host}}))
@@ -118,7 +118,7 @@ def test_one_host_at_fault_is_named(count: int, data: st.DataObject, is_broken: 
 
 
 @given(st.integers(3, 16), st.data())
-def test_nobody_well_is_ever_named(count: int, data: st.DataObject) -> None:
+def test_healthy_host_is_never_named(count: int, data: st.DataObject) -> None:
     hosts = hosts_of(count)
     broken = data.draw(st.sets(st.sampled_from(hosts)))
     schedule = schedule_of(count)

@@ -143,7 +143,9 @@ def test_a_gpu_that_torch_does_not_see_any_more() -> None:
         ),
     ],
 )
-def test_what_broke_is_distinguished(some: list[dict], problem: str, expected: list[str], said: str) -> None:
+def test_kinds_of_broken_measurements_are_distinguished(
+    some: list[dict], problem: str, expected: list[str], said: str
+) -> None:
     found, is_slow, text = outcomes(some, usual(), problem)
     assert found == expected
     assert not is_slow  # measuring again is for slowness only
@@ -176,7 +178,7 @@ def test_slowness_that_does_not_stay_is_none(tmp_path: Path) -> None:
     assert not left
 
 
-def test_nothing_is_timed_beside_workers(tmp_path: Path) -> None:
+def test_speed_is_not_measured_beside_workers(tmp_path: Path) -> None:
     probe, _ = probe_of()
     findings = timed.check_speed(context(tmp_path, probe=probe, is_training=True), usual())
     assert [finding.outcome for finding in findings] == ["skipped"] * 3
@@ -223,7 +225,7 @@ run_part("stuck", [good, stuck], 0.3)
 """
 
 
-def test_one_broken_part_takes_nothing_from_the_others() -> None:
+def test_broken_measurement_leaves_the_others() -> None:
     end = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     found = measurements("noise\n[1]\n" + end.stdout)
     told = {(line["part"], line.get("number")): line.get("error", "") for line in found}

@@ -130,9 +130,7 @@ def granted(template: str) -> set[tuple[str, str, str]]:
     }
 
 
-def test_a_jobset_grants_what_is_asked_for_on_its_own_nodes_and_nothing_else(
-    tmp_path: Path, api: ApiServer, authority: Authority
-) -> None:
+def test_jobset_grants_only_cordons_of_its_own_nodes(tmp_path: Path, api: ApiServer, authority: Authority) -> None:
     """Both ways: an unused right is one too many, and a call without the right fails."""
     nodes = ("node-a", "node-b")
     api.nodes = {name: {} for name in (*nodes, "node-of-others")}
@@ -149,7 +147,7 @@ def test_a_jobset_grants_what_is_asked_for_on_its_own_nodes_and_nothing_else(
     assert granted(template) == used == {("patch", "nodes", name) for name in nodes}
 
 
-def test_a_jobset_without_named_nodes_grants_nothing_and_mounts_no_token(tmp_path: Path) -> None:
+def test_jobset_without_nodes_grants_nothing(tmp_path: Path) -> None:
     yaml = require_module("yaml")
     flags = small_flags(tmp_path, template="jobset", etcd=EtcdFlags("e1:2379"), image="x:1")
     template = write_template(flags, load_config(flags.config, flags.overrides).config, 2)

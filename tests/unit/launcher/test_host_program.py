@@ -93,7 +93,7 @@ def test_a_password_of_a_file_is_in_no_environment(settings: ExecutorSettings, t
     assert f"--etcd-password-file={tmp_path / 'password'}" in etcd_arguments(with_file)
 
 
-def test_a_program_is_reported_where_it_is_and_ends_with_its_host(
+def test_program_is_reported_and_ends_with_its_host(
     running: Callable[[], list[dict[str, Any]]], settings: ExecutorSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     (life,) = running()
@@ -115,7 +115,7 @@ def test_a_program_that_dies_is_started_again(
     assert not is_alive(running()[0]["pid"])
 
 
-def test_nothing_is_left_when_the_host_leaves(
+def test_program_leaves_nothing_when_its_host_leaves(
     settings: ExecutorSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     notes = tmp_path / "notes"

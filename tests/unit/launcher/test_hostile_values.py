@@ -218,7 +218,7 @@ def _item(key: str, record: Any) -> KeyValue:
     return KeyValue(key.encode(), encode(record), 1, 1, 1, 0)
 
 
-def test_a_request_under_another_ones_key_is_reported_and_not_answered() -> None:
+def test_request_under_a_foreign_key_is_not_answered() -> None:
     """Its answer would take away another key, and so be given again and again."""
     request = JobRequest("b", RequestKind.CHECKPOINT, "ops", NOW_S)
     item = _item(KEYS.request("a"), request)

@@ -27,7 +27,7 @@ def test_all_hosts_of_a_launch_find_the_first_ones_record(client: EtcdClient, ke
     assert claim_job(client, keys, a_job(keys, "b", steps="5"), 1.0) == first
 
 
-def test_a_config_that_differs_is_refused_with_keys_hosts_and_both_values(
+def test_different_configuration_is_refused_with_both_values(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
     claim_job(client, keys, a_job(keys, "a", "L", **{"train.steps": "5", "train.seed": "1"}), 1.0)
@@ -40,7 +40,7 @@ def test_a_config_that_differs_is_refused_with_keys_hosts_and_both_values(
     assert second.startswith("--nproc-per-node: b was started with num_workers=4, a with 2; ")
 
 
-def test_relative_run_directories_that_begin_elsewhere_are_refused(
+def test_different_absolute_run_directories_are_refused(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
     claim_job(client, keys, replace(a_job(keys, "a", "L"), run_directory="/one/runs/j"), 1.0)
@@ -74,7 +74,7 @@ def test_a_host_that_lives_is_proof_enough_that_its_launch_runs(
 
 
 @pytest.mark.slow
-def test_the_name_of_a_launch_that_was_killed_is_free_when_its_leases_are_over(
+def test_name_of_a_killed_launch_is_free_after_its_leases(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
     claim_job(client, keys, a_job(keys, "a", "first", steps="5"), 1.0)
@@ -88,7 +88,7 @@ def test_the_name_of_a_launch_that_was_killed_is_free_when_its_leases_are_over(
 
 @pytest.mark.slow(kept=["True"])
 @pytest.mark.parametrize("is_registered", [True, False])
-def test_a_host_without_a_launch_id_joins_no_launch_whose_hosts_are_all_dead(
+def test_host_without_launch_id_joins_no_dead_launch(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership], is_registered: bool
 ) -> None:
     """Their leases may last for a while: the port of a killed host does not answer."""
@@ -109,7 +109,7 @@ def test_a_host_without_a_launch_id_joins_no_launch_whose_hosts_are_all_dead(
     assert claim_job(client, keys, a_job(keys, "c", steps="5"), DEADLINE_S) == again
 
 
-def test_a_host_without_a_launch_id_joins_a_launch_of_which_one_lives(
+def test_host_without_launch_id_joins_a_living_launch(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
     first = claim_job(client, keys, a_job(keys, "a", steps="5"), 1.0)
@@ -122,7 +122,7 @@ def test_a_host_without_a_launch_id_joins_a_launch_of_which_one_lives(
         liveness.close()
 
 
-def test_a_job_that_ended_can_be_launched_again_and_numbers_go_on(client: EtcdClient, keys: JobKeys) -> None:
+def test_relaunched_job_continues_its_numbers(client: EtcdClient, keys: JobKeys) -> None:
     claim_job(client, keys, a_job(keys, "a", "first", steps="5"), 1.0)
     client.put(keys.round(1), encode(Round(1, 0, (), "127.0.0.1", 1, "r", "d", 0.0)))
     client.put(keys.end, encode(JobEnd(75, "asked", 0.0)))
@@ -159,7 +159,7 @@ def test_a_late_host_of_a_launch_that_ended_gets_its_end(
     assert read_job(client, keys).end is not None
 
 
-def test_of_two_launches_at_once_one_gets_the_name(client: EtcdClient, keys: JobKeys) -> None:
+def test_concurrent_launches_give_one_the_name(client: EtcdClient, keys: JobKeys) -> None:
     records: list[JobRecord | ConfigError] = []
     memberships: list[Membership] = []
 

@@ -51,7 +51,7 @@ def users(settings: ExecutorSettings) -> list[str]:
 
 
 @pytest.mark.slow
-def test_nobody_reads_the_token_of_a_job_alone_or_changes_anything_of_it(tmp_path: Path) -> None:
+def test_token_and_files_of_a_job_are_private(tmp_path: Path) -> None:
     """Neither another user, who may connect to every port here, nor a web page that finds one."""
     before = set(descendants(os.getpid()))
     got: list[object] = []

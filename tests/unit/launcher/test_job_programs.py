@@ -65,9 +65,7 @@ def test_the_end_of_one_is_nothing_to_the_other(tmp_path: Path, monkeypatch: pyt
         os.kill(page, 0)
 
 
-def test_programs_that_cannot_be_named_are_reported_and_keep_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unnamed_programs_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load() -> object:
         raise ImportError("no module named x")
 

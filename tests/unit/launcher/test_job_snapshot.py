@@ -14,7 +14,7 @@ from tests.helpers.launched_job import make_incident, make_round, make_snapshot
 from tests.helpers.written_job import fill
 
 
-def test_what_was_written_is_read_at_one_revision(client: EtcdClient, keys: JobKeys) -> None:
+def test_job_is_read_at_one_revision(client: EtcdClient, keys: JobKeys) -> None:
     fill(client, keys, incidents=tuple(make_incident(f"{number:04d}") for number in range(105)))
     found = read_job(client, keys)
 
@@ -38,7 +38,7 @@ def test_what_was_written_is_read_at_one_revision(client: EtcdClient, keys: JobK
     assert later.revision == client.put(keys.command(1), b"{}") - 1
 
 
-def test_who_looks_often_decodes_only_what_has_changed(client: EtcdClient, keys: JobKeys) -> None:
+def test_repeated_reads_decode_only_changes(client: EtcdClient, keys: JobKeys) -> None:
     fill(client, keys)
     known = DecodedRecords()
     first = read_job(client, keys, decoded=known)
@@ -52,7 +52,7 @@ def test_who_looks_often_decodes_only_what_has_changed(client: EtcdClient, keys:
     assert read_job(client, keys, decoded=known).hosts == second.hosts | {"host-3": first.hosts["host-3"]}
 
 
-def test_what_is_wrong_with_parts_that_are_no_hosts_is_read(client: EtcdClient, keys: JobKeys) -> None:
+def test_problems_of_other_parts_are_read(client: EtcdClient, keys: JobKeys) -> None:
     fill(client, keys)
     problem = JobProblem("etcd", "its data were removed", 7.0)
     client.put(keys.problem(problem.source), encode(problem))

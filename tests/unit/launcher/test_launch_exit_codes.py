@@ -64,9 +64,7 @@ def end_with(monkeypatch: pytest.MonkeyPatch, *program: str, end: JobEnd | None 
     monkeypatch.setattr("megatrain_launcher.launch.standalone.LocalHosts", Hosts)
 
 
-def test_the_end_of_the_launch_before_is_not_that_of_hosts_that_fail_early(
-    plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_of_the_previous_launch_does_not_count(plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     end_with(monkeypatch, "", end=JobEnd(0, "training is done", 0.0))
     assert run_launch(plan, {}, lambda _: 1, lambda _: None) == 0
 
@@ -74,9 +72,7 @@ def test_the_end_of_the_launch_before_is_not_that_of_hosts_that_fail_early(
     assert run_launch(plan, {}, lambda _: 1, lambda _: None) == 78
 
 
-def test_the_exit_code_of_a_host_that_saw_the_end_replaces_an_etcd_that_is_gone(
-    plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exit_code_survives_the_loss_of_etcd(plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     end_with(monkeypatch, "")
     assert run_launch(plan, {}, lambda _: 1, lambda _: None) == 0
 

@@ -49,7 +49,7 @@ def test_torchruns_names_in_both_spellings(is_underscored: bool) -> None:
     assert flags.labels == {"switch": "s1", "rack": "r2"}
 
 
-def test_one_number_of_hosts_is_both() -> None:
+def test_single_nnodes_is_minimum_and_maximum() -> None:
     flags = parse("--nnodes=3", "--spares=1", "--standalone")
     assert (flags.min_hosts, flags.max_hosts, flags.spares, flags.is_standalone) == (3, 3, 1, True)
 
@@ -133,6 +133,6 @@ def test_a_password_comes_from_the_environment_or_from_a_file(tmp_path: Path) ->
         (EtcdFlags("e:x"), "etcd endpoint 'e:x'"),
     ],
 )
-def test_what_cannot_reach_etcd_is_named(flags: EtcdFlags, expected: str) -> None:
+def test_unreachable_etcd_is_named(flags: EtcdFlags, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected.replace(":", ".")):
         flags.settings({})

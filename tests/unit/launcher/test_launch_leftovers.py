@@ -52,9 +52,7 @@ def test_snapshots_of_this_run_are_found_and_released(plan: LaunchPlan) -> None:
 
 @pytest.mark.slow(kept=["0-False"])
 @pytest.mark.parametrize(("code", "is_kept"), [(0, False), (75, False), (1, True)])
-def test_a_launch_keeps_snapshots_only_where_something_may_not_be_saved(
-    plan: LaunchPlan, code: int, is_kept: bool
-) -> None:
+def test_launch_keeps_only_unsaved_snapshots(plan: LaunchPlan, code: int, is_kept: bool) -> None:
     etcd_program()
     arena = arena_of(plan, "small.h1")
     told: list[str] = []
@@ -65,7 +63,7 @@ def test_a_launch_keeps_snapshots_only_where_something_may_not_be_saved(
 
 
 @pytest.mark.parametrize(("code", "is_kept"), [(0, False), (75, False), (1, True), (68, True)])
-def test_a_host_that_leaves_in_order_takes_its_own_snapshots_away(tmp_path: Path, code: int, is_kept: bool) -> None:
+def test_host_that_leaves_in_order_removes_its_snapshots(tmp_path: Path, code: int, is_kept: bool) -> None:
     """Whatever it was in the job, for its writer would keep them for checkpoint.keep_arena_s; never another host's."""
     arenas = tmp_path / "arenas"
     arenas.mkdir()

@@ -40,7 +40,7 @@ def test_counts_that_cannot_train_are_left_out(tmp_path: Path) -> None:
     assert note.startswith("5, 7 hosts cannot train with this configuration (5: batch.global_batch_size=12")
 
 
-def test_what_is_lost_without_black_boxes_is_reported(tmp_path: Path) -> None:
+def test_missing_black_boxes_are_reported_with_their_cost(tmp_path: Path) -> None:
     (note,) = make_plan(small_flags(tmp_path, overrides=('--telemetry.black_box_directory=""',)), {}).notes()
     assert "no hang is detected" in note
     assert make_plan(small_flags(tmp_path), {}).notes() == []
@@ -52,7 +52,7 @@ def test_all_counts_impossible_is_an_error_with_the_reasons(tmp_path: Path) -> N
     assert len(caught.value.problems) == 1
 
 
-def test_mistakes_of_the_configuration_come_first_and_all_at_once(tmp_path: Path) -> None:
+def test_configuration_errors_are_reported_first_and_together(tmp_path: Path) -> None:
     flags = small_flags(tmp_path, overrides=("--model.num_layer=3", "--train.steps=0"), workers="nine")
     with pytest.raises(ConfigError) as caught:
         make_plan(flags, {})
@@ -76,9 +76,7 @@ def test_data_are_asked_for_only_where_the_trainer_runs(tmp_path: Path) -> None:
         ("../train", "there is no module"),
     ],
 )
-def test_a_module_that_workers_would_not_find_is_refused_before_they_start(
-    module: str, why_not: str, tmp_path: Path
-) -> None:
+def test_module_that_workers_lack_is_refused(module: str, why_not: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"-m {module}: {why_not}"):
         make_plan(small_flags(tmp_path, module=module), {})
 
@@ -92,7 +90,7 @@ def test_modules_are_found_where_workers_find_them(tmp_path: Path, monkeypatch: 
         assert make_plan(small_flags(tmp_path, module=module), {}).flags.module == module
 
 
-def test_one_host_without_an_endpoint_brings_its_own_etcd(tmp_path: Path) -> None:
+def test_single_host_without_endpoint_starts_etcd(tmp_path: Path) -> None:
     assert make_plan(small_flags(tmp_path), {}).is_alone
     assert make_plan(small_flags(tmp_path, is_standalone=True, min_hosts=2, max_hosts=2), {}).is_alone
     assert not make_plan(small_flags(tmp_path, etcd=EtcdFlags("e:1")), {}).is_alone
@@ -119,7 +117,7 @@ def test_settings_of_the_executor(tmp_path: Path) -> None:
     assert settings.config.train.steps == 5
 
 
-def test_the_address_is_the_one_towards_etcd_unless_another_is_given(tmp_path: Path) -> None:
+def test_default_address_is_the_one_towards_etcd(tmp_path: Path) -> None:
     etcd = EtcdSettings.of("127.0.0.1:2379")
     assert make_plan(small_flags(tmp_path), {}).address(etcd) == "127.0.0.1"
     assert make_plan(small_flags(tmp_path, local_addr="h7.net"), {}).address(etcd) == "h7.net"
@@ -161,7 +159,7 @@ def test_slurm_variables_identify_a_host(tmp_path: Path) -> None:
         ({}, {"min_hosts": 4, "max_hosts": 6}, "--nnodes=4:6, but this launch has 3 hosts"),
     ],
 )
-def test_what_slurm_gives_must_do(
+def test_slurm_variables_are_used(
     tmp_path: Path, changes: dict[str, str], flags: dict[str, int], expected: str
 ) -> None:
     with pytest.raises(ConfigError, match=expected):

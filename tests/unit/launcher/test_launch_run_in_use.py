@@ -54,7 +54,7 @@ def test_a_second_launch_leaves_the_black_boxes_of_the_first(plan: LaunchPlan, b
 
 @pytest.mark.slow(kept=["75"])
 @pytest.mark.parametrize("code", [75, 78])
-def test_a_job_with_its_etcd_elsewhere_keeps_what_it_has_in_memory(
+def test_job_with_another_etcd_keeps_its_snapshots(
     plan: LaunchPlan, run: RunDirectory, box: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     for name in ("release_snapshots", "find_snapshots"):

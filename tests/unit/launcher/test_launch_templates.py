@@ -208,7 +208,7 @@ def test_a_jobset_has_a_pod_for_each_host_and_spare(tmp_path: Path) -> None:
 NODES = ("node-1", "node-2", "node-3", "node-4")
 
 
-def test_a_jobset_runs_on_the_nodes_that_are_named_and_may_cordon_these(tmp_path: Path) -> None:
+def test_jobset_runs_on_and_may_cordon_named_nodes(tmp_path: Path) -> None:
     found = documents(written(tmp_path, "jobset", nodes=NODES))
     for kind, one in found.items():
         assert wrongs(_OTHERS[kind], one, kind) == []
@@ -252,7 +252,7 @@ def test_a_trainjob_has_a_node_for_each_host_and_spare(tmp_path: Path) -> None:
     assert trainer["command"][:2] == ["megatrain", "launch"]
 
 
-def test_what_a_template_needs_is_asked_for_at_once(tmp_path: Path) -> None:
+def test_missing_template_arguments_are_named_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         written(tmp_path, "jobset", etcd=EtcdFlags(user="u"), image="")
     assert len(caught.value.problems) == 3
@@ -318,7 +318,7 @@ def test_a_job_of_pods_writes_where_its_storage_is(tmp_path: Path) -> None:
     assert container["command"][-1] == f"--job.run_directory={place}", "and what the configuration says does not win"
 
 
-def test_the_page_of_pods_asks_for_a_token_and_nothing_may_more_than_it_must(tmp_path: Path) -> None:
+def test_pods_page_needs_a_token_and_has_few_rights(tmp_path: Path) -> None:
     found = documents(written(tmp_path, "jobset"))["JobSet"]
     pod = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -337,7 +337,7 @@ def test_the_page_of_pods_asks_for_a_token_and_nothing_may_more_than_it_must(tmp
     "said", ["--dashboard.is_served=false", "--diagnostics.is_streamed=false", "--dashboard.operator_token_file=/own",
              "--dashboard.viewer_token_file=/own"],
 )  # fmt: skip
-def test_a_page_that_is_not_wanted_or_was_thought_of_gets_no_token(tmp_path: Path, said: str) -> None:
+def test_configured_page_gets_no_generated_token(tmp_path: Path, said: str) -> None:
     for template in ("jobset", "slurm"):
         text = written(tmp_path, template, overrides=(said,))
         assert "token_file=" not in text.replace("_token_file=/own", "")

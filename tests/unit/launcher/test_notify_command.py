@@ -54,7 +54,7 @@ def test_a_failure_is_said_and_the_others_are_tried(tmp_path: Path, capsys: pyte
     assert "webhook: 200 ok" in out
 
 
-def test_one_receiver_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_receiver_is_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with HttpReceiver() as receiver:
         path = write_config(tmp_path, receiver)
         assert main(["notify", "test", str(tmp_path), "--receiver", "webhook"]) == 0
@@ -63,7 +63,7 @@ def test_one_receiver_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "configured are: pagerduty, alertmanager, webhook" in capsys.readouterr().err
 
 
-def test_nobody_is_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_without_receivers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.toml").write_text(SMALL)
     assert main(["notify", "test", str(tmp_path)]) == 78
     assert "no receiver is configured" in capsys.readouterr().err

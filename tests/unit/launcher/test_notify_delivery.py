@@ -65,7 +65,7 @@ def test_a_redirect_is_not_followed(status: int) -> None:
         (Reply(is_dropped=True), "the connection was closed without an answer", 0.0),
     ],
 )
-def test_what_is_no_yes_is_reported(reply: Reply, text: str, retry_after_s: float) -> None:
+def test_unsuccessful_response_is_reported(reply: Reply, text: str, retry_after_s: float) -> None:
     with HttpReceiver(reply) as receiver:
         error = error_of(receiver)
         assert text in str(error)
@@ -79,7 +79,7 @@ def test_a_date_may_say_when_to_come_again() -> None:
         assert error_of(receiver).retry_after_s == MAX_RETRY_AFTER_S
 
 
-def test_who_does_not_answer_is_not_waited_for() -> None:
+def test_silent_receiver_is_not_awaited() -> None:
     with HttpReceiver(Reply(hold=threading.Event())) as receiver:
         assert "no answer within 0.2 s" in str(error_of(receiver, timeout_s=0.2))
 
@@ -114,7 +114,7 @@ def test_an_answer_without_end_is_cut() -> None:
     assert len(said) <= 210
 
 
-def test_what_is_secret_comes_back_in_no_text() -> None:
+def test_secrets_are_in_no_text() -> None:
     body = f"bad path /services/{SECRET} with token-of-ours \x1b[31m".encode()
     with HttpReceiver(Reply(403, body=body)) as receiver:
         text = str(error_of(receiver, bearer="token-of-ours"))
@@ -169,7 +169,7 @@ def test_a_refused_connection_is_reported() -> None:
         ("https://[::1", "invalid host or port"),
     ],
 )
-def test_what_is_no_address_is_refused_without_being_shown(text: str, rule: str) -> None:
+def test_invalid_address_is_refused_without_being_shown(text: str, rule: str) -> None:
     with pytest.raises(ValueError, match=rule) as caught:
         WebAddress.parse(text)
     assert "secret" not in str(caught.value)
@@ -250,7 +250,7 @@ def test_each_receiver_gets_its_form(tmp_path: Path) -> None:
         assert "0123456789abcdef" not in str(caught.value)
 
 
-def test_a_template_that_cannot_be_used_is_reported_before_it_is_needed(tmp_path: Path) -> None:
+def test_invalid_template_is_reported_early(tmp_path: Path) -> None:
     template = tmp_path / "template"
     config = config_with(tmp_path, f'[webhook]\nurl = "http://127.0.0.1:9/hook"\ntemplate_file = "{template}"\n')
     (receiver,) = receivers_of(config)

@@ -144,7 +144,7 @@ def test_an_incident_is_reported_as_it_opens_and_as_it_is_over(story: Story) -> 
     assert (documents[0]["level"], documents[1]["is_over"]) == ("amber", True)
 
 
-def test_each_of_several_receivers_of_a_kind_is_notified_by_its_own_rules(story: Story) -> None:
+def test_receivers_of_a_kind_have_their_own_rules(story: Story) -> None:
     with HttpReceiver() as first, HttpReceiver() as second, HttpReceiver() as third:
         sections = [
             f'[[webhook]]\nurl = "{receiver.url}/hook"\nlevel = "{level}"\n'
@@ -161,7 +161,7 @@ def test_each_of_several_receivers_of_a_kind_is_notified_by_its_own_rules(story:
     assert second.posted == []
 
 
-def test_the_next_driver_sends_the_end_and_not_the_beginning_again(story: Story) -> None:
+def test_next_driver_sends_only_the_end(story: Story) -> None:
     with HttpReceiver() as receiver:
         config = webhook(story, receiver)
         first = story.candidate(config, "first")
@@ -254,7 +254,7 @@ def test_a_receiver_that_fails_is_tried_again_and_complained_of(story: Story, re
     assert {one["topics"][0]["key"] for one in receiver.documents} == {receiver.documents[0]["topics"][0]["key"]}
 
 
-def test_a_secret_that_cannot_be_read_is_reported_before_anything_happens(story: Story) -> None:
+def test_unreadable_secret_is_reported_early(story: Story) -> None:
     path = write_secret(story.root / "url", "https://hooks.slack.com/services/hidden", 0o644)
     story.candidate(config_with(story.root, f'[slack]\nurl_file = "{path}"\n'))
     story.train(1)
@@ -298,9 +298,7 @@ def test_receipts_after_the_last_decision_are_kept_too(story: Story, monkeypatch
     assert story.receipts(incident)[-1] == ("webhook", "closed", "")
 
 
-def test_the_end_of_a_job_waits_for_a_dead_receiver_for_a_while_only(
-    story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_of_a_job_waits_briefly_for_a_dead_receiver(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier, "LAST_S", 0.2)
     hold = threading.Event()
     with HttpReceiver(usual=Reply(hold=hold)) as receiver:
@@ -313,7 +311,7 @@ def test_the_end_of_a_job_waits_for_a_dead_receiver_for_a_while_only(
         assert not hold.is_set()
 
 
-def test_what_was_planned_is_not_reported(story: Story) -> None:
+def test_planned_stop_is_not_reported(story: Story) -> None:
     with HttpReceiver() as receiver:
         one = story.candidate(webhook(story, receiver))
         story.train(1)

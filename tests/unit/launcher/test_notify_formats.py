@@ -89,7 +89,7 @@ def test_pagerduty_triggers_acknowledges_and_resolves_one_thing() -> None:
     assert events[0]["payload"]["source"] == "host-2"
 
 
-def test_an_alert_keeps_its_labels_and_ends_by_itself_when_nobody_repeats_it() -> None:
+def test_alert_keeps_its_labels_and_expires() -> None:
     opened, again, ended = (
         alertmanager_alerts(message)[0]
         for message in (
@@ -105,7 +105,7 @@ def test_an_alert_keeps_its_labels_and_ends_by_itself_when_nobody_repeats_it() -
     assert ended["endsAt"] == "2027-01-15T08:01:10.000Z"
 
 
-def test_an_email_that_is_sent_twice_is_one_and_a_topic_is_one_thread() -> None:
+def test_repeated_email_has_one_id_and_thread() -> None:
     def headers(**changes: Any) -> Any:
         message = make_message(**changes)
         raw = email_of(message, "megatrain@example.org", ("ops@example.org",)).as_bytes()

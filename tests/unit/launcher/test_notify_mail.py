@@ -159,7 +159,7 @@ def _take_and_hang(connection: socket.socket, is_over: threading.Event) -> None:
         connection.sendall(b"250 ok\r\n")
 
 
-def test_what_was_taken_is_not_sent_again_because_the_parting_failed(tmp_path: Path) -> None:
+def test_accepted_mail_is_not_sent_again_after_a_failed_quit(tmp_path: Path) -> None:
     with strange_server(_take_and_hang) as port:
         one = receiver_for(tmp_path, port, "none", more="timeout_s = 0.5")
         assert one.try_once(make_message()) == "taken"

@@ -28,7 +28,7 @@ MANNERS = tuple(Manner)
 
 
 @pytest.mark.parametrize("manner", MANNERS)
-def test_what_begins_and_ends_is_reported_once_each(manner: Manner) -> None:
+def test_beginning_and_end_are_reported_once_each(manner: Manner) -> None:
     receiver, topic = InstantReceiver(manner), make_topic()
     for _ in range(3):
         receiver.look([topic], NOW_S)
@@ -70,14 +70,14 @@ def test_a_new_receiver_is_not_notified_of_what_is_over() -> None:
         (Manner.STATE, []),
     ],
 )
-def test_what_was_over_before_anybody_could_be_notified(manner: Manner, expected: list[list[str]]) -> None:
+def test_reason_that_ended_before_a_notification(manner: Manner, expected: list[list[str]]) -> None:
     """People read of it later; it pages no one."""
     receiver = InstantReceiver(manner)
     receiver.look([over(make_topic())], NOW_S + 5)
     assert receiver.marks == expected
 
 
-def test_what_is_over_for_an_hour_is_given_up_and_counted_and_what_is_open_never_is() -> None:
+def test_ended_reason_is_given_up_after_an_hour() -> None:
     receiver = InstantReceiver(Manner.DIGEST)
     late = NOW_S + GIVE_UP_S + 1
     receiver.look([over(make_topic("incident/old")), make_topic("incident/open")], late)
@@ -106,7 +106,7 @@ def test_a_pager_is_triggered_before_it_is_acknowledged() -> None:
 
 
 @pytest.mark.parametrize("manner", MANNERS)
-def test_what_becomes_worse_is_reported_again_and_what_becomes_better_is_not(manner: Manner) -> None:
+def test_only_worsening_is_reported_again(manner: Manner) -> None:
     receiver, topic = InstantReceiver(manner), make_topic("restarts", event=Event.RESTARTS)
     for level in (HealthLevel.AMBER, HealthLevel.RED, HealthLevel.AMBER):
         receiver.look([replace(topic, level=level)], NOW_S)
@@ -114,7 +114,7 @@ def test_what_becomes_worse_is_reported_again_and_what_becomes_better_is_not(man
 
 
 @pytest.mark.parametrize("manner", MANNERS)
-def test_what_is_no_longer_there_is_over(manner: Manner) -> None:
+def test_missing_reason_is_over(manner: Manner) -> None:
     receiver = InstantReceiver(manner)
     receiver.look([make_topic("verdict/v1", event=Event.VERDICT)], NOW_S)
     receiver.look([], NOW_S + 5)
@@ -221,7 +221,7 @@ def test_receipts_say_what_was_sent_and_when(manner: Manner) -> None:
     assert told == {"incident/one": [("open", NOW_S), ("closed", NOW_S + 200)]}
 
 
-def test_a_receipt_says_how_often_and_why_a_receiver_did_not_take_it() -> None:
+def test_receipt_has_the_attempts_and_the_last_error() -> None:
     plan = plan_of([make_topic()], ReceiverRecord("slack"), rules(Manner.DIGEST), NOW_S)
     record = plan.record
     for number, problem in enumerate(("no answer in time", "answers 404"), 1):

@@ -102,9 +102,7 @@ def test_the_end_of_a_job(code: int, level: HealthLevel, acts: str) -> None:
         (ReasonCode.HOST_LOST, RED, SETTLED_S),
     ],
 )
-def test_a_reason_that_recoveries_pass_through_is_reported_when_it_lasts_and_others_at_once(
-    code: ReasonCode, level: HealthLevel, settles_s: float
-) -> None:
+def test_transient_reason_is_reported_when_it_lasts(code: ReasonCode, level: HealthLevel, settles_s: float) -> None:
     reason = Reason(code, "something is wrong with host-1", hosts=("host-1",))
     found = topics(reason)["health"]
     assert (found.name, found.event, found.level) == (f"health/{code}", Event.HEALTH, level)
@@ -122,7 +120,7 @@ def test_the_restart_limit_is_one_thing_that_becomes_worse() -> None:
     assert near.event is Event.RESTARTS
 
 
-def test_what_has_a_topic_of_its_own_is_not_reported_twice() -> None:
+def test_reason_with_its_own_topic_is_reported_once() -> None:
     codes = (ReasonCode.RECOVERING, ReasonCode.HELD, ReasonCode.VERDICT_WAITING, ReasonCode.FAILED)
     assert set(topics(*(Reason(code, "x") for code in codes))) == {"incident"}
 

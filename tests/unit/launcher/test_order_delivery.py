@@ -40,7 +40,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
         yield servers
 
 
-def test_one_malformed_answer_stops_no_delivery(etcd: EtcdServers) -> None:
+def test_malformed_answer_stops_no_delivery(etcd: EtcdServers) -> None:
     """Each of the three watches that carry orders is answered once with a length of 5,000 digits."""
     first = FirstWatches(FOLLOWED.values())
     with (
@@ -64,7 +64,7 @@ def test_one_malformed_answer_stops_no_delivery(etcd: EtcdServers) -> None:
         assert orders.view().end == JobEnd(0, "a test", 0.0)
 
 
-def test_a_round_whose_halt_may_have_been_missed_is_not_handed_out(etcd: EtcdServers) -> None:
+def test_round_with_a_possibly_missed_halt_is_not_started(etcd: EtcdServers) -> None:
     """The watch of halts does not come back for a while, the watch of rounds does: so it was after an outage."""
     part = RoundHost("a", "1", "127.0.0.1", 0, 1)
     taken: list[int] = []
@@ -128,7 +128,7 @@ def eligible_now(client: EtcdClient) -> Eligible:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("followed", FOLLOWED)
-def test_a_host_without_orders_is_in_no_new_round_until_they_arrive(etcd: EtcdServers, followed: str) -> None:
+def test_host_without_orders_joins_no_new_round(etcd: EtcdServers, followed: str) -> None:
     """One of its watches breaks each time it is opened, while its lease is renewed and all its calls are answered."""
     with (
         EtcdClient(EtcdSettings.of(etcd.urls)) as driver,
@@ -179,7 +179,7 @@ def test_time_without_orders_counts_while_etcd_answers(polls: list[tuple[float, 
     assert reasons[-1] == (expected and f"its orders do not arrive: {expected}")
 
 
-def test_an_etcd_that_was_away_for_just_less_than_a_lease_makes_nobody_unfit() -> None:
+def test_etcd_outage_below_a_lease_makes_no_host_unfit() -> None:
     """The lease is held all the while. When etcd is back, the watch is the last to recover."""
     limits, ttl_s = WatchLimits(), 10.0
     delivery = OrderDelivery(unfit_after_s(ttl_s))

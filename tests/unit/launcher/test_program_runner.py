@@ -109,7 +109,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_mark, "_TRY_S", 0.01)
 
 
-def test_the_driver_s_host_runs_them_until_another_host_is_elected(client: EtcdClient) -> None:
+def test_programs_run_on_the_drivers_host(client: EtcdClient) -> None:
     with keeping(client) as kept:
         assert kept.programs.begun == 0
         kept.elect("host-0")
@@ -143,7 +143,7 @@ def test_an_outage_of_etcd_ends_nothing(tmp_path: Path) -> None:
             assert kept.programs.is_running.is_set()
 
 
-def test_programs_of_a_finished_job_do_not_start_and_wait_for_its_hosts(client: EtcdClient, etcd: EtcdServers) -> None:
+def test_programs_of_a_finished_job_do_not_start(client: EtcdClient, etcd: EtcdServers) -> None:
     with AskedClient(EtcdSettings.of(etcd.urls)) as asked, keeping(client, asked) as kept:
         client.put(kept.keys.end, encode(JobEnd(0, "done", 1.0)))
         kept.leading.set()

@@ -230,7 +230,7 @@ def test_a_store_that_cannot_be_reached_is_named(
     assert any("store of" in str(error) for error in errors)
 
 
-def test_nothing_is_closed_for_good(etcd: EtcdServers, run_id: str) -> None:
+def test_closed_rendezvous_can_be_opened_again(etcd: EtcdServers, run_id: str) -> None:
     with agents(etcd, run_id, 1, 1) as job, EtcdClient(EtcdSettings.of(etcd.urls)) as client:
         one = job.new()
         job.meet(one)
@@ -260,7 +260,7 @@ def test_old_rounds_are_forgotten(etcd: EtcdServers, run_id: str, monkeypatch: p
         assert [item.key.decode() for item in found] == [keys.round(number) for number in (3, 4, 5)]
 
 
-def test_who_is_missing_is_said(etcd: EtcdServers, run_id: str) -> None:
+def test_missing_hosts_are_named(etcd: EtcdServers, run_id: str) -> None:
     with agents(etcd, run_id, 2, 4, join_timeout="1") as job:
         one = job.new()
         with pytest.raises(
@@ -313,9 +313,7 @@ class MistakenHandler(logging.Handler):
             raise KeyError("a mistake")
 
 
-def test_a_mistake_of_a_leader_does_not_leave_the_job_without_one(
-    etcd: EtcdServers, run_id: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_leader_is_replaced(etcd: EtcdServers, run_id: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, leader.__name__)
     logger, handler = logging.getLogger(leader.__name__), MistakenHandler()
     logger.addHandler(handler)

@@ -69,7 +69,7 @@ def test_the_last_call_begins_anew_when_one_left() -> None:
     assert decide(8.0, a_view({"a": (PARKED, 0), "b": (PARKED, 0)}), LIMITS, since)[0] is None
 
 
-def test_the_maximum_begins_at_once_and_leaves_the_last_to_come_waiting() -> None:
+def test_maximum_of_hosts_begins_at_once() -> None:
     view = a_view(dict.fromkeys("abcd", (PARKED, 0)))
     # by revisions: the clock of the one that came last may be slow
     view = replace(view, since={**dict.fromkeys("acd", 5), "b": 9})
@@ -103,7 +103,7 @@ def test_another_life_of_a_host_is_not_the_host() -> None:
     assert decided(view) == EndRound(1, "b is gone: its lease ended")
 
 
-def test_nobody_counts_as_gone_while_etcd_may_have_lost_all_leases() -> None:
+def test_no_host_counts_as_gone_after_an_etcd_outage() -> None:
     view = a_view({"a": (RUNNING, 1)}, last=("a", "b"))
     assert decided(view, is_absence_certain=False) is None
 

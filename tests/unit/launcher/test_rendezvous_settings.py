@@ -28,7 +28,7 @@ def read(
     return read_settings(endpoint, run_id, 1, 2, options, environment=environment or {})
 
 
-def test_what_torchrun_gives_without_options() -> None:
+def test_settings_without_torchrun_options() -> None:
     settings = read({"timeout": 900})
     assert [str(endpoint) for endpoint in settings.etcd.endpoints] == ["http://h1:1", "http://h2:2"]
     assert settings.etcd.credentials is None

@@ -85,7 +85,7 @@ def test_damage_is_reported_until_the_next_checkpoint(
         wait_until(lambda: not watch.damage, "the end of it")
 
 
-def test_what_is_no_damage(checkpoints: Path, tmp_path: Path) -> None:
+def test_findings_that_are_no_damage(checkpoints: Path, tmp_path: Path) -> None:
     """An old checkpoint that is removed, one that is being written, checkpoints of which there are none yet.
 
     And what was found wrong with a checkpoint that stood in the place of this one before.
@@ -112,7 +112,7 @@ def test_what_is_no_damage(checkpoints: Path, tmp_path: Path) -> None:
             assert watch.damage == ""
 
 
-def test_who_does_not_drive_reads_nothing(checkpoints: Path) -> None:
+def test_standby_driver_reads_no_checkpoints(checkpoints: Path) -> None:
     data_file(checkpoints, NEWEST).unlink()
     asked: list[None] = []
 

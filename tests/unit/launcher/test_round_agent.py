@@ -147,9 +147,7 @@ def nobody_waits_for_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nobody_waits_for_a_cause")
-def test_exception_is_reported_with_its_cause_and_the_next_round_comes_at_once(
-    standby: StandbyClient, tmp_path: Path
-) -> None:
+def test_exception_is_reported_with_its_cause(standby: StandbyClient, tmp_path: Path) -> None:
     with running_agent(standby, tmp_path, "fail() if rank == 3 and number == 1 else serve()") as bench:
         bench.orders.give(assignment_of(1, 2))
         bench.witness.wait_for("stopped")
@@ -250,7 +248,7 @@ def test_saving_halt_has_an_end(standby: StandbyClient, tmp_path: Path, monkeypa
         assert [(end.rank, end.exit_code) for end in bench.witness.ends] == [(3, 75)]
 
 
-def test_saving_halt_lasts_as_long_as_the_published_time_for_a_stop(
+def test_saving_halt_lasts_for_the_published_stop_time(
     standby: StandbyClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("megatrain_launcher.agent._GRACE_SLACK_S", 0.0)
@@ -276,7 +274,7 @@ serve()
         assert sorted((end.rank, end.exit_code) for end in bench.witness.ends) == [(2, 75), (3, 75)]
 
 
-def test_dead_standby_server_breaks_the_round_and_the_next_one_runs(standby: StandbyClient, tmp_path: Path) -> None:
+def test_dead_standby_server_breaks_one_round_only(standby: StandbyClient, tmp_path: Path) -> None:
     with running_agent(standby, tmp_path, "serve()") as bench:
         bench.orders.give(assignment_of(1, 2))
         bench.wait_up(1, 2, 3)

@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 @pytest.mark.slow(kept=["checkpoints"])
 @pytest.mark.parametrize("name", ["metrics", "events", "incidents", "diagnosis", "checkpoints"])
-def test_what_a_run_needs_is_made_anew_and_reported(run: RunDirectory, name: str) -> None:
+def test_removed_run_directory_is_restored_and_reported(run: RunDirectory, name: str) -> None:
     watched, path = watched_directories(make_config(), run), run.root / name
     lost: list[Path] = []
     with RunWatch(watched, lost.append) as watch:
@@ -41,9 +41,7 @@ def test_what_a_run_needs_is_made_anew_and_reported(run: RunDirectory, name: str
 
 @pytest.mark.slow(kept=["True"])
 @pytest.mark.parametrize("is_driving", [True, False])
-def test_of_all_candidates_only_the_driver_logs_a_loss(
-    run: RunDirectory, caplog: pytest.LogCaptureFixture, is_driving: bool
-) -> None:
+def test_only_the_driver_logs_a_loss(run: RunDirectory, caplog: pytest.LogCaptureFixture, is_driving: bool) -> None:
     path = run.metrics
     with RunWatch({path: "its records are lost"}, is_driving=lambda: is_driving) as watch:
         wait_until(lambda: watch.has_polled, "the first look")
@@ -57,7 +55,7 @@ def test_of_all_candidates_only_the_driver_logs_a_loss(
 
 
 @pytest.mark.slow
-def test_what_cannot_be_made_anew_is_reported_until_it_can(tmp_path: Path) -> None:
+def test_unrestorable_directory_is_reported_until_restored(tmp_path: Path) -> None:
     real, root, other = tmp_path / "real", tmp_path / "run", tmp_path / "other"
     (real / "metrics").mkdir(parents=True)
     root.symlink_to(real)

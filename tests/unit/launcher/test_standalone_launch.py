@@ -65,7 +65,7 @@ def plan(tmp_path: Path) -> LaunchPlan:
     return make_plan(small_flags(tmp_path), {})
 
 
-def test_one_host_is_an_executor_in_this_process(plan: LaunchPlan) -> None:
+def test_single_host_runs_its_executor_in_this_process(plan: LaunchPlan) -> None:
     seen: dict[str, Any] = {}
     box = black_box_path(
         Path(plan.config.telemetry.black_box_directory), "small", RunDirectory(plan.files.run).key, "main", 3, 0
@@ -99,7 +99,7 @@ def test_one_host_is_an_executor_in_this_process(plan: LaunchPlan) -> None:
 
 
 @pytest.mark.slow
-def test_hosts_of_a_launch_that_was_killed_do_not_keep_the_next_one_out(plan: LaunchPlan) -> None:
+def test_hosts_of_a_killed_launch_do_not_block_the_next(plan: LaunchPlan) -> None:
     keys = JobKeys("small")
     left = [keys.host("h1"), keys.status("h1"), f"{keys.election}/1"]
 
@@ -120,7 +120,7 @@ def test_hosts_of_a_launch_that_was_killed_do_not_keep_the_next_one_out(plan: La
 
 
 @pytest.mark.slow
-def test_what_ends_the_executor_ends_etcd_and_the_daemon_too(plan: LaunchPlan) -> None:
+def test_end_of_the_executor_ends_etcd_and_the_daemon(plan: LaunchPlan) -> None:
     pids: list[int] = []
     others = children()
 
@@ -200,9 +200,7 @@ def test_a_signal_after_the_job_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_hosts_that_were_stopped_before_they_listened_count_as_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hosts_stopped_before_listening_count_as_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(small_flags(tmp_path, is_standalone=True, min_hosts=2, max_hosts=2), {})
 
     class Hosts(LocalHosts):

@@ -47,7 +47,7 @@ def own(tmp_path: Path) -> Iterator[Programs]:
         yield made
 
 
-def test_worker_has_its_own_arguments_environment_directory_and_name(shared: Programs) -> None:
+def test_worker_has_its_own_environment_and_arguments(shared: Programs) -> None:
     text, found = shared.run(
         """
         import json, os, sys
@@ -142,7 +142,7 @@ def test_exit_codes_are_those_of_the_program(shared: Programs, source: str, exit
     assert shared.run(source)[1].exit_code == exit_code
 
 
-def test_who_ended_before_it_could_be_killed_was_not_killed(own: Programs) -> None:
+def test_worker_that_ended_before_a_kill_was_not_killed(own: Programs) -> None:
     """The server is slow: the order to kill comes before it has seen the end."""
     waits = "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: os._exit(9)); print('up'); signal.pause()"
     dying, read_fd = own.start(waits, rank=1)
@@ -286,7 +286,7 @@ def test_executor_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
         executor.stdout.close()
 
 
-def test_preload_that_writes_into_a_file_leaves_the_streams_of_workers_whole(tmp_path: Path) -> None:
+def test_preload_output_stays_out_of_worker_streams(tmp_path: Path) -> None:
     (tmp_path / "loud_preload.py").write_text("import sys\nfor s in (sys.stdout, sys.stderr): print('loud', file=s)\n")
     saved = os.dup(2)
     with open(tmp_path / "stderr", "wb") as file:
@@ -396,7 +396,7 @@ def test_large_environment_and_many_workers_arrive(shared: Programs) -> None:
     assert {shared.exit_of(pid).exit_code for pid in pids} == {0}
 
 
-def test_a_server_whose_executor_is_gone_ends_its_workers_without_a_word(tmp_path: Path) -> None:
+def test_standby_server_without_executor_ends_its_workers(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     (tmp_path / "sleeper.py").write_text(STAYS)
     command = [sys.executable, "-m", "megatrain_launcher.standby", str(theirs.fileno()), str(os.getpid())]

@@ -51,7 +51,7 @@ def watching(plan: LaunchPlan, changed: threading.Event) -> Iterator[StorageWatc
         watch.close()
 
 
-def test_what_the_writer_says_is_reported_when_it_changes(plan: LaunchPlan) -> None:
+def test_changed_writer_status_is_reported(plan: LaunchPlan) -> None:
     changed = threading.Event()
     STATUS.write(arena_of(plan, "main", "host-1").writer_status)
     # another host's of this machine, and the branch that the job has left
@@ -82,7 +82,7 @@ def test_a_job_without_an_arena_reports_no_saves(plan: LaunchPlan) -> None:
         assert watch.view.saves is None
 
 
-def test_what_no_record_can_hold_is_made_text() -> None:
+def test_unprintable_writer_error_is_made_text() -> None:
     found = saves_of(replace(FAILING, last_error="a\udc80b" + "x" * 999))
     assert found.error.startswith("a\\udc80b")
     assert len(found.error) == 400

@@ -50,7 +50,7 @@ def test_a_note_is_written_and_taken_back(run: Path, capsys: pytest.CaptureFixtu
         (["--text", "why", "--retract", "none"], ExitCode.NOT_FOUND, "no note 'none'"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_impossible_annotation_is_refused(
     words: list[str], code: int, text: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:

@@ -128,7 +128,7 @@ def test_another_users_run_is_not_followed(server: socket.socket, place: Path, m
         (lambda place, key: os.truncate(place / "password", 1 << 40), "password: has more than 16,384 bytes"),
     ],
 )
-def test_what_may_be_somebody_elses_is_refused(
+def test_run_of_another_user_is_refused(
     server: socket.socket, place: Path, key: Path, spoil: Callable[[Path, Path], object], problem: str
 ) -> None:
     write(place / "endpoint", told(server, user="megatrain"))
@@ -153,7 +153,7 @@ def emptied(place: Path) -> Path:
 @pytest.mark.parametrize(
     "words", [("--etcd-user=u",), ("--etcd-password-file=f", "--etcd-user=u"), ("--etcd-cacert=f",)]
 )
-def test_users_and_certificates_go_to_an_etcd_that_the_command_line_names(
+def test_credentials_go_to_the_etcd_of_the_command_line(
     server: socket.socket, place: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PASSWORD_VARIABLE, "mine")

@@ -212,7 +212,7 @@ def test_only_one_of_many_writers_wins(etcd: EtcdServers, prefix: str) -> None:
     assert len(won) == 1
 
 
-def test_one_client_serves_many_threads(client: EtcdClient, prefix: str) -> None:
+def test_client_serves_many_threads(client: EtcdClient, prefix: str) -> None:
     def write(name: str) -> None:
         for number in range(20):
             client.put(f"{prefix}{name}/{number}", name)

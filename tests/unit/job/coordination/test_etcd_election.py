@@ -217,7 +217,7 @@ def test_etcdctl_takes_part(etcd: EtcdServers, client: EtcdClient, prefix: str) 
     client.delete(KeyRange.prefix(prefix))
 
 
-def test_a_transaction_that_was_given_up_is_not_applied_once_the_mark_is_renewed(etcd: EtcdServers) -> None:
+def test_abandoned_transaction_is_not_applied_later(etcd: EtcdServers) -> None:
     with ExitStack() as stack:
         proxy = stack.enter_context(EtcdProxy(etcd.members[0].client_port))
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))

@@ -79,7 +79,7 @@ def test_calls_go_on_through_another_member(cluster: EtcdServers, fault: str, is
         assert keeper.state is LeaseState.HELD
 
 
-def test_without_a_majority_nothing_is_written_and_reads_are_not_stale(cluster: EtcdServers) -> None:
+def test_etcd_without_majority_neither_writes_nor_reads_stale(cluster: EtcdServers) -> None:
     lone, *others = cluster.members
     with client_of(cluster, lone) as client:
         client.put("faults/b", "1")
@@ -172,7 +172,7 @@ def test_bad_proxy_is_passed_over_or_named(etcd: EtcdServers, prefix: str, condu
         b'{"header":{"cluster_id":"1","revision":"x"}}',
     ],
 )  # fmt: skip
-def test_answer_that_is_not_etcds_is_never_taken_for_an_empty_one(etcd: EtcdServers, prefix: str, body: bytes) -> None:
+def test_foreign_answer_is_not_taken_for_an_empty_one(etcd: EtcdServers, prefix: str, body: bytes) -> None:
     with proxied(etcd) as bad, EtcdClient(EtcdSettings.of(bad.url, call_s=0.15)) as client:
         bad.conduct = Conduct.GARBAGE
         bad.garbage = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)]

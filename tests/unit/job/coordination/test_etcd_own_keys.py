@@ -15,7 +15,7 @@ from tests.helpers.etcd_proxy import EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
 
 
-def test_a_write_that_was_given_up_does_not_come_after_a_later_one(etcd: EtcdServers) -> None:
+def test_abandoned_write_does_not_come_after_a_later_one(etcd: EtcdServers) -> None:
     with ExitStack() as stack:
         proxy = stack.enter_context(EtcdProxy(etcd.members[0].client_port))
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
@@ -34,7 +34,7 @@ def test_a_write_that_was_given_up_does_not_come_after_a_later_one(etcd: EtcdSer
             assert item.value == f"trains again {number}".encode()
 
 
-def test_what_stands_there_is_replaced_and_what_is_gone_is_written_anew(etcd: EtcdServers) -> None:
+def test_own_key_replaces_another_and_is_rewritten_when_lost(etcd: EtcdServers) -> None:
     with EtcdClient(EtcdSettings.of(etcd.urls)) as client:
         own = OwnKeys(client)
         client.put("/own/other", "of the life before")

@@ -59,7 +59,7 @@ def test_watch_of_what_is_not_allowed_ends_with_the_reason(guarded: EtcdServers)
                 assert not watch.is_open
 
 
-def test_watch_whose_range_is_not_allowed_though_its_beginning_is(guarded: EtcdServers) -> None:
+def test_watch_of_a_partly_allowed_range_is_refused(guarded: EtcdServers) -> None:
     """The proof that the member is alive reads one key, which is allowed; only the watch itself is refused."""
     with (
         as_bob(guarded) as client,

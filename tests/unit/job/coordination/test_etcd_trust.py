@@ -34,7 +34,7 @@ def test_signs_of_progress_are_no_proof_of_a_majority(tmp_path_factory: pytest.T
 
 
 @pytest.mark.slow
-def test_nobody_waits_for_another_threads_authentication(etcd: EtcdServers) -> None:
+def test_thread_does_not_wait_for_anothers_authentication(etcd: EtcdServers) -> None:
     with EtcdProxy(etcd.members[0].client_port) as proxy:
         proxy.conduct = Conduct.SWALLOW
         settings = EtcdSettings.of(proxy.url, credentials=Credentials("bob", "x"), attempt_s=60.0, call_s=60.0)

@@ -72,7 +72,7 @@ def test_password_is_in_no_text() -> None:
 
 
 @pytest.mark.parametrize("where", ["http://10.0.0.1:1", "etcd-1", "https://a:1,http://b:1", "http://127.0.0.1.nip.io"])
-def test_password_over_plain_http_to_another_machine_is_refused_with_a_hint(where: str) -> None:
+def test_password_over_plain_http_is_refused_with_a_hint(where: str) -> None:
     with pytest.raises(ConfigError, match=r"over plain http .*; let etcd serve TLS and write https://") as caught:
         EtcdSettings.of(where, credentials=Credentials("bob", "hunter2"))
     assert "hunter2" not in str(caught.value)

@@ -196,7 +196,7 @@ def test_connections_cut_anywhere_lose_and_double_nothing(own: EtcdServers, seed
 
 
 @pytest.mark.slow
-def test_snapshot_and_changes_make_up_the_state_under_cuts_and_compaction(own: EtcdServers) -> None:
+def test_watched_state_survives_cuts_and_compaction(own: EtcdServers) -> None:
     randomness = random.Random(4)
     with (
         EtcdClient(EtcdSettings.of(own.urls)) as writer,
@@ -269,7 +269,7 @@ def test_signs_of_progress_spare_an_idle_watch_the_beginning(tmp_path_factory: p
         assert revisions(watch, written) == [written]
 
 
-def test_what_came_before_is_not_reported_again(fake: FakeGateway) -> None:
+def test_earlier_changes_are_not_reported_again(fake: FakeGateway) -> None:
     """etcd does not do that; a watch does not depend on it. Messages are as etcd 3.6 writes them, two in one packet."""
     header = {"cluster_id": "1", "member_id": "2", "revision": "7"}
     events = [{"kv": {"key": "YQ==", "mod_revision": str(revision)}} for revision in (4, 5, 6, 7)]

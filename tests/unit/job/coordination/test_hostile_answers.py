@@ -326,7 +326,7 @@ def test_watch_that_drips_is_replaced(etcd: EtcdServers, prefix: str, proxy: Etc
         is_over.set()
 
 
-def test_transaction_that_contradicts_itself_is_an_error_of_coordination(proxy: EtcdProxy) -> None:
+def test_contradictory_transaction_answer_is_an_error(proxy: EtcdProxy) -> None:
     """The key is not absent, and is not there: as an answer it is well-formed."""
     proxy.garbage = http(answer(responses=[{"response_range": {"header": HEADER}}]))
     with EtcdClient(EtcdSettings.of(proxy.url)) as client, pytest.raises(CoordinationError, match="contradicts itself"):

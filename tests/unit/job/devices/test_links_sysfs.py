@@ -43,7 +43,7 @@ def test_in_a_container_what_is_up_counts(tmp_path: Path) -> None:
     assert read_links(tmp_path) == (LinkReading("eth0", True, "up", 10_000.0, is_hardware=False),)
 
 
-def test_what_is_no_number_is_not_said(tmp_path: Path) -> None:
+def test_value_that_is_not_a_number_is_left_out(tmp_path: Path) -> None:
     write(tmp_path / "class/net/ens1", {**ETHERNET, "speed": -1, "statistics/rx_errors": "N/A"})
     (link,) = read_links(tmp_path)
     assert (link.speed_mbps, link.rx_errors, link.tx_errors) == (None, None, 5)

@@ -50,7 +50,7 @@ def test_the_earliest_of_equal_causes_is_the_root() -> None:
     assert classify_bundle(tails).root_rank == "3"
 
 
-def test_who_is_behind_is_the_root_of_a_hang() -> None:
+def test_rank_that_is_behind_is_the_root_of_a_hang() -> None:
     tails = {str(rank): TIMEOUT.format(rank, 9) + ENQUEUED.format(rank, 11, 8) for rank in range(4)}
     tails["1"] = TIMEOUT.format(1, 9) + ENQUEUED.format(1, 9, 8)
 
@@ -61,7 +61,7 @@ def test_who_is_behind_is_the_root_of_a_hang() -> None:
 
 @pytest.mark.parametrize("silent", ["", "step 100 loss: 2.3\n", None])
 @pytest.mark.parametrize("others", [LOST, TIMEOUT])
-def test_who_logs_nothing_is_the_root(silent: str | None, others: str) -> None:
+def test_silent_rank_is_the_root(silent: str | None, others: str) -> None:
     tails = {str(rank): others.format(rank, 9) for rank in range(5) if rank != 3}
     if silent is not None:
         tails["3"] = silent
@@ -74,7 +74,7 @@ def test_who_logs_nothing_is_the_root(silent: str | None, others: str) -> None:
     assert not found.verdict.is_cascade
 
 
-def test_who_is_named_by_the_others_is_the_root() -> None:
+def test_rank_named_by_the_others_is_the_root() -> None:
     line = "[rank{0}]: RuntimeError: received errors while waiting for send/recv from rank 2\n"
     tails = {str(rank): line.format(rank) for rank in range(4)} | {"2": LOST.format(2)}
 

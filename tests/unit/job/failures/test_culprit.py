@@ -94,7 +94,7 @@ def roles(incident: Incident) -> list[tuple[int, FailureRole]]:
         ),
     ],
 )
-def test_what_each_failure_is_to_the_incident(incident: Incident, wanted: list[tuple[int, FailureRole]]) -> None:
+def test_role_of_each_failure_in_the_incident(incident: Incident, wanted: list[tuple[int, FailureRole]]) -> None:
     assert roles(incident) == wanted
 
 

@@ -24,14 +24,14 @@ def test_the_rank_that_never_entered_is_the_suspect() -> None:
     assert report.waits_for == {0: (2,), 1: (2,), 3: (2,)}
 
 
-def test_who_logs_nothing_is_the_suspect_when_all_others_wait() -> None:
+def test_silent_rank_is_the_suspect_when_all_others_wait() -> None:
     report = hang_suspects({0: at(5, 4), 1: at(5, 4), 3: at(5, 4)}, DP)
 
     assert (report.suspects, report.confidence, report.silent) == ((2,), Confidence.LIKELY, (2,))
     assert report.reason == "rank 2 logs nothing, and 3 ranks wait for it"
 
 
-def test_a_rank_that_is_called_silent_is_one_whatever_it_said_before() -> None:
+def test_reported_silent_rank_counts_as_silent() -> None:
     report = hang_suspects({rank: at(5, 4) for rank in range(4)}, DP, silent=[1])
 
     assert report.suspects == (1,)
@@ -70,7 +70,7 @@ def test_all_inside_one_collective_is_the_network_or_a_gpu() -> None:
     assert "network" in report.reason
 
 
-def test_nobody_waits() -> None:
+def test_hang_without_a_waiting_rank() -> None:
     report = hang_suspects({rank: at(5, 5) for rank in range(4)}, DP)
     nothing = hang_suspects({}, DP)
 
@@ -87,7 +87,7 @@ def test_several_collectives_of_one_group() -> None:
 
 
 @given(st.integers(2, 24), st.integers(0, 23), st.integers(0, 1000))
-def test_one_late_rank_in_a_grid_is_always_found(num_ranks: int, late: int, step: int) -> None:
+def test_late_rank_in_a_grid_is_found(num_ranks: int, late: int, step: int) -> None:
     # a grid of rows and columns: whoever waits for the late one in a row never enters its column's collective
     late %= num_ranks
     width = 4
@@ -108,7 +108,7 @@ def test_one_late_rank_in_a_grid_is_always_found(num_ranks: int, late: int, step
         assert report.confidence is Confidence.CERTAIN
 
 
-def test_what_was_started_and_is_not_waited_for_holds_nobody_up() -> None:
+def test_unawaited_exchange_delays_no_rank() -> None:
     # rank 1 computes; its reduction is on its way, and rank 0, which waits for what rank 1 computes, never came to it
     groups = {"dp": [0, 1], "pp": [0, 1]}
     positions = {
@@ -124,7 +124,7 @@ def test_what_was_started_and_is_not_waited_for_holds_nobody_up() -> None:
     assert hang_suspects(unsaid, groups).confidence is Confidence.WEAK
 
 
-def test_who_entered_and_does_not_wait_is_the_suspect_when_nobody_is_missing() -> None:
+def test_rank_that_entered_without_waiting_is_the_suspect() -> None:
     positions = {rank: {"dp": Position(5, 4, awaited=5)} for rank in range(4)} | {2: {"dp": Position(5, 4, awaited=4)}}
     report = hang_suspects(positions, DP)
 
@@ -133,7 +133,7 @@ def test_who_entered_and_does_not_wait_is_the_suspect_when_nobody_is_missing() -
     assert "rank 2 entered collective 5 of dp and went on to something else" in report.reason
 
 
-def test_victims_of_a_collective_that_all_are_in_are_not_blamed_for_others() -> None:
+def test_victims_in_a_complete_collective_are_not_blamed() -> None:
     # ranks 0 and 1 are inside one together; rank 2 waits for both of them elsewhere
     groups = {"tp": [0, 1], "dp": [0, 2]}
     positions = {
@@ -147,7 +147,7 @@ def test_victims_of_a_collective_that_all_are_in_are_not_blamed_for_others() -> 
     assert "collective 9 of tp" in report.reason
 
 
-def test_the_reason_is_the_collective_that_leaves_the_fewest_in_doubt() -> None:
+def test_reason_is_the_collective_with_the_fewest_suspects() -> None:
     groups = {"a": [0, 1, 2, 3], "b": [2, 3]}
     positions = {
         0: {"a": at(5, 4)["dp"]},
@@ -161,7 +161,7 @@ def test_the_reason_is_the_collective_that_leaves_the_fewest_in_doubt() -> None:
     assert report.reason == "rank 3 never entered collective 7 of b, in which rank 2 waits"
 
 
-def test_a_busy_rank_breaks_a_circle_that_an_accelerator_behind_its_host_makes() -> None:
+def test_busy_rank_breaks_a_cycle_of_waits() -> None:
     # rank 1 reads data; what it launched before waits on its device for rank 0, which waits for rank 1's next launch
     groups = {"dp": [0, 1], "pp": [0, 1]}
     positions = {
@@ -183,7 +183,7 @@ def test_own_work_is_what_waits_for_nobody() -> None:
         assert not is_own_work(name)
 
 
-def test_a_stopped_process_that_entered_what_all_wait_in_says_nothing_of_the_network() -> None:
+def test_stopped_process_in_a_collective_is_no_network_fault() -> None:
     inside = {rank: at(5, 4) for rank in range(4)}
     report = hang_suspects(inside, DP, states={0: "S", 2: "T", 3: "D"})
     assert (report.suspects, report.confidence) == ((2,), Confidence.CERTAIN)
@@ -192,7 +192,7 @@ def test_a_stopped_process_that_entered_what_all_wait_in_says_nothing_of_the_net
     assert report.missing == (Missing("dp", 5, waiting=(0, 1, 3), absent=(), silent=(), loitering=(2,)),)
 
 
-def test_a_process_that_is_gone_is_to_blame_and_not_who_waits_for_it_elsewhere() -> None:
+def test_dead_process_is_blamed_not_the_ranks_that_wait() -> None:
     # rank 1 never came to the reduction, because it waits for rank 0, whose process is gone
     groups = {"dp": [1, 2], "tp": [0, 1]}
     positions = {0: {"tp": at(7, 7)["dp"]}, 1: {"tp": at(8, 7)["dp"], "dp": at(4, 4)["dp"]}, 2: at(5, 4)}

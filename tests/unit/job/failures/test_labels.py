@@ -19,5 +19,5 @@ def test_the_runbook_of_a_label_is_there(label: Label) -> None:
 
 
 @pytest.mark.parametrize("label", ["", "a_label_of_a_later_version"])
-def test_what_is_no_label_counts_as_benign(label: str) -> None:
+def test_unknown_label_counts_as_benign(label: str) -> None:
     assert label_row(label) is LABELS[Label.BENIGN]

@@ -125,7 +125,7 @@ def test_logs_of_any_encoding_and_compression(
         (b"\x7fELF\x02\x01\x01" + bytes(9) + bytes(range(1, 9)) * 99, "are control characters"),
     ],
 )
-def test_what_is_no_log_is_refused(
+def test_file_that_is_not_a_log_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, error: str
 ) -> None:
     file = tmp_path / "worker.log"

@@ -105,7 +105,7 @@ def test_the_first_of_equal_causes_decides() -> None:
         "/s/step-000000020: a newer round needs a checkpoint; no longer waiting for the data files of host 1",
     ],
 )
-def test_a_checkpoint_that_is_tried_again_is_not_what_ended_the_rank(reason: str) -> None:
+def test_retried_checkpoint_did_not_end_the_rank(reason: str) -> None:
     line = f"a checkpoint FAILED and is tried again at the next interval: step 20: not saved: {reason}"
     trace = 'Traceback (most recent call last):\n  File "/app/step.py", line 4, in step\nRuntimeError: it is wrong\n'
 

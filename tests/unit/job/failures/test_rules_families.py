@@ -80,7 +80,7 @@ AssertionError: can only test a child process
 """
 
 
-def test_traceback_that_python_ignored_is_no_failure_and_the_next_one_is() -> None:
+def test_ignored_traceback_is_no_failure() -> None:
     assert classify(IGNORED).action == "none"
     assert classify(IGNORED + "KeyError: 'x'\n").label == "user_code"
 
@@ -91,7 +91,7 @@ def test_other_rank_than_the_one_of_the_ignored_traceback_counts() -> None:
     assert classify(ignored + "[rank1]: KeyError: 'x'\n").label == "user_code"
 
 
-def test_who_differs_from_the_others_is_the_root_of_a_mismatch() -> None:
+def test_deviating_rank_is_the_root_of_a_mismatch() -> None:
     line = "[rank{0}]: Detected mismatch between collectives. Rank {0} is running X, but Rank {1} is running Y\n"
     tails = {str(rank): line.format(rank, 2) for rank in (0, 1, 3)} | {"2": line.format(2, 0)}
 

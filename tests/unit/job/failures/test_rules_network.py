@@ -96,7 +96,7 @@ def test_a_retry_is_benign_until_it_is_the_last() -> None:
     assert classify(line.format(1) + "\n" + line.format(34)).label == "network"
 
 
-def test_who_logs_a_timeout_is_not_its_culprit() -> None:
+def test_rank_that_logs_a_timeout_is_not_its_culprit() -> None:
     assert classify(TIMEOUT[0]).culprit is None
 
 

@@ -95,7 +95,7 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <modu
         ("", "", "preemption", None),
     ],
 )
-def test_a_cancelled_step_is_a_consequence_of_a_task_that_failed_before(
+def test_cancelled_slurm_step_follows_from_a_failed_task(
     before: str, after: str, label: str, culprit: str | None
 ) -> None:
     verdict = classify("\n".join(filter(None, [before, CANCELLED, after])))
@@ -103,7 +103,7 @@ def test_a_cancelled_step_is_a_consequence_of_a_task_that_failed_before(
 
 
 @pytest.mark.parametrize("reason", ["TIME LIMIT", "PREEMPTION", "NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"])
-def test_a_step_that_the_scheduler_ended_outweighs_how_its_tasks_ended(reason: str) -> None:
+def test_scheduler_ended_step_outweighs_its_tasks(reason: str) -> None:
     end = CANCELLED.replace("05 ***", f"05 DUE TO {reason} ***")
     assert classify(f"srun: error: gpu-3: task 3: Killed\n{end}").label == "preemption"
     failed = CANCELLED.replace("05 ***", "05 DUE TO TASK FAILURE ***")
@@ -117,7 +117,7 @@ def test_line_is_known(line: str, label: str, action: str) -> None:
     assert (verdict.label, verdict.action, verdict.is_cascade) == (label, action, False), verdict.rule
 
 
-def test_what_our_own_programs_print() -> None:
+def test_lines_of_our_own_programs() -> None:
     step = "step 8/100 | loss {} | grad norm nan | data wait 0.1 ms | skipped 1 | consumed 9 tokens"
     group = "all-reduce on group dp (ranks 0-3) failed on rank 1: {} (an exchange of this phase may take 9 s)"
     skips = "megatrain: error: loss=nan at step 9: not finite for 9 steps in a row (train.max_skipped_steps)"

@@ -34,7 +34,7 @@ def test_bursts_that_retention_takes_back_fill_nothing() -> None:
         [100 * GB + GB * number for number in range(360)],  # somebody tidies up
     ],
 )
-def test_what_says_nothing_is_not_known(free: list[int]) -> None:
+def test_trend_without_information_is_unknown(free: list[int]) -> None:
     assert full_in_s(samples(free)) is None
 
 

@@ -334,7 +334,7 @@ def dead_host(**changes: Any) -> JobSnapshot:
     return make_snapshot(incidents=(LOST,), halts={2: Halt(2, LOST.reason, False, NOW_S - 1)}, **changes)
 
 
-def test_a_dead_host_is_shown_dead_with_the_sentence_that_says_so() -> None:
+def test_dead_host_is_shown_with_its_proof() -> None:
     snapshot = dead_host()
     answer = assess(snapshot, NOW_S)
     states = {view.host: (str(view.state), view.is_in_order) for view in answer.hosts}
@@ -348,7 +348,7 @@ def test_a_dead_host_is_shown_dead_with_the_sentence_that_says_so() -> None:
     assert {view.host: str(view.state) for view in assess(back, NOW_S).hosts}["host-2"] == "returned"
 
 
-def test_what_is_wrong_with_storage_is_reported_beside_a_recovery() -> None:
+def test_storage_problem_is_reported_beside_a_recovery() -> None:
     changed = told(num_failed=3, failing_unix_s=NOW_S - 60, error="disk full")
     health = assess(make_snapshot(statuses=changed, incidents=(OPEN,), halts={2: make_halt()}), NOW_S).health
     assert [one.code for one in health.reasons] == [ReasonCode.SAVES_FAIL, ReasonCode.RECOVERING]

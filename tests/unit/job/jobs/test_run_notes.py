@@ -91,7 +91,7 @@ def test_a_note_is_retracted_once_and_nothing_is_removed(notes_writer: Writer, t
         ("no number", {"at_unix_s": float("nan")}, "not a time of a run"),
     ],
 )
-def test_what_is_no_note_is_refused_and_leaves_nothing(
+def test_malformed_note_is_refused_and_leaves_nothing(
     text: str, place: dict[str, Any], problem: str, notes_writer: Writer, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=problem):
@@ -109,7 +109,7 @@ def test_sent_twice_under_one_key_it_is_one_note(notes_writer: Writer, tmp_path:
             notes_writer.add(text, author, key="key-00000001")
 
 
-def test_more_than_sixty_an_hour_are_refused_with_the_time_to_wait(notes_writer: Writer) -> None:
+def test_notes_beyond_sixty_an_hour_are_refused(notes_writer: Writer) -> None:
     for number in range(MAX_AN_HOUR):
         notes_writer.add(f"note {number}", ADA)
         notes_writer.now_s += 10
@@ -172,7 +172,7 @@ class HeldLog(ActionLog):
         return super().append(entry, check)
 
 
-def test_of_two_retractions_at_once_one_fails_because_the_note_is_gone(notes_writer: Writer, tmp_path: Path) -> None:
+def test_second_concurrent_retraction_fails(notes_writer: Writer, tmp_path: Path) -> None:
     wrong = notes_writer.add("wrong", ADA)
     held = HeldLog(log_path(tmp_path))
     refused: list[MegatrainError] = []
@@ -194,7 +194,7 @@ def test_of_two_retractions_at_once_one_fails_because_the_note_is_gone(notes_wri
 
 
 @pytest.mark.parametrize("what", ["link", "directory-link", "fifo"])
-def test_a_run_that_somebody_else_made_leads_to_no_file_of_ones_own(what: str, tmp_path: Path) -> None:
+def test_notes_of_a_foreign_run_touch_no_own_file(what: str, tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     (own / "actions.jsonl").write_text("mine\n")
@@ -211,7 +211,7 @@ def test_a_run_that_somebody_else_made_leads_to_no_file_of_ones_own(what: str, t
     assert (own / "actions.jsonl").read_text() == "mine\n"
 
 
-def test_what_no_writer_of_ours_wrote_is_no_note(notes_writer: Writer, tmp_path: Path) -> None:
+def test_foreign_file_is_no_note(notes_writer: Writer, tmp_path: Path) -> None:
     notes_writer.add("a note", ADA, step=3)
     (entry,) = read_actions(log_path(tmp_path)).entries
     made_up = [

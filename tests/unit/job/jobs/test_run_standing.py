@@ -47,7 +47,7 @@ HERE = f"process 17 on {socket.gethostname()}"
         (RunFacts(is_run=True), RunKind.UNREACHABLE, "use --rdzv-endpoint as the launch did"),
     ],
 )  # fmt: skip
-def test_what_the_facts_mean(facts: RunFacts, kind: RunKind, said: str) -> None:
+def test_standing_follows_from_the_facts(facts: RunFacts, kind: RunKind, said: str) -> None:
     found = run_standing(facts)
     assert found.kind is kind
     assert found.exit_code == (facts.exit_code if kind is RunKind.ENDED else None)
@@ -115,7 +115,7 @@ def test_facts_are_read_from_a_run_directory(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["coordination/lock", "lock"])
-def test_whoever_holds_a_lock_lives(run: Path, name: str) -> None:
+def test_holder_of_a_lock_lives(run: Path, name: str) -> None:
     (run / name).touch()
     with (run / name).open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -130,7 +130,7 @@ def test_an_exit_code_is_a_number(run: Path, text: str) -> None:
     assert read_facts(run).exit_code is None
 
 
-def test_what_is_no_file_holds_nobody_up(run: Path) -> None:
+def test_special_file_does_not_block_the_reader(run: Path) -> None:
     for name in ("exit-code", "lock"):
         (run / "coordination" / name).unlink(missing_ok=True)
         os.mkfifo(run / "coordination" / name)
@@ -143,7 +143,7 @@ def test_what_is_no_file_holds_nobody_up(run: Path) -> None:
     assert len(answers) == 2
 
 
-def test_what_is_known_last(run: Path) -> None:
+def test_last_known_facts_of_a_run(run: Path) -> None:
     assert read_last_known(run).incident is None
     (run / "incidents").mkdir()
     for name, state in (("0001", IncidentState.RECOVERED), ("0002", IncidentState.STOPPED)):

@@ -99,7 +99,7 @@ def test_no_executor_and_no_driver() -> None:
     assert "no driver is elected" in texts(headless)[0]
 
 
-def test_a_job_that_waits_names_who_is_there_and_why_others_do_not_count() -> None:
+def test_waiting_job_names_present_and_uncounted_hosts() -> None:
     hosts = {"host-1": make_host(1), "host-2": make_host(2, is_fit=False, unfit_reason="GPU 3 has ECC errors"),
              "host-3": make_host(3), "host-9": make_host(9, num_workers=0)}  # fmt: skip
     answer = answer_of(rounds={}, halts={}, hosts=hosts, statuses={}, incidents=(), cordons={"host-3": make_cordon(3)})
@@ -114,7 +114,7 @@ def test_a_job_that_waits_names_who_is_there_and_why_others_do_not_count() -> No
     assert enough.headline == "about to start: 3 hosts can be used, and the job needs 2"
 
 
-def test_a_broken_round_names_the_hosts_that_the_next_one_waits_for() -> None:
+def test_broken_round_names_the_hosts_it_waits_for() -> None:
     stopping = statuses(host_1=make_status(1, HostPhase.STOPPED), host_2=make_status(2, HostPhase.STOPPING))
     answer = answer_of(halts={2: make_halt()}, statuses=stopping, incidents=(OPEN,))
 
@@ -172,7 +172,7 @@ def test_a_first_start_is_green_and_a_restart_is_amber() -> None:
     assert again.headline.startswith("recovering (stop), workers start on all hosts: rank 1")
 
 
-def test_a_host_whose_lease_is_gone_while_others_train_is_a_problem() -> None:
+def test_lost_lease_of_a_training_host_is_a_problem() -> None:
     hosts = {"host-1": make_host(1), "host-3": make_host(3)}
     answer = answer_of(hosts=hosts)
     assert (answer.state, level(answer)) == (JobState.TRAINING, "red")
@@ -183,7 +183,7 @@ def test_a_host_whose_lease_is_gone_while_others_train_is_a_problem() -> None:
     assert "came back as another executor" in texts(back)[0]
 
 
-def test_what_keeps_nothing_from_training_is_amber() -> None:
+def test_problem_that_does_not_stop_training_is_amber() -> None:
     held = make_incident(
         "0003", kind=IncidentKind.CONTROL_PLANE, state=IncidentState.HELD, round=2, action="hold",
         reason="2 leases vanished while steps went on", culprit_hosts=(), culprit_ranks=(),
@@ -271,9 +271,7 @@ host-3  waiting   -          -          -          -"""
         ("https://n7.example:8777/", "n7", 2, "https://n7.example:8777/"),
     ],
 )  # fmt: skip
-def test_a_page_that_only_one_of_several_hosts_reaches_is_reported_with_that_host(
-    url: str, host: str, max_hosts: int, told: str
-) -> None:
+def test_page_reachable_from_one_host_names_it(url: str, host: str, max_hosts: int, told: str) -> None:
     snapshot = make_snapshot(dashboard_url=url, dashboard_host=host, record=make_record(max_hosts=max_hosts))
     answer = assess(snapshot, NOW_S)
     (line,) = [one for one in status_lines(snapshot, answer, NOW_S) if one.startswith("dashboard")]

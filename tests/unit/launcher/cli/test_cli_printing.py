@@ -81,7 +81,7 @@ def test_a_failure_shows_label_and_culprit() -> None:
     assert rank_end_text(failure) == "rank 3 ended with exit code 1: network, which names 10.0.0.7"
 
 
-def test_what_an_incident_cost_as_far_as_it_is_known() -> None:
+def test_known_cost_of_an_incident_is_printed() -> None:
     assert cost_text(make_incident()) == "3.2 s, 4 steps lost"
     unclosed = make_incident(moments=Moments(NOW_S - 2, NOW_S - 1, NOW_S - 1), resumed_step=None)
     assert (cost_text(unclosed), current_phase(unclosed), current_phase(make_incident())) == ("", "stop", "")

@@ -244,7 +244,7 @@ def test_an_eviction_that_is_refused(client: EtcdClient, keys: JobKeys, megatrai
     assert len(driver.requests) == 1
 
 
-def test_nobody_can_be_asked(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+def test_request_without_a_driver_is_an_error(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     megatrain("job", "stop", code=72)
     assert "etcd has no job of this name" in megatrain.notes
     fill(client, keys, has_driver=False)
@@ -293,7 +293,7 @@ def test_an_etcd_that_ends_with_its_job_answers_a_stop(tmp_path: Path) -> None:
     assert last.text == "saving; the job's etcd has gone since then, as it does when a job has ended"
 
 
-def test_what_is_accepted_in_time_may_take_longer(client: EtcdClient, keys: JobKeys) -> None:
+def test_accepted_request_may_take_longer(client: EtcdClient, keys: JobKeys) -> None:
     request = make_request(RequestKind.CHECKPOINT)
     thread = threading.Thread(target=_accept, args=(client, keys, request), name="etcd accepting")
     thread.start()
@@ -348,7 +348,7 @@ def in_a_process(*words: str, at: Path, script: str = "") -> subprocess.Complete
     )
 
 
-def test_who_stays_has_the_usual_time_limits(run: Path) -> None:
+def test_staying_command_has_the_usual_time_limits(run: Path) -> None:
     parser = argparse.ArgumentParser()
     add_job(parser)
     args = parser.parse_args(["demo"])
