@@ -43,7 +43,7 @@ class LocationCases:
         with pytest.raises(CheckpointError, match=r"place: .* is not a relative path without '\.\.' below it"):
             place / name
 
-    def test_what_is_there(self, place: Location) -> None:
+    def test_entries_of_a_location(self, place: Location) -> None:
         assert place.entries() == []
         assert not place.exists()
         assert place.size() is None
@@ -91,7 +91,7 @@ class LocationCases:
         (place / "a").write(b"short")
         assert contents(place) == {"a": b"short"}
 
-    def test_of_several_new_files_the_first_wins(self, place: Location) -> None:
+    def test_first_of_several_new_files_wins(self, place: Location) -> None:
         assert (place / "b" / "a").write_new(b"first")
         assert not (place / "b" / "a").write_new(b"second")
         assert contents(place) == {"b/a": b"first"}
@@ -102,7 +102,7 @@ class LocationCases:
         assert (place / "b/a").write_new(b"fourth")
         assert contents(place) == {"b/a": b"fourth", "c": b"third"}
 
-    def test_of_many_who_write_a_new_file_at_once_one_wins(self, place: Location) -> None:
+    def test_concurrent_writers_of_a_new_file_have_one_winner(self, place: Location) -> None:
         start = threading.Barrier(8)
 
         def write(number: int) -> bool:
@@ -143,7 +143,7 @@ class LocationCases:
         with pytest.raises(ValueError, match="place/b/a is closed"):
             sink.write(b"")
 
-    def test_a_writer_that_was_left_behind_does_not_reach_the_new_file(self, place: Location) -> None:
+    def test_late_writer_does_not_reach_the_new_file(self, place: Location) -> None:
         old = (place / "a").create()
         old.write(b"old and longer")
         new = (place / "a").create()

@@ -47,12 +47,12 @@ class TestFound:
     def test_another_host_finds_no_cause(self) -> None:
         assert lost_launch_of(RECORD, [LAUNCHED], 5000.0, 500.0, "host-1").cause == ""
 
-    def test_a_black_box_of_that_launch_proves_that_its_machine_was_not_restarted(self) -> None:
+    def test_black_box_proves_that_its_machine_was_not_restarted(self) -> None:
         signs = [LAUNCHED, Sign(2000.0, "rank 3 on host-1 in its step 25", 25, "host-1")]
         assert lost_launch_of(RECORD, signs, 5000.0, 500.0, "host-1").cause == "launcher-lost"
         assert lost_launch_of(RECORD, signs, 5000.0, 500.0, "host-2").cause == ""
 
-    def test_what_was_before_that_launch_or_is_of_the_future_does_not_count(self) -> None:
+    def test_black_boxes_of_other_times_do_not_count(self) -> None:
         signs = [LAUNCHED, Sign(900.0, "metrics of step 99", 99), Sign(9000.0, "rank 0", 7)]
         found = lost_launch_of(RECORD, signs, 5000.0, None, "host-1")
         assert (found.last_sign_unix_s, found.last_step) == (1000.0, None)
@@ -110,7 +110,7 @@ class TestReport:
         go_on(job, 10.0)
         return incidents(job)
 
-    def test_the_next_launch_reports_it_once_and_its_first_step_closes_it(self) -> None:
+    def test_next_launch_reports_a_lost_one_once(self) -> None:
         lost = LostLaunch("l1", "host-0", 900.0, 51, "launcher-lost", ("the last sign of life",))
         (incident,) = self.relaunched(lost)
         assert (incident.kind, incident.state, incident.label) == (

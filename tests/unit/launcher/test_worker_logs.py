@@ -69,7 +69,7 @@ class TestRotatingFile:
         file.close()
         assert [(tmp_path / name).stat().st_size for name in ("rank.log.2", "rank.log.1", "rank.log")] == [10, 10, 5]
 
-    def test_what_others_put_in_its_place_is_not_written_to(self, tmp_path: Path) -> None:
+    def test_replaced_log_file_is_not_written(self, tmp_path: Path) -> None:
         """A link would lead anywhere; a pipe without a reader would keep all ranks waiting."""
         (tmp_path / "link.log").symlink_to(tmp_path / "elsewhere")
         os.mkfifo(tmp_path / "pipe.log")
@@ -80,13 +80,13 @@ class TestRotatingFile:
             file.close()
         assert not (tmp_path / "elsewhere").exists()
 
-    def test_one_file_starts_anew(self, tmp_path: Path) -> None:
+    def test_log_file_starts_afresh(self, tmp_path: Path) -> None:
         file = RotatingFile(tmp_path / "rank.log", max_bytes=10, num_files=1)
         file.write(b"first\nsecond\n")
         file.close()
         assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("rank.log", b"second\n")]
 
-    def test_what_is_there_is_kept(self, tmp_path: Path) -> None:
+    def test_existing_log_is_kept(self, tmp_path: Path) -> None:
         for word in (b"one\n", b"two\n"):
             file = RotatingFile(tmp_path / "rank.log")
             file.write(word)
@@ -213,7 +213,7 @@ class TestWorkerLogs:
             assert found[3].read_text() == "round 2 rank 3\n"
             assert sorted(os.read(shown, 1000).splitlines())[0] == b"[rank 2] round 1 rank 2"
 
-    def test_verdict_has_all_that_was_written_although_the_pipe_stays_open(self, tmp_path: Path) -> None:
+    def test_verdict_has_all_lines_while_the_pipe_is_open(self, tmp_path: Path) -> None:
         with WorkerLogs(tmp_path, tee="none") as logs:
             fd = logs.open_rank(1, 0)
             for _ in range(50):
