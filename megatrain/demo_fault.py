@@ -1,6 +1,6 @@
 """`make demo-fault`: the demonstration's training, with one of its processes killed in the middle.
 
-Nobody restarts anything by hand: the launcher notices the failure, stops the other processes, starts all again from the
+No manual restart is needed: the launcher notices the failure, stops the other processes, starts all again from the
 newest snapshot, and records the incident, which is shown at the end.
 """
 

@@ -208,7 +208,7 @@ class StoreWatch:
         """Create the directory again where it was removed."""
         try:
             if self._store.retake():
-                _logger.error("%s was removed by somebody: the events stored there are lost, new ones are stored",
+                _logger.error("%s was removed from outside: the events stored there are lost, new ones are stored",
                               self._store.directory)  # fmt: skip
             self.problem = ""
         except StoreError as error:

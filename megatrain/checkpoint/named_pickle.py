@@ -1,4 +1,4 @@
-"""Pickles whose classes are only named: whoever reads one imports them, whoever writes one need not.
+"""Pickles whose classes are only named: a reader imports them, a writer need not.
 
 The opcodes are those of protocol 4, as pickletools documents them.
 """

@@ -118,8 +118,8 @@ class ExchangeRunner:
         """Launch `exchange`, which fills `result`, on `stream`. Waiting for it makes the compute stream wait.
 
         The memory of the exchange belongs to the compute stream. So the Pending keeps it until the compute stream has
-        been told to wait. On the device the span begins when `stream` gets to the exchange, and ends when it has passed
-        it.
+        the order to wait. On the device the span begins when `stream` gets to the exchange, and ends when it has
+        passed it.
         Raises: CommunicationError if it cannot be launched.
         """
         self._prepare(exchange)

@@ -14,7 +14,7 @@ from megatrain.contracts.errors import CheckpointError
 class ConfigJson:
     """The object in a config.json, or one nested in it. A key that is null counts as missing, as in transformers.
 
-    It keeps which keys were read: a key that nobody reads might change what the model computes.
+    It keeps which keys were read: a key that is not read might change what the model computes.
     """
 
     def __init__(self, values: Mapping[str, Any], location: str) -> None:
@@ -88,7 +88,7 @@ class ConfigJson:
             raise self.refusal(key, f"only {json.dumps(computed)} in each of {num_layers} layers can be computed here")
 
     def refuse_unread(self, ignored: Container[str]) -> None:
-        """Raise CheckpointError for a key that nobody has read, unless it is one of `ignored`."""
+        """Raise CheckpointError for a key that was not read, unless it is one of `ignored`."""
         for config, key in self._unread(ignored):
             raise config.refusal(
                 key,

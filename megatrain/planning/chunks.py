@@ -91,7 +91,7 @@ def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
     for chunk in built:
         key = _kind(config, chunk.meta.part)
         if key not in measured:
-            recorder.complete_step()  # the totals begin anew
+            recorder.complete_step()  # the totals begin at zero
             found = measure(
                 chunk,
                 micro,

@@ -1,4 +1,4 @@
-"""Keeps the log of a program: when somebody removes the file, the output goes to a new one.
+"""Keeps the log of a program: when the file is removed, the output goes to a new one.
 
 For programs that a launch starts, each with its own log. A program at a terminal does not need this.
 """
@@ -40,7 +40,7 @@ def _look() -> None:
         os.dup2(new, handle)
         os.close(new)
     if removed:
-        print("this log was removed by somebody; its earlier content is lost", file=sys.stderr, flush=True)
+        print("this log was removed from outside; its earlier content is lost", file=sys.stderr, flush=True)
 
 
 def _removed(handle: int) -> Path | None:

@@ -41,7 +41,9 @@ class JsonLinesSink:
             self.close()
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._open()
-            self._note(f"metrics: {self._path} was removed by somebody; its records before step {report.step} are lost")
+            self._note(
+                f"metrics: {self._path} was removed from outside; its records before step {report.step} are lost"
+            )
         record: dict[str, Value | str] = {
             "version": FORMAT_VERSION,
             "kind": report.kind,

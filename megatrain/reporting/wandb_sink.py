@@ -73,7 +73,7 @@ class WandbSink:
     def _open_again(self, step: int) -> None:
         """Continue the same run in new files, since the old ones have been removed. Raises: OSError."""
         lost = f"what was not sent before step {step} is lost"
-        self._note(f"metrics: {self._files.path} was removed by somebody; {lost}")
+        self._note(f"metrics: {self._files.path} was removed from outside; {lost}")
         self._directory.mkdir(parents=True, exist_ok=True)
         try:
             self._run.finish()

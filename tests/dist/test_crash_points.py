@@ -178,7 +178,7 @@ KILLS = [
     at_step(4, "write", "r000000-index.json"),
     at_step(5, "write", r"r000000-manifest-.*\.json"),
     at_step(6, "write", "COMMIT"),
-    # one rank's slot has been told that it is free, the other has not
+    # one rank's slot is marked as free, the other one is not
     WriterFault("persist", "word", time=2),
     at_step(8, "remove", "WRITING"),
     WriterFault("remove", r"step-\d+/COMMIT"),

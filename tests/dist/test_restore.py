@@ -148,8 +148,8 @@ def test_later_changes_of_the_state_are_not_in_a_snapshot(
     jobs.run(make_config(train_data, LAYOUT, constant, every, place(tmp_path)))
     wait_for_the_end_of_writers(tmp_path)
     for step in (1, 2):
-        told: Tables = {"checkpoint": {"load": str(tmp_path / "checkpoints" / "main" / f"step-{step:09d}")}}
-        loaded = jobs.run(make_config(train_data, LAYOUT, constant, told, {"train": {"steps": step}}))
+        reported: Tables = {"checkpoint": {"load": str(tmp_path / "checkpoints" / "main" / f"step-{step:09d}")}}
+        loaded = jobs.run(make_config(train_data, LAYOUT, constant, reported, {"train": {"steps": step}}))
         straight = jobs.run(make_config(train_data, LAYOUT, constant, {"train": {"steps": step}}))
         assert_states_bitwise(loaded.initial_state, straight.final_state)
 

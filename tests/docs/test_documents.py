@@ -52,9 +52,9 @@ def copy_repository(destination: Path) -> None:
         elif source.exists():
             shutil.copy2(source, destination / name)
     text = (destination / DEMO).read_text(encoding="utf-8")
-    for told, smaller in SMALLER.items():
-        assert told in text
-        text = text.replace(told, smaller)
+    for reported, smaller in SMALLER.items():
+        assert reported in text
+        text = text.replace(reported, smaller)
     (destination / DEMO).write_text(text, encoding="utf-8")
 
 

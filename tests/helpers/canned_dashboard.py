@@ -184,13 +184,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         self.close_connection = True
-        told = ""
+        reported = ""
         while not canned.is_over.wait(_TICK_S) and not canned.is_down:
             document = canned.live_document().model_dump_json()
             try:
-                if document != told:
+                if document != reported:
                     self.wfile.write(f"event: change\ndata: {document}\n\n".encode())
-                    told = document
+                    reported = document
                 else:
                     self.wfile.write(b": here\n\n")  # or a page that is gone is never noticed
                 self.wfile.flush()

@@ -1,7 +1,7 @@
 """Responses of the dashboard's API for a job that never was: 48 hosts, a straggler, a lost host.
 
 For tests of the page alone: what the responses say is checked by the documents' classes, how they are found out is not
-of interest here. `NOW_S` is when all of it is told.
+of interest here. `NOW_S` is the time at which all of it is read.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ def in_child(act: Callable[[], object]) -> int:
         try:
             act()
             code = 0
-        except BaseException:  # noqa: BLE001 -- the test is told by the exit code
+        except BaseException:  # noqa: BLE001 -- the exit code reports it to the test
             traceback.print_exc()
         finally:
             os._exit(code)

@@ -56,7 +56,7 @@ class MadeUpJob:
     job: str = JOB
     is_recorded: bool = False
     etcd_endpoints: str = ""
-    told: JobSnapshot | None = None
+    reported: JobSnapshot | None = None
     state: LiveState = field(default_factory=lambda: LiveState(None, {"overview": 1}))
     problem: str = ""
     num_looks: int = 0
@@ -67,7 +67,7 @@ class MadeUpJob:
         self.events = StoredEvents(self.run.events, num_threads=1)
 
     def snapshot(self) -> JobSnapshot | None:
-        return self.told
+        return self.reported
 
     def etcd_problem(self) -> str:
         return ""

@@ -62,7 +62,7 @@ class HandGivenOrders:
 
 @dataclass
 class Witness:
-    """Keeps what the agent told, in order."""
+    """Keeps the agent's reports, in order."""
 
     heard: list[tuple[str, Any]] = field(default_factory=list)
 

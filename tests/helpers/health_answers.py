@@ -92,8 +92,8 @@ class HealthViews:
     def _ask(self, who: str, answer: Callable[[], HealthAnswer]) -> None:
         """Ask one place once. One that does not answer has said nothing."""
         with suppress(OSError, ValueError, CoordinationError):  # not there, or gone in the middle of its answer
-            told = answer()
-            self.heard[who].append((time.time(), told))
+            reported = answer()
+            self.heard[who].append((time.time(), reported))
 
     def agreement(self, code: str, since_unix_s: float, who: Sequence[str] = EVERYBODY) -> dict[str, float] | None:
         """Return when each of `who` said one and the same answer, None while they have not.
@@ -102,13 +102,15 @@ class HealthViews:
         """
         first: list[dict[HealthAnswer, float]] = []
         for name in who:
-            said = [(at, told) for at, told in self.heard[name] if at >= since_unix_s]
-            wanted = [(at, told) for at, told in said if (code in told.codes if code else told == GREEN)]
-            first.append({told: at for at, told in reversed(wanted)})
+            said = [(at, reported) for at, reported in self.heard[name] if at >= since_unix_s]
+            wanted = [
+                (at, reported) for at, reported in said if (code in reported.codes if code else reported == GREEN)
+            ]
+            first.append({reported: at for at, reported in reversed(wanted)})
         common = set(first[0]).intersection(*first[1:])
         if not common:
             return None
-        soonest = min(common, key=lambda told: max(times[told] for times in first))
+        soonest = min(common, key=lambda reported: max(times[reported] for times in first))
         return {name: times[soonest] for name, times in zip(who, first, strict=True)}
 
     def _status(self) -> HealthAnswer:

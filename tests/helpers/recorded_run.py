@@ -101,14 +101,14 @@ def end_s(round_number: int, step: int) -> float:
 def step_of(job: SyntheticJob, round_number: int, step: int) -> tuple[StepTotals, Values]:
     """Return what all ranks tell of a step: each takes a second, whatever the job's ranks did in it."""
     totals, squares = job.step(step)
-    told = {
+    reported = {
         StepValue.LOSS: float("nan") if step == NAN_STEP else 100.0 if step == SPIKE_STEP else 5.0 - step / 100,
         StepValue.GRAD_NORM: 1.0,
         StepValue.TOKENS: TOKENS,
         StepValue.MODEL_FLOPS: 4e14,
         StepValue.PEAK_FLOPS: 1e15,
     }
-    values = joined(Values, [squares, values_of_ranks(range(LAYOUT.world_size), step, told, round_number)])
+    values = joined(Values, [squares, values_of_ranks(range(LAYOUT.world_size), step, reported, round_number)])
     # sequence numbers of one rank and step differ
     values = replace(values, sequence=np.arange(len(values.rank)) + 10_000 * (step + 1))
     begin_ns = int((end_s(round_number, step) - 1) * 1e9)

@@ -84,7 +84,7 @@ def _wait_for_recovery(loop: ClosedLoop, number: int) -> None:
 
 
 def _pid_of(loop: ClosedLoop, rank: int) -> int:
-    """Return the process of a rank in the newest round, when it has told."""
+    """Return the process of a rank in the newest round, once a rank has reported it."""
     newest = max(one.number for one in loop.view.rounds())
     source = StoredEvents(loop.launched.job.files.events)
     wait_until(lambda: newest_round(source.read(Ranks)) == newest, f"ranks of round {newest}")

@@ -48,16 +48,16 @@ class SimulatedEtcd:
 
     def _apply(self, changes: Sequence[tuple[str, bytes | None, int]]) -> None:
         self.revision += 1
-        told: list[Change] = []
+        reported: list[Change] = []
         for key, value, lease_id in changes:
             before = self.items.pop(key, None)
             if value is None:
-                told.append(Change(ChangeKind.DELETE, KeyValue(key.encode(), b"", 0, self.revision, 0, 0)))
+                reported.append(Change(ChangeKind.DELETE, KeyValue(key.encode(), b"", 0, self.revision, 0, 0)))
                 continue
             created = self.revision if before is None else before.create_revision
             self.items[key] = KeyValue(key.encode(), value, created, self.revision, 1, lease_id)
-            told.append(Change(ChangeKind.PUT, self.items[key]))
-        self.log.append(Changes(self.revision, tuple(told)))
+            reported.append(Change(ChangeKind.PUT, self.items[key]))
+        self.log.append(Changes(self.revision, tuple(reported)))
 
     def _is_met(self, condition: Compare) -> bool:
         item = self.items.get(condition.key.decode())

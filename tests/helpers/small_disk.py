@@ -53,7 +53,7 @@ class SmallDisk:
                     raise OSError(number, f"setns: {os.strerror(number)}")
 
     def resize(self, num_bytes: int) -> None:
-        # told all that it is: what the mount table says of a user namespace is not accepted there
+        # given all properties of the mount: what the mount table says of a user namespace is not accepted there
         words = ["mount", "-t", "tmpfs", "-o", f"remount,size={num_bytes}", "tmpfs", str(self.path)]
         subprocess.run(self.enter(*words), check=True)
 

@@ -29,7 +29,7 @@ _STEPS_AT_ONCE = 10
 _TOKENS = 2_000_000
 _NUM_MICROBATCHES = 32
 _AFTER_ALL = 10**9
-"""No other record of a rank has a number so high: records are told apart by it."""
+"""No other record of a rank has a number so high: it distinguishes records."""
 
 
 def write_run(
@@ -49,9 +49,9 @@ def write_run(
         for first in range(0, num_steps, _STEPS_AT_ONCE):
             made = [job.step(step) for step in range(first, min(first + _STEPS_AT_ONCE, num_steps))]
             _commit(store, joined(StepTotals, [totals for totals, _ in made]))
-            told = [_step_values(layout, step) for step in range(first, first + len(made))]
+            reported = [_step_values(layout, step) for step in range(first, first + len(made))]
             lengths = [select(values, values.kind == int(StepValue.SQUARED_LENGTHS)) for _, values in made]
-            _commit(store, joined(Values, [*lengths, *told]))
+            _commit(store, joined(Values, [*lengths, *reported]))
         for step in full_steps:
             _commit(store, spans_of_step(layout, step, full_ranks))
     return run
@@ -66,8 +66,8 @@ def _step_values(layout: Layout, step: int) -> Values:
     """Return what the first and the last rank tell of a step; a loss needs two who say it."""
     loss = 2.0 + 9.0 / (1.0 + 0.1 * step)
     numbers = {StepValue.LOSS: loss, StepValue.GRAD_NORM: 1.0, StepValue.TOKENS: float(_TOKENS)}
-    told = values_of_ranks((0, layout.world_size - 1), step, numbers)
-    return replace(told, sequence=told.sequence + _AFTER_ALL)
+    reported = values_of_ranks((0, layout.world_size - 1), step, numbers)
+    return replace(reported, sequence=reported.sequence + _AFTER_ALL)
 
 
 def spans_of_step(layout: Layout, step: int, ranks: range, num_microbatches: int = _NUM_MICROBATCHES) -> Spans:

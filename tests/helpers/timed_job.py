@@ -95,8 +95,8 @@ class TimedHost(SimulatedHost):
 
     def limits(self) -> Deadlines:
         """Return the deadlines of the round that runs here, as this host knows them."""
-        told = self.deadlines.get(self.running, RoundDeadlines(self.running))
-        return self.policy.fence_rule.deadlines(told.interval_s, told.stop_s)
+        reported = self.deadlines.get(self.running, RoundDeadlines(self.running))
+        return self.policy.fence_rule.deadlines(reported.interval_s, reported.stop_s)
 
     def judge(self, now: float) -> FenceAction:
         return fence(self.limits(), LeaseView(self.seconds(now - self.lease_over())), self.silence(now))[0]
@@ -113,8 +113,8 @@ class TimedHost(SimulatedHost):
             self.fenced, self.ends_at = True, now + self.reaction_s
         elif action is FenceAction.SAVE and self.asked_to_save is None:
             self.fenced, self.asked_to_save = True, now
-            told = self.deadlines.get(self.running, RoundDeadlines(self.running))
-            self.ends_at = now + self.policy.fence_rule.grace_s(told.stop_s) + 2.0
+            reported = self.deadlines.get(self.running, RoundDeadlines(self.running))
+            self.ends_at = now + self.policy.fence_rule.grace_s(reported.stop_s) + 2.0
         since = self.started if self.completed is None else self.completed
         silent_s = self.seconds(now - since)
         limit_s = max(self.policy.hang_floor_s, _HANG_FACTOR * self.step_s)

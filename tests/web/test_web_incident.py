@@ -43,9 +43,9 @@ def test_an_incident_is_a_war_room(serve: Serve, pages) -> None:
 
     commands = page.locator("[data-runbook='worker-ended.md'] [data-command]")
     commands.first.wait_for()
-    told = commands.evaluate_all("all => all.map(one => one.dataset.command)")
-    assert f"megatrain incidents /runs/{JOB} --id 000001" in told
-    assert _copied(page, commands.first.get_by_role("button", name="Copy")) == told[0]
+    reported = commands.evaluate_all("all => all.map(one => one.dataset.command)")
+    assert f"megatrain incidents /runs/{JOB} --id 000001" in reported
+    assert _copied(page, commands.first.get_by_role("button", name="Copy")) == reported[0]
 
     actions = page.locator("[data-action]")
     expect(actions).to_have_count(2)

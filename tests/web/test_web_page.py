@@ -67,7 +67,7 @@ def test_an_open_page_goes_on_to_a_new_round(serve: Serve, pages) -> None:
     dashboard.asked.clear()
     dashboard.responses["overview"] = overview_document().model_copy(
         update={"round": 3}
-    )  # which no rank has told of yet
+    )  # which no rank has reported yet
     dashboard.news("overview")
     wait_until(lambda: "job" in dashboard.asked, "the job is asked again")
     known = job_document()
@@ -256,8 +256,8 @@ def test_accessibility(serve: Serve, pages, view: str) -> None:
     page.locator("main h1").wait_for()
     page.locator("[data-connection=live]").wait_for()
     expect(page.locator(".skeleton")).to_have_count(0)
-    told = pages.accessibility_problems(page)
-    assert not told, "\n".join(told)
+    reported = pages.accessibility_problems(page)
+    assert not reported, "\n".join(reported)
 
 
 def test_reduced_motion_is_respected(serve: Serve, pages) -> None:

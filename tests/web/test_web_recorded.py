@@ -66,8 +66,8 @@ def test_accessibility_of_pictures(url: str, pages, view: str) -> None:
     page = pages.open(f"{url}#/{view}")
     page.locator("main h1").wait_for()
     expect(page.locator(".skeleton")).to_have_count(0)
-    told = pages.accessibility_problems(page)
-    assert not told, "\n".join(told)
+    reported = pages.accessibility_problems(page)
+    assert not reported, "\n".join(reported)
 
 
 def test_script_in_a_log_line_is_seen_and_never_run(url: str, pages) -> None:

@@ -87,8 +87,8 @@ def test_view_of_the_sample_fits_every_screen(url: str, pages, view: str) -> Non
 def test_accessibility_of_the_sample(url: str, pages, view: str) -> None:
     page = pages.open(f"{url}#/{view}")
     expect_loaded(page, VIEWS.get(view, "incidents"))
-    told = pages.accessibility_problems(page)
-    assert not told, "\n".join(told)
+    reported = pages.accessibility_problems(page)
+    assert not reported, "\n".join(reported)
 
 
 _CUT = """

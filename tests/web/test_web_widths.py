@@ -49,8 +49,8 @@ def test_no_table_scrolls_sideways_on_a_telephone(url: str, pages, view: str) ->
     _loaded(page)
     page.locator(".table-box tbody tr").first.wait_for()
     assert _too_wide(page) == []
-    told = pages.accessibility_problems(page)
-    assert not told, "\n".join(told)
+    reported = pages.accessibility_problems(page)
+    assert not reported, "\n".join(reported)
 
 
 def test_narrow_rows_are_blocks_that_name_each_value(url: str, pages) -> None:

@@ -3,7 +3,7 @@
     jobs            the page, with the list     api/v1/jobs, compare, live, session     its API
     jobs/NAME/      the page, of one job        jobs/NAME/api/v1/...                    its API, as of a single job
 
-A session is valid for all jobs: the guard authenticates a caller before the server looks whether the job exists.
+A session is valid for all jobs: the guard authenticates a caller before the server checks whether the job exists.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class RecordedJob(RunSource):
 def _own_checkpoints(config: Config | None, run: RunDirectory) -> tuple[str, str]:
     """Return the place of a run's checkpoints below its directory, and a problem if the configured place is elsewhere.
 
-    Opening a run directory that came from somebody else must neither query a server nor read a place that its sender
+    Opening a run directory of another user must neither query a server nor read a place that its sender
     named.
     """
     own = str(run.checkpoints)

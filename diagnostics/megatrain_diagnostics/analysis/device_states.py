@@ -1,6 +1,6 @@
 """One GPU, or one link, from reading to reading: which counters grew, since when it is throttled, what is wrong. Pure.
 
-Counters restart when a driver is loaded anew: a counter that is less than before counts from zero.
+Counters restart when a driver is loaded again: a counter that is less than before counts from zero.
 """
 
 from __future__ import annotations

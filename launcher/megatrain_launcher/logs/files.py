@@ -97,9 +97,7 @@ class RotatingFile:
 
     def _write_loss_notes(self) -> None:
         if self._removed_bytes:
-            note = (
-                f"[megatrain: this log was removed by somebody; {self._removed_bytes} bytes that were in it are lost]\n"
-            )
+            note = f"[megatrain: this log was removed from outside; its {self._removed_bytes} bytes are lost]\n"
             self._write_all(memoryview(note.encode()))
             self._removed_bytes = 0
         if self._lost_bytes:

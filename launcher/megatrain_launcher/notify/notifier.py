@@ -13,10 +13,10 @@ from megatrain.config.config import Config
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.election import Leadership
-from megatrain_launcher.notify.looks import JobLook, Looks
 from megatrain_launcher.notify.message import PageLinks
 from megatrain_launcher.notify.receivers import Receiver, receivers_of
 from megatrain_launcher.notify.sender import NoticeSender, SenderParts
+from megatrain_launcher.notify.topic_follower import TopicFollower, TopicReader
 
 LAST_S = 5.0
 """How long the end of a job waits for its receivers."""
@@ -35,37 +35,37 @@ class Notifier:
         clock: Callable[[], float],
     ) -> None:
         self._senders: list[NoticeSender] = []
-        self._looks: Looks | None = None
+        self._topics: TopicFollower | None = None
         if receivers:
-            self._looks = Looks(JobLook(client, keys, links, clock), clock)
-            parts = SenderParts(client, keys, leadership, self._looks, clock)
+            self._topics = TopicFollower(TopicReader(client, keys, links, clock), clock)
+            parts = SenderParts(client, keys, leadership, self._topics, clock)
             self._senders = [NoticeSender(parts, receiver) for receiver in receivers]
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Receivers that cannot be reached, and why."""
         found = [sender.problem for sender in self._senders]
-        if self._looks is not None:
-            found.append(self._looks.problem)
+        if self._topics is not None:
+            found.append(self._topics.problem)
         return tuple(filter(None, found))
 
     def wake(self) -> None:
         """Signal that something has happened. Never waits."""
-        if self._looks is not None:
-            self._looks.wake()
+        if self._topics is not None:
+            self._topics.wake()
 
     def close(self, *, is_job_over: bool) -> None:
         """End; if the job is over, report that first, as far as that is possible within LAST_S."""
-        if self._looks is None:
+        if self._topics is None:
             return
         if is_job_over:
-            self._looks.finish(LAST_S)
+            self._topics.finish(LAST_S)
             end = time.monotonic() + LAST_S
             for sender in self._senders:
                 sender.join(max(0.0, end - time.monotonic()))
         for sender in self._senders:
             sender.close()
-        self._looks.close()
+        self._topics.close()
 
 
 MakeNotifier = Callable[[Leadership], Notifier]

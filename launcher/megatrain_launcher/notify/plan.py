@@ -85,16 +85,16 @@ def plan_of(
     present = {topic.name for topic in topics}
     gone = [
         gone_topic(name, mark, now_s)
-        for name, mark in record.told.items()
+        for name, mark in record.notified.items()
         if name not in present and _stage(mark) is not Stage.CLOSED
     ]
-    wanted = [topic for topic in (*topics, *gone) if rules.covers(topic) or topic.name in record.told]
+    wanted = [topic for topic in (*topics, *gone) if rules.covers(topic) or topic.name in record.notified]
     news, endings, progress, settled, wake_s = _sorted_out(wanted, record, rules, now_s)
-    kept = {name: mark for name, mark in record.told.items() if name in present or _stage(mark) is not Stage.CLOSED}
+    kept = {name: mark for name, mark in record.notified.items() if name in present or _stage(mark) is not Stage.CLOSED}
     num_late = sum(rules.manner is Manner.DIGEST for _ in settled)
     record = replace(
         record,
-        told={**kept, **{topic.name: topic.mark for topic in settled}},
+        notified={**kept, **{topic.name: topic.mark for topic in settled}},
         opened_unix_s=_of_last_hour(record, now_s),
         receipts={name: record.receipts[name] for name in sorted(record.receipts)[-_MAX_WITH_RECEIPTS:]},
         num_given_up=record.num_given_up + num_late,
@@ -112,14 +112,14 @@ def plan_of(
 
 def taken(record: ReceiverRecord, plan: Plan, now_s: float) -> ReceiverRecord:
     """Return the record after a receiver has taken the message of a plan."""
-    new = [topic for topic in plan.topics if _is_news(topic, record.told.get(topic.name))]
+    new = [topic for topic in plan.topics if _is_news(topic, record.notified.get(topic.name))]
     opened = dict(record.opened_unix_s)
     if new:
         level = str(_worst(new))
         opened[level] = (*opened.get(level, ()), now_s)
     return replace(
         record,
-        told={**record.told, **{topic.name: topic.mark for topic in plan.topics}},
+        notified={**record.notified, **{topic.name: topic.mark for topic in plan.topics}},
         opened_unix_s=opened,
         num_sent=record.num_sent + 1,
         problem="",
@@ -166,7 +166,7 @@ def _sorted_out(wanted: Sequence[Topic], record: ReceiverRecord, rules: Rules, n
     settled: list[Topic] = []
     wake_s: float | None = None
     for topic in wanted:
-        known = record.told.get(topic.name)
+        known = record.notified.get(topic.name)
         if topic.stage is Stage.CLOSED and known is None:
             is_late = now_s - (topic.ended_unix_s or topic.began_unix_s) > GIVE_UP_S
             (settled if is_late or rules.manner is not Manner.DIGEST else news).append(topic)

@@ -17,10 +17,10 @@ from megatrain_job.coordination.own_keys import OwnKeys
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.coordination.wire import Compare
 from megatrain_launcher.notify.delivery import DeliveryError
-from megatrain_launcher.notify.looks import Look, Looks
 from megatrain_launcher.notify.message import Message
 from megatrain_launcher.notify.plan import Plan, begin_record, plan_of, refused, taken
 from megatrain_launcher.notify.receivers import Receiver
+from megatrain_launcher.notify.topic_follower import TopicFollower, TopicSnapshot
 
 _logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 2.0
@@ -36,7 +36,7 @@ class SenderParts:
     client: EtcdClient
     keys: JobKeys
     leadership: Leadership
-    looks: Looks
+    topics: TopicFollower
     clock: Callable[[], float]
 
 
@@ -68,7 +68,7 @@ class NoticeSender:
     def close(self) -> None:
         """Make it end; one try may still be under way."""
         self._closed.set()
-        self._parts.looks.wake()
+        self._parts.topics.wake()
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
@@ -76,38 +76,38 @@ class NoticeSender:
     def _run(self) -> None:
         seen, wake_s = 0, 0.0
         while not self._closed.is_set():
-            look = self._parts.looks.next(seen, wake_s, self._closed)
-            if look is None:
+            found = self._parts.topics.next(seen, wake_s, self._closed)
+            if found is None:
                 return
-            seen = look.number
+            seen = found.number
             if not self._parts.leadership.is_certain:
                 wake_s = self._parts.clock() + _WRITE_AGAIN_S
                 continue
-            wake_s = self._step(look)
-            if look.is_last and wake_s > self._parts.clock():
+            wake_s = self._step(found)
+            if found.is_last and wake_s > self._parts.clock():
                 return  # what could be sent is sent
 
-    def _step(self, look: Look) -> float:
+    def _step(self, found: TopicSnapshot) -> float:
         """Do what is due, and return when to check again at the latest. Raises: CoordinationError."""
         now_s = self._parts.clock()
         if self._record is None:
-            self._record = self._read() or begin_record(self._receiver.name, look.topics)
+            self._record = self._read() or begin_record(self._receiver.name, found.topics)
         self._check(now_s)
-        plan = plan_of(look.topics, self._record, self._receiver.rules, now_s, self._refreshed_s)
+        plan = plan_of(found.topics, self._record, self._receiver.rules, now_s, self._refreshed_s)
         self._record = plan.record
         wake_s = now_s + _CHECK_S if plan.wake_unix_s is None else plan.wake_unix_s
         if plan.topics and now_s >= self._not_before_s:
-            wake_s = self._deliver(plan, look, now_s)
+            wake_s = self._deliver(plan, found, now_s)
         elif plan.topics:
             wake_s = self._not_before_s
         return min(wake_s, self._write(now_s))
 
-    def _deliver(self, plan: Plan, look: Look, now_s: float) -> float:
+    def _deliver(self, plan: Plan, found: TopicSnapshot, now_s: float) -> float:
         """Try to deliver a message; return when to continue."""
         name = self._receiver.name
-        message = Message(self._parts.keys.job, plan.topics, look.links, now_s, len(plan.waiting))
+        message = Message(self._parts.keys.job, plan.topics, found.links, now_s, len(plan.waiting))
         try:
-            said = self._receiver.try_once(message, look.left_s)
+            said = self._receiver.try_once(message, found.left_s)
         except DeliveryError as error:
             self._num_failures += 1
             pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(self._num_failures - 1, 10), _MAX_PAUSE_S)

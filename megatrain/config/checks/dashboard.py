@@ -68,7 +68,7 @@ def _proxy_problems(found: DashboardConfig) -> Iterator[Problem]:
             yield Problem(
                 (f"dashboard.{name}", "dashboard.trusted_proxies"),
                 f"dashboard.{name}={value_text(getattr(found, name))} does nothing without dashboard.trusted_proxies: "
-                f'anybody could send it; name the proxies\' addresses, or use {name}=""',
+                f'any client could send it; name the proxies\' addresses, or use {name}=""',
             )
     if found.role_header and found.role_header.lower() == found.user_header.lower():
         yield Problem(

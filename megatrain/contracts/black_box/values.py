@@ -139,7 +139,7 @@ class Progress:
     save_interval_ns: int | None = None
     """The current interval between checkpoints by time; the rank that reads the clock reports it."""
     device_seen_ns: int | None = None
-    """When somebody last looked how far the accelerator is: the flags DEVICE_BEGUN and DEVICE_AWAITED are of then."""
+    """When the accelerator's position was last read. The flags DEVICE_BEGUN and DEVICE_AWAITED are of that time."""
 
 
 @dataclass(frozen=True, slots=True)

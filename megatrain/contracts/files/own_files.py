@@ -30,7 +30,7 @@ def make_own_directory(path: Path) -> None:
     above = path.parent.stat()
     if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
         mode = stat.S_IMODE(above.st_mode)
-        raise NotOwnError(f"anybody may replace files in it (mode {mode:o}, not sticky)", path.parent)
+        raise NotOwnError(f"every user may replace files in it (mode {mode:o}, not sticky)", path.parent)
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
 

@@ -75,7 +75,7 @@ class Losses:
         `consequence`: what is lost by the removal, and what continues.
         """
         now_s = self._unix_time()
-        text = f"{what} was removed by somebody at {time.strftime('%H:%M:%S', time.gmtime(now_s))} UTC: {consequence}"
+        text = f"{what} was removed from outside at {time.strftime('%H:%M:%S', time.gmtime(now_s))} UTC: {consequence}"
         with self._lock:
             self._recent[what] = (now_s, text)
         return text

@@ -25,8 +25,8 @@
     /megatrain/<job>/outcomes/<id>           VerdictOutcome the driver's decision on it
     /megatrain/<job>/notices/<receiver>      ReceiverRecord the state of a receiver of notifications
 
-The driver writes rounds, halts, deadlines, commands, answers, incidents, end, report, outcomes and notices, and nobody
-else does. It writes them in transactions guarded by its election. Numbers in keys have leading zeros, so that keys sort
+The driver writes rounds, halts, deadlines, commands, answers, incidents, end, report, outcomes and notices. No other
+program writes them. Its transactions are guarded by its election. Numbers in keys have leading zeros, so that keys sort
 like numbers.
 """
 

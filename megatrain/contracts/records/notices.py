@@ -14,7 +14,7 @@ class ReceiverRecord:
 
     receiver: str
     """Its kind: slack, pagerduty, email, alertmanager or webhook."""
-    told: Mapping[str, str] = field(default_factory=dict)
+    notified: Mapping[str, str] = field(default_factory=dict)
     """The last state sent to it, by topic: "open:amber", "under-way:amber", "closed:amber"."""
     opened_unix_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """By level: the times of the last hour's messages about new topics."""

@@ -36,16 +36,16 @@ def newest_step(launched: LaunchedJob) -> int:
 
 
 def reasons(launched: LaunchedJob) -> tuple[Reason, ...]:
-    told = read_own_etcd(launched.job.files.root)
-    with EtcdClient(told.settings) as client:
-        return assess(read_job(client, JobKeys(told.job)), time.time()).health.reasons
+    reported = read_own_etcd(launched.job.files.root)
+    with EtcdClient(reported.settings) as client:
+        return assess(read_job(client, JobKeys(reported.job)), time.time()).health.reasons
 
 
 def counter_and_rounds(launched: LaunchedJob) -> tuple[str, int]:
     """Return which cluster counts the rounds, and how many there were."""
-    told = read_own_etcd(launched.job.files.root)
-    with EtcdClient(told.settings) as client:
-        rounds = read_job(client, JobKeys(told.job)).rounds
+    reported = read_own_etcd(launched.job.files.root)
+    with EtcdClient(reported.settings) as client:
+        rounds = read_job(client, JobKeys(reported.job)).rounds
         return client.gateway.cluster_id, max(rounds)
 
 
@@ -78,16 +78,16 @@ def test_job_reports_removed_files_and_trains_on(tmp_path: Path) -> None:
             place = job.files.root / name
             remove(place)
 
-            def told(name: str = name) -> Reason | None:
+            def reported(name: str = name) -> Reason | None:
                 try:
                     found = reasons(launched)
                 except (OSError, CoordinationError):  # how to get into etcd is in what was removed
                     return None
-                words = re.compile(rf"/run/{name}\S*( \([^)]*\))? was removed by somebody")
+                words = re.compile(rf"/run/{name}\S*( \([^)]*\))? was removed from outside")
                 return next((one for one in found if words.search(one.text)), None)
 
-            wait_until(lambda: told() is not None, f"{name} to be told")
-            reason = told()
+            wait_until(lambda: reported() is not None, f"the report of {name}")
+            reason = reported()
             assert reason is not None
             assert (reason.level is HealthLevel.RED) is (name == "coordination")
             wait_until(lambda place=place, name=name: is_filled(place) or name == "incidents", f"{name} to be filled")

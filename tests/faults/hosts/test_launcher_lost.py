@@ -101,8 +101,8 @@ def test_launcher_lost_with_its_etcd_is_an_incident_afterwards(
     (path,) = RunDirectory(job.files.root).incidents.glob("*.json")
     check(decode(Incident, path.read_bytes(), str(path)), struck, relaunched, step)
     assert main(["incidents", str(job.files.root), "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)["incidents"]
-    assert told["kind"] == "launch-lost"
+    (reported,) = json.loads(capsys.readouterr().out)["incidents"]
+    assert reported["kind"] == "launch-lost"
 
 
 @pytest.mark.timeout(900)

@@ -162,7 +162,7 @@ def test_rank_failure_during_an_etcd_outage_is_handled_after_it(tmp_path: Path) 
         job.wait_for_round(2)
         incident = job.view.wait_recovered(0)
         check_rank_was_named(job, incident)
-        # it happened when it happened, although nobody could be told
+        # its time is that of the failure, not of the report
         assert incident.moments.began < back_at
         wait_until(job.is_registered_as(sessions), "all sessions of before")
         assert len(job.view.rounds()) == 2

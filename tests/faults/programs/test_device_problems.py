@@ -49,8 +49,8 @@ def status(run: Path) -> dict[str, Any]:
     return json.loads(done.stdout) if done.stdout else {}
 
 
-def reasons(told: dict[str, Any]) -> dict[str, str]:
-    return {one["code"]: one["text"] for one in told.get("health", {}).get("reasons", ())}
+def reasons(reported: dict[str, Any]) -> dict[str, str]:
+    return {one["code"]: one["text"] for one in reported.get("health", {}).get("reasons", ())}
 
 
 def got(url: str) -> str:

@@ -84,17 +84,17 @@ def pids(running: Running, host: str, module: str) -> list[int]:
 @contextmanager
 def asked_again_and_again(url: str) -> Iterator[list[bool]]:
     """Ask the page all the time during the block; yields whether it answered, each time."""
-    told: list[bool] = []
+    reported: list[bool] = []
     is_over = threading.Event()
 
     def ask() -> None:
         while not is_over.is_set():
-            told.append(answers(url))
+            reported.append(answers(url))
 
     thread = threading.Thread(target=ask)
     thread.start()
     try:
-        yield told
+        yield reported
     finally:
         is_over.set()
         thread.join()
@@ -109,11 +109,11 @@ def test_daemon_and_page_each_move_with_the_driver(tmp_path: Path) -> None:
         (judging,) = pids(running, driver, "megatrain_diagnostics.daemon")
         assert not any(pids(running, host, "megatrain_diagnostics.daemon") for host in others), "one owner"
 
-        with asked_again_and_again(served.url) as told:
+        with asked_again_and_again(served.url) as reported:
             os.kill(judging, signal.SIGKILL)
             second = daemon(running, other_than=first.session)
-        assert told
-        assert all(told), "the page answers throughout"
+        assert reported
+        assert all(reported), "the page answers throughout"
         assert page(running).session == served.session
 
         running.kill_host(driver)

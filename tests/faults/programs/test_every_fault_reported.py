@@ -65,8 +65,8 @@ class Broken:
 
     def topics(self, beginning: str, stage: str) -> list[tuple[float, dict[str, Any]]]:
         """Return what the webhook received, and when."""
-        told = [(one.at_unix_s, topic) for one in self.hook.posted for topic in one.document["topics"]]
-        return [(at, one) for at, one in told if one["topic"].startswith(beginning) and one["stage"] == stage]
+        reported = [(one.at_unix_s, topic) for one in self.hook.posted for topic in one.document["topics"]]
+        return [(at, one) for at, one in reported if one["topic"].startswith(beginning) and one["stage"] == stage]
 
     def names(self, beginning: str, stage: str) -> set[str]:
         return {topic["topic"] for _, topic in self.topics(beginning, stage)}
@@ -253,7 +253,7 @@ def reported_after(job: Broken, fault: Fault, struck: float) -> dict[str, float]
     if fault.topic.startswith("incident/"):
         known = job.running.view.incidents()[0].moments.detected  # when the driver noticed, by its own record
     if fault.topic:
-        views.wait_for(lambda: bool(job.topics(fault.topic, "open")), "the webhook to be told")
+        views.wait_for(lambda: bool(job.topics(fault.topic, "open")), "a message to the webhook")
         agreed["webhook"], topic = job.topics(fault.topic, "open")[0]
         check_topic(job, topic, fault)
     return {who: at - known for who, at in agreed.items()}
@@ -274,7 +274,9 @@ def check_mended(job: Broken, fault: Fault) -> None:
     job.views.wait_for(lambda: job.views.agreement("", mended) is not None, "everybody to be green")
     begun = job.names(fault.topic, "open")
     wait_until(
-        lambda: job.names(fault.topic, "closed") >= begun, "the webhook to be told the end", deadline_s=2 * DEADLINE_S
+        lambda: job.names(fault.topic, "closed") >= begun,
+        "the webhook's message about the end",
+        deadline_s=2 * DEADLINE_S,
     )
     for _, topic in job.topics(fault.topic, "closed"):
         check_topic(job, topic, fault)
@@ -283,7 +285,9 @@ def check_mended(job: Broken, fault: Fault) -> None:
 def check_topic(job: Broken, topic: dict[str, Any], fault: Fault) -> None:
     """Check that the webhook received what the others say: the same level, and the incident's culprit."""
     if not fault.topic.startswith("incident/"):
-        assert topic["level"] in {told.level for _, told in job.views.heard["status"] if fault.code in told.codes}
+        assert topic["level"] in {
+            reported.level for _, reported in job.views.heard["status"] if fault.code in reported.codes
+        }
         return
     (incident,) = [one for one in job.running.view.incidents() if topic["topic"].endswith(one.incident_id)]
     assert (topic["level"], topic["hosts"], topic["ranks"]) == (
@@ -312,17 +316,17 @@ def test_a_launch_that_is_killed_is_reported_from_its_directory(tmp_path: Path) 
         # an etcd that hangs, for as long as one waits, must not hold up the answer
         (etcd,) = [pid for pid in family if Path(f"/proc/{pid}/comm").read_text().strip() == "etcd"]
         os.kill(etcd, signal.SIGSTOP)
-        code, told = ask_status(str(run))
-        assert (code, told["kind"]) == (StatusCode.UNREACHABLE, "unreachable"), told
-        assert told["checkpoint_step"] >= 20
+        code, reported = ask_status(str(run))
+        assert (code, reported["kind"]) == (StatusCode.UNREACHABLE, "unreachable"), reported
+        assert reported["checkpoint_step"] >= 20
 
         for pid in (launch.pid, *family):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         launch.wait()
-        code, told = ask_status(str(run))
-        assert (code, told["kind"], told["exit_code"]) == (StatusCode.KILLED, "killed", None)
-        assert f"process {launch.pid} on" in told["headline"]
+        code, reported = ask_status(str(run))
+        assert (code, reported["kind"], reported["exit_code"]) == (StatusCode.KILLED, "killed", None)
+        assert f"process {launch.pid} on" in reported["headline"]
     # as people call it
     done = subprocess.run(
         [sys.executable, "-m", "megatrain", "status", str(run)],

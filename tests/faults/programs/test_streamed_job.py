@@ -105,16 +105,16 @@ def _check_steps(events: StoredEvents) -> None:
     losses: dict[int, set[float]] = {}
     for rank in range(RANKS):
         own = (values.rank == rank) & (values.kind == StepValue.LOSS)
-        told = np.unique(values.step[own])
-        missing = sorted(set(range(STEPS)) - set(told.tolist()))
+        reported = np.unique(values.step[own])
+        missing = sorted(set(range(STEPS)) - set(reported.tolist()))
         assert missing, "the switch was never obeyed"
         assert missing == list(range(missing[0], missing[-1] + 1)), "one stretch, and nothing else"
         assert 59 <= missing[0] < 90
         assert missing[-1] < 110
-        assert set(totals.step[totals.rank == rank].tolist()) == set(told.tolist())
+        assert set(totals.step[totals.rank == rank].tolist()) == set(reported.tolist())
         for step, value in zip(values.step[own].tolist(), values.value[own].tolist(), strict=True):
             losses.setdefault(step, set()).add(value)
-    assert all(len(told) == 1 for told in losses.values()), "all ranks tell the same loss"
+    assert all(len(reported) == 1 for reported in losses.values()), "all ranks tell the same loss"
 
 
 def _check_spans(events: StoredEvents) -> None:

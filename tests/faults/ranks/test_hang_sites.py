@@ -122,7 +122,7 @@ def check_named(root: Path, capsys: pytest.CaptureFixture[str], orders: list[tup
             assert incident.moments.detected >= running.struck_unix_s(number), (site, incident)
             words = ["diag", "hang", str(running.job.files.root), "--round", str(incident.round), "--json"]
             assert main(words) == 0
-            told = json.loads(capsys.readouterr().out)
-            assert [one["rank"] for one in told["suspects"]] == [rank], (site, told)
+            reported = json.loads(capsys.readouterr().out)
+            assert [one["rank"] for one in reported["suspects"]] == [rank], (site, reported)
         assert code == 0
         running.check_nothing_left()

@@ -102,7 +102,7 @@ def test_a_place_where_anybody_may_replace_the_arena_is_refused(tmp_path: Path) 
     open_place = tmp_path / "open"
     open_place.mkdir()
     open_place.chmod(0o777)
-    with pytest.raises(CheckpointError, match=r"open: anybody may replace files in it \(mode 777, not sticky\)"):
+    with pytest.raises(CheckpointError, match=r"open: every user may replace files in it \(mode 777, not sticky\)"):
         create_arena(open_place / "arena")
     open_place.chmod(0o1777)
     create_arena(open_place / "arena")

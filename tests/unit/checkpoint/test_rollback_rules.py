@@ -95,8 +95,8 @@ def test_impossible_rollback_is_refused(steps: tuple[int, int, int]) -> None:
 def test_a_worker_reads_a_rollback_from_its_environment() -> None:
     assert process_from_environment(WORKER).rollback is None
     assert process_from_environment(WORKER | {ROLLBACK_VARIABLE: ""}).rollback is None
-    told = {ROLLBACK_VARIABLE: encode(BACK).decode()}
-    assert process_from_environment(WORKER | told).rollback == BACK
+    reported = {ROLLBACK_VARIABLE: encode(BACK).decode()}
+    assert process_from_environment(WORKER | reported).rollback == BACK
 
 
 @pytest.mark.parametrize(

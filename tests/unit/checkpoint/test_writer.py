@@ -379,7 +379,7 @@ def test_a_log_that_cannot_be_written_keeps_no_checkpoint_back(
     with workers:
         pid = start_writer(arena, tmp_path / name)
         assert pid is not None
-        # also what fails is told, though not there
+        # failures are logged too, but not there
         assert "committed but damaged" in wait_for(arena, persisted=1, failures=1).last_error
         assert job.persist_words() == {10: {Persist.DONE}, 20: {Persist.FAILED}}
         os.kill(pid, signal.SIGTERM)

@@ -47,7 +47,7 @@ def test_all_hosts_make_one_checkpoint(tmp_path: Path) -> None:
         for step in (10, 20):
             assert verify_checkpoint(job.step(step)) == []
             assert sorted(read_manifest(job.step(step)).files) == ["r000002-index.json", "r000002-metadata", *FILES]
-        # the coordinator tidies up after it has told that it is done
+        # the coordinator cleans up after it has reported that it is done
         wait_until(lambda: len(tree(path_of(job.step(20)))) == 9, "a tidy directory")
 
 
@@ -72,7 +72,7 @@ def test_a_host_that_never_comes(tmp_path: Path) -> None:
         assert "waited 0.1 s for the data files of hosts 1, 2; see the writer's log there" in problem
     assert not is_committed(job.step(10))
     assert is_unfinished(job.step(10))
-    # what this host wrote is gone; who comes late is told at once that it is over
+    # the files of this host are gone; a late host learns at once that the attempt is over
     assert not any((job.step(10) / name).exists() for name in FILES)
     with writer_thread(job.arenas[1]):
         problem = wait_for(job.arenas[1], failures=1).last_error

@@ -52,9 +52,9 @@ def test_skipped_checkpoints_are_noted(run: Path, capsys: pytest.CaptureFixture[
     put_whole(LocalLocation(run / "checkpoints/branch-0002"), 35)
     (run / "checkpoints/branch-0002/step-000000035/COMMIT").unlink()
     assert main(["ckpt", "verify", str(run)]) == 0
-    told = capsys.readouterr()
-    assert "megatrain: note: branch-0002/step-000000035 is skipped: " in told.err
-    assert "branch-0002/step-000000025: OK" in told.out
+    reported = capsys.readouterr()
+    assert "megatrain: note: branch-0002/step-000000035 is skipped: " in reported.err
+    assert "branch-0002/step-000000025: OK" in reported.out
 
 
 def test_all_goes_through_every_committed_one(ckpt: Ckpt, run: Path) -> None:
@@ -150,7 +150,7 @@ def test_damaged_checkpoint_is_not_resumed_until_verified_whole(ckpt: Ckpt, run:
 def test_read_only_directory_gives_the_same_result(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "checkpoints" / VERIFIED_NAME).mkdir()
     assert main(["ckpt", "verify", str(run)]) == 0
-    told = capsys.readouterr()
-    assert "OK" in told.out
-    assert "the result was not stored" in told.err
+    reported = capsys.readouterr()
+    assert "OK" in reported.out
+    assert "the result was not stored" in reported.err
     assert main(["ckpt", "ls", str(run)]) == 0, "and checkpoints are listed all the same"

@@ -59,8 +59,8 @@ def coded_fields(kind: Any) -> list[tuple[str, str]]:
 
 
 def test_the_keys_are_those_of_the_code() -> None:
-    told = re.findall(r"^    /megatrain/<job>/(\S+)\s+(?:([A-Z]\w+)\s)?", job_keys.__doc__ or "", re.MULTILINE)
-    expected = [(key.replace("driver/...", "driver/<lease>"), record) for key, record in told]
+    reported = re.findall(r"^    /megatrain/<job>/(\S+)\s+(?:([A-Z]\w+)\s)?", job_keys.__doc__ or "", re.MULTILINE)
+    expected = [(key.replace("driver/...", "driver/<lease>"), record) for key, record in reported]
     assert sorted(key_table()) == sorted(expected)
 
 

@@ -58,7 +58,7 @@ def test_a_directory_that_others_may_enter_is_refused(everybodys: Path) -> None:
 
 def test_directory_that_others_may_replace_is_refused(everybodys: Path) -> None:
     everybodys.chmod(0o777)
-    with pytest.raises(NotOwnError, match=r"anybody may replace files in it \(mode 777, not sticky\)"):
+    with pytest.raises(NotOwnError, match=r"every user may replace files in it \(mode 777, not sticky\)"):
         make_own_directory(everybodys / "own")
     assert not (everybodys / "own").exists()
 

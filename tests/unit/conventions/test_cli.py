@@ -71,7 +71,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         ("", "verbs:"),
         ("trian", "unknown verb 'trian'; did you mean 'train'?"),
@@ -84,12 +84,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_usage_error_names_what_is_wrong(
-    add_verb: AddVerb, capsys: pytest.CaptureFixture[str], words: str, told: str
+    add_verb: AddVerb, capsys: pytest.CaptureFixture[str], words: str, reported: str
 ) -> None:
     add_verb("echo", ECHO)
 
     assert cli.main(words.split()) == 2
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_overrides_are_taken(add_verb: AddVerb, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "told"),
+    ("error", "code", "reported"),
     [
         (
             "ConfigError(['first', 'second'])",
@@ -121,12 +121,12 @@ def test_overrides_are_taken(add_verb: AddVerb, capsys: pytest.CaptureFixture[st
     ids=["one line a problem", "a type has its own exit code", "the shell's code of an interrupt"],
 )
 def test_error_is_a_message_and_an_exit_code(
-    add_verb: AddVerb, capsys: pytest.CaptureFixture[str], error: str, code: int, told: str
+    add_verb: AddVerb, capsys: pytest.CaptureFixture[str], error: str, code: int, reported: str
 ) -> None:
     add_verb("raise", RAISE)
 
     assert cli.main(["raise", error]) == code
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err == reported
 
 
 def test_our_own_bug_keeps_its_traceback(add_verb: AddVerb) -> None:

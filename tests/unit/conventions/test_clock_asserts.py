@@ -84,7 +84,7 @@ def test_no_assertion_limits_real_time() -> None:
         ("assert time.monotonic() - began < LIMIT_S", True),
         ("a = perf_counter_ns()\n    go()\n    took = perf_counter_ns() - a\n    assert took / 1e9 <= 5, took", True),
         ("before = time.time()\n    assert before <= record.at_unix_s <= time.time()", False),
-        ("while not told():\n        assert time.monotonic() < deadline", False),
+        ("while not reported():\n        assert time.monotonic() < deadline", False),
     ],
 )
 def test_assertions_that_limit_real_time_are_found(body: str, is_bad: bool) -> None:

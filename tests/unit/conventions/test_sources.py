@@ -22,7 +22,7 @@ VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 DISTRIBUTED_PLACES = ("megatrain/comm/", "launcher/megatrain_launcher/", "megatrain/commands/doctor/torch_probe.py")
 DISTRIBUTED_CHECKPOINT_PLACES = ("megatrain/checkpoint/",)
 
-# The network card is told to gloo and NCCL by the environment, a forked worker gets the one that it was given, and
+# The environment names the network card for gloo and NCCL, a forked worker gets the one that it was given, and
 # torchrun's workers learn the number of their round in no other way; nothing else of ours is.
 ENVIRONMENT_WRITERS = (
     "megatrain/comm/",

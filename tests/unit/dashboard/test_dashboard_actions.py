@@ -49,8 +49,13 @@ def harness(tmp_path: Path) -> ActionHarness:
 def test_an_action_is_written_down_before_and_after(harness: ActionHarness) -> None:
     harness.backend.before = lambda: stages.append([one.stage for one in read_actions(harness.path).entries])
     stages: list[list[str]] = []
-    told = harness.take("evict", "host-2")
-    assert (told.is_accepted, told.is_done, told.text, told.is_dry_run) == (True, False, "being done", False)
+    reported = harness.take("evict", "host-2")
+    assert (reported.is_accepted, reported.is_done, reported.text, reported.is_dry_run) == (
+        True,
+        False,
+        "being done",
+        False,
+    )
     assert stages == [[INTENT]]
     assert [(asked.kind, asked.target, by) for asked, by in harness.backend.done] == [
         ("evict", "host-2", "ada via dashboard")
@@ -67,14 +72,14 @@ def test_an_action_is_written_down_before_and_after(harness: ActionHarness) -> N
         "host-2",
     )
     assert (last.reason, last.text, last.is_accepted) == ("before maintenance", "being done", True)
-    assert first.action_id == last.action_id == told.action_id
+    assert first.action_id == last.action_id == reported.action_id
     assert last.prev_hash == first.entry_hash != ""
 
 
 def test_a_dry_run_changes_nothing(harness: ActionHarness) -> None:
-    told = harness.take("evict", "host-2", is_dry_run=True)
-    assert told.is_dry_run
-    assert "a round begin without it: 1 spare could take its place" in told.text
+    reported = harness.take("evict", "host-2", is_dry_run=True)
+    assert reported.is_dry_run
+    assert "a round begin without it: 1 spare could take its place" in reported.text
     assert not harness.backend.done
     assert not harness.path.exists()
 
@@ -237,9 +242,9 @@ def test_action_that_cannot_be_audited_is_not_carried_out(
     assert (refusal.status, "nothing was done" in refusal.text, "No space" in refusal.text) == (503, True, True)
     assert not harness.backend.done
     harness.backend.before = lambda: monkeypatch.setattr(os, "fsync", full)
-    told = harness.take("restart", key="key-00000002")
-    assert "the audit could not be written" in told.text
-    assert told.is_accepted, "it was done, and the page must not say otherwise"
+    reported = harness.take("restart", key="key-00000002")
+    assert "the audit could not be written" in reported.text
+    assert reported.is_accepted, "it was done, and the page must not say otherwise"
 
 
 def test_actions_over_http(tmp_path: Path) -> None:
@@ -288,14 +293,14 @@ def test_the_driver_is_asked_as_the_command_line_asks_it(client: EtcdClient, tmp
     fill(client, keys)
     handler = ActionHandler(EtcdBackend(client, keys), ActionLog(tmp_path / ACTIONS_NAME))
     with AnsweringDriver(client, keys, lambda asked: [answer(asked, "round 2 is over", is_done=False)]) as driver:
-        told = handler.take(request_of("evict", "host-2"), ADA)
-    assert (told.is_accepted, told.is_done, told.text) == (True, False, "round 2 is over")
+        reported = handler.take(request_of("evict", "host-2"), ADA)
+    assert (reported.is_accepted, reported.is_done, reported.text) == (True, False, "round 2 is over")
     (asked,) = driver.requests
     assert (asked.kind, asked.host, asked.by) == (RequestKind.EVICT, "host-2", "ada via dashboard")
     assert asked.reason == "before maintenance"
     with AnsweringDriver(client, keys, lambda asked: [answer(asked, "not now", is_accepted=False)]):
-        told = handler.take(request_of("restart", key="key-00000002"), ADA)
-    assert (told.is_accepted, told.text) == (False, "not now")
+        reported = handler.take(request_of("restart", key="key-00000002"), ADA)
+    assert (reported.is_accepted, reported.text) == (False, "not now")
 
 
 def test_a_driver_that_says_nothing(client: EtcdClient, tmp_path: Path) -> None:
@@ -303,9 +308,9 @@ def test_a_driver_that_says_nothing(client: EtcdClient, tmp_path: Path) -> None:
     fill(client, keys)
     handler = ActionHandler(EtcdBackend(client, keys, accept_s=0.3), ActionLog(tmp_path / ACTIONS_NAME))
     with AnsweringDriver(client, keys, lambda asked: []):
-        told = handler.take(request_of("restart"), ADA)
-    assert (told.is_accepted, told.is_done) == (False, True)
-    assert "no driver accepted it; the request is withdrawn" in told.text
+        reported = handler.take(request_of("restart"), ADA)
+    assert (reported.is_accepted, reported.is_done) == (False, True)
+    assert "no driver accepted it; the request is withdrawn" in reported.text
     assert client.get(keys.directory("requests")) is None
 
 
@@ -324,7 +329,7 @@ def test_cordons_and_recording_are_what_the_command_line_writes(client: EtcdClie
     assert client.get(keys.cordon("host-3")) is None
     for kind, is_on in (("diag-off", False), ("diag-on", True)):
         assert handler.take(request_of(kind, key=f"key-{kind}"), ADA).is_accepted
-        told = client.get(keys.diag_settings)
-        assert told is not None
-        settings = decode(DiagSettings, told.value, "settings")
+        reported = client.get(keys.diag_settings)
+        assert reported is not None
+        settings = decode(DiagSettings, reported.value, "settings")
         assert (settings.is_on, settings.by, settings.reason) == (is_on, "ada via dashboard", "before maintenance")

@@ -100,11 +100,11 @@ def test_two_servers_share_limits_and_keys(harness: ActionHarness) -> None:
     blind._trail = lambda: ActionTrail()  # type: ignore[method-assign]
     for number in range(4):
         other.take(request_of("restart", key=f"key-b-{number:08d}"), BOB)
-    for words, told in (
+    for words, reported in (
         (request_of("restart", key="key-c-00000001"), "4 an hour"),
         (request_of(key="key-00000001"), "used"),
     ):
-        with pytest.raises(RefusalError, match=told):
+        with pytest.raises(RefusalError, match=reported):
             blind.take(words, ADA)
     assert len(harness.backend.done) == 5
 
@@ -137,9 +137,9 @@ def test_the_audit_of_people_and_driver_is_one(tmp_path: Path) -> None:
     harness.now_s += 60
     harness.take("restart")
     with served(tmp_path, DashboardSettings(port=0)) as server:
-        told = ask(server.port, "/api/v1/audit")
-        assert ask(server.port, "/api/v1/audit", {"If-None-Match": told.headers["etag"]}).status == 304
-        first, second = told.json["entries"]
+        reported = ask(server.port, "/api/v1/audit")
+        assert ask(server.port, "/api/v1/audit", {"If-None-Match": reported.headers["etag"]}).status == 304
+        first, second = reported.json["entries"]
         assert (first["source"], first["actor"], first["action"], first["result"]) == (
             "dashboard",
             "ada",
@@ -148,7 +148,7 @@ def test_the_audit_of_people_and_driver_is_one(tmp_path: Path) -> None:
         )
         assert len(first["entry_hash"]) == 64
         assert (second["source"], second["actor"], second["target"]) == ("driver", "ops@desk", "host-2")
-        assert told.json["chain_problem"] == ""
+        assert reported.json["chain_problem"] == ""
         lines = harness.path.read_bytes().splitlines(keepends=True)
         harness.path.write_bytes(lines[1])
         assert "does not follow" in ask(server.port, "/api/v1/audit").json["chain_problem"]

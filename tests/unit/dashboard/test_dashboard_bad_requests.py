@@ -110,8 +110,8 @@ def test_an_oversize_body_is_not_read(page: Served) -> None:
     chunked = from_page(page.port) | {"Transfer-Encoding": "chunked"}
     ask(page.port, "/api/v1/actions", chunked, method="POST", body=chunks).assert_refused(413, "16384")
     # a length that would take days
-    told = from_page(page.port) | {"Content-Length": str(10**12)}
-    ask(page.port, "/api/v1/actions", told, method="POST", body=b"{}").assert_refused(413, "16384")
+    reported = from_page(page.port) | {"Content-Length": str(10**12)}
+    ask(page.port, "/api/v1/actions", reported, method="POST", body=b"{}").assert_refused(413, "16384")
     assert_others_are_served(page)
 
 

@@ -118,12 +118,12 @@ def test_every_cell_is_what_statistics_say(client: TestClient, scale: str) -> No
                 assert ((rank, step), code) == (HOLE, NO_VALUE)
                 continue
             median, spread = expected(rank, step)
-            told = {
+            reported = {
                 "absolute": value,
                 "relative": value / median,
                 "z": (value - median) / max(spread, 0.01 * median),
             }[scale]
-            clamped = min(max(told, fields["low"]), fields["high"])
+            clamped = min(max(reported, fields["low"]), fields["high"])
             assert shown_value(fields, code) == pytest.approx(clamped, abs=half_a_level)
 
 

@@ -153,8 +153,8 @@ def test_a_job_is_in_the_list_what_its_page_says(tmp_path: Path, name: str) -> N
         source.close()
     assert (row.state, row.level) == expected
     assert (page.state, page.level, page.headline) == (row.state, row.level, row.headline)
-    told = [(one.code, one.text) for one in row.reasons]
-    assert [(one.code, one.text) for one in page.reasons] == told
+    reported = [(one.code, one.text) for one in row.reasons]
+    assert [(one.code, one.text) for one in page.reasons] == reported
 
 
 def test_a_row_has_the_figures_of_its_run(tmp_path: Path) -> None:
@@ -193,14 +193,14 @@ def test_damage_is_reported_in_its_row_and_breaks_no_other(tmp_path: Path) -> No
     poll = catalog.last_poll()
     assert poll.problems == ("symbolic links are not followed: led; name the directory that they point to with --runs",)
     problems = {name: " ".join(job_row(seen, LATER_S).problems) for name, seen in poll.jobs.items()}
-    told = {
+    reported = {
         "whole": "", "torn-config": "config.toml is damaged",
         "other-version": "config.toml was written by another version",
         "led-out": "is a symbolic link, which is not followed", "piped": "is not a regular file",
         "bad-incident": "20270115-0009.json",
     }  # fmt: skip
-    assert set(problems) == set(told)
-    for name, text in told.items():
+    assert set(problems) == set(reported)
+    for name, text in reported.items():
         assert text in problems[name], name
         assert (problems[name] == "") is (text == "")
 

@@ -103,10 +103,10 @@ def test_the_list_leads_to_the_page_of_each_job(runs: Path) -> None:
         for path in ("/jobs", "/jobs/a/"):
             assert ask(served.port, path).body == PAGE
         assert ask(served.port, "/jobs/a/assets/app-1a2b3c4d.js").status == 200
-        told = ask(served.port, "/api/v1/jobs").json
-        assert [row["name"] for row in told["jobs"]] == ["a", "b"]
-        assert told["counts"] == {"red": 0, "amber": 0, "green": 0, "ended": 2}
-        assert (told["num_found"], told["role"]) == (2, "viewer")
+        reported = ask(served.port, "/api/v1/jobs").json
+        assert [row["name"] for row in reported["jobs"]] == ["a", "b"]
+        assert reported["counts"] == {"red": 0, "amber": 0, "green": 0, "ended": 2}
+        assert (reported["num_found"], reported["role"]) == (2, "viewer")
         for name in ("a", "b"):
             job = ask(served.port, f"/jobs/{name}/api/v1/job").json
             assert (job["job"], job["is_recorded"]) == (name, True)
@@ -117,18 +117,18 @@ def test_the_list_leads_to_the_page_of_each_job(runs: Path) -> None:
 
 
 def test_the_first_answer_of_a_job_that_is_over_is_whole(runs: Path) -> None:
-    write_recorded_run(runs / "told")
+    write_recorded_run(runs / "reported")
     with served_jobs(runs) as served:
-        assert ask(served.port, "/jobs/told/api/v1/series").json["step"] == list(range(120))
-        assert ask(served.port, "/jobs/told/api/v1/overview").json["checkpoint"] is not None
+        assert ask(served.port, "/jobs/reported/api/v1/series").json["step"] == list(range(120))
+        assert ask(served.port, "/jobs/reported/api/v1/overview").json["checkpoint"] is not None
 
 
 def test_a_page_of_the_list_is_a_part_of_it(runs: Path) -> None:
     for number in range(8):
         write_run(runs / f"more-{number}", num_steps=12, exit_code=(0, 1)[number % 2])
     with served_jobs(runs) as served:
-        told = ask(served.port, "/api/v1/jobs?first=2&count=3").json
-        assert (len(told["jobs"]), told["num_found"]) == (3, 10)
+        reported = ask(served.port, "/api/v1/jobs?first=2&count=3").json
+        assert (len(reported["jobs"]), reported["num_found"]) == (3, 10)
         failed = ask(served.port, "/api/v1/jobs?text=FAILED&order=name").json
         assert [row["name"] for row in failed["jobs"]] == ["more-1", "more-3", "more-5", "more-7"]
         ask(served.port, "/api/v1/jobs?order=size").assert_refused(400, "order")
@@ -145,8 +145,8 @@ def test_session_is_required_and_holds_for_all_jobs(runs: Path) -> None:
         entered = ask(served.port, "/jobs/a/api/v1/session", from_page(served.port), method="POST", body=body)
         assert entered.json["role"] == "operator"
         cookie = session_headers(entered) | {"Sec-Fetch-Site": "same-origin"}
-        told = ask(served.port, "/api/v1/jobs", cookie).json
-        assert (told["role"], told["has_session"]) == ("operator", True)
+        reported = ask(served.port, "/api/v1/jobs", cookie).json
+        assert (reported["role"], reported["has_session"]) == ("operator", True)
         assert ask(served.port, "/jobs/b/api/v1/job", cookie).json["role"] == "operator"
         assert ask(served.port, "/api/v1/jobs", bearer(VIEWER_TOKEN)).json["role"] == "viewer"
         assert ask(served.port, "/jobs/b/api/v1/job", bearer(VIEWER_TOKEN)).json["role"] == "viewer"
@@ -238,8 +238,8 @@ def test_the_program_of_all_jobs(runs: Path) -> None:
             said = program.stderr.readline()
             found = re.search(r"dashboard of 2 jobs at http://127\.0\.0\.1:(\d+)/jobs", said)
             assert found is not None, said
-            told = ask(int(found[1]), "/jobs/a/api/v1/overview").json
-            assert (told["state"], told["step"]) == ("finished", 60)
+            reported = ask(int(found[1]), "/jobs/a/api/v1/overview").json
+            assert (reported["state"], reported["step"]) == ("finished", 60)
             program.terminate()
             assert program.wait(DEADLINE_S) == 0
         finally:
@@ -281,23 +281,23 @@ def test_a_job_that_runs_is_read_from_its_own_etcd_until_it_ends(runs: Path, tmp
 
 def test_the_api_of_many_jobs_describes_itself(runs: Path) -> None:
     with served_jobs(runs) as served:
-        told = ask(served.port, "/api/v1/openapi.json").json
+        reported = ask(served.port, "/api/v1/openapi.json").json
     paths = {"/api/v1/jobs", "/api/v1/compare", "/api/v1/live", "/api/v1/session", "/healthz", "/readyz"}
-    assert set(told["paths"]) == paths
+    assert set(reported["paths"]) == paths
     page = ROOT / "docs" / "reference" / "openapi-jobs.json"
     again = f"write it again: python -m megatrain_dashboard.openapi --jobs --output {page}"
-    assert json.loads(page.read_text(encoding="ascii")) == told, again
+    assert json.loads(page.read_text(encoding="ascii")) == reported, again
 
 
 def test_two_runs_side_by_side(runs: Path) -> None:
     with served_jobs(runs) as served:
-        told = ask(served.port, "/api/v1/compare?jobs=a,b&points=30").json
+        reported = ask(served.port, "/api/v1/compare?jobs=a,b&points=30").json
         zoomed = ask(served.port, "/api/v1/compare?jobs=b,a&first=31&last=50&points=100").json
         report_steps(RunDirectory(runs / "b"), range(41, 51), loss=1.0, step_s=1.0, began_s=BEGAN_S + 40.0)
         wait_until(lambda: ask(served.port, "/api/v1/compare?jobs=a,b").json["common_step"] == 50, "new steps")
-    a, b = told["runs"]
-    assert (told["stride"], told["step"][:2], told["step"][-1]) == (2, [2, 4], 60)
-    assert told["common_step"] == 40
+    a, b = reported["runs"]
+    assert (reported["stride"], reported["step"][:2], reported["step"][-1]) == (2, [2, 4], 60)
+    assert reported["common_step"] == 40
     losses = [2.0 + 8.0 / step**0.5 for step in range(21, 41)]
     assert a["common_loss"] == pytest.approx((losses[9] + losses[10]) / 2)
     assert b["common_loss"] == pytest.approx((losses[9] + losses[10]) / 2 - 1.0)
@@ -306,9 +306,9 @@ def test_two_runs_side_by_side(runs: Path) -> None:
     assert [one["num_incidents"] for one in (a, b)] == [1, 0]
     assert a["loss"][0] == pytest.approx(2.0 + (8.0 + 8.0 / 2**0.5) / 2)
     assert b["loss"][20:] == [None] * 10, "it has no such steps"
-    differing = {one["key"]: one["values"] for one in told["differences"]}
+    differing = {one["key"]: one["values"] for one in reported["differences"]}
     assert differing == {"job.name": ['"a"', '"b"'], "optimizer.lr": [differing["optimizer.lr"][0], "0.5"]}
-    assert told["num_same"] > 100
+    assert reported["num_same"] > 100
     assert (zoomed["step"][0], zoomed["step"][-1], zoomed["stride"]) == (31, 50, 1)
     assert [one["name"] for one in zoomed["runs"]] == ["b", "a"]
     assert zoomed["runs"][0]["loss"][10:] == [None] * 10

@@ -94,8 +94,8 @@ def test_a_change_is_reported_once(tmp_path: Path) -> None:
 def test_single_poll_serves_all_streams(tmp_path: Path) -> None:
     async def check(streams: LiveStreams, source: MadeUpJob) -> None:
         many = [streams.events("") for _ in range(50)]
-        told = await asyncio.gather(*map(next_event, many))
-        assert {one.id for one in told} == {"life-1-1"}
+        reported = await asyncio.gather(*map(next_event, many))
+        assert {one.id for one in reported} == {"life-1-1"}
         assert source.num_looks < 10
 
     with_streams(tmp_path, check)

@@ -201,11 +201,11 @@ def test_streamed_steps_are_shown_with_the_daemons_judgement(running: Running) -
 def test_executors_report_a_hang_before_anything_is_on_disk(running: Running) -> None:
     group = {"dp:0+4x1": (0, 4, 1)}
     for host, ranks in (("host-1", (0, 1)), ("host-2", (2, 3))):
-        told = tuple(
+        reported = tuple(
             RankEvidence(rank, {"dp:0+4x1": RankPosition(6 if rank != 3 else 5, 5)}, "R", 9, "step", 1.0)
             for rank in ranks
         )
-        running.put(running.keys.evidence(2, host), HangEvidence(host, "s", 2, 1.0, group, told))
+        running.put(running.keys.evidence(2, host), HangEvidence(host, "s", 2, 1.0, group, reported))
     running.wait(lambda: len(running.source.facts().evidence) == 2, "the evidence")
     answer = hang_of(running.source, 2)
     assert answer is not None

@@ -75,9 +75,9 @@ def test_written_and_retracted_note_is_in_the_audit(page: Page) -> None:
     gone = page.post(f"notes/{name}/retraction", reason="it was raised", idempotency_key="key-00000002")
     assert (gone.status, gone.json["retracted_by"], gone.json["retraction"]) == (200, "token-operator", "it was raised")
     assert page.texts() == [("learning rate lowered", True)]
-    told = ask(page.server.port, "/api/v1/audit", bearer(VIEWER_TOKEN)).json
-    assert told["chain_problem"] == ""
-    assert sorted((one["source"], one["action"], one["reason"]) for one in told["entries"]) == [
+    reported = ask(page.server.port, "/api/v1/audit", bearer(VIEWER_TOKEN)).json
+    assert reported["chain_problem"] == ""
+    assert sorted((one["source"], one["action"], one["reason"]) for one in reported["entries"]) == [
         ("dashboard", "note", "learning rate lowered"),
         ("dashboard", "retract-note", "it was raised"),
     ]

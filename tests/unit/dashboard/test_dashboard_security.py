@@ -172,8 +172,8 @@ def test_token_guesses_are_delayed() -> None:
 def test_another_page_changes_nothing(page: Served, changed: Mapping[str, str]) -> None:
     settings = DashboardSettings(port=0, enable_actions=True)
     with served(page.source.run.root, settings) as server:
-        told = {name: value.format(port=server.port) for name, value in changed.items()}
-        headers = from_page(server.port) | told
+        reported = {name: value.format(port=server.port) for name, value in changed.items()}
+        headers = from_page(server.port) | reported
         for method, path in (("POST", "/api/v1/actions"), ("POST", "/api/v1/session"), ("DELETE", "/api/v1/session")):
             ask(server.port, path, headers, method=method, body=action()).assert_refused(403)
         assert_others_are_served(server)

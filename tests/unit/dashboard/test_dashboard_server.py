@@ -109,15 +109,15 @@ def test_health_is_answered_without_authentication(tmp_path: Path) -> None:
     with served(tmp_path, DashboardSettings(port=0, viewer_token="viewer-token-of-the-tests")) as server:
         assert (ask(server.port, "/healthz").status, ask(server.port, "/readyz").status) == (200, 503)
         assert ask(server.port, "/readyz").json == {"is_ready": False}
-        server.source.told = make_snapshot()
+        server.source.reported = make_snapshot()
         assert (ask(server.port, "/healthz").status, ask(server.port, "/readyz").status) == (200, 200)
         ask(server.port, "/readyz").assert_secured()
 
 
 def test_the_api_describes_itself(tmp_path: Path) -> None:
     with served(tmp_path, DashboardSettings(port=0)) as server:
-        told = ask(server.port, "/api/v1/openapi.json").json
-    paths = told["paths"]
+        reported = ask(server.port, "/api/v1/openapi.json").json
+    paths = reported["paths"]
     expected = {
         "job", "overview", "series", "incidents", "audit", "hosts", "checkpoints", "logs", "stragglers", "whatif",
         "hang", "heat", "grid", "timeline", "live", "session", "actions",
@@ -133,7 +133,7 @@ def test_the_api_describes_itself(tmp_path: Path) -> None:
     assert {"post", "delete"} == set(paths["/api/v1/session"])
     page = ROOT / "docs" / "reference" / "openapi.json"
     again = f"write it again: python -m megatrain_dashboard.openapi --output {page}"
-    assert json.loads(page.read_text(encoding="ascii")) == told, again
+    assert json.loads(page.read_text(encoding="ascii")) == reported, again
 
 
 def test_fifty_who_ask_at_once_are_answered_once() -> None:
@@ -349,8 +349,12 @@ def test_the_history_of_a_run(tmp_path: Path) -> None:
     try:
         url = line_with(process, "dashboard of job old at ").split()[-1]
         port = int(url.rpartition(":")[2].strip("/"))
-        told = ask(port, "/api/v1/job").json
-        assert (told["is_recorded"], told["can_act"], "history" in told["why_not_act"]) == (True, False, True)
+        reported = ask(port, "/api/v1/job").json
+        assert (reported["is_recorded"], reported["can_act"], "history" in reported["why_not_act"]) == (
+            True,
+            False,
+            True,
+        )
         ended_well(process)
     finally:
         process.kill()
@@ -395,7 +399,7 @@ def test_help_loads_no_server() -> None:
         "command.add_arguments(argparse.ArgumentParser()); "
         "print([name for name in ('fastapi', 'uvicorn', 'duckdb', 'pyarrow', 'numpy', 'torch') if name in sys.modules])"
     )
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=DEADLINE_S
     )
-    assert told.stdout.strip() == "[]"
+    assert reported.stdout.strip() == "[]"

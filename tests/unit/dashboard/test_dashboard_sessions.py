@@ -57,10 +57,10 @@ def test_a_token_becomes_a_session(locked: Served, token: str, role: str) -> Non
     reply = log_in(locked.port, token)
     reply.assert_secured()
     assert reply.json["role"] == role
-    told = reply.headers["set-cookie"]
-    assert reply.json["page_secret"] not in told
-    assert re.fullmatch(r"megatrain-[0-9a-f]{12}=[^;]+; Path=/; Max-Age=43200; HttpOnly; SameSite=Strict", told)
-    assert token not in told
+    reported = reply.headers["set-cookie"]
+    assert reply.json["page_secret"] not in reported
+    assert re.fullmatch(r"megatrain-[0-9a-f]{12}=[^;]+; Path=/; Max-Age=43200; HttpOnly; SameSite=Strict", reported)
+    assert token not in reported
     session = session_headers(reply)
     job = ask(locked.port, JOB_PATH, session | {"Cookie": f"other=1; {session['Cookie']}"}).json
     assert (job["role"], job["has_session"]) == (role, True)
@@ -176,10 +176,10 @@ def test_behind_https_the_cookie_is_for_https_alone(tmp_path: Path) -> None:
     body = json.dumps({"token": VIEWER_TOKEN}).encode()
     with served(tmp_path, proxied) as server:
         headers = from_page(server.port) | {"X-Forwarded-Proto": "https"}
-        told = ask(server.port, "/mt/api/v1/session", headers, method="POST", body=body).headers["set-cookie"]
-        assert told.endswith("SameSite=Strict; Secure")
-        assert "Path=/mt;" in told
+        reported = ask(server.port, "/mt/api/v1/session", headers, method="POST", body=body).headers["set-cookie"]
+        assert reported.endswith("SameSite=Strict; Secure")
+        assert "Path=/mt;" in reported
     with served(tmp_path, SETTINGS) as server:
         headers = from_page(server.port) | {"X-Forwarded-Proto": "https"}  # which anybody can send
-        told = ask(server.port, "/api/v1/session", headers, method="POST", body=body).headers["set-cookie"]
-        assert "Secure" not in told
+        reported = ask(server.port, "/api/v1/session", headers, method="POST", body=body).headers["set-cookie"]
+        assert "Secure" not in reported

@@ -52,9 +52,9 @@ def test_a_token_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert settings_of(DashboardConfig(viewer_token_file=good)).viewer_token == VIEWER_TOKEN
     assert VIEWER_TOKEN not in repr(settings_of(DashboardConfig(viewer_token_file=good)))
     for mode in (0o644, 0o640, 0o604):
-        told = make_token(tmp_path / "open", VIEWER_TOKEN, mode)
+        reported = make_token(tmp_path / "open", VIEWER_TOKEN, mode)
         with pytest.raises(ConfigError, match=f"mode {mode:04o}: others may read it"):
-            settings_of(DashboardConfig(operator_token_file=told))
+            settings_of(DashboardConfig(operator_token_file=reported))
     with pytest.raises(ConfigError, match="could be guessed"):
         settings_of(DashboardConfig(viewer_token_file=make_token(tmp_path / "short", "secret")))
     with pytest.raises(ConfigError, match="not allowed in a header"):

@@ -80,9 +80,9 @@ def test_each_round_of_the_sample_is_reported_in_words(client: TestClient, path:
 
 
 def test_texts_of_the_sample_have_no_raw_names(client: TestClient) -> None:
-    told = ask(client, "incidents")
-    paths = [f"incidents/{one['incident_id']}" for one in told["incidents"]]
-    paths += [f"verdicts/{one['verdict_id']}" for one in told["verdicts"]]
+    reported = ask(client, "incidents")
+    paths = [f"incidents/{one['incident_id']}" for one in reported["incidents"]]
+    paths += [f"verdicts/{one['verdict_id']}" for one in reported["verdicts"]]
     paths += [f"hosts/{one['host']}" for one in ask(client, "hosts")["hosts"]]
     assert len(paths) > 8
     for path in paths:

@@ -73,7 +73,7 @@ def test_slices_are_those_of_the_verb(run: Path, client: TestClient, tmp_path: P
         for lane, overflow in zip(arrays["track_lane"], arrays["track_overflow"], strict=True)
     ]
     threads = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
-    told = sorted(
+    reported = sorted(
         (e["pid"], threads[e["tid"]], e["name"], round(e["ts"] * 1000), round(e["dur"] * 1000), e["args"]["step"])
         for e in trace["traceEvents"]
         if e["ph"] == "X"
@@ -84,7 +84,7 @@ def test_slices_are_those_of_the_verb(run: Path, client: TestClient, tmp_path: P
             track, names, arrays["begin"], arrays["length"], arrays["step"], strict=True
         )
     )
-    assert found == told
+    assert found == reported
     assert fields["base_unix_ns"] == trace["otherData"]["base_unix_ns"]
     assert len(arrays["flows"]) == trace["otherData"]["num_flows"] > 0
     assert arrays["rank"].tolist() == [0, 1, 2, 3, 6]
@@ -305,7 +305,7 @@ def test_ideal_comes_in_the_order_of_the_slices(tmp_path: Path) -> None:
     client = picture_client(PictureSource(stored_events(tmp_path, SPANS, who_ran(JOB.shape))), router)
 
     fields, arrays = drawn(client, "first=20&last=20")
-    told, ideal = drawn(client, "first=20&last=20", "/timeline/ideal")
+    reported, ideal = drawn(client, "first=20&last=20", "/timeline/ideal")
 
     # the what-if model is of the steps that are drawn
     whole = select(SPANS, SPANS.step == 20)
@@ -325,8 +325,8 @@ def test_ideal_comes_in_the_order_of_the_slices(tmp_path: Path) -> None:
     for place in range(len(rank)):
         key = (int(rank[place]), int(arrays["sequence"][place]))
         assert (ideal["begin"][place], ideal["length"][place], bool(ideal["is_critical"][place])) == begin_of[key]
-    assert told["problem"] == ""
-    assert told["ideal_s"] == expected.ideal_s
+    assert reported["problem"] == ""
+    assert reported["ideal_s"] == expected.ideal_s
     assert expected.is_critical.any()
     assert ideal["steps"].tolist() == [20]
 

@@ -199,14 +199,14 @@ def test_losses_of_the_daemon_are_reported() -> None:
 
 
 def test_the_last_step_is_the_newest_of_all_sources() -> None:
-    told = overview(facts=JobFacts()).last_step_unix_s
-    assert told is not None
+    reported = overview(facts=JobFacts()).last_step_unix_s
+    assert reported is not None
     for later_s in (-5.0, 5.0):
         known = series()
         table = known.table.copy()
-        table[COLUMNS.index("at"), -1] = told + later_s
+        table[COLUMNS.index("at"), -1] = reported + later_s
         found = overview(facts=JobFacts(series=replace(known, table=table)))
-        assert found.last_step_unix_s == told + max(0.0, later_s)
+        assert found.last_step_unix_s == reported + max(0.0, later_s)
 
 
 def test_a_job_that_nobody_watches_any_more_is_no_healthy_one() -> None:

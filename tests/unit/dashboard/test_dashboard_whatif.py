@@ -87,12 +87,12 @@ def test_the_figures_are_those_of_the_verb(source: RecordedJob, capsys: pytest.C
 def test_each_mitigation_is_weighed_by_the_drivers_rule(source: RecordedJob) -> None:
     found = ask(source, "whatif")
     actions = found["actions"]
-    # the finding's host is the one of the worst rank, so that it is told once
+    # the finding's host is the one of the worst rank, so that it is reported once
     assert next((one["action"], one["target"]) for one in actions) == ("evict", "host2")
     assert [one["action"] for one in actions].count("evict") == 1
     assert actions[-1]["action"] == "nothing"
     evict = actions[0]
-    # the run has told of no step that was completed
+    # the run has reported no completed step
     assert evict["gain_s"] is None
     assert evict["price_s"] == pytest.approx(3.2)
     assert "measured" in evict["text"]

@@ -71,8 +71,8 @@ def test_the_runbook_to_begin_with_comes_first(changes: dict[str, Any], pages: t
 
 
 def test_a_failure_is_reported_in_order_of_time() -> None:
-    told = [(round(one.at_unix_s - BEGAN_S, 2), one.what, one.text) for one in story_of(make_incident()).happened]
-    assert told == [
+    reported = [(round(one.at_unix_s - BEGAN_S, 2), one.what, one.text) for one in story_of(make_incident()).happened]
+    assert reported == [
         (0.1, "fault", "rank 3 on host-2 was killed by SIGKILL (9)"),
         (0.1, "noticed", "the driver of host-1 noticed it, 100 ms after it began"),
         (
@@ -113,8 +113,8 @@ def test_the_verdict_is_reported_with_what_the_driver_made_of_it() -> None:
     verdict = replace(STRAGGLER, created_unix_s=BEGAN_S - 2)
     outcome = VerdictOutcome("v-1", OutcomeKind.ACTED, "it pays", "host-1", BEGAN_S - 1, by="alice")
     incident = make_incident(kind=IncidentKind.STRAGGLER, failures=(), verdict="v-1")
-    told = [one.text for one in story_of(incident, VerdictWithOutcome("v-1", verdict, outcome)).happened[:3]]
-    assert told == [
+    reported = [one.text for one in story_of(incident, VerdictWithOutcome("v-1", verdict, outcome)).happened[:3]]
+    assert reported == [
         "the diagnosis named host-2: compute, high confidence",
         "the verdict was acted on by alice",
         "all workers of round 1 are gone; decided: restart",
@@ -130,9 +130,9 @@ def test_many_ends_of_ranks_are_reported_together() -> None:
 def test_notified_receivers_and_failed_notifications() -> None:
     receipts = (Receipt("slack", "open", BEGAN_S + 2), Receipt("email", "open", BEGAN_S + 1, "answers 535", 2))
     story = story_of(make_incident(receipts=receipts))
-    assert [(one.what, one.text) for one in story.told] == [
-        ("not-told", "email: not notified that it began, after 2 tries: answers 535"),
-        ("told", "slack: notified that it began"),
+    assert [(one.what, one.text) for one in story.notified] == [
+        ("not-notified", "email: not notified that it began, after 2 tries: answers 535"),
+        ("notified", "slack: notified that it began"),
     ]
     assert story.why_not_told == ""
 

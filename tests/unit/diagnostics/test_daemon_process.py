@@ -262,7 +262,7 @@ def test_a_daemon_whose_files_somebody_removes_makes_them_anew(
         assert sender.flush(DEADLINE_S)
         wait_until((run / "diagnosis" / "state.json").exists, "the state")
         shutil.rmtree(run)
-        told = f"{run / 'events'} was removed by somebody: the events stored there are lost, new ones are stored"
+        reported = f"{run / 'events'} was removed from outside: the events stored there are lost, new ones are stored"
         wait_until((run / "daemon.log").exists, "a new log")
         wait_until((run / "events" / "lock").exists, "the store")
         wait_until((run / "diagnosis" / "state.json").exists, "the state")
@@ -271,5 +271,5 @@ def test_a_daemon_whose_files_somebody_removes_makes_them_anew(
         sender.send(Spans, span_rows(7, first=100, round_number=3, rank=3))
         assert sender.flush(DEADLINE_S)
         assert StoredEvents(run / "events").read(Spans).sequence.tolist() == list(range(100, 107))
-        assert "this log was removed by somebody" in daemon.log or told in daemon.log
+        assert "this log was removed from outside" in daemon.log or reported in daemon.log
     finder.close()

@@ -112,11 +112,11 @@ def test_whatever_a_line_holds_the_others_are_read(texts: list[str]) -> None:
 def test_only_another_number_is_news() -> None:
     pages = iter([page(0), page(0), page(0, XID_ERRORS=94), page(0, XID_ERRORS=0), page(0, XID_ERRORS=94)])
     exporter = DcgmExporter("http://localhost:9400/metrics", lambda url: next(pages))
-    told = []
+    reported = []
     for _ in range(5):
         exporter.read()
-        told.append([event.number for event in exporter.wait_for_xids(0.0)])
-    assert told == [[], [], [94], [], [94]]
+        reported.append([event.number for event in exporter.wait_for_xids(0.0)])
+    assert reported == [[], [], [94], [], [94]]
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
 class HeldStore:
-    """Keeps rows in memory, and fails to commit while it is told to."""
+    """Keeps rows in memory, and fails to commit while `is_full` is set."""
 
     def __init__(self) -> None:
         self.appended: list[tuple[type[Table], pa.RecordBatch]] = []
@@ -228,7 +228,7 @@ def test_sender_stays_idle_without_a_daemon(tmp_path: Path) -> None:
         store.may_commit.set()
         sender.close()
         wait_until(lambda: collector.ledger.counters().streams == 0, "the end of the stream")
-        # what was given up is told to the daemon with the next batch
+        # the next batch reports to the daemon what was given up
         assert collector.ledger.counters().dropped_rows["host-1"] > 0
 
 

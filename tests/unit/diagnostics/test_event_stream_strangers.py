@@ -116,7 +116,7 @@ def test_strangers_that_say_nothing_keep_no_host_out(tmp_path: Path) -> None:
         silent[0].settimeout(DEADLINE_S)
         with suppress(ConnectionError):
             while silent[0].recv(1000):
-                pass  # told why, then ended
+                pass  # it gets the reason and is disconnected
         wait_until(lambda: len(collector.server._strangers) <= event_server.MAX_STRANGERS, "the oldest to go")
         names = [thread.name for thread in threading.enumerate()]
         assert names.count("event stream") <= event_server.MAX_STRANGERS + 20

@@ -291,7 +291,7 @@ def count_every_ns(spans: list[tuple[Op, int, int]], length: int) -> dict[str, i
     st.lists(
         st.tuples(st.sampled_from(DRAWN), st.integers(0, 40), st.integers(0, 15)),
         max_size=12,
-        unique_by=lambda drawn: drawn[1] + drawn[2],  # of two that end together either may be told
+        unique_by=lambda drawn: drawn[1] + drawn[2],  # of two that end together either may be named
     )
 )
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])

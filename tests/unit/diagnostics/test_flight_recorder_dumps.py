@@ -70,8 +70,8 @@ def test_torchs_own_analyser_names_the_same_rank(tmp_path: Path) -> None:
         "nccl_trace_rank_",
         str(tmp_path),
     ]
-    told = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
-    output = told.stdout + told.stderr
+    reported = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
+    output = reported.stdout + reported.stderr
     missing = re.search(r"missing ranks: \{([\d, ]+)\}", output)
     assert missing is not None, output
     sequence = re.search(r"sequence number: (\d+)", output)

@@ -93,10 +93,10 @@ def test_health_is_a_level_with_reason_codes() -> None:
     assert {one.labels["level"]: one.value for one in found["megatrain_job_health"].samples} == {
         "green": 0, "amber": 0, "red": 1,
     }  # fmt: skip
-    told = {
+    reported = {
         (one.labels["level"], one.labels["code"]): one.value for one in found["megatrain_job_health_reasons"].samples
     }
-    assert told == {("red", "saves-fail"): 1, ("amber", "recovering"): 1}
+    assert reported == {("red", "saves-fail"): 1, ("amber", "recovering"): 1}
     unknown = families(JobCollector(lambda: replace(make_job_reading(), health=None)))
     assert "megatrain_job_health" not in unknown
 

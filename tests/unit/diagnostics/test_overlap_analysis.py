@@ -162,7 +162,7 @@ COMMUNICATION = (Op.GRADS_REDUCE_SCATTER, Op.PARAMS_ALL_GATHER, Op.FORWARD_SEND,
     st.lists(
         st.tuples(st.sampled_from((*WORK, *COMMUNICATION)), st.integers(0, 40), st.integers(0, 15)),
         max_size=12,
-        unique_by=lambda drawn: drawn[1] + drawn[2],  # of two that end together either may be told
+        unique_by=lambda drawn: drawn[1] + drawn[2],  # of two that end together either may be named
     )
 )
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])

@@ -71,8 +71,8 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10, len(f
 def test_compressed_bomb_takes_no_memory(tmp_path: Path, kind: type[Table], num_groups: int) -> None:
     write_bomb(tmp_path / "events", kind, num_groups)
     command = [sys.executable, "-c", READ, str(tmp_path / "events"), kind.NAME]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout
-    growth_mb, num_rows_read, problem = told.split(maxsplit=2)
+    reported = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout
+    growth_mb, num_rows_read, problem = reported.split(maxsplit=2)
     assert int(growth_mb) < 128
     assert num_rows_read == "0"
     assert "MiB or more; at most 512 MiB are read; it was set aside" in problem
@@ -146,9 +146,9 @@ def test_a_page_that_says_more_than_the_footer_is_not_unpacked(tmp_path: Path, i
 def test_heads_of_pages_agree_with_footers(tmp_path: Path) -> None:
     path = write_bomb(tmp_path / "events", LogLines, 2)
     metadata = pq.read_metadata(path)
-    told = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    reported = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     with path.open("rb") as file:
-        assert 0 < sum(unpacked_bytes(file, metadata)) <= told, "footers count heads, too"
+        assert 0 < sum(unpacked_bytes(file, metadata)) <= reported, "footers count heads, too"
     plain = pa.table([np.arange(10_000)], schema=pa.schema([pa.field("a", pa.int64(), nullable=False)]))
     pq.write_table(plain, tmp_path / "plain.parquet", use_dictionary=False, data_page_size=8192)
     with (tmp_path / "plain.parquet").open("rb") as file:

@@ -268,7 +268,7 @@ def test_silent_ranks_are_named_and_last_spans_are_sent(host: Host, caplog: pyte
         assert host.silent == [(1,)]
         streamer.poll(LONG_S + 4)
     assert "rank 1 is silent" in caplog.text
-    assert host.silent == [(1,)], "told once"
+    assert host.silent == [(1,)], "reported once"
     spans = taken.all(Spans)
     assert set(spans.step[spans.rank == 0].tolist()) >= {1, 2, 3, 4, 5}
     is_open = spans.duration_ns == -1

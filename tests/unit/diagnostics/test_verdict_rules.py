@@ -56,9 +56,9 @@ def test_a_finding_is_reported_once_and_as_it_was() -> None:
     assert verdict.verdict_id == "20270115-080000-250-r3-0"
     assert (verdict.first_step, verdict.last_step, verdict.step_s, verdict.gain_s_per_step) == (100, 110, 1.3, 0.26)
     assert decode(HostVerdict, encode(verdict), "here") == verdict
-    told = WrittenVerdicts(3).with_verdict(key, verdict)
+    reported = WrittenVerdicts(3).with_verdict(key, verdict)
     later = replace(FINDING, last_step=200, ranks=(4, 5))
-    assert verdicts_to_write(NOW_S + 60, [later], [], told, AUTHOR) == ()
+    assert verdicts_to_write(NOW_S + 60, [later], [], reported, AUTHOR) == ()
 
 
 def test_lasting_finding_is_reported_and_again_when_certain() -> None:
@@ -66,21 +66,23 @@ def test_lasting_finding_is_reported_and_again_when_certain() -> None:
     assert verdicts_to_write(NOW_S, [low], [], WrittenVerdicts(3), AUTHOR) == ()
     ((key, verdict),) = verdicts_to_write(NOW_S, [replace(low, num_seen=16)], [], WrittenVerdicts(3), AUTHOR)
     assert verdict.confidence is VerdictConfidence.LOW
-    told = WrittenVerdicts(3).with_verdict(key, verdict)
-    ((key, sure),) = verdicts_to_write(NOW_S, [FINDING], [], told, AUTHOR)
+    reported = WrittenVerdicts(3).with_verdict(key, verdict)
+    ((key, sure),) = verdicts_to_write(NOW_S, [FINDING], [], reported, AUTHOR)
     assert sure.confidence is VerdictConfidence.HIGH
-    assert verdicts_to_write(NOW_S, [replace(low, num_seen=16)], [], told.with_verdict(key, sure), AUTHOR) == ()
+    assert verdicts_to_write(NOW_S, [replace(low, num_seen=16)], [], reported.with_verdict(key, sure), AUTHOR) == ()
 
 
 def test_another_round_begins_anew_but_the_pace_stays() -> None:
-    told = WrittenVerdicts(3)
+    reported = WrittenVerdicts(3)
     for number in range(MAX_PER_HOUR - 1):
-        ((key, verdict),) = verdicts_to_write(NOW_S, [replace(FINDING, hosts=(f"host-{number}",))], [], told, AUTHOR)
-        told = told.with_verdict(key, verdict)
-    told = told.for_round(4)
+        ((key, verdict),) = verdicts_to_write(
+            NOW_S, [replace(FINDING, hosts=(f"host-{number}",))], [], reported, AUTHOR
+        )
+        reported = reported.with_verdict(key, verdict)
+    reported = reported.for_round(4)
     found = [replace(FINDING, hosts=(f"host-{number}",)) for number in range(3)]
-    assert len(verdicts_to_write(NOW_S + 1, found, [], told, AUTHOR)) == 1
-    assert len(verdicts_to_write(NOW_S + 3601, found, [], told, AUTHOR)) == 3
+    assert len(verdicts_to_write(NOW_S + 1, found, [], reported, AUTHOR)) == 1
+    assert len(verdicts_to_write(NOW_S + 3601, found, [], reported, AUTHOR)) == 3
 
 
 def test_the_key_of_a_verdict_is_that_of_its_finding() -> None:

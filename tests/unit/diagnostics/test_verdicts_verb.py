@@ -43,9 +43,9 @@ def run_directory(tmp_path: Path) -> Path:
 
 def test_the_audit_is_read_where_etcd_is_gone(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diag", "verdicts", "--job", str(run_directory), "--json"]) == 0
-    told = capsys.readouterr()
-    found = json.loads(told.out)
-    assert "does not answer; this is from" in told.err
+    reported = capsys.readouterr()
+    found = json.loads(reported.out)
+    assert "does not answer; this is from" in reported.err
     assert [one["verdict_id"] for one in found["verdicts"]] == ["20271121-2", "20271121-1"]
     assert found["verdicts"][0]["verdict"] is None
     # of the one that waited the last word counts
@@ -55,10 +55,10 @@ def test_the_audit_is_read_where_etcd_is_gone(run_directory: Path, capsys: pytes
 
 def test_text_of_one_verdict(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diag", "verdicts", str(run_directory), "--id", "20271121-1"]) == 0
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     for words in ("straggler, compute, confidence high", "host-2; ranks 4-5", "it does not pay", "gain 5 s, price 9 s"):
-        assert words in told
-    assert "  1. its forward takes 1.3 x its peers'" in told
+        assert words in reported
+    assert "  1. its forward takes 1.3 x its peers'" in reported
 
 
 def test_a_run_without_any_verdict_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

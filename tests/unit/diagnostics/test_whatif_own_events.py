@@ -67,11 +67,11 @@ def test_queue_time_of_early_collectives_does_not_count() -> None:
         start[in_turn] = start[in_turn[0]] + np.arange(len(in_turn))
     ahead = replace(spans, start_ns=start, duration_ns=end - start)
 
-    found, told = of_spans(ahead, job), of_spans(back_to_back, job)
+    found, reported = of_spans(ahead, job), of_spans(back_to_back, job)
 
-    assert found.slowdown == pytest.approx(told.slowdown, rel=1e-9)
-    assert found.launch_slowdown == pytest.approx(told.launch_slowdown, rel=1e-9)
-    assert found.parts.by_optype.overall == pytest.approx(told.parts.by_optype.overall, rel=1e-9)
+    assert found.slowdown == pytest.approx(reported.slowdown, rel=1e-9)
+    assert found.launch_slowdown == pytest.approx(reported.launch_slowdown, rel=1e-9)
+    assert found.parts.by_optype.overall == pytest.approx(reported.parts.by_optype.overall, rel=1e-9)
     assert found.worst_ranks == expected.worst_ranks
 
 
@@ -87,12 +87,14 @@ def test_spans_give_the_figures_of_what_they_record(name: str) -> None:
     assert found.workers.rem == pytest.approx(expected.workers.rem, abs=0.02)
     assert found.last_stage.rem == pytest.approx(expected.last_stage.rem, abs=0.02)
     for way in ("by_dp_rank", "by_stage"):
-        parts, told = getattr(found.parts, way).overall, getattr(expected.parts, way).overall
-        assert parts == pytest.approx(told, rel=2e-3)
+        parts, reported = getattr(found.parts, way).overall, getattr(expected.parts, way).overall
+        assert parts == pytest.approx(reported, rel=2e-3)
     computes = ("forward-compute", "backward-compute", "backward-weight-compute")
     for kind in (*computes, "forward-pp-comm", "optimizer", "params-all-gather"):
-        told = expected.parts.by_optype.overall.get(kind)
-        assert found.parts.by_optype.overall.get(kind) == (told if told is None else pytest.approx(told, rel=2e-3))
+        reported = expected.parts.by_optype.overall.get(kind)
+        assert found.parts.by_optype.overall.get(kind) == (
+            reported if reported is None else pytest.approx(reported, rel=2e-3)
+        )
     assert list(found.measured_s) == list(job.steps)
     assert found.notes == ()
 
@@ -129,11 +131,11 @@ def test_tensor_parallel_ranks_that_are_not_abreast_cost_no_step(name: str, behi
     behind = spans
     for rank in range(1, job.shape.world_size, 2):
         behind = later(behind, rank, behind_s)
-    found, told = of_spans(behind, job), of_spans(spans, job)
+    found, reported = of_spans(behind, job), of_spans(spans, job)
 
     assert found.notes == ()
-    assert found.measured_s == pytest.approx(told.measured_s, abs=1.01 * behind_s)
-    assert found.worst_ranks == told.worst_ranks
+    assert found.measured_s == pytest.approx(reported.measured_s, abs=1.01 * behind_s)
+    assert found.worst_ranks == reported.worst_ranks
 
 
 def test_rank_that_says_nothing_costs_the_step_it_is_silent_in() -> None:

@@ -67,8 +67,8 @@ def test_made_traces_have_what_public_ones_lack() -> None:
     )
 
 
-def made_job(told: dict[str, Any]) -> PipelineJob:
+def made_job(reported: dict[str, Any]) -> PipelineJob:
     """Return a job as the golden file tells of it: what is slow is a list there, JSON has no other keys than texts."""
-    slow_cells = {(dp, stage): factor for dp, stage, factor in told.get("slow_cells", [])}
-    others = {name: dict(told[name]) for name in ("slow_stages", "slow_dp_ranks") if name in told}
-    return PipelineJob(**{**told, **others, "slow_cells": slow_cells})
+    slow_cells = {(dp, stage): factor for dp, stage, factor in reported.get("slow_cells", [])}
+    others = {name: dict(reported[name]) for name in ("slow_stages", "slow_dp_ranks") if name in reported}
+    return PipelineJob(**{**reported, **others, "slow_cells": slow_cells})

@@ -31,14 +31,14 @@ def put(settings: EtcdSettings, url: str, session: str, token_file: str = "") ->
 
 
 def test_each_address_is_reported_once(settings: EtcdSettings) -> None:
-    told: list[str] = []
-    with reported_dashboard(settings, KEYS, told.append):
+    reported: list[str] = []
+    with reported_dashboard(settings, KEYS, reported.append):
         put(settings, "http://127.0.0.1:8777/", "first")
-        wait_until(lambda: len(told) == 1, "the address")
+        wait_until(lambda: len(reported) == 1, "the address")
         put(settings, "http://127.0.0.1:8777/", "second")
         put(settings, "http://127.0.0.1:8778/", "third", "/run/token")
-        wait_until(lambda: len(told) == 2, "the second address")
-    assert told == [
+        wait_until(lambda: len(reported) == 2, "the second address")
+    assert reported == [
         "dashboard: http://127.0.0.1:8777/",
         "dashboard: http://127.0.0.1:8778/ (sign in with the token in /run/token)",
     ]
@@ -47,8 +47,8 @@ def test_each_address_is_reported_once(settings: EtcdSettings) -> None:
 def test_existing_page_is_reported_and_damage_ignored(settings: EtcdSettings) -> None:
     with EtcdClient(settings) as client:
         client.put(KEYS.dashboard, b"{")
-    told: list[str] = []
-    with reported_dashboard(settings, KEYS, told.append):
+    reported: list[str] = []
+    with reported_dashboard(settings, KEYS, reported.append):
         put(settings, "http://127.0.0.1:1/", "first")
-        wait_until(lambda: bool(told), "the address")
-    assert told == ["dashboard: http://127.0.0.1:1/"]
+        wait_until(lambda: bool(reported), "the address")
+    assert reported == ["dashboard: http://127.0.0.1:1/"]

@@ -50,5 +50,5 @@ def test_another_host_or_another_word_is_news(first: str, second: str) -> None:
 
 def test_the_same_wait_is_news_again_after_an_act() -> None:
     waits = "waiting for 1 of 2 hosts"
-    told = said((0, waits, ()), (1, waits, ()), (2, "round 2", (HALT,)), (3, waits, ()), (4, waits, ()))
-    assert told == [waits, "round 2", waits]
+    reported = said((0, waits, ()), (1, waits, ()), (2, "round 2", (HALT,)), (3, waits, ()), (4, waits, ()))
+    assert reported == [waits, "round 2", waits]

@@ -155,8 +155,8 @@ def test_times_of_failures_are_used_when_clocks_nearly_agree() -> None:
         host.failures = (*host.failures, RankFailure(rank, 1, job.now + skew_s))
         host.tell(job.now)
     job.driver.hear(1000, job.now)
-    told = job.driver.state.failures[1]
-    assert [told[rank].at_unix_s for rank in range(3)] == [job.now - 30.0, job.now, job.now]
+    reported = job.driver.state.failures[1]
+    assert [reported[rank].at_unix_s for rank in range(3)] == [job.now - 30.0, job.now, job.now]
 
 
 def test_a_stall_began_before_its_report_by_the_drivers_clock() -> None:

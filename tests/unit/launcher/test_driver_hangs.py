@@ -59,8 +59,8 @@ def test_a_stopped_process_is_the_plainest_sign() -> None:
 
 
 def test_beside_a_stopped_process_nothing_is_said_of_the_network() -> None:
-    told = {"a": WAITING, "b": evidence("b", rank(2, 5, 4, "T"), rank(3, 5, 4))}
-    found = find_culprit(ROUND, told)
+    reported = {"a": WAITING, "b": evidence("b", rank(2, 5, 4, "T"), rank(3, 5, 4))}
+    found = find_culprit(ROUND, reported)
     assert (found.ranks, found.confidence) == ((2,), "certain")
     assert not any("network" in sentence or "GPU" in sentence for sentence in found.sentences)
     assert found.sentences[0] == "rank 2 is stopped (T); ranks 0, 1, 3 wait for it in collective 5 of dp:0+4x1"
@@ -76,16 +76,16 @@ def test_evidence_of_a_host_takes_few_bytes() -> None:
     hosts = 1250
     parts = tuple(RoundHost(f"h{n}", "s", "a", 8 * n, 8) for n in range(hosts))
     round_ = Round(3, 8 * hosts, parts, "a", 1, "", "", 0.0)
-    told = {}
+    reported = {}
     for number in range(hosts - 1):
         ranks, groups = [], {}
         for rank in range(8 * number, 8 * number + 8):
             name = f"dp:{rank % 8}+{hosts}x8"
             groups[name] = (rank % 8, hosts, 8)
             ranks.append(RankEvidence(rank, {name: RankPosition(5, 4)}, "S", 7, "step", 0.0, "dp-all-reduce"))
-        told[f"h{number}"] = HangEvidence(f"h{number}", "s", 3, 0.0, groups, tuple(ranks))
-    assert max(len(encode(one)) for one in told.values()) < 4096
-    found = find_culprit(round_, told)
+        reported[f"h{number}"] = HangEvidence(f"h{number}", "s", 3, 0.0, groups, tuple(ranks))
+    assert max(len(encode(one)) for one in reported.values()) < 4096
+    found = find_culprit(round_, reported)
     assert (found.hosts, len(found.ranks), found.confidence) == ((f"h{hosts - 1}",), 8, "likely")
 
 
@@ -114,8 +114,8 @@ def test_rank_with_a_pending_exchange_does_not_wait() -> None:
     # rank 3 started collective 5 and then hung in something else; the others wait for its end
     waiting = [replace(rank(number, 5, 4), awaited_group="dp:0+4x1", awaited=5) for number in range(3)]
     other = replace(rank(3, 5, 4), awaited_group="pp:3+2x1", awaited=2, in_flight="forward-compute")
-    told = {"a": evidence("a", *waiting[:2]), "b": evidence("b", waiting[2], other)}
-    found = find_culprit(ROUND, told)
+    reported = {"a": evidence("a", *waiting[:2]), "b": evidence("b", waiting[2], other)}
+    found = find_culprit(ROUND, reported)
     assert (found.ranks, found.hosts, found.confidence, found.is_firm) == ((3,), ("b",), "likely", True)
     assert "went on to something else" in found.sentences[0]
     everybody = find_culprit(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), rank(3, 5, 4))})

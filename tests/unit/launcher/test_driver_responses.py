@@ -190,7 +190,7 @@ def test_consequences_of_a_failure_cost_no_second_host() -> None:
 def test_limits_go_by_the_drivers_clock() -> None:
     policy = replace(POLICY, restarts_per_hour=1)
     slow = past(60, step=1)
-    slow = replace(slow, moments=replace(slow.moments, began=NOW - 7200))  # as its host told
+    slow = replace(slow, moments=replace(slow.moments, began=NOW - 7200))  # as its host reported
     assert respond(facts(failure(code=-9)), [slow], policy, NOW).action == "stop"
     flap = replace(past(200, "network"), moments=replace(past(200).moments, began=NOW - 7200))
     assert respond(facts(failure(label="network")), [flap], POLICY, NOW).cordoned == ("b",)

@@ -110,7 +110,7 @@ def test_removed_files_are_restored_without_loss(
         before = EtcdContent.by(client)
 
         remove(etcd, place)
-        wait_until(lambda: bool(etcd.problems), "the loss to be told")
+        wait_until(lambda: bool(etcd.problems), "the report of the loss")
 
         assert EtcdContent.by(client) == before
         assert client.renew_lease(lease.lease_id, deadline_s=DEADLINE_S) == 600
@@ -140,7 +140,7 @@ def test_a_socket_that_somebody_removes_is_made_again(tmp_path: Path, program: P
     with EtcdProcess(tmp_path / ("x" * 100), OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
         client.put("key", "value")
         shutil.rmtree(Path(etcd.settings.endpoints[0].path).parent)
-        wait_until(lambda: bool(etcd.problems), "the loss to be told")
+        wait_until(lambda: bool(etcd.problems), "the report of the loss")
         with EtcdClient(etcd.settings) as other:
             item = other.get("key", deadline_s=DEADLINE_S)
         assert item is not None
@@ -197,7 +197,7 @@ def test_old_parts_that_etcd_takes_away_itself_are_no_loss(place: Path, program:
         assert held.poll(pid) == ()
         held.close()
         shutil.rmtree(place / "etcd")
-        wait_until(lambda: bool(etcd.problems), "the loss to be told")
+        wait_until(lambda: bool(etcd.problems), "the report of the loss")
         assert EtcdContent.by(client).value == b"value"
 
 

@@ -63,9 +63,9 @@ def test_a_host_that_is_not_fit_is_checked_again_until_it_is() -> None:
     assert host.record.unfit_reason == "disk: full"
     host.is_full = False
     wait_until(lambda: host.record.is_fit, "the host to be fit")
-    told, looks = host.num_checks, host.num_looks
+    reported, looks = host.num_checks, host.num_looks
     wait_until(lambda: host.num_looks >= looks + 3, "the queue to check it")
-    assert host.num_checks == told, "who is fit is left alone"
+    assert host.num_checks == reported, "who is fit is left alone"
     assert set(host.reports) == {JOIN_CHECK}
     check_queue.close()
 

@@ -328,7 +328,7 @@ def test_positions_before_the_halt_count(boxes: Boxes, crash: Callable[..., Cras
     dead = evidence(4.0, "Z", "", is_late=True)
     stepped = evidence(5.0, "S", "S", step=8, is_late=True)
     other = evidence(6.0, "S", "S", number=2, is_late=True)
-    for told, kept in (
+    for reported, kept in (
         ((first, newer), newer),
         ((first, newer, late), newer),
         ((first, dead), first),
@@ -339,11 +339,11 @@ def test_positions_before_the_halt_count(boxes: Boxes, crash: Callable[..., Cras
         ((other, late), late),
     ):
         keeper = crash()
-        for one in told:
+        for one in reported:
             keeper.keep_positions(one)
         keeper.close()
         path = boxes.places.run.incidents / "round-000003" / "host-1.json"
-        assert decode(HangEvidence, path.read_bytes(), "file") == kept, told
+        assert decode(HangEvidence, path.read_bytes(), "file") == kept, reported
 
 
 def test_black_boxes_of_own_dead_processes_are_removed(boxes: Boxes, crash: Callable[..., CrashEvidence]) -> None:

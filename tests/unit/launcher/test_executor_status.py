@@ -168,15 +168,15 @@ def test_a_stall_is_news_when_it_begins_and_when_it_ends(
 
 
 def test_milestones_are_published_at_once_and_steps_later() -> None:
-    told: list[int] = []
-    state = HostStatusBuilder("a", lambda: told.append(1))
+    reported: list[int] = []
+    state = HostStatusBuilder("a", lambda: reported.append(1))
     start(state)
-    before = len(told)
+    before = len(reported)
     state.set_progress(3, HostProgress(Milestones(1.0, 2.0)))
     state.set_progress(3, HostProgress(Milestones(1.0, 2.0), max_step=4))
-    assert len(told) == before + 1
+    assert len(reported) == before + 1
     state.set_progress(3, HostProgress(Milestones(1.0, 2.0, 3.0, 4.0), 5, 5, has_stepped=True))
-    assert len(told) == before + 2
+    assert len(reported) == before + 2
 
 
 def test_log_line_of_a_living_rank_is_shown_until_a_failure(

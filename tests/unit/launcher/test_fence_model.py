@@ -226,8 +226,8 @@ def test_host_with_unreadable_deadlines_is_awaited(damage: str, is_new_driver: b
     if is_new_driver:
         job.change_driver()
     job.go_on(POLICY.lease_ttl_s + 1.0, 11)
-    told = decode(RoundDeadlines, job.etcd.items[key].value, key)
-    assert POLICY.fence_rule.deadlines(told.interval_s).silent_s >= 180.0
+    reported = decode(RoundDeadlines, job.etcd.items[key].value, key)
+    assert POLICY.fence_rule.deadlines(reported.interval_s).silent_s >= 180.0
     other.fail(job.now, is_cascade=False)
     job.go_on(400.0, 800)  # which checks that nobody runs an older round
     assert (cut_off.running, len(job.rounds())) == (0, 2)
@@ -276,8 +276,8 @@ def test_saving_host_is_awaited_for_the_measured_stop_time(step_s: float, least_
     round_, halt = job.rounds()[1], Halt(1, "somebody asked", is_saving=True, created_unix_s=0.0)
     members = [one for one in job.timed() if round_.part_of(one.name, one.session) is not None]
     for host in members:
-        told = host.deadlines.get(1, RoundDeadlines(1))
-        assert POLICY.fence_rule.grace_s(told.stop_s) == least_s
+        reported = host.deadlines.get(1, RoundDeadlines(1))
+        assert POLICY.fence_rule.grace_s(reported.stop_s) == least_s
         host.phase = HostPhase.STOPPING
         host.tell(job.now)
     since = job.driver_now

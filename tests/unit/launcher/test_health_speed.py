@@ -228,8 +228,8 @@ run_part("stuck", [good, stuck], 0.3)
 def test_broken_measurement_leaves_the_others() -> None:
     end = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     found = measurements("noise\n[1]\n" + end.stdout)
-    told = {(line["part"], line.get("number")): line.get("error", "") for line in found}
-    assert {key: said for key, said in told.items() if key[1] is not None} == {
+    reported = {(line["part"], line.get("number")): line.get("error", "") for line in found}
+    assert {key: said for key, said in reported.items() if key[1] is not None} == {
         ("mixed", 0): "",
         ("mixed", 1): "RuntimeError: first line",
         ("dead", 0): "was killed by SIGSEGV (11)",  # and nothing of the one that waited for it

@@ -28,9 +28,9 @@ from tests.helpers.writer_process import is_alive
 PROGRAM = """
 import json, os, signal, sys
 with open(sys.argv[1], "a") as file:
-    told = {"pid": os.getpid(), "words": sys.argv[2:], "threads": os.environ.get("OMP_NUM_THREADS"),
+    report = {"pid": os.getpid(), "words": sys.argv[2:], "threads": os.environ.get("OMP_NUM_THREADS"),
             "password": os.environ.get("MEGATRAIN_ETCD_PASSWORD", "")}
-    file.write(json.dumps(told) + "\\n")
+    file.write(json.dumps(report) + "\\n")
 print("a line of its own", flush=True)
 signal.pause()
 """
@@ -49,8 +49,8 @@ class Entry:
         def words(*, config: Config, run: Path, host: str, logs: Path, etcd: Sequence[str]) -> Sequence[str]:
             if self.name == "idle":
                 return []
-            told = [config.job.name, str(run), host, str(logs), *etcd]
-            return [sys.executable, "-S", "-c", PROGRAM, str(self.notes), *told]
+            reported = [config.job.name, str(run), host, str(logs), *etcd]
+            return [sys.executable, "-S", "-c", PROGRAM, str(self.notes), *reported]
 
         return words
 

@@ -38,29 +38,29 @@ def pids(run: Path, name: str) -> list[int]:
 
 
 def test_a_program_that_ends_is_reported_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     install(monkeypatch, {"diagnostics": (sys.executable, "-c", "print('up'); raise SystemExit(7)")})
 
-    with running_programs(settings_in(tmp_path), told.append):
-        wait_until(lambda: len(told) >= 2, "what is told")
+    with running_programs(settings_in(tmp_path), reported.append):
+        wait_until(lambda: len(reported) >= 2, "two reports")
 
     log = tmp_path / "logs" / "diagnostics.log"
-    assert told[0] == f"diagnostics ended with exit code 7; it is started again in 0 s; see {log}"
+    assert reported[0] == f"diagnostics ended with exit code 7; it is started again in 0 s; see {log}"
     assert log.read_text().count("up\n") >= 2
 
 
 def test_the_end_of_one_is_nothing_to_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     install(monkeypatch, {"diagnostics": STAYS, "dashboard": STAYS})
 
-    with running_programs(settings_in(tmp_path), told.append):
+    with running_programs(settings_in(tmp_path), reported.append):
         wait_until(lambda: pids(tmp_path, "diagnostics") and pids(tmp_path, "dashboard"), "both")
         os.kill(pids(tmp_path, "diagnostics")[0], signal.SIGKILL)
         wait_until(lambda: len(pids(tmp_path, "diagnostics")) == 2, "the next life")
         (page,) = pids(tmp_path, "dashboard")
         os.kill(page, 0)
 
-    assert [text.partition(";")[0] for text in told] == ["diagnostics was killed by SIGKILL (9)"]
+    assert [text.partition(";")[0] for text in reported] == ["diagnostics was killed by SIGKILL (9)"]
     with pytest.raises(ProcessLookupError):
         os.kill(page, 0)
 
@@ -69,9 +69,9 @@ def test_unnamed_programs_are_reported(tmp_path: Path, monkeypatch: pytest.Monke
     def load() -> object:
         raise ImportError("no module named x")
 
-    told: list[str] = []
+    reported: list[str] = []
     entry_point = SimpleNamespace(name="diagnosis", load=load)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry_point])
-    with running_programs(settings_in(tmp_path), told.append):
+    with running_programs(settings_in(tmp_path), reported.append):
         pass
-    assert told == ["diagnosis cannot be started: ImportError: no module named x; the job runs without it"]
+    assert reported == ["diagnosis cannot be started: ImportError: no module named x; the job runs without it"]

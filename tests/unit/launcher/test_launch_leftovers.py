@@ -31,9 +31,9 @@ def plan(tmp_path: Path) -> LaunchPlan:
 
 
 def arena_of(plan: LaunchPlan, name: str, **changes: Any) -> Path:
-    told = replace(host_plan(str(plan.files.run / "checkpoints")), **({"job": "small"} | changes))
+    reported = replace(host_plan(str(plan.files.run / "checkpoints")), **({"job": "small"} | changes))
     directory = Path(plan.config.checkpoint.arena_directory)
-    return make_arena(directory / f"megatrain-arena1.{name}", told).root
+    return make_arena(directory / f"megatrain-arena1.{name}", reported).root
 
 
 def test_snapshots_of_this_run_are_found_and_released(plan: LaunchPlan) -> None:
@@ -55,11 +55,11 @@ def test_snapshots_of_this_run_are_found_and_released(plan: LaunchPlan) -> None:
 def test_launch_keeps_only_unsaved_snapshots(plan: LaunchPlan, code: int, is_kept: bool) -> None:
     etcd_program()
     arena = arena_of(plan, "small.h1")
-    told: list[str] = []
-    assert run_launch(plan, {}, lambda _: code, told.append) == code
+    reported: list[str] = []
+    assert run_launch(plan, {}, lambda _: code, reported.append) == code
     assert arena.exists() is is_kept
     expected = f"snapshots of the last steps stay in {arena} for checkpoint.keep_arena_s=1800 s"
-    assert [text[: len(expected)] for text in told] == ([expected] if is_kept else [])
+    assert [text[: len(expected)] for text in reported] == ([expected] if is_kept else [])
 
 
 @pytest.mark.parametrize(("code", "is_kept"), [(0, False), (75, False), (1, True), (68, True)])

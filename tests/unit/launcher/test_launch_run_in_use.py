@@ -38,18 +38,18 @@ def box(plan: LaunchPlan, run: RunDirectory) -> Path:
 
 @pytest.mark.slow
 def test_a_second_launch_leaves_the_black_boxes_of_the_first(plan: LaunchPlan, box: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     def train(_: ExecutorSettings) -> int:
         box.touch()
         with pytest.raises(ConfigError, match="has launched a job there that still runs"):
-            run_launch(plan, {}, lambda _: 0, told.append)
+            run_launch(plan, {}, lambda _: 0, reported.append)
         assert box.exists()
         return 0
 
-    assert run_launch(plan, {}, train, told.append) == 0
+    assert run_launch(plan, {}, train, reported.append) == 0
     assert not box.exists()
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.slow(kept=["75"])

@@ -58,15 +58,15 @@ def test_the_record_is_all_that_a_driver_needs(plan: LaunchPlan) -> None:
 
 
 def test_it_waits_for_the_job_drives_it_and_ends_with_it(client: EtcdClient, plan: LaunchPlan) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     codes: list[int | None] = []
     stop = threading.Event()
     cluster = Cluster()
     thread = threading.Thread(
-        target=lambda: codes.append(run_lone_driver(client, KEYS, stop, told.append, cluster)), daemon=True
+        target=lambda: codes.append(run_lone_driver(client, KEYS, stop, reported.append, cluster)), daemon=True
     )
     thread.start()
-    wait_until(lambda: bool(told), "the note")
+    wait_until(lambda: bool(reported), "the note")
     client.put(KEYS.record, encode(record_of(settings_of(plan))))
 
     election = Election(client, KEYS.election)
@@ -88,7 +88,7 @@ def test_it_waits_for_the_job_drives_it_and_ends_with_it(client: EtcdClient, pla
     thread.join(DEADLINE_S)
     stop.set()
     assert codes == [75]
-    assert told[0] == "waiting for the first host of job small"
+    assert reported[0] == "waiting for the first host of job small"
     assert election.leader() is None
 
 

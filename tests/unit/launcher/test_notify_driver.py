@@ -155,8 +155,8 @@ def test_receivers_of_a_kind_have_their_own_rules(story: Story) -> None:
         story.fail(1)
         story.train(2)
         story.recovered()
-        told = first.wait_for(2)
-        assert topics(third.wait_for(2)) == topics(told)
+        reported = first.wait_for(2)
+        assert topics(third.wait_for(2)) == topics(reported)
         wait_until(lambda: (one := story.record("webhook-3")) is not None and one.num_sent == 2, "the record")
     assert second.posted == []
 
@@ -187,7 +187,7 @@ def test_the_next_driver_sends_what_a_dead_one_was_sending(story: Story) -> None
         story.train(1)
         story.fail(1)
         receiver.wait_for(1)
-        assert (record := story.record()) is None or not record.told
+        assert (record := story.record()) is None or not record.notified
         first.die()
         story.client.revoke_lease(first.keeper.lease_id)
         story.candidate(config, "second")
@@ -245,7 +245,7 @@ def test_a_receiver_that_fails_is_tried_again_and_complained_of(story: Story, re
         wait_until(lambda: any("webhook cannot be notified" in one for one in story.alarms()), "the alarm")
         record = story.record()
         assert record is not None
-        assert (record.num_sent, record.told) == (0, {})
+        assert (record.num_sent, record.notified) == (0, {})
         assert record.num_failed >= 1
         assert "127.0.0.1" in record.problem
         receiver.usual = Reply()
@@ -270,10 +270,10 @@ def test_the_end_of_a_job_is_reported_before_its_driver_leaves(story: Story) -> 
         story.fail(1, exit_code=int(ExitCode.CONFIG))
         end = story.hosts.wait_for(JobEnd, KEYS.end)
         one.close()
-        told = dict(topics(receiver.documents))
+        reported = dict(topics(receiver.documents))
         last = receiver.documents[-1]
     assert end.exit_code == ExitCode.CONFIG
-    assert told[f"end/{end.created_unix_s:.3f}"] == "open"
+    assert reported[f"end/{end.created_unix_s:.3f}"] == "open"
     assert (last["level"], last["topics"][0]["event"]) == ("red", "end")
     assert end.reason in last["topics"][0]["what"]
     assert "fix the cause, then start the job again" in last["topics"][0]["who_acts"]
@@ -337,9 +337,9 @@ def test_a_verdict_that_waits_is_reported_until_somebody_answers(story: Story) -
         outcome = VerdictOutcome("v1", OutcomeKind.WAITING, "waits for a person: host-1 is slow", "one", NOW)
         story.client.put(KEYS.outcome("v1"), encode(outcome))
         story.client.put(KEYS.verdict("v1"), encode(verdict))
-        (told,) = receiver.wait_for(1)[0]["topics"]
-        assert (told["topic"], told["stage"], told["hosts"]) == ("verdict/v1", "open", ["host-1"])
-        assert "megatrain job approve job --verdict v1" in told["who_acts"]
+        (reported,) = receiver.wait_for(1)[0]["topics"]
+        assert (reported["topic"], reported["stage"], reported["hosts"]) == ("verdict/v1", "open", ["host-1"])
+        assert "megatrain job approve job --verdict v1" in reported["who_acts"]
         story.client.put(
             KEYS.request("q2"), encode(JobRequest("q2", RequestKind.DISMISS, "me@here", NOW, verdict="v1"))
         )  # fmt: skip

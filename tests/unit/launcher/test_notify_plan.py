@@ -41,14 +41,14 @@ def test_beginning_and_end_are_reported_once_each(manner: Manner) -> None:
 
 @pytest.mark.parametrize("manner", MANNERS)
 def test_the_next_driver_repeats_nothing_and_forgets_nothing(manner: Manner) -> None:
-    first, told, unsent = InstantReceiver(manner), make_topic("incident/one"), make_topic("incident/two")
-    first.look([told], NOW_S)
+    first, reported, unsent = InstantReceiver(manner), make_topic("incident/one"), make_topic("incident/two")
+    first.look([reported], NOW_S)
     second = InstantReceiver(manner)
     second.record = decode(ReceiverRecord, encode(first.record), "etcd")
     second.refreshed_s = first.refreshed_s
-    second.look([told], NOW_S + 1)
+    second.look([reported], NOW_S + 1)
     assert second.messages == []
-    second.look([over(told), unsent], NOW_S + 2)
+    second.look([over(reported), unsent], NOW_S + 2)
     assert sorted(mark for marks in second.marks for mark in marks) == [
         "incident/one=closed:amber",
         "incident/two=open:amber",
@@ -88,14 +88,14 @@ def test_ended_reason_is_given_up_after_an_hour() -> None:
 
 
 def test_only_a_pager_is_sent_that_the_job_recovers_by_itself() -> None:
-    told = {}
+    reported = {}
     for manner in (Manner.DIGEST, Manner.PAGE):
         receiver, topic = InstantReceiver(manner), make_topic()
         for stage in (Stage.OPEN, Stage.UNDER_WAY, Stage.UNDER_WAY):
             receiver.look([replace(topic, stage=stage)], NOW_S)
         receiver.look([over(topic)], NOW_S + 3)
-        told[manner] = [marks[0].partition("=")[2].partition(":")[0] for marks in receiver.marks]
-    assert told == {Manner.DIGEST: ["open", "closed"], Manner.PAGE: ["open", "under-way", "closed"]}
+        reported[manner] = [marks[0].partition("=")[2].partition(":")[0] for marks in receiver.marks]
+    assert reported == {Manner.DIGEST: ["open", "closed"], Manner.PAGE: ["open", "under-way", "closed"]}
 
 
 def test_a_pager_is_triggered_before_it_is_acknowledged() -> None:
@@ -169,7 +169,7 @@ def test_a_restart_loop_does_not_page_a_hundred_times(manner: Manner, *, stays_o
     assert opened[:3] == [NOW_S, NOW_S + 10, NOW_S + 20]  # the first ones at once
     # and nobody loses sight of it: never an hour without a word
     assert max(after - before for before, after in pairwise(opened)) <= 1000
-    assert len(receiver.record.told) <= 60
+    assert len(receiver.record.notified) <= 60
     assert sum(map(len, receiver.record.opened_unix_s.values())) <= 10
 
 
@@ -217,8 +217,8 @@ def test_receipts_say_what_was_sent_and_when(manner: Manner) -> None:
     receiver.look([topic, make_topic("restarts", event=Event.RESTARTS)], NOW_S)
     receiver.look([topic], NOW_S + 2 * REFRESH_S)  # an Alertmanager is reminded, which is no news
     receiver.look([over(topic)], NOW_S + 200)
-    told = {name: [(one.stage, one.at_unix_s) for one in found] for name, found in receiver.record.receipts.items()}
-    assert told == {"incident/one": [("open", NOW_S), ("closed", NOW_S + 200)]}
+    reported = {name: [(one.stage, one.at_unix_s) for one in found] for name, found in receiver.record.receipts.items()}
+    assert reported == {"incident/one": [("open", NOW_S), ("closed", NOW_S + 200)]}
 
 
 def test_receipt_has_the_attempts_and_the_last_error() -> None:

@@ -55,7 +55,7 @@ def verified(checkpoints: Path, step: int, problem: str, at_unix_s: float = 4e9)
 
 @pytest.mark.slow(kept=["branch", "without manifest", "all", "cut short"])
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("harm", "reported"),
     [
         (lambda root: data_file(root, NEWEST).unlink(), ("missing, expected 10 bytes", "resume from step 10")),
         (lambda root: data_file(root, NEWEST).write_bytes(b"x"), ("1 bytes, expected 10", "resume from step 10")),
@@ -73,13 +73,13 @@ def verified(checkpoints: Path, step: int, problem: str, at_unix_s: float = 4e9)
     ids=["removed", "cut short", "without manifest", "verified", "branch", "all"],
 )
 def test_damage_is_reported_until_the_next_checkpoint(
-    checkpoints: Path, harm: Callable[[Path], object], told: tuple[str, ...]
+    checkpoints: Path, harm: Callable[[Path], object], reported: tuple[str, ...]
 ) -> None:
     branch = (checkpoints / "main" / "BRANCH").read_bytes()
     with ResumePointWatch(checkpoints, poll_s=POLL_S) as watch:
         harm(checkpoints)
-        wait_until(lambda: bool(watch.damage), "the damage to be told")
-        assert all(part in watch.damage for part in told), watch.damage
+        wait_until(lambda: bool(watch.damage), "the report of the damage")
+        assert all(part in watch.damage for part in reported), watch.damage
         (checkpoints / "main" / "BRANCH").write_bytes(branch)
         save(checkpoints, 30)
         wait_until(lambda: not watch.damage, "the end of it")

@@ -35,7 +35,7 @@ def test_removed_run_directory_is_restored_and_reported(run: RunDirectory, name:
         wait_until(lambda: lost == [path], "the loss")
         assert path.is_dir()
         (text,) = watch.problems
-        assert text.startswith(f"{path} was removed by somebody at ")
+        assert text.startswith(f"{path} was removed from outside at ")
         assert text.endswith(watched[path])
 
 

@@ -82,8 +82,8 @@ def test_single_host_runs_its_executor_in_this_process(plan: LaunchPlan) -> None
             client.put("key", "value")
         return 75
 
-    told: list[str] = []
-    assert run_launch(plan, {}, execute, told.append) == 75
+    reported: list[str] = []
+    assert run_launch(plan, {}, execute, reported.append) == 75
 
     settings = seen["settings"]
     assert seen["endpoint"] == {
@@ -95,7 +95,7 @@ def test_single_host_runs_its_executor_in_this_process(plan: LaunchPlan) -> None
     assert not plan.files.endpoint.exists()
     assert not box.exists()
     assert foreign.exists()
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.slow
@@ -151,9 +151,9 @@ def hosts(tmp_path: Path) -> Iterator[LocalHosts]:
         yield running
 
 
-def make_hosts(directory: Path, code: int, told: list[str] | None = None) -> LocalHosts:
+def make_hosts(directory: Path, code: int, reported: list[str] | None = None) -> LocalHosts:
     program = [sys.executable, "-S", "-c", EXECUTOR, str(directory), str(code)]
-    return LocalHosts(["CONFIG"], 3, {}, [].append if told is None else told.append, program)
+    return LocalHosts(["CONFIG"], 3, {}, [].append if reported is None else reported.append, program)
 
 
 def wait_for(directory: Path, count: int) -> None:
@@ -230,14 +230,14 @@ def test_the_second_interrupt_leaves_no_host(tmp_path: Path) -> None:
 
 
 def test_a_lost_host_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
-    told: list[str] = []
-    with make_hosts(tmp_path, 0, told) as running:
+    reported: list[str] = []
+    with make_hosts(tmp_path, 0, reported) as running:
         wait_for(tmp_path, 3)
         os.kill(running.pids["host-2"], signal.SIGKILL)
         wait_until(lambda: not is_alive(running_pid(running)), "the kill")
         running.stop()
         assert sorted(running.wait()) == [-9, 0, 0]
-    assert told == ["host-2: its executor was killed by SIGKILL (9)"]
+    assert reported == ["host-2: its executor was killed by SIGKILL (9)"]
 
 
 def running_pid(hosts: LocalHosts) -> int:
@@ -306,26 +306,26 @@ def test_an_installed_daemon_runs_beside_the_job(
                 raise ImportError("no duckdb")
             source = "import signal, sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); signal.pause()"
             words = [sys.executable, "-S", "-c", source]
-            return lambda config, run, etcd: {self.name: [*words, run / "told", *etcd, config.job.name]}
+            return lambda config, run, etcd: {self.name: [*words, run / "reported", *etcd, config.job.name]}
 
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry("broken"), Entry("diagnostics")])
     assert job_programs.ENTRY_POINT_GROUP == "megatrain.job_programs"
     seen: list[Any] = []
 
     def execute(settings: ExecutorSettings) -> int:
-        daemon_file = plan.files.run / "told"
+        daemon_file = plan.files.run / "reported"
         wait_until(lambda: daemon_file.exists() and bool(daemon_file.read_text()), "the daemon")
         seen.extend([daemon_file.read_text(), " ".join([*etcd_arguments(settings.etcd), "small"]), children()])
         return 0
 
-    told: list[str] = []
+    reported: list[str] = []
     others = children()
-    assert run_launch(plan, {}, execute, told.append) == 0
+    assert run_launch(plan, {}, execute, reported.append) == 0
     assert seen[0] == seen[1]
     ours = set(seen[2]) - set(others)
     assert len(ours) == 2
     assert not any(is_alive(int(pid)) for pid in ours)
-    assert told == ["broken cannot be started: ImportError: no duckdb; the job runs without it"]
+    assert reported == ["broken cannot be started: ImportError: no duckdb; the job runs without it"]
 
 
 def test_many_hosts_without_an_endpoint_get_a_hint_what_to_give(tmp_path: Path) -> None:

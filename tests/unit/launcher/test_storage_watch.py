@@ -35,9 +35,9 @@ def plan(tmp_path: Path) -> LaunchPlan:
 
 
 def arena_of(plan: LaunchPlan, branch: str, host: str) -> Arena:
-    told = replace(host_plan(str(plan.files.run / "checkpoints")), job="small")
+    reported = replace(host_plan(str(plan.files.run / "checkpoints")), job="small")
     name = f"megatrain-arena1.small.{branch}.0a1b2c3d.{host}"
-    return make_arena(Path(plan.config.checkpoint.arena_directory) / name, told)
+    return make_arena(Path(plan.config.checkpoint.arena_directory) / name, reported)
 
 
 @contextmanager
@@ -63,9 +63,9 @@ def test_changed_writer_status_is_reported(plan: LaunchPlan) -> None:
         changed.clear()
         FAILING.write(arena_of(plan, "main", "host-1").writer_status)
         assert changed.wait(DEADLINE_S)
-        told = watch.view.saves
-        assert told is not None
-        assert (told.num_failed, told.failing_unix_s, told.error) == (2, 1010.0, "step 140: disk full")
+        reported = watch.view.saves
+        assert reported is not None
+        assert (reported.num_failed, reported.failing_unix_s, reported.error) == (2, 1010.0, "step 140: disk full")
 
 
 def test_the_space_of_the_run_is_reported_once_for_each_disk(plan: LaunchPlan) -> None:

@@ -295,9 +295,9 @@ class TestWorkerLogs:
             wait_until(lambda: bool(logs.problem), "the problem")
             os.close(fd)
             assert re.fullmatch(
-                rf"a log in {path.parent} was removed by somebody at \d\d:\d\d:\d\d UTC: its lines until then are "
+                rf"a log in {path.parent} was removed from outside at \d\d:\d\d:\d\d UTC: its lines until then are "
                 "lost, it is created again",
                 logs.problem,
             )
-        note = b"[megatrain: this log was removed by somebody; 7 bytes that were in it are lost]\n"
+        note = b"[megatrain: this log was removed from outside; its 7 bytes are lost]\n"
         assert path.read_bytes() == note + (b"after\n" if writes_on else b"")

@@ -45,8 +45,8 @@ def test_a_dry_run_lists_every_axis_and_every_group(monkeypatch: pytest.MonkeyPa
     lines = [line.split() for line in render(plan).splitlines()]
 
     assert plan.to_dict()["layout"] == LAYOUT.sizes
-    told = {line[0]: line for line in lines if line and line[0] in LAYOUT.axes}
-    assert list(told) == list(LAYOUT.axes)
+    reported = {line[0]: line for line in lines if line and line[0] in LAYOUT.axes}
+    assert list(reported) == list(LAYOUT.axes)
     for axis in LAYOUT.axes:
         assert [axis, axis_named(axis).title, f"{LAYOUT.size(axis)}", f"{LAYOUT.stride(axis)}"] in [
             line[:4] for line in lines

@@ -110,7 +110,7 @@ def test_metrics_that_somebody_removes_are_written_anew(tmp_path: Path, make_ste
     sink.close()
 
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [4]
-    text = f"metrics: {path} was removed by somebody; its records before step"
+    text = f"metrics: {path} was removed from outside; its records before step"
     assert notes == [f"{text} 2 are lost", f"{text} 4 are lost"]
 
 
@@ -255,7 +255,7 @@ def test_files_of_wandb_that_somebody_removes_are_made_anew(
     first, second = wandb.runs
     assert first.is_finished
     assert (second.id, [record["step"] for record in second.logged if "step/loss" in record]) == ("fresh", [2, 3])
-    text = f"metrics: {run_directory.metrics / 'wandb'} was removed by somebody; what was not sent before step"
+    text = f"metrics: {run_directory.metrics / 'wandb'} was removed from outside; what was not sent before step"
     assert stream.getvalue().count(text) == 1
 
 

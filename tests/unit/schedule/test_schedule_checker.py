@@ -115,7 +115,7 @@ GATHER, REDUCE = Action(ActionKind.GATHER, 1, -1), Action(ActionKind.REDUCE, 0, 
 
 
 @pytest.mark.parametrize(
-    ("name", "stage", "one", "other", "told"),
+    ("name", "stage", "one", "other", "reported"),
     [
         (
             "1f1b", 1, act(ActionKind.RECV_FORWARD, 0), act(FORWARD, 0),
@@ -155,9 +155,9 @@ GATHER, REDUCE = Action(ActionKind.GATHER, 1, -1), Action(ActionKind.REDUCE, 0, 
         ),
     ],
 )  # fmt: skip
-def test_two_in_each_others_place(name: str, stage: int, one: Action, other: Action, told: tuple[str, ...]) -> None:
+def test_two_in_each_others_place(name: str, stage: int, one: Action, other: Action, reported: tuple[str, ...]) -> None:
     broken = swapped(SCHEDULES[name], stage, one, other)
-    expect_one_problem(broken, f"stage {stage}", *told)
+    expect_one_problem(broken, f"stage {stage}", *reported)
 
 
 @pytest.mark.parametrize("kind", [ActionKind.GATHER, ActionKind.REDUCE])

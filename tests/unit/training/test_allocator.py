@@ -12,8 +12,8 @@ def test_segments_grow_unless_the_user_says_otherwise() -> None:
     assert let_segments_grow({"PYTORCH_CUDA_ALLOC_CONF": ""}, given.append) == ""
     assert given == [GROWING_SEGMENTS]
     for name in ALLOCATOR_VARIABLES:
-        told = let_segments_grow({name: "backend:cudaMallocAsync"}, given.append)
-        assert told == f"torch's allocator has the settings of {name}=backend:cudaMallocAsync"
+        reported = let_segments_grow({name: "backend:cudaMallocAsync"}, given.append)
+        assert reported == f"torch's allocator has the settings of {name}=backend:cudaMallocAsync"
     assert given == [GROWING_SEGMENTS]
 
 

@@ -20,9 +20,9 @@ def statistics(**changes: int) -> dict[str, Any]:
 
 def test_fullness_is_reported_once_when_the_first_steps_are_done() -> None:
     memory = CudaMemory(80 * GIB, statistics)
-    told = [memory.after_step(completed_step(index)) for index in range(100, 109)]
+    reported = [memory.after_step(completed_step(index)) for index in range(100, 109)]
 
-    assert told == [
+    assert reported == [
         "",
         "",
         "GPU memory: tensors took 60.0 GiB at most, torch holds 64.0 of 80.0 GiB",

@@ -80,9 +80,9 @@ def test_options_without_effect_on_a_cpu_are_reported() -> None:
         kernels={"strict": True, "attention": "flash", "cuda_graphs": True}, parallel={"offload_layers": 1}
     )
 
-    told = processor_notes(config)
+    reported = processor_notes(config)
     for key in ("kernels.strict", "kernels.attention", "kernels.cuda_graphs", "parallel.offload_layers"):
-        assert any(note.startswith(key) for note in told), key
+        assert any(note.startswith(key) for note in reported), key
 
 
 BOTH = {
@@ -166,7 +166,7 @@ def test_layers_that_exchange_all_rows_at_once_are_reported() -> None:
     fp8 = {"recipe": "tensorwise", "skip_layers": [0]}
     chunks = {"tp_size": 2, "num_sequence_chunks": 4}
 
-    (told,) = whole_sequence_notes(make_config(fp8=fp8, parallel=chunks))
-    assert told.startswith("parallel.num_sequence_chunks=4: 1 of 2 layers exchange all rows at once")
+    (reported,) = whole_sequence_notes(make_config(fp8=fp8, parallel=chunks))
+    assert reported.startswith("parallel.num_sequence_chunks=4: 1 of 2 layers exchange all rows at once")
     assert whole_sequence_notes(make_config(parallel=chunks)) == []
     assert whole_sequence_notes(make_config(fp8=fp8, parallel={"tp_size": 2})) == []

@@ -104,7 +104,7 @@ def test_worker_that_completes_steps_runs_until_it_must_save(box: tuple[Recorder
     assert [action for action, _ in looks(fence)] == [FenceAction.GO_ON, FenceAction.SAVE, FenceAction.SAVE]
     lease_gone(path, 541.0)
     assert [action for action, _ in looks(fence)] == [FenceAction.GO_ON, FenceAction.STOP, FenceAction.STOP]
-    # steps that take long have the time that all hosts were told of
+    # long steps have the time that was published to all hosts
     lease_gone(path, 541.0, interval_s=600.0)
     assert looks(fence) == [NOTHING] * 3
 

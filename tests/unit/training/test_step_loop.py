@@ -148,8 +148,8 @@ def test_overlap_messages_go_to_the_log(make_trainer: MakeTrainer, monkeypatch: 
     made = make_trainer()
     made.run()
 
-    told = [text for text in made.reports.texts if text.startswith("looked at")]
-    assert told == [f"looked at step {step}" for step in range(made.config.train.steps)]
+    reported = [text for text in made.reports.texts if text.startswith("looked at")]
+    assert reported == [f"looked at step {step}" for step in range(made.config.train.steps)]
 
 
 def test_the_log_of_a_lone_rank_says_that_it_has_no_replicas(make_trainer: MakeTrainer) -> None:

@@ -1,6 +1,6 @@
 """Make the document of /checkpoints: which exist, whether they are whole, which one a job would resume from.
 
-Texts from files that anybody may have written are made printable, because JSON can contain characters that no encoding
+Texts from files that any user may have written are made printable, because JSON can contain characters that no encoding
 can represent.
 """
 

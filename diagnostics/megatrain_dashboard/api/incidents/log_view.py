@@ -149,7 +149,7 @@ def _log_file(incident: Incident, culprit: Culprit, places: LogPlaces) -> Path |
     if rank is None:
         return None
     host = places.host_of(rank) or next(iter(culprit.hosts), "")
-    # the host name comes from a record that anybody may have written, so it must not contain a path
+    # the host name comes from a record that any program may have written, so it must not contain a path
     return (
         rank_log_path(places.run.logs.absolute() / host, incident.round, rank)
         if host and Path(host).name == host

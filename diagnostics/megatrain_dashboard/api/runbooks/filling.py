@@ -1,7 +1,7 @@
 """Replace the example names of runbooks (`runs/demo` or `my`, host-2, round 3) by the names of a job. Pure.
 
-An unknown name becomes a word in capitals, which no program accepts as a name, so that nobody evicts the host of an
-example.
+An unknown name becomes a word in capitals, which no program accepts as a name, so that a copied example evicts no
+host.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class SharedEtcd:
 def own_reach(summary: RunSummary | None) -> Reach | None:
     """Return how to reach a run's own etcd, if its launch is alive and the run belongs to this user.
 
-    A held lock proves that a launch is alive. A run directory that came from somebody else must not make the list query
+    A held lock proves that a launch is alive. A run directory of another user must not make the list query
     a server.
     """
     if summary is None or not summary.facts.is_held:

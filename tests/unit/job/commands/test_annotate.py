@@ -24,15 +24,15 @@ def run(tmp_path: Path) -> Path:
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     assert main(["annotate", *words]) == code
-    told = capsys.readouterr()
-    return told.out + told.err
+    reported = capsys.readouterr()
+    return reported.out + reported.err
 
 
 def test_a_note_is_written_and_taken_back(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "at step 1,200" in said(capsys, str(run), "--text", "learning rate lowered", "--step", "1200")
     said(capsys, str(run), "--text", "a switch was replaced", "--at", "2026-11-23T09:30:00Z")
-    told = json.loads(said(capsys, str(run), "--text", "looks well", "--json"))
-    assert told["note"]["text"] == "looks well"
+    reported = json.loads(said(capsys, str(run), "--text", "looks well", "--json"))
+    assert reported["note"]["text"] == "looks well"
     found = read_notes(RunDirectory(run))
     assert [(one.step, one.at_unix_s) for one in found[:2]] == [(1200, None), (None, 1_795_426_200.0)]
     assert all("@" in one.user for one in found)

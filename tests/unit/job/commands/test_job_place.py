@@ -51,7 +51,7 @@ def key(tmp_path: Path) -> Path:
     return key
 
 
-def told(server: socket.socket, **more: str) -> str:
+def reported(server: socket.socket, **more: str) -> str:
     return json.dumps({"endpoints": [f"http://127.0.0.1:{server.getsockname()[1]}"], "job": "demo", **more})
 
 
@@ -67,7 +67,7 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 def test_ones_own_run_says_the_password(server: socket.socket, place: Path) -> None:
-    write(place / "endpoint", told(server, user="megatrain"))
+    write(place / "endpoint", reported(server, user="megatrain"))
     write(place / "password", PASSWORD)
     found = job_place(parsed(str(place.parent)))
     assert found.job == "demo"
@@ -75,7 +75,7 @@ def test_ones_own_run_says_the_password(server: socket.socket, place: Path) -> N
 
 
 def test_a_file_cannot_name_the_password(server: socket.socket, place: Path, key: Path) -> None:
-    write(place / "endpoint", told(server, user="megatrain", password_file=str(key)))
+    write(place / "endpoint", reported(server, user="megatrain", password_file=str(key)))
     with pytest.raises(PlaceError, match="coordination/password: no such file"):
         job_place(parsed(str(place.parent)))
 
@@ -89,7 +89,7 @@ def test_a_fifo_and_then_a_link_send_no_key_of_ours(server: socket.socket, place
         with suppress(BrokenPipeError), endpoint.open("w") as file:  # waits for a reader
             (place / "link").symlink_to(key)
             os.replace(place / "link", endpoint)
-            file.write(told(server, user="u", password_file=str(key)))
+            file.write(reported(server, user="u", password_file=str(key)))
 
     attacker = threading.Thread(target=answer)
     attacker.start()
@@ -106,7 +106,7 @@ def test_another_users_run_is_not_followed(server: socket.socket, place: Path, m
     """Its owner chooses the server: what is sent there would be theirs."""
     monkeypatch.setenv(PASSWORD_VARIABLE, "mine")
     place.chmod(0o777)
-    as_other_user(lambda: write(place / "endpoint", told(server, user="u"), 0o644))
+    as_other_user(lambda: write(place / "endpoint", reported(server, user="u"), 0o644))
     place.chmod(0o755)
     with pytest.raises(PlaceError, match=r"belongs to user \d+, not to user \d+; only the user who launched a job"):
         job_place(parsed(str(place.parent)))
@@ -131,7 +131,7 @@ def test_another_users_run_is_not_followed(server: socket.socket, place: Path, m
 def test_run_of_another_user_is_refused(
     server: socket.socket, place: Path, key: Path, spoil: Callable[[Path, Path], object], problem: str
 ) -> None:
-    write(place / "endpoint", told(server, user="megatrain"))
+    write(place / "endpoint", reported(server, user="megatrain"))
     write(place / "password", PASSWORD)
     spoil(place, key)
     with pytest.raises(PlaceError, match=problem) as caught:
@@ -157,7 +157,7 @@ def test_credentials_go_to_the_etcd_of_the_command_line(
     server: socket.socket, place: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PASSWORD_VARIABLE, "mine")
-    write(place / "endpoint", told(server))
+    write(place / "endpoint", reported(server))
     with pytest.raises(PlaceError, match=r"--etcd-\* and --rdzv-conf apply only to the etcd of --rdzv-endpoint"):
         job_place(parsed(str(place.parent), *words))
 
@@ -180,7 +180,7 @@ def test_how_the_last_job_ended_is_a_number(place: Path, code: str, said: str) -
 
 
 def test_a_job_is_said_in_either_way_but_only_one(server: socket.socket, place: Path) -> None:
-    write(place / "endpoint", told(server))
+    write(place / "endpoint", reported(server))
     run = str(place.parent)
     assert job_place(parsed("--job", run)).job == "demo"
     assert job_place(parsed(run, "--job", run)).job == "demo"

@@ -72,35 +72,35 @@ def test_keeper_without_revocation_leaves_the_lease(client: EtcdClient) -> None:
 
 
 def test_revoked_lease_is_lost_for_good(client: EtcdClient) -> None:
-    told: list[LeaseState] = []
-    with LeaseKeeper(client, ttl_s=30, period_s=0.05, on_change=told.append) as keeper:
+    reported: list[LeaseState] = []
+    with LeaseKeeper(client, ttl_s=30, period_s=0.05, on_change=reported.append) as keeper:
         client.revoke_lease(keeper.lease_id)
 
         assert keeper.wait_until_lost(5.0)
         assert keeper.state is LeaseState.LOST
         assert "was revoked" in keeper.lost_because
-        wait_until(lambda: told == [LeaseState.LOST], "the change to be told")
+        wait_until(lambda: reported == [LeaseState.LOST], "the report of the change")
     assert keeper.state is LeaseState.LOST
 
 
 @pytest.mark.slow
 def test_silent_etcd_means_doubt_not_loss(etcd: EtcdServers) -> None:
-    told: list[LeaseState] = []
+    reported: list[LeaseState] = []
     with (
         EtcdProxy(etcd.members[0].client_port) as proxy,
         EtcdClient(EtcdSettings.of(proxy.url, attempt_s=0.2)) as client,
         EtcdClient(EtcdSettings.of(etcd.urls)) as other,
-        LeaseKeeper(client, ttl_s=2, period_s=0.2, on_change=told.append) as keeper,
+        LeaseKeeper(client, ttl_s=2, period_s=0.2, on_change=reported.append) as keeper,
     ):
         proxy.conduct = Conduct.SWALLOW
         # somebody else keeps it alive, as a new etcd leader would by extending all leases
         wait_until(lambda: other.renew_lease(keeper.lease_id) > 0 and keeper.state is LeaseState.DOUBTFUL, "doubt")
-        wait_until(lambda: told == [LeaseState.DOUBTFUL], "the doubt to be told")
+        wait_until(lambda: reported == [LeaseState.DOUBTFUL], "the report of the doubt")
         kept = keeper.lease_id
         proxy.conduct = Conduct.PASS
         proxy.cut()
-        wait_until(lambda: len(told) == 2, "the end of doubt")
-        assert told == [LeaseState.DOUBTFUL, LeaseState.HELD]
+        wait_until(lambda: len(reported) == 2, "the end of doubt")
+        assert reported == [LeaseState.DOUBTFUL, LeaseState.HELD]
         assert keeper.lease_id == kept, "the same lease: it was never lost"
 
 

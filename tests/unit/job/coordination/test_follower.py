@@ -52,8 +52,8 @@ def test_thread_that_fails_begins_anew_and_says_so_once(hasty: None, caplog: pyt
         thread.join(DEADLINE_S)
 
     assert not thread.is_alive
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [
+    reported = [record.getMessage() for record in caplog.records]
+    assert reported == [
         "watchman failed: ValueError: the same; it starts again", "watchman failed: another; it starts again",
     ]  # fmt: skip
     assert [bool(record.exc_info) for record in caplog.records] == [True, False], "where, of a mistake of ours"

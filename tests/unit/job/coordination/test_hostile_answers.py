@@ -218,7 +218,7 @@ def test_hostile_answer_to_a_watch_is_survived(etcd: EtcdServers) -> None:
             proxy.conduct = Conduct.GARBAGE
             with Watch(client, KeyRange.prefix(prefix)) as watch:
                 wait_until(lambda: proxy.num_spoiled == 1, "the watch to be answered")
-                writer.put(prefix + "a", "told")
+                writer.put(prefix + "a", "reported")
                 heard: set[tuple[bytes, bytes]] = set()
 
                 def is_heard() -> bool:
@@ -229,7 +229,7 @@ def test_hostile_answer_to_a_watch_is_survived(etcd: EtcdServers) -> None:
                     return bool(heard)
 
                 wait_until(is_heard, "what was written to be heard")
-                assert heard == {(prefix.encode() + b"a", b"told")}, "only what is in etcd"
+                assert heard == {(prefix.encode() + b"a", b"reported")}, "only what is in etcd"
 
     assert all_at_once(check, [*FRAMES, *MESSAGES]) == {}
 
@@ -246,9 +246,9 @@ def test_tale_of_the_future_is_found_out(etcd: EtcdServers, prefix: str, proxy: 
         Watch(client, KeyRange.prefix(prefix)) as watch,
     ):
         assert isinstance(watch.next(10.0), Snapshot)
-        told = watch.next(10.0)
-        assert isinstance(told, Changes)
-        assert told.revision == 2**62
+        reported = watch.next(10.0)
+        assert isinstance(reported, Changes)
+        assert reported.revision == 2**62
         anew = watch.next(10.0)
         assert isinstance(anew, Snapshot)
         assert "went back" in anew.reason

@@ -112,8 +112,8 @@ def test_the_newest_incident_that_broke_the_round_is_the_answer() -> None:
 def test_before_it_is_judged_an_incident_blames_whom_it_will() -> None:
     open_ = broken(moments=Moments(1.0, 1.1), failures=(make_failure(0, 69, **CASCADE),))
     assert culprit_of_incident(open_) is None, "victims alone do not tell"
-    told = replace(open_, failures=(*open_.failures, make_failure(2, 1, label="data")))
-    found = culprit_of_incident(told)
+    reported = replace(open_, failures=(*open_.failures, make_failure(2, 1, label="data")))
+    found = culprit_of_incident(reported)
     assert found is not None
     assert (found.ranks, found.label) == ((2,), "data")
 
@@ -136,9 +136,9 @@ def test_the_root_is_the_earliest_that_is_no_victim(
     failures: Sequence[tuple[int, int, float]], root: int | None, first: int | None
 ) -> None:
     made = [make_failure(rank, code, at_unix_s=at_s) for rank, code, at_s in failures]
-    found, told = root_of(made), first_of(made)
+    found, reported = root_of(made), first_of(made)
     assert (found and found.rank) == root
-    assert (told and told.rank) == first
+    assert (reported and reported.rank) == first
     assert [is_victim(one) for one in made] == [code == 69 for _, code, _ in failures]
 
 

@@ -17,12 +17,12 @@ KIND_IN_RUNBOOK = {**{kind: str(kind) for kind in XidKind}, XidKind.HANDLED: "ha
 
 def test_the_runbook_has_every_number() -> None:
     text = (ROOT / "docs/runbooks/gpu-errors.md").read_text()
-    told = {
+    reported = {
         int(number): (meaning, kind, advice)
         for numbers, meaning, kind, advice in ROW.findall(text)
         for number in numbers.split(",")
     }
-    assert told == {number: (one.meaning, KIND_IN_RUNBOOK[one.kind], one.advice) for number, one in XIDS.items()}
+    assert reported == {number: (one.meaning, KIND_IN_RUNBOOK[one.kind], one.advice) for number, one in XIDS.items()}
     for one in VARIANTS:
         assert f"| {one.meaning} | {KIND_IN_RUNBOOK[one.kind]} | {one.advice} |" in text
 

@@ -45,8 +45,8 @@ OPEN = make_incident(
 LOST = replace(OPEN, kind=IncidentKind.HOST_LOST, culprit_hosts=("host-2",), reason="host-2: its port refuses")
 
 
-def saves(**told: Any) -> HostSaves:
-    return HostSaves(saved_step=1200, saved_unix_s=NOW_S - 60, num_bytes=10**9, **told)
+def saves(**reported: Any) -> HostSaves:
+    return HostSaves(saved_step=1200, saved_unix_s=NOW_S - 60, num_bytes=10**9, **reported)
 
 
 def statuses(*, number: int = 1, **changes: Any) -> Mapping[str, HostStatus]:
@@ -55,7 +55,7 @@ def statuses(*, number: int = 1, **changes: Any) -> Mapping[str, HostStatus]:
     return {**before, f"host-{number}": make_status(number, **changes)}
 
 
-def told(**changes: Any) -> Mapping[str, HostStatus]:
+def reported(**changes: Any) -> Mapping[str, HostStatus]:
     return statuses(saves=saves(**changes))
 
 
@@ -92,7 +92,7 @@ def report(**changes: Any) -> DaemonReport:
 GREEN = {
     "trains": {},
     "a cordoned host is no reason": {"cordons": {"host-7": make_cordon(7)}},
-    "saves well": {"statuses": told()},
+    "saves well": {"statuses": reported()},
     "has space": {"statuses": disk_space(500, 48 * 3600.0)},
     "a checkpoint is due soon": old(1200),
     "checkpoints come more seldom, for they cost much": old(2000, save_interval_s=1000.0),
@@ -152,7 +152,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
         "recovering, .* for longer than recovery.join_timeout_s=600",
     ),
     "saves fail": (
-        ReasonCode.SAVES_FAIL, {"statuses": told(num_failed=2, failing_unix_s=NOW_S - 30, error="disk full")},
+        ReasonCode.SAVES_FAIL, {"statuses": reported(num_failed=2, failing_unix_s=NOW_S - 30, error="disk full")},
         r"the last 2 checkpoints did not reach storage \(host-1\): disk full",
     ),
     "checkpoint too old": (
@@ -216,7 +216,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
         "training waits in a snapshot until storage has an earlier one: no step was completed for 50 s, and a step",
     ),
     "one save failed": (
-        ReasonCode.SAVE_FAILED, {"statuses": told(num_failed=1, failing_unix_s=NOW_S - 3, error="timed out")},
+        ReasonCode.SAVE_FAILED, {"statuses": reported(num_failed=1, failing_unix_s=NOW_S - 3, error="timed out")},
         r"the last checkpoint did not reach storage, the next one is tried \(host-1\): timed out",
     ),
     "a save is late": (ReasonCode.SAVE_LATE, old(1300), "22 min ago, and one is due every 10 min"),
@@ -349,7 +349,7 @@ def test_dead_host_is_shown_with_its_proof() -> None:
 
 
 def test_storage_problem_is_reported_beside_a_recovery() -> None:
-    changed = told(num_failed=3, failing_unix_s=NOW_S - 60, error="disk full")
+    changed = reported(num_failed=3, failing_unix_s=NOW_S - 60, error="disk full")
     health = assess(make_snapshot(statuses=changed, incidents=(OPEN,), halts={2: make_halt()}), NOW_S).health
     assert [one.code for one in health.reasons] == [ReasonCode.SAVES_FAIL, ReasonCode.RECOVERING]
 

@@ -39,16 +39,16 @@ def notes_writer(tmp_path: Path) -> Writer:
     return Writer(tmp_path)
 
 
-def told(run: Path) -> list[tuple[str, str, int | None, float | None, bool]]:
+def reported(run: Path) -> list[tuple[str, str, int | None, float | None, bool]]:
     return [(one.user, one.text, one.step, one.at_unix_s, one.is_retracted) for one in read_notes(RunDirectory(run))]
 
 
 def test_a_note_stands_at_a_step_at_a_time_or_now(notes_writer: Writer, tmp_path: Path) -> None:
-    assert told(tmp_path) == []
+    assert reported(tmp_path) == []
     notes_writer.add(" learning rate lowered ", ADA, step=1200)
     notes_writer.add("switch 4 was replaced", BOB, at_unix_s=NOW_S - 60)
     notes_writer.add("looks well", ADA)
-    assert told(tmp_path) == [
+    assert reported(tmp_path) == [
         ("ada", "learning rate lowered", 1200, None, False),
         ("bob@desk", "switch 4 was replaced", None, NOW_S - 60, False),
         ("ada", "looks well", None, NOW_S, False),
@@ -103,7 +103,7 @@ def test_sent_twice_under_one_key_it_is_one_note(notes_writer: Writer, tmp_path:
     first = notes_writer.add("once", ADA, step=7, key="key-00000001")
     notes_writer.now_s += 60
     assert notes_writer.add("once", ADA, step=7, key="key-00000001") == first
-    assert len(told(tmp_path)) == 1
+    assert len(reported(tmp_path)) == 1
     for text, author in (("another", ADA), ("once", BOB)):
         with pytest.raises(NoteRefusedError, match="was used for another request"):
             notes_writer.add(text, author, key="key-00000001")
@@ -134,8 +134,8 @@ def test_after_a_line_that_was_cut_short_notes_go_on(notes_writer: Writer, tmp_p
     with log_path(tmp_path).open("ab") as file:
         file.write(b'{"schema_version":1,"at_unix_s":1.0,"stage":"res')
     notes_writer.add("after", ADA)
-    assert [text for _, text, *_ in told(tmp_path)] == ["before", "after"]
-    assert read_actions(log_path(tmp_path)).problem.endswith(":2 is damaged")  # told, and not mended
+    assert [text for _, text, *_ in reported(tmp_path)] == ["before", "after"]
+    assert read_actions(log_path(tmp_path)).problem.endswith(":2 is damaged")  # reported, and not repaired
 
 
 def _write_some(run: str, name: str, barrier: Any) -> None:
@@ -160,7 +160,7 @@ def test_writers_of_several_processes_lose_nothing(tmp_path: Path) -> None:
 
 
 class HeldLog(ActionLog):
-    """Waits before it takes the file's lock, until told to go on."""
+    """Waits before it takes the file's lock, until the test lets it continue."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

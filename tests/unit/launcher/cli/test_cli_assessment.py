@@ -79,13 +79,13 @@ def test_a_job_that_trains_is_healthy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "state", "told"),
+    ("exit_code", "state", "reported"),
     [(0, JobState.FINISHED, "green"), (75, JobState.SAVED, "green"), (66, JobState.FAILED, "red")],
 )
-def test_the_end_of_a_job(exit_code: int, state: JobState, told: str) -> None:
+def test_the_end_of_a_job(exit_code: int, state: JobState, reported: str) -> None:
     answer = answer_of(end=JobEnd(exit_code, "it is over", NOW_S - 5), hosts={}, statuses={}, driver="")
 
-    assert (answer.state, level(answer), answer.since_unix_s) == (state, told, NOW_S - 5)
+    assert (answer.state, level(answer), answer.since_unix_s) == (state, reported, NOW_S - 5)
     assert answer.headline.endswith("it is over")
 
 
@@ -225,8 +225,8 @@ def test_the_drivers_report_shows_its_activity_and_what_to_fix() -> None:
     ]
     lines = status_lines(snapshot, answer, NOW_S)
     assert "driver         host-1, for 12 s: round 2 trains on 2 hosts" in lines
-    told = status_document(snapshot, answer, NOW_S)["driver_report"]
-    assert (told["reason"], told["alarms"]) == ("round 2 trains on 2 hosts", list(alarms))
+    reported = status_document(snapshot, answer, NOW_S)["driver_report"]
+    assert (reported["reason"], reported["alarms"]) == ("round 2 trains on 2 hosts", list(alarms))
 
 
 HEALTHY = """\
@@ -263,7 +263,7 @@ host-3  waiting   -          -          -          -"""
 
 
 @pytest.mark.parametrize(
-    ("url", "host", "max_hosts", "told"),
+    ("url", "host", "max_hosts", "reported"),
     [
         ("http://[::1]:87/", "n7", 2, "http://[::1]:87/, only on n7; from elsewhere: ssh -L 87:[::1]:87 n7"),
         ("http://127.0.0.1:8777/", "n7", 1, "http://127.0.0.1:8777/"),
@@ -271,11 +271,11 @@ host-3  waiting   -          -          -          -"""
         ("https://n7.example:8777/", "n7", 2, "https://n7.example:8777/"),
     ],
 )  # fmt: skip
-def test_page_reachable_from_one_host_names_it(url: str, host: str, max_hosts: int, told: str) -> None:
+def test_page_reachable_from_one_host_names_it(url: str, host: str, max_hosts: int, reported: str) -> None:
     snapshot = make_snapshot(dashboard_url=url, dashboard_host=host, record=make_record(max_hosts=max_hosts))
     answer = assess(snapshot, NOW_S)
     (line,) = [one for one in status_lines(snapshot, answer, NOW_S) if one.startswith("dashboard")]
-    assert line.removeprefix("dashboard").strip() == told
+    assert line.removeprefix("dashboard").strip() == reported
     assert status_document(snapshot, answer, NOW_S)["dashboard_host"] == (host or None)
 
 

@@ -58,8 +58,8 @@ def test_pairs_of_hosts_are_part_of_their_reports(
 
     with AnsweringDriver(client, keys, reply):
         text = megatrain("host", "check", code=0 if is_good else 1)
-    told = "3 passed\n" if is_good else "2 passed, 1 warning\n  pair  warning  met\n"
-    assert text == f"host-1: fit: {told}host-2: fit: {told}host-3: fit: 2 passed\n1 pair met\n"
+    reported = "3 passed\n" if is_good else "2 passed, 1 warning\n  pair  warning  met\n"
+    assert text == f"host-1: fit: {reported}host-2: fit: {reported}host-3: fit: 2 passed\n1 pair met\n"
 
 
 @pytest.mark.parametrize("is_last", [True, False])

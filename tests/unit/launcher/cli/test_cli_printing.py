@@ -68,8 +68,8 @@ def test_an_incident_shows_who_was_notified() -> None:
     receipts = (Receipt("slack", "open", NOW_S), Receipt("email", "open", NOW_S, "answers 535", num_failed=1),
                 Receipt("pagerduty", "closed", NOW_S, "no answer in time", num_failed=3))  # fmt: skip
     lines = incident_lines(make_incident(receipts=receipts), NOW_S)
-    told = lines[lines.index("notified") + 1 :][:3]
-    assert [line.partition(" (")[0].strip() for line in told] == [
+    reported = lines[lines.index("notified") + 1 :][:3]
+    assert [line.partition(" (")[0].strip() for line in reported] == [
         "slack: notified that it began",
         "email: not notified that it began, after 1 try: answers 535",
         "pagerduty: not notified that it is over, after 3 tries: no answer in time",

@@ -87,12 +87,12 @@ def test_status_finds_its_job(
     client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run, words: tuple[str, ...]
 ) -> None:
     fill(client, keys)
-    told = ("--rdzv_endpoint", etcd.urls[0].removeprefix("http://")) if words == ("by endpoint",) else words
-    text = megatrain("status", *told)  # the only job that this etcd knows
+    reported = ("--rdzv_endpoint", etcd.urls[0].removeprefix("http://")) if words == ("by endpoint",) else words
+    text = megatrain("status", *reported)  # the only job that this etcd knows
 
     assert text.splitlines()[0].startswith(f"{keys.job}: green, training: step 1,240, 80 ms a step, 4 ranks on 2")
     assert list_jobs(client) == (keys.job,)
-    assert megatrain("status", *told, "--json")["hosts"][1]["status"]["max_step"] == 1240
+    assert megatrain("status", *reported, "--json")["hosts"][1]["status"]["max_step"] == 1240
 
 
 def test_jobs_are_distinguished(client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run) -> None:
@@ -124,8 +124,8 @@ def test_places_that_say_nothing(keys: JobKeys, etcd: EtcdServers, megatrain: Ru
 
     (run / "coordination" / "exit-code").write_text("75\n")
     endpoint = (run / "coordination" / "endpoint").rename(run / "away")
-    told = megatrain("status", "runs/demo", code=StatusCode.ENDED)
-    assert told.startswith("runs/demo: ended: it was saved and stopped, launch it again to go on (exit code 75)")
+    reported = megatrain("status", "runs/demo", code=StatusCode.ENDED)
+    assert reported.startswith("runs/demo: ended: it was saved and stopped, launch it again to go on (exit code 75)")
     megatrain("host", "ls", "runs/demo", code=72)
     assert (
         "runs/demo: its last job ended with exit code 75; `megatrain dashboard --replay runs/demo` shows"
@@ -328,8 +328,8 @@ def test_a_password_comes_from_a_file(tmp_path: Path, megatrain: Run) -> None:
         secret.write_text(f"{word}\n")
         secret.chmod(0o600)
         words = ("status", "demo", "--rdzv-endpoint", servers.urls[0], "--etcd-user", "ops")
-        told = {"endpoints": servers.urls, "job": "demo", "user": "ops"}
-        (tmp_path / "runs" / "demo" / "coordination" / "endpoint").write_text(json.dumps(told))
+        reported = {"endpoints": servers.urls, "job": "demo", "user": "ops"}
+        (tmp_path / "runs" / "demo" / "coordination" / "endpoint").write_text(json.dumps(reported))
         assert "green, training" in megatrain("status")
         (tmp_path / "runs" / "demo" / "coordination" / "endpoint").unlink()
         assert "green, training" in megatrain(*words, "--etcd-password-file", secret)

@@ -45,8 +45,8 @@ def test_status_shows_what_waits() -> None:
         "!  verdict-waiting: verdict v-1 waits for a person: host-2: slow by its compute "
         "(`megatrain job approve --verdict v-1`, or dismiss) (for 0 s)"
     )
-    (told,) = status_document(snapshot, answer, NOW_S)["waiting_verdicts"]
-    assert (told["outcome"]["kind"], told["verdict"]["hosts"]) == ("waiting", ["host-2"])
+    (reported,) = status_document(snapshot, answer, NOW_S)["waiting_verdicts"]
+    assert (reported["outcome"]["kind"], reported["verdict"]["hosts"]) == ("waiting", ["host-2"])
 
 
 def test_only_what_is_not_answered_waits(client: EtcdClient) -> None:
@@ -87,8 +87,8 @@ def test_a_person_decides(
         assert main([*words, "--json"]) == 0
     (request,) = driver.requests
     assert (request.kind, request.verdict, request.reason) == (kind, "v-1", "seen")
-    told = json.loads(capsys.readouterr().out)
-    assert (told["verdict"], told["is_accepted"], told["text"]) == ("v-1", True, "it is done")
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["verdict"], reported["is_accepted"], reported["text"]) == ("v-1", True, "it is done")
 
 
 def test_a_verdict_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ takes long, a multiple of that."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TopicSnapshot:
     """What there was to report at one moment. `number` grows."""
 
     number: int
@@ -38,13 +38,13 @@ class Look:
         return self.left_s is not None
 
 
-class TakeLook(Protocol):
+class ReadTopics(Protocol):
     """Reads the job. Raises: CoordinationError."""
 
-    def __call__(self, number: int) -> Look: ...
+    def __call__(self, number: int) -> TopicSnapshot: ...
 
 
-class JobLook:
+class TopicReader:
     """Reads a job in etcd. For one thread."""
 
     def __init__(self, client: EtcdClient, keys: JobKeys, links: PageLinks, clock: Callable[[], float]) -> None:
@@ -52,24 +52,24 @@ class JobLook:
         self._decoded = DecodedRecords()
         self._first_seen: dict[ReasonCode, float] = {}
 
-    def __call__(self, number: int) -> Look:
+    def __call__(self, number: int) -> TopicSnapshot:
         """Raises: CoordinationError."""
         snapshot = read_job(self._client, self._keys, decoded=self._decoded)
         now_s = self._clock()
         health = assess(snapshot, now_s).health
         self._first_seen = {reason.code: self._first_seen.get(reason.code, now_s) for reason in health.reasons}
         links = PageLinks(self._links.page or snapshot.dashboard_url, self._links.runbooks)
-        return Look(number, topics_of(snapshot, health, self._first_seen, now_s), links)
+        return TopicSnapshot(number, topics_of(snapshot, health, self._first_seen, now_s), links)
 
 
-class Looks:
-    """Keeps the newest view until `close`. One thread calls `take`."""
+class TopicFollower:
+    """Keeps the newest view until `close`. One thread calls `read`."""
 
-    def __init__(self, take: TakeLook, clock: Callable[[], float]) -> None:
-        self._take = take
+    def __init__(self, read: ReadTopics, clock: Callable[[], float]) -> None:
+        self._read = read
         self._clock = clock
         self._changed = threading.Condition()
-        self._look: Look | None = None
+        self._newest: TopicSnapshot | None = None
         self._is_due = True
         self._last_s: float | None = None
         self._closed = threading.Event()
@@ -95,16 +95,16 @@ class Looks:
         self._closed.set()
         self.wake()
 
-    def next(self, seen: int, wake_unix_s: float, closed: threading.Event) -> Look | None:
+    def next(self, seen: int, wake_unix_s: float, closed: threading.Event) -> TopicSnapshot | None:
         """Wait for a view newer than number `seen`, or until a given time; return the newest view, None when closed."""
 
         def is_over() -> bool:
-            newest = self._look
+            newest = self._newest
             return closed.is_set() or (newest is not None and newest.number > seen)
 
         with self._changed:
             self._changed.wait_for(is_over, max(0.0, wake_unix_s - self._clock()) if seen else None)
-            return None if closed.is_set() else self._look
+            return None if closed.is_set() else self._newest
 
     def _run(self) -> None:
         busy_s = 0.0
@@ -113,20 +113,20 @@ class Looks:
                 self._changed.wait_for(lambda: self._is_due, max(_PERIOD_S, _PART_BUSY * busy_s))
                 self._is_due = False
                 last_s = self._last_s
-                number = 0 if self._look is None else self._look.number
+                number = 0 if self._newest is None else self._newest.number
             if self._closed.is_set():
                 return
             began_s = time.monotonic()
             try:
-                look = self._take(number + 1)
+                found = self._read(number + 1)
             except Exception:
                 self.wake()  # what happened has not been seen yet
                 raise
             busy_s = time.monotonic() - began_s
             if last_s is not None:
-                look = Look(look.number, look.topics, look.links, last_s)
+                found = TopicSnapshot(found.number, found.topics, found.links, last_s)
             with self._changed:
-                self._look = look
+                self._newest = found
                 self._changed.notify_all()
             if last_s is not None:
                 return
