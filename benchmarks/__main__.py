@@ -20,6 +20,7 @@ NAMES = (
     "telemetry_overhead",
     "checkpoint",
     "model_files",
+    "document_attention",
     "log_classification",
     "recovery",
     "recovery_network",
