@@ -303,8 +303,8 @@ NOT_NOTIFIED = "email: not notified that it began, after 3 tries: 535"
 def _story(incident: IncidentDocument) -> StoryDocument:
     began_s = incident.began_unix_s
     reported = () if incident.kind == "host-lost" else (
-        HappenedDocument(at_unix_s=began_s + 4, what="notified", text="slack: notified that it began"),
-        HappenedDocument(at_unix_s=began_s + 9, what="not-notified", text=NOT_NOTIFIED),
+        HappenedDocument(at_unix_s=began_s + 4, what="told", text="slack: notified that it began"),
+        HappenedDocument(at_unix_s=began_s + 9, what="not-told", text=NOT_NOTIFIED),
     )  # fmt: skip
     host = incident.hosts[0]
     return StoryDocument(
@@ -314,7 +314,7 @@ def _story(incident: IncidentDocument) -> StoryDocument:
             HappenedDocument(at_unix_s=incident.detected_unix_s, what="noticed", text="the driver of host-000 knew"),
             HappenedDocument(at_unix_s=began_s + 11, what="decision", text=f"decided: {incident.action}"),
         ),
-        notified=reported,
+        told=reported,
         why_not_told="" if reported else "Not notified yet: slack and email.",
         actions=(
             OfferedActionDocument(kind="evict", target=host),

@@ -130,9 +130,9 @@ def test_many_ends_of_ranks_are_reported_together() -> None:
 def test_notified_receivers_and_failed_notifications() -> None:
     receipts = (Receipt("slack", "open", BEGAN_S + 2), Receipt("email", "open", BEGAN_S + 1, "answers 535", 2))
     story = story_of(make_incident(receipts=receipts))
-    assert [(one.what, one.text) for one in story.notified] == [
-        ("not-notified", "email: not notified that it began, after 2 tries: answers 535"),
-        ("notified", "slack: notified that it began"),
+    assert [(one.what, one.text) for one in story.told] == [
+        ("not-told", "email: not notified that it began, after 2 tries: answers 535"),
+        ("told", "slack: notified that it began"),
     ]
     assert story.why_not_told == ""
 
