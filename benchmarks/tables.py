@@ -15,5 +15,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cell(value: object) -> str:
-    """Return a value as text: floats with four digits, integers with commas."""
+    """Return a value as text: floats with four digits, integers with commas, None as nothing."""
+    if value is None:
+        return ""
     return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

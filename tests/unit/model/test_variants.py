@@ -16,11 +16,13 @@ from megatrain.config.model import ModelConfig
 from megatrain.config.options import options_of
 from megatrain.config.variants import load_families, load_variant
 from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.layout import Layout
 from megatrain.hf.families import family_for_export
 from megatrain.model import TokenContext, Transformer
 from megatrain.model.initial import initialise_
 from megatrain.parallel.decoder import decoder_table
-from megatrain.parallel.placement import row_of
+from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
+from tests.helpers.lone_rank import simulated_group
 from tests.helpers.variant_package import on_the_path, write_variant_package
 
 SIZES: dict[str, Any] = {
@@ -77,14 +79,12 @@ def test_a_variant_is_what_is_computed(install: Install) -> None:
 def test_declared_parameters_are_built_and_not_decayed(install: Install) -> None:
     install("one")
     model = ModelConfig(**(SIZES | {"mlp": "leaky_glu", "norm": "dynamic_tanh", "attention": "sink"}))
-    table = decoder_table(model)
     found = {}
     for name, parameter in Transformer(model).named_parameters():
         leaf = name.rpartition(".")[2]
         if leaf in ("slope", "offset", "alpha", "sink", "temper"):
             initialise_(parameter.data, name, model, 0, parameter.shape, (0,) * parameter.dim())
             found[leaf] = tuple(parameter.shape), parameter.unique().tolist()
-            assert row_of(name, table).is_vector
     ffn = model.resolved_ffn_size
     assert found == {
         "slope": ((ffn,), [0.25]),
@@ -93,6 +93,11 @@ def test_declared_parameters_are_built_and_not_decayed(install: Install) -> None
         "sink": ((2, 2), [pytest.approx(0.1)]),
         "temper": ((), [1.0]),
     }
+    with torch.device("meta"):
+        chunk = Transformer(model)
+    plan = TensorPlan(decoder_table(model), Layout(), 0, simulated_group("tp", 1, 0), "none", model.vocab_size)
+    decayed = {one.name.rpartition(".")[2] for one in apply_tensor_plan(chunk, plan)[0] if one.is_decayed}
+    assert decayed == {"weight", "position"}
 
 
 @pytest.mark.parametrize(
