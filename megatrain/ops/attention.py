@@ -84,15 +84,12 @@ class AttentionPattern:
         """Return the kind of device that kernels are chosen for, given that the heads are on `device`."""
         return self.device_kind or kind_of(device)
 
-    def segments(self, dtype: torch.dtype, *, is_meta: bool) -> tuple[AttentionSegment, ...]:
-        """Return the segments for attention on the CPU, with masks of `dtype`; on meta, all tokens as one."""
+    def segments(self, dtype: torch.dtype, device: torch.device) -> tuple[AttentionSegment, ...]:
+        """Return the segments for attention on the CPU, with masks of `dtype`; on meta, as if each sample were one
+        document."""
         if self._segments is None:
-            whole = slice(0, self.seq_len)
-            self._segments = (
-                (AttentionSegment(slice(None), whole, whole),)
-                if is_meta
-                else segments_of(self.seq_len, self.window_size, self.documents, dtype)
-            )
+            documents = None if device.type == "meta" else self.documents
+            self._segments = segments_of(self.seq_len, self.window_size, documents, dtype, device)
         return self._segments
 
     def mask(self, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -130,7 +127,7 @@ def causal_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: At
         scores = CappedScores(scale, pattern.softcap, window_size, pattern.documents)
         return capped_attention(q_SBND, k_SBGD, v_SBGD, scores).flatten(2)
     if choice.backend is Backend.CPU and not pattern.is_plain:
-        segments = pattern.segments(q_SBND.dtype, is_meta=q_SBND.is_meta)
+        segments = pattern.segments(q_SBND.dtype, q_SBND.device)
         return segment_attention(q_SBND, k_SBGD, v_SBGD, segments, pattern.scale).flatten(2)
     scale = pattern.scale
     q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD, v_SBGD))

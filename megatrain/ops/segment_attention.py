@@ -37,14 +37,14 @@ class AttentionSegment:
 
 
 def segments_of(
-    seq_len: int, window_size: int, documents: PackedDocuments | None, dtype: torch.dtype
+    seq_len: int, window_size: int, documents: PackedDocuments | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[AttentionSegment, ...]:
     """Return the segments of a micro-batch. Every query of every sample is in exactly one.
 
     window_size w > 0: a query sees its own token and the w - 1 tokens before. documents: a query sees its own document.
-    dtype: of the masks.
+    dtype, device: of the masks. On meta the memory of attention is planned.
     """
-    masks = _WindowMasks(window_size, dtype)
+    masks = _WindowMasks(window_size, dtype, device)
     if documents is None:
         return tuple(_of_document(slice(None), 0, seq_len, window_size, masks))
     return tuple(
@@ -114,9 +114,10 @@ class _SegmentAttention(torch.autograd.Function):
 class _WindowMasks:
     """The masks of windows inside a document, which depend on the sizes only."""
 
-    def __init__(self, window_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, window_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.window_size = window_size
         self.dtype = dtype
+        self.device = device
         self._found: dict[tuple[int, int], Tensor] = {}
 
     def mask(self, num_queries: int, num_keys: int) -> Tensor:
@@ -125,8 +126,12 @@ class _WindowMasks:
         if sizes not in self._found:
             query = torch.arange(num_keys - num_queries, num_keys)[:, None]
             key = torch.arange(num_keys)[None]
-            self._found[sizes] = _as_mask((query >= key) & (query < key + self.window_size), self.dtype)
+            self._found[sizes] = self.of((query >= key) & (query < key + self.window_size))
         return self._found[sizes]
+
+    def of(self, allowed: Tensor) -> Tensor:
+        mask = torch.zeros(allowed.shape, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(~allowed.to(self.device), float("-inf"))
 
 
 def _of_sample(
@@ -167,8 +172,4 @@ def _short_documents(starts: Sequence[int], masks: _WindowMasks) -> Tensor:
     allowed = (number[:, None] == number) & (place[:, None] >= place)
     if masks.window_size:
         allowed &= place[:, None] < place + masks.window_size
-    return _as_mask(allowed, masks.dtype)
-
-
-def _as_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, float("-inf"))
+    return masks.of(allowed)

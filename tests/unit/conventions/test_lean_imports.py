@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-
-import pytest
+from collections.abc import Sequence
 
 from megatrain.cli import BUILT_IN_VERBS
 from tests.helpers.source_tree import ROOT
@@ -17,49 +16,53 @@ HEAVY_MODULES = [
     "transformers", "tensorboard", "wandb",
 ]  # fmt: skip
 
+STANDARD_LIBRARY_ONLY = [
+    "megatrain",
+    "megatrain.arena.plans",
+    "megatrain.arena.capacity",
+    "megatrain.arena.sealed",
+    "megatrain.checkpoint.activity",
+    "megatrain.checkpoint_format.data_file",
+    "megatrain.checkpoint.difference",
+    "megatrain.checkpoint.find",
+    "megatrain.checkpoint_format.index_file",
+    "megatrain.checkpoint.survey",
+    "megatrain.checkpoint_format.url_location",
+    "megatrain.checkpoint.verification",
+    "megatrain.cli",
+    "megatrain.commands.ckpt",
+    "megatrain.config",
+    "megatrain.contracts",
+    "megatrain.contracts.black_box.reader",
+    "megatrain.checkpoint_format.checkpoint_files",
+    "megatrain.checkpoint_format.lineage",
+    "megatrain.checkpoint_format.retention",
+    "megatrain.formatting.quantities",
+    "megatrain.schedule",
+]
+
 REPORT = f"""
 import json, sys
-print(json.dumps([name for name in {HEAVY_MODULES} if name in sys.modules]))
+print("\\n" + json.dumps([name for name in {HEAVY_MODULES} if name in sys.modules]))
 """
+
+
+def heavy_modules_after_each(statements: Sequence[str]) -> list[list[str]]:
+    """Return the heavy modules that a fresh interpreter has loaded after each of the statements, one by one."""
+    program = "".join(f"{each}\n{REPORT}" for each in statements)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
 
 def heavy_modules_after(statements: str) -> list[str]:
     """Return the heavy modules that a fresh interpreter has loaded after `statements`."""
-    command = [sys.executable, "-c", statements + REPORT]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=True)
-    loaded: list[str] = json.loads(done.stdout.splitlines()[-1])
-    return loaded
+    return heavy_modules_after_each([statements])[0]
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "megatrain",
-        "megatrain.arena.plans",
-        "megatrain.arena.capacity",
-        "megatrain.arena.sealed",
-        "megatrain.checkpoint.activity",
-        "megatrain.checkpoint_format.data_file",
-        "megatrain.checkpoint.difference",
-        "megatrain.checkpoint.find",
-        "megatrain.checkpoint_format.index_file",
-        "megatrain.checkpoint.survey",
-        "megatrain.checkpoint_format.url_location",
-        "megatrain.checkpoint.verification",
-        "megatrain.cli",
-        "megatrain.commands.ckpt",
-        "megatrain.config",
-        "megatrain.contracts",
-        "megatrain.contracts.black_box.reader",
-        "megatrain.checkpoint_format.checkpoint_files",
-        "megatrain.checkpoint_format.lineage",
-        "megatrain.checkpoint_format.retention",
-        "megatrain.formatting.quantities",
-        "megatrain.schedule",
-    ],
-)
-def test_module_loads_the_standard_library_only(module: str) -> None:
-    assert heavy_modules_after(f"import {module}") == []
+def test_modules_load_the_standard_library_only() -> None:
+    loaded = heavy_modules_after_each([f"import {module}" for module in STANDARD_LIBRARY_ONLY])
+    assert {name: found for name, found in zip(STANDARD_LIBRARY_ONLY, loaded, strict=True) if found} == {}
 
 
 def test_replay_loads_numpy_but_no_torch() -> None:
@@ -74,10 +77,10 @@ def test_help_loads_nothing_heavy() -> None:
     assert heavy_modules_after("from megatrain.cli import main; assert main(['--help']) == 0") == []
 
 
-@pytest.mark.parametrize("verb", BUILT_IN_VERBS)
-def test_help_of_a_verb_loads_no_torch(verb: str) -> None:
-    loaded = heavy_modules_after(f"from megatrain.cli import main; assert main([{verb!r}, '--help']) == 0")
-    assert "torch" not in loaded
+def test_help_of_verbs_loads_no_torch() -> None:
+    calls = [f"from megatrain.cli import main; assert main([{verb!r}, '--help']) == 0" for verb in BUILT_IN_VERBS]
+    loaded = heavy_modules_after_each(calls)
+    assert [verb for verb, found in zip(BUILT_IN_VERBS, loaded, strict=True) if "torch" in found] == []
 
 
 def test_programs_around_a_run_load_no_torch() -> None:

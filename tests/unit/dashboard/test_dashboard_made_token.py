@@ -104,4 +104,4 @@ def test_local_visitor_needs_a_token_for_actions(tmp_path: Path) -> None:
 
         # and its log is there for whoever looks, also when somebody has removed it
         log.unlink()
-        wait_until(lambda: log.exists() and "removed by somebody" in log.read_text(), "another log")
+        wait_until(lambda: log.exists() and "removed from outside" in log.read_text(), "another log")

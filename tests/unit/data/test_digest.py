@@ -24,7 +24,7 @@ def digest_of(documents: Sequence[NDArray[np.int64]], prefix: Path, dtype: type 
 
 def documents_of(num_tokens: int) -> Documents:
     tokens = np.random.default_rng(0).integers(0, 1000, num_tokens)
-    return np.split(tokens, range(100, num_tokens, 100))
+    return np.array_split(tokens, 10)
 
 
 CHANGES: dict[str, Callable[[Documents], Documents]] = {
