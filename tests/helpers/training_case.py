@@ -58,7 +58,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     # several buckets a chunk, and shards whose ends fall inside parameters
     "parallel": {"bucket_size": 3000},
     "batch": {"micro_batch_size": 1, "global_batch_size": 8},
-    "train": {"steps": 5, "precision": "fp64", "seed": 7, "gc_interval": 0},
+    "train": {"steps": 3, "precision": "fp64", "seed": 7, "gc_interval": 0},
     # warm-up, decay and clipping that bites: a wrong step number after a resume shows, and so does a wrong norm
     "optimizer": {"lr": 1e-3, "lr_schedule": "cosine", "lr_warmup_steps": 2, "grad_clip": 0.5},
     "data": {"prefetch": 1},
