@@ -111,6 +111,14 @@ class RecoveryConfig:
             "names no host. Needs has_health_checks, and takes seconds, because torch is loaded for each pair test."
         ),
     )
+    pair_timeout_s: float = field(
+        default=60.0,
+        metadata=option(
+            "How long the two hosts of a pair test try to meet and to time their all-reduce, beyond loading torch.",
+            unit="s",
+            above=0,
+        ),
+    )
     min_free_disk_gb: float = field(
         default=5.0, metadata=option("Free space that the disk of the run directory must have.", unit="GB", minimum=0)
     )

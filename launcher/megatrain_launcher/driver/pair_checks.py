@@ -14,7 +14,7 @@ from megatrain.contracts.records.host_records import CheckReport, HostRecord
 from megatrain.contracts.records.rounds import TURN_MARK, HostCommand
 from megatrain.formatting.lists import names_text
 from megatrain_launcher.driver.actions import DriverAction, SendCommand
-from megatrain_launcher.driver.policy import PAIRS_TIMEOUT_S, Policy
+from megatrain_launcher.driver.policy import PAIR_START_S, Policy
 from megatrain_launcher.driver.ranks import topology_key
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.health.pair_test import pair_results
@@ -54,7 +54,8 @@ def follow_pairs(
         met = _pairs_of(command, ring, turn)
         reports = {host: _report(state, command.request, host) for pair in met for host in pair}
         silent = [host for host, report in reports.items() if report is None and host in state.hosts]
-        if silent and now - state.since(state.keys.command(command.number), now) <= PAIRS_TIMEOUT_S:
+        waited_s = now - state.since(state.keys.command(command.number), now)
+        if silent and waited_s <= policy.pair_timeout_s + PAIR_START_S:
             return PairCheck(waiting=f"pair tests, turn {turn + 1}: waiting for {names_text(silent, most=4)}")
         # a host that left in the middle proves nothing about its partner
         schedule += [pair for pair in met if all(reports[host] is not None or host in state.hosts for host in pair)]

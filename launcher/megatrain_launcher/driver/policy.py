@@ -19,8 +19,8 @@ GROW_AFTER_S = 10.0
 """How long a host must have been registered before a round that trains is ended to include it."""
 CHECK_TIMEOUT_S = 320.0
 """Limit for a suspect's health checks: the timed ones may take 300 s."""
-PAIRS_TIMEOUT_S = 150.0
-"""Limit for one turn of pair tests: loading torch, meeting the partner, measuring."""
+PAIR_START_S = 90.0
+"""Limit for one turn of pair tests beyond `pair_timeout_s`: the command comes, torch is loaded, the report goes."""
 REQUEST_TIMEOUT_S = 600.0
 
 
@@ -50,6 +50,7 @@ class Policy:
     has_health_checks: bool = True
     has_pair_checks: bool = False
     """Whether hosts run timed all-reduces in pairs before the first round, and after a failure that names no host."""
+    pair_timeout_s: float = 60.0
     max_slowdown: float = 1.5
     train_steps: int = 1_000_000
     max_skipped_steps: int = 5
@@ -93,6 +94,7 @@ class Policy:
             max_vanished_fraction=recovery.max_vanished_fraction,
             has_health_checks=recovery.has_health_checks,
             has_pair_checks=recovery.has_health_checks and recovery.has_pair_checks,
+            pair_timeout_s=recovery.pair_timeout_s,
             max_slowdown=recovery.max_slowdown,
             train_steps=config.train.steps,
             max_skipped_steps=config.train.max_skipped_steps,

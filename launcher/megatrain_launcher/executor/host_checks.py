@@ -49,10 +49,15 @@ class HostChecks:
         except CoordinationError as error:
             failure = CheckResult(NAME, CheckOutcome.WARNING, f"all-reduce with {partner}: {error}", 0.0)
             return CheckReport(settings.host, session, at_unix_s, (failure,))
-        runtime = settings.config.runtime
+        runtime, recovery = settings.config.runtime, settings.config.recovery
         task = pair_task(
-            own, other, command.number, device=runtime.device, network_interface=runtime.network_interface
-        )  # fmt: skip
+            own,
+            other,
+            command.number,
+            device=runtime.device,
+            network_interface=runtime.network_interface,
+            timeout_s=recovery.pair_timeout_s,
+        )
         return CheckReport(settings.host, session, at_unix_s, (run_pair(task, settings.environment),))
 
     def _record(self, host: str) -> HostRecord:

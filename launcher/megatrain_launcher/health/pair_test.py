@@ -34,9 +34,9 @@ class PairTask:
     prefix: str
     """Prefix of keys in that store; no other pair or turn has it."""
     num_workers: int
-    device: str = "auto"
-    network_interface: str = ""
-    timeout_s: float = 60.0
+    device: str
+    network_interface: str
+    timeout_s: float
 
 
 def pair_task(
@@ -46,7 +46,7 @@ def pair_task(
     *,
     device: str,
     network_interface: str,
-    timeout_s: float = 60.0,
+    timeout_s: float,
 ) -> PairTask:
     """Return this host's task in the "pairs" command of that number; both partners come to the same agreement."""
     side = 0 if own.host < partner.host else 1

@@ -16,13 +16,21 @@ from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import HostCommand
 from megatrain_launcher.driver.actions import SendCommand
 from megatrain_launcher.driver.pair_checks import PairCheck, findings_text, follow_pairs
-from megatrain_launcher.driver.policy import PAIRS_TIMEOUT_S, Policy
+from megatrain_launcher.driver.policy import PAIR_START_S, Policy
 from megatrain_launcher.driver.state import ClusterState, Seen
 from tests.helpers.simulated_etcd import KEYS as SIMULATED_KEYS
 from tests.helpers.simulated_job import SimulatedJob
 
 KEYS = JobKeys("pairs")
-POLICY = Policy(min_hosts=1, max_hosts=8, num_workers=2, feasible_counts=frozenset(range(1, 9)), has_pair_checks=True)
+POLICY = Policy(
+    min_hosts=1,
+    max_hosts=8,
+    num_workers=2,
+    feasible_counts=frozenset(range(1, 9)),
+    has_pair_checks=True,
+    pair_timeout_s=7.0,
+)
+LIMIT_S = POLICY.pair_timeout_s + PAIR_START_S
 CAMPAIGN = "round-1"
 Answer = Callable[[str, str], CheckResult]
 
@@ -124,8 +132,8 @@ def test_unresponsive_host_is_at_fault_after_a_wait() -> None:
     for _ in range(2):
         state, command = ordered(state, follow_pairs(now, state, POLICY, CAMPAIGN, state.hosts.values()), now)
         state = answered(state, command, without("host-1"), "host-1")
-        assert follow_pairs(now + PAIRS_TIMEOUT_S, state, POLICY, CAMPAIGN, ()).waiting.endswith("waiting for host-1")
-        now += PAIRS_TIMEOUT_S + 1.0
+        assert follow_pairs(now + LIMIT_S, state, POLICY, CAMPAIGN, ()).waiting.endswith("waiting for host-1")
+        now += LIMIT_S + 1.0
     check = follow_pairs(now, state, POLICY, CAMPAIGN, ())
     assert list(check.findings.culprits) == ["host-1"]
     assert "host-1 did not answer" in findings_text(check.findings)

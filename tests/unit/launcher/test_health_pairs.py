@@ -200,13 +200,13 @@ def record(host: str, port: int = 29500, num_workers: int = 1) -> HostRecord:
 
 def test_both_partners_agree() -> None:
     first, second = record("host-1", 1111, 8), record("host-2", 2222, 4)
-    one = pair_task(first, second, 7, device="cpu", network_interface="lo")
-    other = pair_task(second, first, 7, device="cpu", network_interface="lo")
+    one = pair_task(first, second, 7, device="cpu", network_interface="lo", timeout_s=60.0)
+    other = pair_task(second, first, 7, device="cpu", network_interface="lo", timeout_s=60.0)
     assert (one.side, other.side) == (0, 1)
     assert (one.host, one.partner) == (other.partner, other.host) == ("host-1", "host-2")
     assert replace(one, host="", partner="", side=0) == replace(other, host="", partner="", side=0)
     assert (one.store_port, one.prefix, one.num_workers) == (1111, "pairs/7/host-1", 4)
-    assert pair_task(first, second, 8, device="cpu", network_interface="").prefix != one.prefix
+    assert pair_task(first, second, 8, device="cpu", network_interface="", timeout_s=60.0).prefix != one.prefix
 
 
 HALF_GOOD = """{"part": "pair", "number": 0, "compute_s": 0.5, "wait_s": 0.1, "reduce_s": 0.2}
@@ -234,7 +234,7 @@ def test_a_pair_that_failed_makes_no_host_unfit(output: str, exit_code: int | No
         assert environment["GLOO_SOCKET_IFNAME"] == "eth7"
         return ProbeEnd(exit_code, output, "", deadline_s)
 
-    task = pair_task(record("a"), record("b"), 1, device="cpu", network_interface="eth7")
+    task = pair_task(record("a"), record("b"), 1, device="cpu", network_interface="eth7", timeout_s=60.0)
     result = run_pair(task, {}, probe)
     assert result.outcome is CheckOutcome.WARNING
     assert reason in result.detail
