@@ -13,24 +13,26 @@ from fastapi import APIRouter, Depends, FastAPI
 import megatrain
 from megatrain_dashboard import assets
 from megatrain_dashboard.actions.handler import ActionHandler
-from megatrain_dashboard.api.actions import route as actions
-from megatrain_dashboard.api.audit import route as audit
-from megatrain_dashboard.api.checkpoints import route as checkpoints
-from megatrain_dashboard.api.devices import route as devices
-from megatrain_dashboard.api.health import route as health
+from megatrain_dashboard.api import (
+    actions,
+    audit,
+    checkpoints,
+    devices,
+    health,
+    hosts,
+    job,
+    live,
+    logs,
+    marks,
+    notes,
+    session,
+)
 from megatrain_dashboard.api.heat import route as heat
-from megatrain_dashboard.api.hosts import route as hosts
 from megatrain_dashboard.api.incidents import route as incidents
-from megatrain_dashboard.api.job import route as job
-from megatrain_dashboard.api.live import route as live
-from megatrain_dashboard.api.live.streams import LiveStreams
-from megatrain_dashboard.api.logs import route as logs
-from megatrain_dashboard.api.marks import route as marks
-from megatrain_dashboard.api.notes import route as notes
+from megatrain_dashboard.api.live import LiveStreams
 from megatrain_dashboard.api.overview import route as overview
 from megatrain_dashboard.api.ranks import route as ranks
 from megatrain_dashboard.api.runbooks import route as runbooks
-from megatrain_dashboard.api.session import route as session
 from megatrain_dashboard.api.stragglers import route as stragglers
 from megatrain_dashboard.api.timeline import route as timeline
 from megatrain_dashboard.parts import DashboardParts

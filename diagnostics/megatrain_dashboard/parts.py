@@ -1,4 +1,4 @@
-"""The objects that the routers share; each `route.py` has a function `router(parts: DashboardParts)`."""
+"""The objects that the routers share; each subject of the API has a function `router(parts: DashboardParts)`."""
 
 from __future__ import annotations
 

@@ -18,12 +18,9 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from megatrain_dashboard import assets
-from megatrain_dashboard.api.compare import route as compare
-from megatrain_dashboard.api.health import route as health
+from megatrain_dashboard.api import compare, health, live, session
 from megatrain_dashboard.api.jobs import route as jobs
-from megatrain_dashboard.api.live import route as live
-from megatrain_dashboard.api.live.streams import LiveStreams
-from megatrain_dashboard.api.session import route as session
+from megatrain_dashboard.api.live import LiveStreams
 from megatrain_dashboard.app import API_PREFIX, api_app
 from megatrain_dashboard.jobs.open_jobs import OpenJobs
 from megatrain_dashboard.parts import JobsParts

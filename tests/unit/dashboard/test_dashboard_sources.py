@@ -20,7 +20,7 @@ from megatrain.contracts.records.host_verdict import OutcomeKind, VerdictOutcome
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import encode
 from megatrain.run_files.run_directory import RunDirectory
-from megatrain_dashboard.api.hosts.view import HostInputs, host_history_document, hosts_document
+from megatrain_dashboard.api.hosts import HostInputs, host_history_document, hosts_document
 from megatrain_dashboard.api.incidents.view import incident_document
 from megatrain_dashboard.sources.run_files import RunFiles
 from megatrain_dashboard.sources.series_builder import SeriesBuilder

@@ -1,4 +1,7 @@
-"""GET /logs and /logs/causes."""
+"""GET /logs and /logs/causes: log lines as they were written, and the failures that they show.
+
+The root cause comes before the failures that followed. Lines are plain text, never markup.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.contracts.errors import DataError
-from megatrain_dashboard.api.logs.document import LogCausesDocument, LogLinesDocument
-from megatrain_dashboard.api.logs.view import causes_document, lines_document
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import cached_response, document_bytes
+from megatrain_dashboard.responses.document import Document
 from megatrain_dashboard.responses.errors import bad_query, unavailable
 from megatrain_dashboard.responses.query_parameters import From, RoundNumber, To, host_list, rank_list
 from megatrain_dashboard.sources.protocol import JobSource
-from megatrain_diagnostics.analysis.log_search import classify_logs
+from megatrain_diagnostics.analysis.log_search import LogFinding, LoggedFailure, classify_logs
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.store.log_query import (
+    FoundLines,
     LogQuery,
     logged_round,
     newest_tails,
@@ -29,6 +32,9 @@ from megatrain_diagnostics.store.log_query import (
 from megatrain_diagnostics.store.reader import TooSlowError
 from megatrain_job.failures.culprit import Culprit, recorded_culprit
 
+_NS = 1_000_000_000
+_MAX_CAUSES = 1000
+_MAX_CHARACTERS = 4000
 _BUDGET_S = 2.0
 _CAUSES_BUDGET_S = 10.0
 _MAX_JUDGED_LINES = 50_000
@@ -36,6 +42,110 @@ _MAX_JUDGED_LINES = 50_000
 _CAUSES_FRESH_S = 10.0
 _LATEST_S = 9e9
 """The latest unix time whose nanoseconds fit an integer of 64 bits."""
+
+
+class LogLineDocument(Document):
+    rank: int
+    host: str
+    at_unix_s: float
+    line: str
+
+
+class LogLinesDocument(Document):
+    """The response of /logs: in order of time, the newest `limit` of those that match."""
+
+    round: int
+    num_matching: int
+    num_searched: int
+    lines: tuple[LogLineDocument, ...]
+    is_partial: bool
+    """Whether time or memory ran out before all lines were searched; the newest lines were searched."""
+
+
+class LogCauseDocument(Document):
+    rank: int
+    host: str
+    label: str
+    action: str
+    role: str
+    """root, cause or follows."""
+    culprit: str
+    rule: str
+    line: str
+    at_unix_s: float
+
+
+class LogCausesDocument(Document):
+    """The response of /logs/causes: `causes` with the root first; `culprit` is the rank or host that the line names."""
+
+    round: int
+    label: str
+    action: str
+    culprit: str
+    reason: str
+    root_rank: int | None
+    root_text: str
+    """A text that names the culprit; empty: there is none."""
+    incident_id: str
+    """The incident that blames the culprit; empty: only the logs do."""
+    line: str
+    num_ranks: int
+    num_lines: int
+    causes: tuple[LogCauseDocument, ...]
+
+
+def lines_document(round_number: int, found: FoundLines, limit: int) -> LogLinesDocument:
+    """Return the newest `limit` of the lines that were found, in order of time."""
+    lines = found.lines
+    first = max(0, len(lines.rank) - limit)
+    return LogLinesDocument(
+        round=round_number,
+        num_matching=found.num_matching,
+        num_searched=found.num_searched,
+        lines=tuple(
+            LogLineDocument(
+                rank=int(lines.rank[row]),
+                host=str(lines.host[row]),
+                at_unix_s=int(lines.at_ns[row]) / _NS,
+                line=str(lines.line[row])[:_MAX_CHARACTERS],
+            )
+            for row in range(first, len(lines.rank))
+        ),
+        is_partial=found.is_partial,
+    )
+
+
+def causes_document(round_number: int, found: LogFinding) -> LogCausesDocument:
+    """Return the culprit of a round's failure, and the failures in all logs. The root comes before what followed."""
+    culprit, classification = found.culprit, found.classification
+    return LogCausesDocument(
+        round=round_number,
+        label=found.label,
+        action=found.action,
+        culprit=classification.culprit or "",
+        reason=culprit.reason,
+        root_rank=min(culprit.ranks, default=None),
+        root_text=culprit.text,
+        incident_id=culprit.incident,
+        line=classification.line.strip()[:_MAX_CHARACTERS],
+        num_ranks=found.num_ranks,
+        num_lines=found.num_lines,
+        causes=tuple(_cause(one) for one in found.failures[:_MAX_CAUSES]),
+    )
+
+
+def _cause(one: LoggedFailure) -> LogCauseDocument:
+    return LogCauseDocument(
+        rank=one.rank,
+        host=one.host,
+        label=one.label,
+        action=one.action,
+        role=str(one.role),
+        culprit=one.culprit,
+        rule=one.rule,
+        line=one.line[:_MAX_CHARACTERS],
+        at_unix_s=one.at_ns / _NS,
+    )
 
 
 def router(parts: DashboardParts) -> APIRouter:

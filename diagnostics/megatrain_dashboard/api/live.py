@@ -1,4 +1,4 @@
-"""The streams that report new data to open pages.
+"""GET /live: server-sent events that report which topics have something new. The page then requests the data.
 
 One task asks the source once a second, and every open stream waits for it. A stream has no queue: a slow client skips
 the events that it missed and gets the newest one. The connection drops a client that does not read at all
@@ -16,8 +16,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from megatrain_dashboard.api.live.document import LiveDocument
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from megatrain_dashboard.responses.document import Document
 from megatrain_dashboard.responses.errors import unavailable
+from megatrain_dashboard.security.roles import caller_of
 from megatrain_dashboard.settings import Limits
 from megatrain_dashboard.sources.protocol import LiveState
 
@@ -26,6 +32,17 @@ TICK_S = 1.0
 HEARTBEAT = b": still here\n\n"
 _RETRY = b"retry: 2000\n\n"
 """How long a browser waits before it opens a lost stream again, in milliseconds."""
+
+
+class LiveDocument(Document):
+    """An event named "change". `versions`: by topic (overview, series, heat, ranks, stragglers, incidents, hosts,
+    checkpoints, logs, timeline; of many jobs: jobs), a number that grows; `session` is new with every life of the
+    server."""
+
+    session: str
+    at_unix_s: float
+    step: int | None
+    versions: dict[str, int]
 
 
 class NewsSource(Protocol):
@@ -142,3 +159,31 @@ class LiveStreams:
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+class _Stream(StreamingResponse):
+    """A stream that is counted from its first byte until it ends for any reason."""
+
+    def __init__(self, streams: LiveStreams, address: str, last_event_id: str) -> None:
+        # without this header, proxies buffer the events to send them in larger pieces
+        headers = {"x-accel-buffering": "no"}
+        super().__init__(streams.events(last_event_id), media_type="text/event-stream", headers=headers)
+        self._streams, self._address = streams, address
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._streams.counted(self._address):
+            await super().__call__(scope, receive, send)
+
+
+def router(streams: LiveStreams) -> APIRouter:
+    """Return the route of the stream."""
+    routes = APIRouter(tags=["live"])
+
+    @routes.get("/live", response_class=StreamingResponse)
+    async def live(request: Request) -> Response:
+        """Send an event "change" (LiveDocument) whenever something is new, at most one a second."""
+        address = caller_of(request).address
+        streams.check_limits(address)
+        return _Stream(streams, address, request.headers.get("last-event-id", ""))
+
+    return routes

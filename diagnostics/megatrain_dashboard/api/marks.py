@@ -1,30 +1,74 @@
-"""Make the document of /marks: events of a run with step and time, at most as many as a chart can show. Pure."""
+"""GET /marks: events of a run as marks on its charts, with step and time, at most as many as a chart can show."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
 
 from megatrain.checkpoint.survey import FoundCheckpoint
 from megatrain.formatting.quantities import count_text
 from megatrain.formatting.terminal import printable
 from megatrain.run_files.config_changes import ConfigChange
-from megatrain_dashboard.api.marks.document import (
-    ChangedKeyDocument,
-    ConfigChangeDocument,
-    MarkDocument,
-    MarkKind,
-    MarksDocument,
-)
+from megatrain_dashboard.parts import DashboardParts
+from megatrain_dashboard.responses.cache import cached_response, document_bytes
+from megatrain_dashboard.responses.document import Document
+from megatrain_dashboard.responses.query_parameters import From, To
 from megatrain_dashboard.sources.facts import JobFacts
 from megatrain_dashboard.sources.window import StepClock, Window
 from megatrain_job.jobs.incident_phrases import KIND_TEXTS
 
+MarkKind = Literal["incident", "note", "config", "checkpoint", "round", "bad"]
 MAX_MARKS_OF_A_KIND = 200
 """If there are more, neighbours become one mark: a chart has space for about this number."""
 _MAX_CHANGES = 200
 _NAMED_KEYS = 3
 _NAMES = {"bad": "step without a finite loss", "config": "configuration change", "round": "new round"}
+_TOPICS = ("incidents", "checkpoints", "overview")
+
+
+class MarkDocument(Document):
+    """Something that happened, or several events of one kind that are too close to be distinct in a chart."""
+
+    kind: MarkKind
+    step: int | None
+    """Null: it belongs to no known step."""
+    at_unix_s: float | None
+    text: str
+    """A sentence; for several events their number and kind."""
+    ref: str
+    """An incident's id, a note's id, a round's number, a checkpoint's step; empty for several."""
+    count: int
+    last_step: int | None
+    """The last step of several events; else as `step`."""
+    last_unix_s: float | None
+
+
+class ChangedKeyDocument(Document):
+    key: str
+    before: str
+    """The value as TOML; empty: the configuration did not have the key."""
+    after: str
+
+
+class ConfigChangeDocument(Document):
+    """A round that began with another configuration than the one before it."""
+
+    round: int
+    first_step: int
+    at_unix_s: float
+    keys: tuple[ChangedKeyDocument, ...]
+
+
+class MarksDocument(Document):
+    """The response of /marks: by time. `changes`: of the configuration, in the same part of the run."""
+
+    marks: tuple[MarkDocument, ...]
+    changes: tuple[ConfigChangeDocument, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +196,22 @@ def _change(change: ConfigChange) -> ConfigChangeDocument:
             for one in change.keys
         ),
     )
+
+
+def router(parts: DashboardParts) -> APIRouter:
+    """Return the route that answers with the marks of the charts: incidents, notes, checkpoints, rounds and others."""
+    routes = APIRouter(tags=["overview"])
+
+    @routes.get("/marks", response_model=MarksDocument)
+    def marks(request: Request, begin: From = "", end: To = "") -> Response:
+        """Return incidents, notes, configuration changes, checkpoints, new rounds, and steps with non-finite numbers.
+
+        If there are more than 200 of a kind, neighbours become one mark with their count.
+        """
+        window = parts.window(begin, end)
+        versions = parts.source.live().versions
+        key = ("marks", *(versions[topic] for topic in _TOPICS), window)
+        response = parts.responses.get(key, lambda: document_bytes(marks_document(parts.source.facts(), window)))
+        return cached_response(request, response)
+
+    return routes

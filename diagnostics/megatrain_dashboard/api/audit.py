@@ -21,14 +21,36 @@ from megatrain.run_files.action_log import (
 )
 from megatrain.run_files.audit import AUDIT_NAME, read_audit
 from megatrain_dashboard.actions.handler import ActionHandler
-from megatrain_dashboard.api.audit.document import AuditDocument, AuditEntryDocument
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import cached_response, document_bytes
+from megatrain_dashboard.responses.document import Document
 from megatrain_dashboard.responses.errors import unavailable
 from megatrain_dashboard.responses.query_parameters import From, To
 from megatrain_dashboard.sources.window import WHOLE_RUN, Window
 
 _MAX_ENTRIES = 1000
+
+
+class AuditEntryDocument(Document):
+    """One action that was done or requested: by the driver after a verdict, or by a person through this page."""
+
+    at_unix_s: float
+    source: str
+    """driver, dashboard or command line."""
+    actor: str
+    action: str
+    target: str
+    reason: str
+    result: str
+    entry_hash: str
+    """The hash of an entry of the dashboard; each entry contains the hash of the one before."""
+
+
+class AuditDocument(Document):
+    """The response of /audit, the newest first. `chain_problem`: where the chain of hashes breaks, or empty."""
+
+    entries: tuple[AuditEntryDocument, ...]
+    chain_problem: str
 
 
 def router(parts: DashboardParts, handler: ActionHandler | None) -> APIRouter:

@@ -7,8 +7,14 @@ from collections.abc import Callable
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from megatrain_dashboard.api.health.document import HealthDocument
 from megatrain_dashboard.responses.cache import document_response
+from megatrain_dashboard.responses.document import Document
+
+
+class HealthDocument(Document):
+    """The response of /healthz and /readyz. It contains nothing about the job: callers are not authenticated."""
+
+    is_ready: bool
 
 
 def router(is_ready: Callable[[], bool]) -> APIRouter:

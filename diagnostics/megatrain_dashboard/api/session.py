@@ -4,14 +4,13 @@ out."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from megatrain_dashboard.api.session.document import SessionDocument
 from megatrain_dashboard.responses.cache import document_response
 from megatrain_dashboard.responses.document import Document
 from megatrain_dashboard.responses.errors import conflict
@@ -19,6 +18,15 @@ from megatrain_dashboard.security.authenticator import Authenticator
 from megatrain_dashboard.security.guard import IS_SECURE_KEY
 from megatrain_dashboard.security.sessions import PAGE_SECRET_HEADER
 from megatrain_dashboard.settings import DashboardSettings
+
+
+class SessionDocument(Document):
+    """The response of POST /session."""
+
+    role: Literal["viewer", "operator"]
+    ends_unix_s: int
+    page_secret: str
+    """Sent with each request in the header X-Megatrain-Session; the cookie alone is worth nothing."""
 
 
 class Login(Document):
