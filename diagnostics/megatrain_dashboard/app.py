@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
+from starlette.responses import Response
 
 import megatrain
 from megatrain_dashboard import assets
@@ -36,11 +38,10 @@ from megatrain_dashboard.api.runbooks import route as runbooks
 from megatrain_dashboard.api.stragglers import route as stragglers
 from megatrain_dashboard.api.timeline import route as timeline
 from megatrain_dashboard.parts import DashboardParts
-from megatrain_dashboard.responses.api_description import add_openapi
+from megatrain_dashboard.responses.cache import JSON_TYPE
 from megatrain_dashboard.responses.document import ErrorDocument
 from megatrain_dashboard.responses.errors import add_error_responses, check_query
-from megatrain_dashboard.security.attempts import Attempts
-from megatrain_dashboard.security.authenticator import Authenticator
+from megatrain_dashboard.security.authenticator import Attempts, Authenticator
 from megatrain_dashboard.security.guard import Guard
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources.protocol import JobSource
@@ -114,3 +115,14 @@ def routers_of_job(parts: DashboardParts, streams: LiveStreams, handler: ActionH
         audit.router(parts, handler),
         notes.router(parts, None if handler is None else handler.notes),
     )
+
+
+def add_openapi(app: FastAPI, prefix: str) -> None:
+    """Add the route that describes `app`. Call it after all routes of the API are added.
+
+    The description is generated from routes and documents, so it cannot differ from the responses.
+    """
+
+    @app.get(f"{prefix}/openapi.json", include_in_schema=False, dependencies=[Depends(check_query)])
+    async def openapi_json() -> Response:
+        return Response(json.dumps(app.openapi()), media_type=JSON_TYPE)

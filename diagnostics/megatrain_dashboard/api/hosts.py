@@ -16,10 +16,9 @@ from megatrain.contracts.records.host_records import CheckReport
 from megatrain.contracts.records.incident import Incident
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import cached_response, document_bytes, document_response
-from megatrain_dashboard.responses.document import Document, ThresholdsDocument
+from megatrain_dashboard.responses.document import Document, ThresholdsDocument, thresholds_document
 from megatrain_dashboard.responses.errors import not_found, shown
-from megatrain_dashboard.responses.thresholds import thresholds_document
-from megatrain_dashboard.sources.host_names import HostOf, host_names
+from megatrain_dashboard.sources.hosts import HostOf, host_names
 from megatrain_dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.daemon_state import DaemonState

@@ -21,12 +21,10 @@ from megatrain_dashboard import assets
 from megatrain_dashboard.api import compare, health, live, session
 from megatrain_dashboard.api.jobs import route as jobs
 from megatrain_dashboard.api.live import LiveStreams
-from megatrain_dashboard.app import API_PREFIX, api_app
+from megatrain_dashboard.app import API_PREFIX, add_openapi, api_app
 from megatrain_dashboard.jobs.open_jobs import OpenJobs
 from megatrain_dashboard.parts import JobsParts
-from megatrain_dashboard.responses.api_description import add_openapi
-from megatrain_dashboard.security.attempts import Attempts
-from megatrain_dashboard.security.authenticator import Authenticator
+from megatrain_dashboard.security.authenticator import Attempts, Authenticator
 from megatrain_dashboard.security.guard import API, JOB_KEY, SESSION_PATH, Guard
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources.runs.catalog import JobCatalog

@@ -34,8 +34,8 @@ from megatrain_dashboard.responses.cache import (
     document_bytes,
     document_response,
 )
-from megatrain_dashboard.responses.downloads import Download
 from megatrain_dashboard.responses.errors import RefusalError, bad_query
+from megatrain_dashboard.responses.heavy import Download
 from megatrain_dashboard.responses.query_parameters import From, RoundNumber, To
 from megatrain_dashboard.sources.window import WHOLE_RUN, Window
 from megatrain_diagnostics.analysis.findings import Thresholds, thresholds_of

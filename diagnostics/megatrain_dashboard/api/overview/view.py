@@ -23,8 +23,7 @@ from megatrain_dashboard.api.overview.document import (
     ReasonDocument,
 )
 from megatrain_dashboard.api.overview.next_action import NOTHING, next_action
-from megatrain_dashboard.sources.facts import CheckpointsSeen, JobFacts
-from megatrain_dashboard.sources.progress import completed_step, newest_saved
+from megatrain_dashboard.sources.facts import CheckpointsSeen, JobFacts, completed_step, newest_saved
 from megatrain_dashboard.sources.series_builder import SeriesSnapshot
 from megatrain_diagnostics.analysis.effective_time import effective_time_ratio
 from megatrain_diagnostics.store.daemon_state import DaemonState

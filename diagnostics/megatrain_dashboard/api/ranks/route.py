@@ -14,9 +14,8 @@ from megatrain.contracts.errors import DataError
 from megatrain.run_files.run_directory import kept_black_box
 from megatrain_dashboard.api.ranks.document import HangDocument, RankDocument
 from megatrain_dashboard.api.ranks.hang_source import hang_of, standings_of
-from megatrain_dashboard.api.ranks.hang_view import hang_document
 from megatrain_dashboard.api.ranks.picture_view import HangPicture, ranks_picture
-from megatrain_dashboard.api.ranks.view import RankInputs, rank_document
+from megatrain_dashboard.api.ranks.view import RankInputs, hang_document, rank_document
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import ARRAYS_TYPE, cached_response, document_bytes
 from megatrain_dashboard.responses.errors import not_found

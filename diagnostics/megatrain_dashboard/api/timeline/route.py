@@ -22,8 +22,8 @@ from megatrain_dashboard.api.timeline.view import (
 )
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import ARRAYS_TYPE, cached_response, document_bytes
-from megatrain_dashboard.responses.downloads import Download
 from megatrain_dashboard.responses.errors import RefusalError, bad_query, not_found
+from megatrain_dashboard.responses.heavy import Download
 from megatrain_dashboard.responses.query_parameters import From, RoundNumber, To
 from megatrain_dashboard.sources.window import WHOLE_RUN, Window
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
