@@ -1,9 +1,9 @@
-// The shape of a launch that walks down columns (kernels/column_walk.cuh).
+// The launches that go with kernels/columns.cuh: the shape of a walk down columns, and the second half of their sums.
 #pragma once
 
 #include <algorithm>
 
-#include "../kernels/column_walk.cuh"
+#include "../kernels/columns.cuh"
 #include "torch_side.h"
 
 namespace megatrain {
@@ -32,6 +32,15 @@ inline WalkShape walk_shape(const Device& device, int64_t rows, int64_t columns,
   }
   require(bands * tiles <= 0x7fffffff, "a tensor of ", rows, " rows of ", columns, " elements is too large for one launch");
   return {{rows, columns, int(tiles)}, dim3(unsigned(bands * tiles)), dim3(threads, height)};
+}
+
+// out = sum of parts [groups, columns] over the groups; out has `columns` elements in any shape.
+template <typename T>
+void launch_column_sum(const Device& device, const Tensor& parts, const Tensor& out) {
+  const int64_t columns = parts.size(1);
+  if (columns == 0) return;
+  device.launch("column_sum", column_sum<T>, dim3(divide_up(columns, COLUMN_SUM_WIDTH)),
+                dim3(COLUMN_SUM_WIDTH, COLUMN_SUM_HEIGHT), const_pointer<wide_t<T>>(parts), pointer<T>(out), parts.size(0), columns);
 }
 
 }  // namespace megatrain
