@@ -78,7 +78,7 @@ class CellChoice:
 Choice = Annotated[CellChoice, Depends()]
 
 
-class _Queries:
+class _HeatQueries:
     """Data that all routes of the heat map read from the source."""
 
     def __init__(self, parts: DashboardParts) -> None:
@@ -118,7 +118,7 @@ class _Queries:
 def router(parts: DashboardParts) -> APIRouter:
     """Return the routes that answer with the heat map: as a picture, as CSV, one cell, and the ranks farthest above."""
     routes = APIRouter(dependencies=[parts.heavy_query])
-    queries = _Queries(parts)
+    queries = _HeatQueries(parts)
 
     @routes.get("/heat", response_class=Response, responses={200: {"content": {ARRAYS_TYPE: {}}}})
     def heat(

@@ -72,7 +72,7 @@ class SliceChoice:
 Choice = Annotated[SliceChoice, Depends()]
 
 
-class _Queries:
+class _TimelineQueries:
     """Data that all routes of the timeline read from the source."""
 
     def __init__(self, parts: DashboardParts) -> None:
@@ -106,7 +106,7 @@ class _Queries:
 def router(parts: DashboardParts) -> APIRouter:
     """Return the routes that answer with the timeline: its steps, slices, ideal times, and a trace to download."""
     routes = APIRouter(dependencies=[parts.heavy_query])
-    queries = _Queries(parts)
+    queries = _TimelineQueries(parts)
 
     @routes.get("/timeline/steps", response_model=TimelineStepsDocument)
     def steps(request: Request, round_number: RoundNumber = None, begin: From = "", end: To = "") -> Response:
