@@ -38,19 +38,16 @@ from megatrain.programs.own_output import keep_own_log
 from megatrain.programs.stop_signals import stopped_by_signals
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.analysis.device_states import WINDOW_S
-from megatrain_diagnostics.collector.admission import Admission
+from megatrain_diagnostics.collector.admission import Admission, RowRateLimiter
 from megatrain_diagnostics.collector.consumers import ConsumerThread
 from megatrain_diagnostics.collector.counters import Ledger, LossReporter
 from megatrain_diagnostics.collector.event_server import EventServer
 from megatrain_diagnostics.collector.ingest import Ingest
-from megatrain_diagnostics.collector.job_watch import JobWatch
-from megatrain_diagnostics.collector.rate_limiter import RowRateLimiter
-from megatrain_diagnostics.collector.rounds_known import KnownRounds
+from megatrain_diagnostics.collector.rounds_known import JobWatch, KnownRounds
 from megatrain_diagnostics.collector.rows_ahead import RowsAhead
 from megatrain_diagnostics.collector.settings import DaemonSettings, add_daemon_arguments
 from megatrain_diagnostics.controller.controller import Controller
-from megatrain_diagnostics.controller.device_findings import DeviceFindings
-from megatrain_diagnostics.controller.device_watch import DeviceWatch
+from megatrain_diagnostics.controller.device_watch import DeviceFindings, DeviceWatch
 from megatrain_diagnostics.events.roster import newest_round
 from megatrain_diagnostics.events.source import Where, matching
 from megatrain_diagnostics.events.tables import Groups, Ranks, Xids, num_rows, select

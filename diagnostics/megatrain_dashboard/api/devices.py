@@ -18,7 +18,7 @@ from megatrain_dashboard.responses.cache import cached_response, document_bytes
 from megatrain_dashboard.responses.document import Document
 from megatrain_dashboard.responses.query_parameters import From, To
 from megatrain_dashboard.sources.window import Window
-from megatrain_diagnostics.analysis.device_limits import LIMITS
+from megatrain_diagnostics.analysis.device_states import LIMITS
 from megatrain_diagnostics.events.tables import Float64, Gpus, Int64, NetworkLinks, Xids, num_rows, select
 from megatrain_diagnostics.store.device_queries import HostDeviceRows, last_reading_ns, rows_of_host
 from megatrain_job.devices.gpu_readings import FAULTY_REASONS, throttle_text

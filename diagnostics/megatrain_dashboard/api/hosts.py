@@ -22,7 +22,7 @@ from megatrain_dashboard.sources.hosts import HostOf, host_names
 from megatrain_dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.daemon_state import DaemonState
-from megatrain_diagnostics.store.host_queries import last_rounds, newest_clocks, rounds_of_host
+from megatrain_diagnostics.store.rounds_and_hosts import last_rounds, newest_clocks, rounds_of_host
 from megatrain_job.failures.culprit import NOBODY, culprit_of_incident
 from megatrain_job.jobs.host_view import HostView, host_views
 from megatrain_job.jobs.snapshot import JobSnapshot

@@ -11,7 +11,7 @@ from megatrain.contracts.records.host_records import CheckReport, HangEvidence
 from megatrain.contracts.records.incident import Incident
 from megatrain.run_files.config_changes import ConfigChange
 from megatrain_dashboard.sources.series_builder import EMPTY, SeriesSnapshot
-from megatrain_diagnostics.store.rounds import RoundSeen
+from megatrain_diagnostics.store.rounds_and_hosts import RoundSeen
 from megatrain_job.jobs.assessment import Assessment
 from megatrain_job.jobs.notes import Note
 from megatrain_job.jobs.run_standing import RunStanding

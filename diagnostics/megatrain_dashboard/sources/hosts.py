@@ -12,7 +12,7 @@ from megatrain.contracts.records.incident import Incident
 from megatrain_dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.analysis.heat_scale import Ints
 from megatrain_diagnostics.events.roster import Roster
-from megatrain_diagnostics.store.host_queries import hosts_of_ranks
+from megatrain_diagnostics.store.rounds_and_hosts import hosts_of_ranks
 
 HostOf = Callable[[int, int], str]
 """(round, rank) -> host; "" where that is not known."""

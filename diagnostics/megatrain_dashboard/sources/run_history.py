@@ -28,7 +28,7 @@ from megatrain_diagnostics.events.tables import TABLES
 from megatrain_diagnostics.store.daemon_state import STATE_NAME, DaemonState, read_state
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence, kept_rounds, read_incident
 from megatrain_diagnostics.store.reader import StoredEvents
-from megatrain_diagnostics.store.rounds import (
+from megatrain_diagnostics.store.rounds_and_hosts import (
     RoundSeen,
     roster_of,
     rounds_seen,

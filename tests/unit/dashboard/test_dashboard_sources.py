@@ -30,7 +30,7 @@ from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import LogLines, Ranks, StepTotals, Values, from_columns, select
 from megatrain_diagnostics.store.log_query import LogQuery, newest_tails, search_lines
 from megatrain_diagnostics.store.reader import StoredEvents, TooSlowError
-from megatrain_diagnostics.store.rounds import rounds_seen, shown_round
+from megatrain_diagnostics.store.rounds_and_hosts import rounds_seen, shown_round
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings

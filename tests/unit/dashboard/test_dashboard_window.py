@@ -35,7 +35,7 @@ from megatrain_dashboard.sources.series_reader import SeriesReader
 from megatrain_dashboard.sources.window import WHOLE_RUN, Window, bound_of, window_of
 from megatrain_diagnostics.analysis.effective_time import Restart
 from megatrain_diagnostics.store.reader import StoredEvents
-from megatrain_diagnostics.store.rounds import rounds_seen
+from megatrain_diagnostics.store.rounds_and_hosts import rounds_seen
 from megatrain_job.jobs.notes import Author, NoteWriter, log_path
 from tests.helpers.launched_job import NOW_S, make_incident
 from tests.helpers.recorded_run import FAILED_S, SPIKE_STEP, START_S, end_s, write_recorded_run

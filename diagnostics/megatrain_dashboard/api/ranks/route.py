@@ -27,7 +27,7 @@ from megatrain_diagnostics.events.tables import Ranks, Spans, Stacks, StepTotals
 from megatrain_diagnostics.store.daemon_state import DaemonState
 from megatrain_diagnostics.store.hang_evidence import kept_rounds
 from megatrain_diagnostics.store.rank_progress import rank_progress
-from megatrain_diagnostics.store.rounds import steps_ahead
+from megatrain_diagnostics.store.rounds_and_hosts import steps_ahead
 
 _FRESH_S = 1.0
 
