@@ -128,18 +128,22 @@ def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
     low, high = pieces_of(spans, lane, grid)
     owner = _paint_layers(spans, low, high, len(grid.begin))
     blamed = _held_up_by(spans, (low, places_of(awaited, lane, grid), high), owner, grid)
+    # a piece of compute that an exchange held up counts as exposed, so it is not work that the exchange overlaps with
     is_worked = (owner != _INDEX[Category.OTHER]) & (blamed == NOBODY)
     category = _categories(spans, owner, blamed)
     at_ns = piece_times(grid)
     exposed = np.flatnonzero(blamed != NOBODY)
+    # the grid is cut at the arrivals, so a piece lies entirely before or entirely after the last peer arrived
     waits = exposed[at_ns[exposed] < arrived[blamed[exposed]]]
     # waiting for a late neighbour stage is the bubble; waiting for late members of a collective is reported separately
     span_waiting_ns = _totals(blamed[waits], grid.length[waits], len(spans.rank))
     is_link = category[waits] == _INDEX[Category.PP]
+    # before `spent_ns` is summed: the bubble takes the time away from pp, so a row still adds up to its window
     category[waits[is_link]] = _INDEX[Category.BUBBLE]
     waits = waits[~is_link]
 
     def summed(pieces: NDArray[np.int64]) -> Int64:
+        # one number for each (window, category), so that one sum over all pieces fills the whole matrix
         cells = grid.window[pieces] * num + category[pieces]
         return _totals(cells, grid.length[pieces], len(windows) * num).reshape(-1, num)
 
@@ -160,6 +164,7 @@ def awaited_since_ns(spans: Spans) -> Int64:
     That is the span's start where the CPU thread did not report it, and its end where the CPU thread never waited. The
     time to launch the span counts as waiting, at its end.
     """
+    # the record has the share plus one, because 0 means that the CPU thread did not report it
     share = ((spans.flags.astype(np.int64) >> ATTENDED_SHIFT) & ATTENDED_MASK) - 1
     length = np.maximum(spans.duration_ns, 0)
     attended = np.where(share < 0, length, (length * share + ATTENDED_STEPS // 2) // ATTENDED_STEPS)
@@ -177,7 +182,7 @@ def _totals(cells: Int64, amounts: Int64, num_cells: int) -> Int64:
 def _paint_layers(spans: Spans, low: Int64, high: Int64, num_pieces: int) -> NDArray[np.int8]:
     """Return the category of each piece without communication."""
     owner = np.full(num_pieces, _INDEX[Category.OTHER], dtype=np.int8)
-    for category, operations in _LAYERS:
+    for category, operations in _LAYERS:  # a later layer covers the earlier ones
         rows = np.flatnonzero(np.isin(spans.operation, [operation.number for operation in operations]) & (high > low))
         for begin, end in zip(low[rows].tolist(), high[rows].tolist(), strict=True):
             owner[begin:end] = _INDEX[category]
@@ -195,6 +200,7 @@ def _held_up_by(
     is_communication = np.isin(spans.operation, [operation.number for operation in _COMMUNICATION_OF])
     rows = np.flatnonzero(is_communication & (high > low) & (spans.duration_ns != NO_DURATION))
     last = end_ns(spans)
+    # the latest end first: `_painted` lets a later row cover an earlier one, so the exchange that ends first counts
     rows = rows[np.argsort(-last[rows], kind="stable")]
     in_gaps = _painted(rows, low, high, len(owner))
     # the exchange for which the CPU thread reports that it waited takes precedence over others under way
@@ -203,6 +209,7 @@ def _held_up_by(
     in_gaps = np.where(attended != NOBODY, attended, in_gaps)
     gap_end = gap_ends(owner, grid)
     open_there = np.flatnonzero((owner == _INDEX[Category.OTHER]) & (in_gaps != NOBODY) & (grid.window != NOBODY))
+    # an exchange that outlasts the gap did not end it: the rank went on without it
     ends_within = last[in_gaps[open_there]] <= gap_end[open_there]
     blamed = np.full(len(owner), NOBODY, dtype=np.int64)
     blamed[open_there[ends_within]] = in_gaps[open_there[ends_within]]
@@ -229,7 +236,7 @@ def _categories(spans: Spans, owner: NDArray[np.int8], blamed: NDArray[np.int64]
     of_operation = np.full(MAX_OPERATIONS, _INDEX[Category.OTHER_COMMUNICATION], dtype=np.int8)
     for operation, of_it in _COMMUNICATION_OF.items():
         of_operation[operation.number] = _INDEX[of_it]
-    category = owner.copy()
+    category = owner.copy()  # `owner` is read again below
     held = np.flatnonzero(blamed != NOBODY)
     category[held] = of_operation[spans.operation[blamed[held]]]
     # the norm of the gradients is summed along every axis: it is not communication of tensor-parallel layers

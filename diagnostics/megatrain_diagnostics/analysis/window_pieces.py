@@ -47,6 +47,7 @@ class Grid:
 def lanes_of(spans: Spans, windows: Windows) -> Int64:
     """Return for each span the place of its rank among those with windows; -1: none."""
     ranks = np.unique(windows.rank)
+    # beyond the last rank searchsorted returns a place that does not exist
     place = np.minimum(np.searchsorted(ranks, spans.rank), len(ranks) - 1)
     return np.where(ranks[place] == spans.rank, place, NOBODY)
 
@@ -55,11 +56,13 @@ def cut_windows(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, window
     """Return the grid with a cut at each span's begin, its end and its moments."""
     ranks, first = np.unique(windows.rank, return_index=True)
     base = windows.begin_ns[first]
-    limit = np.maximum.reduceat(windows.end_ns, first)
+    limit = np.maximum.reduceat(windows.end_ns, first)  # windows are ordered by rank: one run for each rank
+    # one ns more than a rank's length: the end of a rank and the begin of the next one stay two cuts
     offset = np.concatenate(([0], np.cumsum(limit - base + 1)))[:-1]
     of_window = np.searchsorted(ranks, windows.rank)
 
     def on_axis(times_ns: Int64, place: Int64) -> Int64:
+        # times outside the rank's windows move to their bounds, or they would lie in the range of another rank
         placed: Int64 = offset[place] + np.clip(times_ns, base[place], limit[place]) - base[place]
         return placed
 
@@ -75,6 +78,7 @@ def cut_windows(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, window
     ]
     cuts = np.unique(np.concatenate(marks))
     begin, length = cuts[:-1], np.diff(cuts)
+    # the last window that begins at or before the piece
     window = np.searchsorted(begins, begin, side="right") - 1
     window[begin >= ends[window]] = NOBODY  # between two windows, or between two ranks
     return Grid(begin, length, window, base, limit, offset)
@@ -89,7 +93,7 @@ def pieces_of(spans: Spans, lane: Int64, grid: Grid) -> tuple[Int64, Int64]:
 
 def places_of(times_ns: Int64, lane: Int64, grid: Grid) -> Int64:
     """Return the piece that begins at each span's time, which is one of the cuts; 0 for spans without a window."""
-    rank = np.maximum(lane, 0)
+    rank = np.maximum(lane, 0)  # spans without a window look up any rank; the last line discards the result
     base, limit, offset = grid.rank_base[rank], grid.rank_limit[rank], grid.rank_offset[rank]
     found = np.searchsorted(grid.begin, offset + np.clip(times_ns, base, limit) - base).astype(np.int64)
     return np.where(lane == NOBODY, 0, found)
@@ -97,6 +101,7 @@ def places_of(times_ns: Int64, lane: Int64, grid: Grid) -> Int64:
 
 def covered_ns(grid: Grid, is_chosen: NDArray[np.bool_], low: Int64, high: Int64) -> Int64:
     """Return how much of the chosen pieces each span covers."""
+    # running totals: the sum over a range of pieces is one difference, however many pieces a span covers
     until = np.concatenate(([0], np.cumsum(np.where(is_chosen, grid.length, 0))))
     lengths: Int64 = until[np.maximum(high, low)] - until[low]
     return lengths
@@ -109,6 +114,7 @@ def gap_ends(owner: NDArray[np.int8], grid: Grid) -> Int64:
     """
     rank = _piece_ranks(grid)
     is_outside = grid.window == NOBODY
+    # a run ends where the owner or the rank changes, and where a gap between windows begins or ends
     changes = np.flatnonzero((np.diff(owner) != 0) | (np.diff(rank) != 0) | np.diff(is_outside)) + 1
     last = np.concatenate((changes, [len(owner)])) - 1
     lengths = np.diff(np.concatenate(([0], changes, [len(owner)])))
