@@ -17,12 +17,11 @@ import pyarrow as pa
 
 from megatrain.contracts.records.diag_records import DaemonRecord
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain_diagnostics.collector.admission import Admission
+from megatrain_diagnostics.collector.admission import Admission, RowRateLimiter
 from megatrain_diagnostics.collector.consumers import ConsumerThread
 from megatrain_diagnostics.collector.counters import Ledger
 from megatrain_diagnostics.collector.event_server import EventServer
 from megatrain_diagnostics.collector.ingest import Ingest
-from megatrain_diagnostics.collector.rate_limiter import RowRateLimiter
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
 from megatrain_diagnostics.collector.rows_ahead import RowsAhead
 from megatrain_diagnostics.events.tables import Table

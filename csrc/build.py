@@ -28,7 +28,7 @@ OPERATORS = Path(__file__).resolve().parent / "operators"
 CXX_FLAGS = ("-std=c++20", f"-DTORCH_TARGET_VERSION={TARGET_TORCH}", f"-DPy_LIMITED_API={TARGET_PYTHON}")
 
 
-class BuildError(Exception):
+class KernelBuildError(Exception):
     """A sentence for the user that says why nothing was built."""
 
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         build(parsed.output, architecture_list(parsed.arch), parsed.jobs)
-    except BuildError as error:
+    except KernelBuildError as error:
         print(f"csrc/build.py: {error}", file=sys.stderr)
         return 1
     return 0
@@ -54,13 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build(output: Path, architectures: Sequence[str], jobs: int) -> None:
     """Compile every file of csrc/operators and link them to `output`, which is written atomically.
 
-    Raises: BuildError where a prerequisite is missing or a compiler fails.
+    Raises: KernelBuildError where a prerequisite is missing or a compiler fails.
     """
     nvcc, torch = find_nvcc(), find_torch()
     if nvcc is None:
-        raise BuildError("no nvcc on PATH, in CUDA_HOME, in /usr/local/cuda or in the package nvidia-cuda-nvcc")
+        raise KernelBuildError("no nvcc on PATH, in CUDA_HOME, in /usr/local/cuda or in the package nvidia-cuda-nvcc")
     if torch is None:
-        raise BuildError("torch is not installed in this environment: its headers are needed")
+        raise KernelBuildError("torch is not installed in this environment: its headers are needed")
     check_same_toolkit(_run([str(nvcc), "--version"]).stdout, cuda_of_torch(torch))
     with tempfile.TemporaryDirectory() as directory:
         sources = sorted([*OPERATORS.glob("*.cu"), *OPERATORS.glob("*.cpp")])
@@ -73,12 +73,12 @@ def build(output: Path, architectures: Sequence[str], jobs: int) -> None:
             ]
             for done in pool.map(_run, commands):
                 if done.returncode:
-                    raise BuildError(f"nvcc failed: {' '.join(done.args)}\n{done.stderr}")
+                    raise KernelBuildError(f"nvcc failed: {' '.join(done.args)}\n{done.stderr}")
         unfinished = output.with_name(f".{output.name}.{os.getpid()}")
         try:
             done = _run([str(nvcc), *link_flags(nvcc, torch), *map(str, objects), "-o", str(unfinished)])
             if done.returncode:
-                raise BuildError(f"linking failed: {' '.join(done.args)}\n{done.stderr}")
+                raise KernelBuildError(f"linking failed: {' '.join(done.args)}\n{done.stderr}")
             unfinished.replace(output)
         finally:
             unfinished.unlink(missing_ok=True)
@@ -87,12 +87,14 @@ def build(output: Path, architectures: Sequence[str], jobs: int) -> None:
 def architecture_list(text: str) -> tuple[str, ...]:
     """Return the compute capabilities of a list in the form of TORCH_CUDA_ARCH_LIST: '8.0;9.0a' or '8.0 9.0a'.
 
-    Raises: BuildError for an entry that is not a compute capability.
+    Raises: KernelBuildError for an entry that is not a compute capability.
     """
     found = tuple(text.replace(";", " ").replace(",", " ").split()) or ARCHITECTURES
     for one in found:
         if re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", one) is None:
-            raise BuildError(f"TORCH_CUDA_ARCH_LIST: {one!r} is no compute capability, such as 8.0, 9.0a or 9.0+PTX")
+            raise KernelBuildError(
+                f"TORCH_CUDA_ARCH_LIST: {one!r} is no compute capability, such as 8.0, 9.0a or 9.0+PTX"
+            )
     return found
 
 
@@ -167,7 +169,7 @@ def cuda_of_torch(torch: Path) -> str | None:
 
 
 def check_same_toolkit(nvcc_answer: str, torch_cuda: str | None) -> None:
-    """Raise BuildError where nvcc and torch have different major versions of CUDA.
+    """Raise KernelBuildError where nvcc and torch have different major versions of CUDA.
 
     The driver fits torch but may be too old for the runtime that nvcc links. Then the kernels would load, and every
     launch would fail. A torch without CUDA passes the check: such a build only shows that the kernels compile.
@@ -175,7 +177,7 @@ def check_same_toolkit(nvcc_answer: str, torch_cuda: str | None) -> None:
     release = re.search(r"release (\d+)\.\d+", nvcc_answer)
     if torch_cuda is None or release is None or release[1] == torch_cuda.partition(".")[0]:
         return
-    raise BuildError(
+    raise KernelBuildError(
         f"nvcc is of CUDA {release[0].removeprefix('release ')} and torch of CUDA {torch_cuda}: one generation must "
         f"serve both; put an nvcc of CUDA {torch_cuda.partition('.')[0]} first on PATH or in CUDA_HOME"
     )

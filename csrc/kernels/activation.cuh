@@ -3,7 +3,7 @@
 // PARTS = 1: gelu of [rows, columns]. PARTS = 2: silu(gate) * up of [rows, 2, columns]. The bias is added in wide_t<T>.
 #pragma once
 
-#include "column_walk.cuh"
+#include "columns.cuh"
 
 namespace megatrain {
 

@@ -1,7 +1,7 @@
 // Dropout with counter-based random numbers (bitwise those of megatrain/rng.py), with bias before and residual after it.
 #pragma once
 
-#include "column_walk.cuh"
+#include "columns.cuh"
 
 namespace megatrain {
 

@@ -1,8 +1,7 @@
 // bias_gelu and bias_swiglu, forward and backward.
 #include "../kernels/activation.cuh"
 
-#include "column_sum.h"
-#include "column_walk.h"
+#include "columns.h"
 #include "torch_side.h"
 
 namespace megatrain {

@@ -3,8 +3,7 @@
 
 #include <cmath>
 
-#include "column_sum.h"
-#include "column_walk.h"
+#include "columns.h"
 #include "torch_side.h"
 
 namespace megatrain {

@@ -1,7 +1,7 @@
 // rms_norm and layer_norm, with and without a residual, forward and backward.
 #include "../kernels/norm.cuh"
 
-#include "column_sum.h"
+#include "columns.h"
 #include "torch_side.h"
 
 namespace megatrain {

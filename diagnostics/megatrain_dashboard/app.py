@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,36 +10,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
+from starlette.responses import Response
 
 import megatrain
 from megatrain_dashboard import assets
 from megatrain_dashboard.actions.handler import ActionHandler
-from megatrain_dashboard.api.actions import route as actions
-from megatrain_dashboard.api.audit import route as audit
-from megatrain_dashboard.api.checkpoints import route as checkpoints
-from megatrain_dashboard.api.devices import route as devices
-from megatrain_dashboard.api.health import route as health
+from megatrain_dashboard.api import (
+    actions,
+    audit,
+    checkpoints,
+    devices,
+    health,
+    hosts,
+    job,
+    live,
+    logs,
+    marks,
+    notes,
+    session,
+)
 from megatrain_dashboard.api.heat import route as heat
-from megatrain_dashboard.api.hosts import route as hosts
 from megatrain_dashboard.api.incidents import route as incidents
-from megatrain_dashboard.api.job import route as job
-from megatrain_dashboard.api.live import route as live
-from megatrain_dashboard.api.live.streams import LiveStreams
-from megatrain_dashboard.api.logs import route as logs
-from megatrain_dashboard.api.marks import route as marks
-from megatrain_dashboard.api.notes import route as notes
+from megatrain_dashboard.api.live import LiveStreams
 from megatrain_dashboard.api.overview import route as overview
 from megatrain_dashboard.api.ranks import route as ranks
 from megatrain_dashboard.api.runbooks import route as runbooks
-from megatrain_dashboard.api.session import route as session
 from megatrain_dashboard.api.stragglers import route as stragglers
 from megatrain_dashboard.api.timeline import route as timeline
 from megatrain_dashboard.parts import DashboardParts
-from megatrain_dashboard.responses.api_description import add_openapi
+from megatrain_dashboard.responses.cache import JSON_TYPE
 from megatrain_dashboard.responses.document import ErrorDocument
 from megatrain_dashboard.responses.errors import add_error_responses, check_query
-from megatrain_dashboard.security.attempts import Attempts
-from megatrain_dashboard.security.authenticator import Authenticator
+from megatrain_dashboard.security.authenticator import Attempts, Authenticator
 from megatrain_dashboard.security.guard import Guard
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources.protocol import JobSource
@@ -112,3 +115,14 @@ def routers_of_job(parts: DashboardParts, streams: LiveStreams, handler: ActionH
         audit.router(parts, handler),
         notes.router(parts, None if handler is None else handler.notes),
     )
+
+
+def add_openapi(app: FastAPI, prefix: str) -> None:
+    """Add the route that describes `app`. Call it after all routes of the API are added.
+
+    The description is generated from routes and documents, so it cannot differ from the responses.
+    """
+
+    @app.get(f"{prefix}/openapi.json", include_in_schema=False, dependencies=[Depends(check_query)])
+    async def openapi_json() -> Response:
+        return Response(json.dumps(app.openapi()), media_type=JSON_TYPE)

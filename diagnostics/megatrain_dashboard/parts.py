@@ -1,4 +1,4 @@
-"""The objects that the routers share; each `route.py` has a function `router(parts: DashboardParts)`."""
+"""The objects that the routers share; each subject of the API has a function `router(parts: DashboardParts)`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi.params import Depends
 from megatrain.contracts.errors import UsageError
 from megatrain_dashboard.responses.cache import ResponseCache
 from megatrain_dashboard.responses.errors import RefusalError, shown
-from megatrain_dashboard.security.heavy import HeavyQueries, downloads
+from megatrain_dashboard.responses.heavy import HeavyQueries, downloads
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources.facts import JobFacts
 from megatrain_dashboard.sources.protocol import JobSource

@@ -27,30 +27,26 @@ from pathlib import Path
 import megatrain
 from megatrain.commands.argument_types import utf8_path, utf8_text
 from megatrain.config.diagnostics import DiagnosticsConfig
-from megatrain.config.serialize import config_of_values
 from megatrain.contracts.errors import ConfigError, DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.diag_records import DaemonRecord
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode
-from megatrain.contracts.records.rounds import JobRecord
 from megatrain.programs.own_output import keep_own_log
 from megatrain.programs.stop_signals import stopped_by_signals
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.analysis.device_states import WINDOW_S
-from megatrain_diagnostics.collector.admission import Admission
+from megatrain_diagnostics.collector.admission import Admission, RowRateLimiter
+from megatrain_diagnostics.collector.configuration import Configuration, reachable_address, usual_address
 from megatrain_diagnostics.collector.consumers import ConsumerThread
 from megatrain_diagnostics.collector.counters import Ledger, LossReporter
 from megatrain_diagnostics.collector.event_server import EventServer
 from megatrain_diagnostics.collector.ingest import Ingest
-from megatrain_diagnostics.collector.job_watch import JobWatch
-from megatrain_diagnostics.collector.rate_limiter import RowRateLimiter
-from megatrain_diagnostics.collector.rounds_known import KnownRounds
+from megatrain_diagnostics.collector.rounds_known import JobWatch, KnownRounds
 from megatrain_diagnostics.collector.rows_ahead import RowsAhead
 from megatrain_diagnostics.collector.settings import DaemonSettings, add_daemon_arguments
 from megatrain_diagnostics.controller.controller import Controller
-from megatrain_diagnostics.controller.device_findings import DeviceFindings
-from megatrain_diagnostics.controller.device_watch import DeviceWatch
+from megatrain_diagnostics.controller.device_watch import DeviceFindings, DeviceWatch
 from megatrain_diagnostics.events.roster import newest_round
 from megatrain_diagnostics.events.source import Where, matching
 from megatrain_diagnostics.events.tables import Groups, Ranks, Xids, num_rows, select
@@ -60,71 +56,18 @@ from megatrain_diagnostics.metrics.job_records import SaveFailures
 from megatrain_diagnostics.metrics.state_writer import StateWriter
 from megatrain_diagnostics.metrics.training_metrics import TrainingMetrics
 from megatrain_diagnostics.store.event_store import EventStore
-from megatrain_diagnostics.store.retention import Retention
 from megatrain_diagnostics.store.segments import StoreError
 from megatrain_job.commands.etcd_flags import add_etcd_arguments, etcd_flags
 from megatrain_job.coordination.announcement import Announcement
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.jobs.etcd_job import EtcdJob
 
 _logger = logging.getLogger(__name__)
-_LOOPBACK = "127.0.0.1"
 _POLL_S = 1.0
 _MAINTENANCE_S = 60.0
 _LOCK_PATIENCE_S = 15.0
 """A daemon that is being replaced may still write its last batches."""
 _GOODBYE_S = 3.0
-_EVERYTHING = Retention(hours=1e6, num_bytes=1e18)
-
-
-class Configuration:
-    """Section [diagnostics] and the checkpoints' directory: as the launch passed them, later as in the job's record."""
-
-    def __init__(self, settings: DaemonSettings) -> None:
-        self._section = settings.section or DiagnosticsConfig()
-        self._run = RunDirectory(settings.run)
-        self._checkpoints = settings.checkpoints
-        self._known = threading.Event()
-        if settings.section is not None:
-            self._known.set()
-
-    @property
-    def section(self) -> DiagnosticsConfig:
-        """The section; the defaults until it is known."""
-        return self._section
-
-    @property
-    def checkpoints(self) -> Path:
-        return self._checkpoints or self._run.checkpoints
-
-    @property
-    def retention(self) -> Retention:
-        """What is kept: everything, until the configuration is known."""
-        if not self._known.is_set():
-            return _EVERYTHING
-        return Retention(self._section.retention_hours, self._section.retention_gb * 1e9)
-
-    def take(self, record: JobRecord) -> None:
-        """Take a record's section; an unreadable record changes nothing."""
-        try:
-            # the record of a job that torchrun started has no configuration
-            config = config_of_values(record.config, record.job) if record.config else None
-            self._section = config.diagnostics if config else DiagnosticsConfig()
-            if config and config.checkpoint.directory:
-                self._checkpoints = Path(config.checkpoint.directory)
-            self._known.set()
-        except ConfigError as error:
-            _logger.warning("the configuration in the job's record cannot be read, the old one stays: %s", error)
-
-    def wait(self, stop: threading.Event) -> bool:
-        """Wait until the section is known, or `stop` is set; return whether it is known."""
-        if not self._known.is_set():
-            _logger.info("the daemon opens no port before it has the job's record, which says where it may listen")
-        while not self._known.wait(_POLL_S / 4):
-            if stop.is_set():
-                return False
-        return True
 
 
 def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
@@ -159,7 +102,7 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
         parts = MetricsParts(training, ledger, controller, store, etcd, failures)
         metrics = served_metrics(parts, keys.job, configuration.checkpoints, configuration.section)
         record = DaemonRecord(
-            host=socket.gethostname(), session=session, address=_reachable_address(settings, server.address),
+            host=socket.gethostname(), session=session, address=reachable_address(settings, server.address),
             port=server.port, token=token, metrics_port=closing.enter_context(metrics), started_unix_s=time.time(),
             version=megatrain.__version__,
         )  # fmt: skip
@@ -242,42 +185,13 @@ def _recall(store: EventStore, rounds: KnownRounds, consumers: ConsumerThread) -
 
 
 def _listening(settings: DaemonSettings, section: DiagnosticsConfig, ingest: Ingest, token: str) -> EventServer:
-    address = settings.address or section.daemon_address or _usual_address(settings.etcd)
+    address = settings.address or section.daemon_address or usual_address(settings.etcd)
     port = section.daemon_port if settings.port is None else settings.port
     try:
         return EventServer(ingest, address, port, token)
     except OSError as error:
         problem = f"diagnostics.daemon_address={address!r}, daemon_port={port}: cannot listen there: {error}"
         raise ConfigError([f"{problem}; name an address of this machine and a port that is free"]) from error
-
-
-def _usual_address(etcd: EtcdSettings) -> str:
-    """Return loopback for a job whose etcd is only on this machine, else the address by which etcd is reached."""
-    is_alone = all(endpoint.is_local for endpoint in etcd.endpoints)
-    return _LOOPBACK if is_alone else _address_towards(etcd)
-
-
-def _reachable_address(settings: DaemonSettings, address: str) -> str:
-    """Return the address by which others reach a listener."""
-    if address in ("0.0.0.0", "::"):
-        return _address_towards(settings.etcd)
-    return address
-
-
-def _address_towards(etcd: EtcdSettings) -> str:
-    """Return this machine's address on the way to etcd; nothing is sent. Raises: ConfigError."""
-    endpoint = etcd.endpoints[0]
-    if endpoint.path:
-        return _LOOPBACK
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ConfigError(
-            [f"no address of this machine leads to etcd at {endpoint}: {error}; set diagnostics.daemon_address"]
-        ) from error
 
 
 def _maintain(store: EventStore, configuration: Configuration, stop: threading.Event) -> None:

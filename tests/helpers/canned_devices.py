@@ -6,8 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from megatrain_dashboard.api.devices.document import HostDevicesDocument
-from megatrain_dashboard.api.devices.view import host_devices_document
+from megatrain_dashboard.api.devices import HostDevicesDocument, host_devices_document
 from megatrain_diagnostics.devices.rows import HostPlace, device_tables
 from megatrain_diagnostics.devices.sample import HostSample
 from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Xids, joined

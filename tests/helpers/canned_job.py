@@ -11,25 +11,25 @@ from collections.abc import Mapping
 from typing import Literal
 
 from megatrain.contracts.layout import Layout
-from megatrain_dashboard.api.hosts.document import (
+from megatrain_dashboard.api.hosts import (
     CheckDocument,
     HostDocument,
     HostHistoryDocument,
     HostsDocument,
 )
-from megatrain_dashboard.api.job.document import (
+from megatrain_dashboard.api.job import (
     JobDocument,
     OperationDocument,
     RoundDocument,
 )
-from megatrain_dashboard.api.marks.document import (
+from megatrain_dashboard.api.marks import (
     ChangedKeyDocument,
     ConfigChangeDocument,
     MarkDocument,
     MarkKind,
     MarksDocument,
 )
-from megatrain_dashboard.api.notes.document import NoteDocument, NotesDocument
+from megatrain_dashboard.api.notes import NoteDocument, NotesDocument
 from megatrain_dashboard.api.overview.document import (
     CheckpointAge,
     DiagnosisState,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megatrain_dashboard.api.audit.document import AuditDocument, AuditEntryDocument
-from megatrain_dashboard.api.checkpoints.document import (
+from megatrain_dashboard.api.audit import AuditDocument, AuditEntryDocument
+from megatrain_dashboard.api.checkpoints import (
     BranchDocument,
     CheckpointDocument,
     CheckpointsDocument,

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.errors import add_error_responses, check_query
-from megatrain_dashboard.security.heavy import HeavyQueries
+from megatrain_dashboard.responses.heavy import HeavyQueries
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources.facts import JobFacts
 from megatrain_dashboard.sources.protocol import LiveState

@@ -15,7 +15,7 @@ from fastapi import APIRouter
 from megatrain.contracts.errors import DataError
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.actions.handler import ActionHandler
-from megatrain_dashboard.api.live.streams import LiveStreams
+from megatrain_dashboard.api.live import LiveStreams
 from megatrain_dashboard.app import make_app
 from megatrain_dashboard.assets import Asset
 from megatrain_dashboard.security.headers import CONTENT_SECURITY_POLICY

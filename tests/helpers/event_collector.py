@@ -12,12 +12,11 @@ import numpy as np
 
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.records.diag_records import DaemonRecord
-from megatrain_diagnostics.collector.admission import Admission
+from megatrain_diagnostics.collector.admission import Admission, RowRateLimiter
 from megatrain_diagnostics.collector.consumers import Consumer, ConsumerThread
 from megatrain_diagnostics.collector.counters import Ledger
 from megatrain_diagnostics.collector.event_server import EventServer
 from megatrain_diagnostics.collector.ingest import Ingest, IngestLimits, Store
-from megatrain_diagnostics.collector.rate_limiter import RowRateLimiter
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
 from megatrain_diagnostics.collector.rows_ahead import RowsAhead
 from megatrain_diagnostics.events.tables import Spans, from_columns

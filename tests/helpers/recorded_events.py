@@ -7,8 +7,7 @@ from pathlib import Path
 from megatrain.contracts.black_box.values import ClockBase
 from megatrain.run_files.run_directory import own_box_paths
 from megatrain_diagnostics.events.tables import Table, joined
-from megatrain_diagnostics.streamer.host_clock import HostClock
-from megatrain_diagnostics.streamer.rank_tail import RankTail
+from megatrain_diagnostics.streamer.rank_tail import HostClock, RankTail
 from tests.helpers.memory_events import MemoryEvents
 
 _CLOCK = HostClock(ClockBase(monotonic_ns=0, unix_ns=1_700_000_000_000_000_000, error_ns=1))

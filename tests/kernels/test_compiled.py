@@ -19,7 +19,7 @@ import torch
 from csrc.build import (
     ARCHITECTURES,
     OPERATORS,
-    BuildError,
+    KernelBuildError,
     architecture_list,
     build,
     check_same_toolkit,
@@ -114,14 +114,14 @@ def test_nvcc_compiles_a_kernel(tmp_path: Path) -> None:
 
 
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="nvcc failed"):
+    with pytest.raises(KernelBuildError, match="nvcc failed"):
         build(tmp_path / "_C.abi3.so", ["1.0"], jobs=2)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["90", "Hopper", "8.0;sm_90", "9.0b"])
 def test_unknown_architecture_is_refused(text: str) -> None:
-    with pytest.raises(BuildError, match=r"TORCH_CUDA_ARCH_LIST: '\w+(\.\w+)?' is no compute capability"):
+    with pytest.raises(KernelBuildError, match=r"TORCH_CUDA_ARCH_LIST: '\w+(\.\w+)?' is no compute capability"):
         architecture_list(text)
 
 
@@ -129,7 +129,9 @@ def test_nvcc_and_torch_must_be_of_one_cuda_generation() -> None:
     answer = "Cuda compilation tools, release 13.0, V13.0.48"
     for torch_cuda in (None, "13.0", "13.2"):
         check_same_toolkit(answer, torch_cuda)
-    with pytest.raises(BuildError, match=r"nvcc is of CUDA 13\.0 and torch of CUDA 12\.8: .* an nvcc of CUDA 12 first"):
+    with pytest.raises(
+        KernelBuildError, match=r"nvcc is of CUDA 13\.0 and torch of CUDA 12\.8: .* an nvcc of CUDA 12 first"
+    ):
         check_same_toolkit(answer, "12.8")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import expect
 
-from megatrain_dashboard.api.job.document import RoundDocument
+from megatrain_dashboard.api.job import RoundDocument
 from tests.helpers.canned_dashboard import CannedDashboard
 from tests.helpers.canned_job import JOB, NOW_S, SLOW_HOST, STEP, job_document, overview_document
 from tests.helpers.waiting import wait_until

@@ -18,18 +18,13 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from megatrain_dashboard import assets
-from megatrain_dashboard.api.compare import route as compare
-from megatrain_dashboard.api.health import route as health
+from megatrain_dashboard.api import compare, health, live, session
 from megatrain_dashboard.api.jobs import route as jobs
-from megatrain_dashboard.api.live import route as live
-from megatrain_dashboard.api.live.streams import LiveStreams
-from megatrain_dashboard.api.session import route as session
-from megatrain_dashboard.app import API_PREFIX, api_app
+from megatrain_dashboard.api.live import LiveStreams
+from megatrain_dashboard.app import API_PREFIX, add_openapi, api_app
 from megatrain_dashboard.jobs.open_jobs import OpenJobs
 from megatrain_dashboard.parts import JobsParts
-from megatrain_dashboard.responses.api_description import add_openapi
-from megatrain_dashboard.security.attempts import Attempts
-from megatrain_dashboard.security.authenticator import Authenticator
+from megatrain_dashboard.security.authenticator import Attempts, Authenticator
 from megatrain_dashboard.security.guard import API, JOB_KEY, SESSION_PATH, Guard
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources.runs.catalog import JobCatalog

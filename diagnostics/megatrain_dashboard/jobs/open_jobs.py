@@ -23,7 +23,7 @@ from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.actions.backend import EtcdBackend
 from megatrain_dashboard.actions.handler import ActionHandler
 from megatrain_dashboard.api.jobs.view import why_not_opened
-from megatrain_dashboard.api.live.streams import LiveStreams
+from megatrain_dashboard.api.live import LiveStreams
 from megatrain_dashboard.app import api_app, routers_of_job
 from megatrain_dashboard.parts import JobsParts
 from megatrain_dashboard.responses.errors import internal_error, not_found, shown, unavailable

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from megatrain.contracts.layout import AXES, Layout
+from megatrain_diagnostics.analysis.findings import Thresholds
 
 
 class Document(BaseModel):
@@ -58,3 +59,10 @@ class ThresholdsDocument(Document):
     score: float
     num_steps: int
     """The number of steps in which the rank must exceed the other two."""
+
+
+def thresholds_document(thresholds: Thresholds | None) -> ThresholdsDocument | None:
+    """Return the document of the thresholds; None where nothing was judged."""
+    if thresholds is None:
+        return None
+    return ThresholdsDocument(excess=thresholds.excess, score=thresholds.score, num_steps=thresholds.num_steps)

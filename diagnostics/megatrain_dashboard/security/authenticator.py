@@ -8,18 +8,22 @@ addresses are ignored.
 from __future__ import annotations
 
 import hmac
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from ipaddress import ip_address
 
 from megatrain.contracts.network_address import is_loopback
 from megatrain_dashboard.responses.errors import RefusalError, too_many
-from megatrain_dashboard.security.attempts import Attempts
 from megatrain_dashboard.security.roles import Caller, Proof, Role
 from megatrain_dashboard.security.sessions import PAGE_SECRET_HEADER, Sessions
 from megatrain_dashboard.settings import DashboardSettings
 
 _MAX_NAME_CHARACTERS = 128
 _BEARER_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="megatrain"'}
+_WINDOW_S = 60.0
+_MAX_ADDRESSES = 4096
+"""Beyond this number the oldest addresses are dropped, so that memory stays bounded."""
 
 
 class Authenticator:
@@ -94,3 +98,28 @@ class Authenticator:
 def _digest(token: str) -> bytes:
     """Return a digest of a token for comparisons. All digests have the same length."""
     return hmac.digest(b"megatrain dashboard token", token.encode(errors="replace"), "sha256")
+
+
+class Attempts:
+    """Counts wrong tokens by address: each address has a few attempts a minute. Thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def wait_s(self, address: str, now_s: float) -> float:
+        """Return how long an address must wait before its next token is checked; 0: not at all."""
+        with self._lock:
+            times = self._wrong.get(address)
+            while times and times[0] <= now_s - _WINDOW_S:
+                times.popleft()
+            return times[0] + _WINDOW_S - now_s if times and len(times) >= self._most else 0.0
+
+    def note_wrong(self, address: str, now_s: float) -> None:
+        """Count a wrong token."""
+        with self._lock:
+            self._wrong.setdefault(address, deque(maxlen=self._most)).append(now_s)
+            self._wrong.move_to_end(address)
+            if len(self._wrong) > _MAX_ADDRESSES:
+                self._wrong.popitem(last=False)

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from megatrain.contracts.errors import DataError
@@ -23,13 +23,12 @@ from megatrain_dashboard.sources.facts import CheckpointsSeen
 from megatrain_dashboard.sources.run_files import RunFiles
 from megatrain_dashboard.sources.series_builder import EMPTY, SeriesBuilder, SeriesSnapshot
 from megatrain_dashboard.sources.series_reader import SeriesReader
-from megatrain_dashboard.sources.versions import Versions
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import TABLES
 from megatrain_diagnostics.store.daemon_state import STATE_NAME, DaemonState, read_state
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence, kept_rounds, read_incident
 from megatrain_diagnostics.store.reader import StoredEvents
-from megatrain_diagnostics.store.rounds import (
+from megatrain_diagnostics.store.rounds_and_hosts import (
     RoundSeen,
     roster_of,
     rounds_seen,
@@ -56,6 +55,9 @@ _TOPICS_OF = {
     "xids": ("hosts",),
 }
 """By table, the topics that its new rows may change."""
+TOPICS = (
+    "overview", "series", "heat", "ranks", "stragglers", "incidents", "hosts", "checkpoints", "logs", "timeline",
+)  # fmt: skip
 
 
 class RunHistory:
@@ -231,3 +233,25 @@ def _table_signature(directory: Path) -> tuple[str, int] | None:
         return str(path), path.stat().st_mtime_ns
     except OSError:
         return None
+
+
+class Versions:
+    """The versions of topics, which /live sends to pages: numbers that grow when responses may have changed.
+
+    A topic is the data of one view, or of a part of one: "series" is that of the charts, "ranks" that of the view
+    Ranks. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = dict.fromkeys(TOPICS, 1)
+
+    def bump(self, *topics: str) -> None:
+        """Raise the versions of some topics."""
+        with self._lock:
+            for topic in topics:
+                self._numbers[topic] += 1
+
+    def now(self) -> Mapping[str, int]:
+        with self._lock:
+            return dict(self._numbers)

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from megatrain.config.config import Config
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.sources.protocol import LiveState
-from megatrain_dashboard.sources.run_history import PERIOD_S, RunHistory
+from megatrain_dashboard.sources.run_history import PERIOD_S, RunHistory, Versions
 from megatrain_dashboard.sources.series_builder import SeriesSnapshot
 from megatrain_dashboard.sources.series_detail import SeriesDetail
-from megatrain_dashboard.sources.versions import Versions
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.daemon_state import DaemonState
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence

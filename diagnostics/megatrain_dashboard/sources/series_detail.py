@@ -16,7 +16,7 @@ from megatrain.contracts.errors import DataError
 from megatrain_dashboard.sources.series_builder import CAPACITY, SeriesBuilder, SeriesSnapshot
 from megatrain_dashboard.sources.series_reader import SeriesReader
 from megatrain_diagnostics.store.reader import StoredEvents
-from megatrain_diagnostics.store.rounds import RoundSeen
+from megatrain_diagnostics.store.rounds_and_hosts import RoundSeen
 
 MAX_STEPS = CAPACITY
 _NUM_KEPT = 4

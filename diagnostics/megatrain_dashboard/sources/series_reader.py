@@ -14,7 +14,7 @@ from megatrain_dashboard.sources.series_builder import SeriesBuilder
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import StepTotals, Values, num_rows
 from megatrain_diagnostics.store.reader import StoredEvents
-from megatrain_diagnostics.store.rounds import RoundSeen, steps_ahead
+from megatrain_diagnostics.store.rounds_and_hosts import RoundSeen, steps_ahead
 
 _STEPS_AT_ONCE = 4096
 _NUM_PROBES = 8

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.records.host_verdict import Cause
-from megatrain_diagnostics.analysis.device_limits import LIMITS, gpu_name, mhz_text
+from megatrain_diagnostics.analysis.device_states import LIMITS, gpu_name, mhz_text
 from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.events.source import EventSource, Where
 from megatrain_diagnostics.events.tables import Float64, Gpus, NetworkLinks, num_rows, select

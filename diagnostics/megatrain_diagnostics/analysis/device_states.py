@@ -1,6 +1,7 @@
 """One GPU, or one link, from reading to reading: which counters grew, since when it is throttled, what is wrong. Pure.
 
-Counters restart when a driver is loaded again: a counter that is less than before counts from zero.
+Counters restart when a driver is loaded again: a counter that is less than before counts from zero. `DeviceLimits`
+says beyond which values a GPU or a link has a problem.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from megatrain.contracts.records.diag_records import DeviceProblem, DeviceProblemKind
-from megatrain_diagnostics.analysis.device_limits import LIMITS, gpu_name, mhz_text
 from megatrain_job.devices.gpu_readings import FAULTY_REASONS, throttle_text
 from megatrain_job.failures.xids import XidKind, xid_of
 
@@ -22,6 +22,40 @@ _GPU_COUNTERS = ("uncorrected_errors", "corrected_errors", "nvlink_errors", "pci
 _LINK_COUNTERS = ("rx_errors", "tx_errors", "symbol_errors", "downs")
 
 Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLimits:
+    """Ours, unless another source is given. Errors are counted over the last hour."""
+
+    clock_drop: float = 0.05
+    """Fraction of its earlier clock: a drop of this size is shown as evidence for a straggler."""
+    throttled_s: float = 30.0
+    """How long heat or the power supply may throttle a GPU."""
+    corrected_errors: int = 1000
+    nvlink_errors: int = 100
+    pcie_replays: int = 480
+    """Eight a minute, the limit of the health watch of NVIDIA's DCGM."""
+    link_errors: int = 100
+    """Errors of received and sent data, symbol errors included."""
+    silent_s: float = 60.0
+    silent_intervals: float = 5.0
+    """A host's devices are silent when there was no reading for longer than both."""
+
+    def silent_after_s(self, interval_s: float) -> float:
+        return max(self.silent_s, self.silent_intervals * interval_s)
+
+
+LIMITS = DeviceLimits()
+
+
+def gpu_name(gpu: int, host: str, rank: int) -> str:
+    """Return "GPU 3 of host-2 (rank 19)"."""
+    return f"GPU {gpu} of {host}" + (f" (rank {rank})" if rank >= 0 else "")
+
+
+def mhz_text(mhz: float) -> str:
+    return f"{mhz:,.0f} MHz"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.analysis.change_points import ChangePoint, change_points
 from megatrain_diagnostics.analysis.drift_causes import Moved, moved_operations
-from megatrain_diagnostics.analysis.hours import Hours, hours_of_day
 from megatrain_diagnostics.analysis.launch_stagger import (
     IssueLatency,
     LaunchSample,
@@ -26,7 +25,7 @@ from megatrain_diagnostics.analysis.launch_stagger import (
 )
 from megatrain_diagnostics.analysis.step_series import SERIES_OPERATIONS, StepSeries, step_series
 from megatrain_diagnostics.analysis.step_windows import full_steps, plausible_spans, read_step_events
-from megatrain_diagnostics.analysis.trends import Trend, trend
+from megatrain_diagnostics.analysis.trends import Hours, Trend, hours_of_day, trend
 from megatrain_diagnostics.events.roster import Roster, make_roster
 from megatrain_diagnostics.events.source import EventSource, Where
 from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Values, select

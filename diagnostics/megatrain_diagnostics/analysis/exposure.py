@@ -21,7 +21,19 @@ from numpy.typing import NDArray
 from megatrain.contracts.black_box.operations import AXIS_ALL_REDUCES, MAX_OPERATIONS, MODEL_COMPUTES, Operation
 from megatrain.contracts.black_box.values import ATTENDED_MASK, ATTENDED_SHIFT, ATTENDED_STEPS
 from megatrain_diagnostics.analysis.exchanges import Exchanges, end_ns
-from megatrain_diagnostics.events.tables import NO_DURATION, Int32, Int64, Spans
+from megatrain_diagnostics.analysis.window_pieces import (
+    NOBODY,
+    Grid,
+    Windows,
+    covered_ns,
+    cut_windows,
+    gap_ends,
+    lanes_of,
+    piece_times,
+    pieces_of,
+    places_of,
+)
+from megatrain_diagnostics.events.tables import NO_DURATION, Int64, Spans
 
 
 class Category(StrEnum):
@@ -82,20 +94,6 @@ _COMMUNICATION_OF: dict[Operation, Category] = {
 }
 _IN_COMPUTE = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER, Operation.TP_ALL_REDUCE)
 _IN_OPTIMIZER = (*AXIS_ALL_REDUCES, Operation.UPDATES_ALL_TO_ALL)
-_NOBODY = -1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Windows:
-    """The windows of steps, ordered by (rank, begin); windows of one rank do not overlap."""
-
-    rank: Int32
-    step: Int32
-    begin_ns: Int64
-    end_ns: Int64
-
-    def __len__(self) -> int:
-        return len(self.rank)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,20 +115,6 @@ class Exposure:
     """Time of each span within the windows."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Grid:
-    """The windows' time, cut wherever anything changes: all ranks one after the other on one axis."""
-
-    begin: Int64
-    length: Int64
-    window: Int64
-    """Window of each piece."""
-    rank_base: Int64
-    rank_limit: Int64
-    rank_offset: Int64
-    """Place of each rank's base on the axis."""
-
-
 def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
     """Return where the time of the windows went, by the spans of their ranks, of any step."""
     num = len(CATEGORIES)
@@ -138,35 +122,39 @@ def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
         none = np.zeros((0, num), dtype=np.int64)
         return Exposure(windows, none, none, *(np.zeros_like(spans.start_ns) for _ in range(4)))
     arrived = exchanges.arrived_ns(spans)
-    lane = _lanes(spans, windows)
+    lane = lanes_of(spans, windows)
     awaited = awaited_since_ns(spans)
-    grid = _cut(spans, (arrived, awaited), lane, windows)
-    low, high = _pieces(spans, lane, grid)
+    grid = cut_windows(spans, (arrived, awaited), lane, windows)
+    low, high = pieces_of(spans, lane, grid)
     owner = _paint_layers(spans, low, high, len(grid.begin))
-    blamed = _held_up_by(spans, (low, _places(awaited, lane, grid), high), owner, grid)
-    is_worked = (owner != _INDEX[Category.OTHER]) & (blamed == _NOBODY)
+    blamed = _held_up_by(spans, (low, places_of(awaited, lane, grid), high), owner, grid)
+    # a piece of compute that an exchange held up counts as exposed, so it is not work that the exchange overlaps with
+    is_worked = (owner != _INDEX[Category.OTHER]) & (blamed == NOBODY)
     category = _categories(spans, owner, blamed)
-    at_ns = _piece_times(grid)
-    exposed = np.flatnonzero(blamed != _NOBODY)
+    at_ns = piece_times(grid)
+    exposed = np.flatnonzero(blamed != NOBODY)
+    # the grid is cut at the arrivals, so a piece lies entirely before or entirely after the last peer arrived
     waits = exposed[at_ns[exposed] < arrived[blamed[exposed]]]
     # waiting for a late neighbour stage is the bubble; waiting for late members of a collective is reported separately
     span_waiting_ns = _totals(blamed[waits], grid.length[waits], len(spans.rank))
     is_link = category[waits] == _INDEX[Category.PP]
+    # before `spent_ns` is summed: the bubble takes the time away from pp, so a row still adds up to its window
     category[waits[is_link]] = _INDEX[Category.BUBBLE]
     waits = waits[~is_link]
 
     def summed(pieces: NDArray[np.int64]) -> Int64:
+        # one number for each (window, category), so that one sum over all pieces fills the whole matrix
         cells = grid.window[pieces] * num + category[pieces]
         return _totals(cells, grid.length[pieces], len(windows) * num).reshape(-1, num)
 
     return Exposure(
         windows=windows,
-        spent_ns=summed(np.flatnonzero(grid.window != _NOBODY)),
+        spent_ns=summed(np.flatnonzero(grid.window != NOBODY)),
         waiting_ns=summed(waits),
         exposed_ns=_totals(blamed[exposed], grid.length[exposed], len(spans.rank)),
         span_waiting_ns=span_waiting_ns,
-        overlapped_ns=_lengths(grid, is_worked & (grid.window != _NOBODY), low, high),
-        inside_ns=_lengths(grid, grid.window != _NOBODY, low, high),
+        overlapped_ns=covered_ns(grid, is_worked & (grid.window != NOBODY), low, high),
+        inside_ns=covered_ns(grid, grid.window != NOBODY, low, high),
     )
 
 
@@ -176,18 +164,12 @@ def awaited_since_ns(spans: Spans) -> Int64:
     That is the span's start where the CPU thread did not report it, and its end where the CPU thread never waited. The
     time to launch the span counts as waiting, at its end.
     """
+    # the record has the share plus one, because 0 means that the CPU thread did not report it
     share = ((spans.flags.astype(np.int64) >> ATTENDED_SHIFT) & ATTENDED_MASK) - 1
     length = np.maximum(spans.duration_ns, 0)
     attended = np.where(share < 0, length, (length * share + ATTENDED_STEPS // 2) // ATTENDED_STEPS)
     since: Int64 = end_ns(spans) - attended
     return since
-
-
-def _lengths(grid: _Grid, is_chosen: NDArray[np.bool_], low: Int64, high: Int64) -> Int64:
-    """Return how much of the chosen pieces each span covers."""
-    until = np.concatenate(([0], np.cumsum(np.where(is_chosen, grid.length, 0))))
-    lengths: Int64 = until[np.maximum(high, low)] - until[low]
-    return lengths
 
 
 def _totals(cells: Int64, amounts: Int64, num_cells: int) -> Int64:
@@ -197,61 +179,10 @@ def _totals(cells: Int64, amounts: Int64, num_cells: int) -> Int64:
     return found
 
 
-def _lanes(spans: Spans, windows: Windows) -> Int64:
-    """Return for each span the place of its rank among those with windows; -1: none."""
-    ranks = np.unique(windows.rank)
-    place = np.minimum(np.searchsorted(ranks, spans.rank), len(ranks) - 1)
-    return np.where(ranks[place] == spans.rank, place, _NOBODY)
-
-
-def _cut(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, windows: Windows) -> _Grid:
-    """Return the grid with a cut at each span's begin, its end and its moments."""
-    ranks, first = np.unique(windows.rank, return_index=True)
-    base = windows.begin_ns[first]
-    limit = np.maximum.reduceat(windows.end_ns, first)
-    offset = np.concatenate(([0], np.cumsum(limit - base + 1)))[:-1]
-    of_window = np.searchsorted(ranks, windows.rank)
-
-    def on_axis(times_ns: Int64, place: Int64) -> Int64:
-        placed: Int64 = offset[place] + np.clip(times_ns, base[place], limit[place]) - base[place]
-        return placed
-
-    has = np.flatnonzero(lane != _NOBODY)
-    shift = offset[of_window] - base[of_window]
-    begins, ends = windows.begin_ns + shift, windows.end_ns + shift
-    marks = [
-        begins,
-        ends,
-        on_axis(spans.start_ns[has], lane[has]),
-        on_axis(end_ns(spans)[has], lane[has]),
-        *(on_axis(moment_ns[has], lane[has]) for moment_ns in moments_ns),
-    ]
-    cuts = np.unique(np.concatenate(marks))
-    begin, length = cuts[:-1], np.diff(cuts)
-    window = np.searchsorted(begins, begin, side="right") - 1
-    window[begin >= ends[window]] = _NOBODY  # between two windows, or between two ranks
-    return _Grid(begin, length, window, base, limit, offset)
-
-
-def _pieces(spans: Spans, lane: Int64, grid: _Grid) -> tuple[Int64, Int64]:
-    """Return the range of pieces that each span covers, [first, last); empty for spans without a window."""
-    # an open span lasts to the end of its window, as far as is known
-    last = np.where(spans.duration_ns == NO_DURATION, grid.rank_limit[np.maximum(lane, 0)], end_ns(spans))
-    return _places(spans.start_ns, lane, grid), _places(last, lane, grid)
-
-
-def _places(times_ns: Int64, lane: Int64, grid: _Grid) -> Int64:
-    """Return the piece that begins at each span's time, which is one of the cuts; 0 for spans without a window."""
-    rank = np.maximum(lane, 0)
-    base, limit, offset = grid.rank_base[rank], grid.rank_limit[rank], grid.rank_offset[rank]
-    found = np.searchsorted(grid.begin, offset + np.clip(times_ns, base, limit) - base).astype(np.int64)
-    return np.where(lane == _NOBODY, 0, found)
-
-
 def _paint_layers(spans: Spans, low: Int64, high: Int64, num_pieces: int) -> NDArray[np.int8]:
     """Return the category of each piece without communication."""
     owner = np.full(num_pieces, _INDEX[Category.OTHER], dtype=np.int8)
-    for category, operations in _LAYERS:
+    for category, operations in _LAYERS:  # a later layer covers the earlier ones
         rows = np.flatnonzero(np.isin(spans.operation, [operation.number for operation in operations]) & (high > low))
         for begin, end in zip(low[rows].tolist(), high[rows].tolist(), strict=True):
             owner[begin:end] = _INDEX[category]
@@ -259,7 +190,7 @@ def _paint_layers(spans: Spans, low: Int64, high: Int64, num_pieces: int) -> NDA
 
 
 def _held_up_by(
-    spans: Spans, pieces: tuple[Int64, Int64, Int64], owner: NDArray[np.int8], grid: _Grid
+    spans: Spans, pieces: tuple[Int64, Int64, Int64], owner: NDArray[np.int8], grid: Grid
 ) -> NDArray[np.int64]:
     """Return for each piece the span of exposed communication; -1: none.
 
@@ -269,16 +200,18 @@ def _held_up_by(
     is_communication = np.isin(spans.operation, [operation.number for operation in _COMMUNICATION_OF])
     rows = np.flatnonzero(is_communication & (high > low) & (spans.duration_ns != NO_DURATION))
     last = end_ns(spans)
+    # the latest end first: `_painted` lets a later row cover an earlier one, so the exchange that ends first counts
     rows = rows[np.argsort(-last[rows], kind="stable")]
     in_gaps = _painted(rows, low, high, len(owner))
     # the exchange for which the CPU thread reports that it waited takes precedence over others under way
     is_attended = (spans.flags[rows].astype(np.int64) >> ATTENDED_SHIFT) & ATTENDED_MASK != 0
     attended = _painted(rows[is_attended], awaited, high, len(owner))
-    in_gaps = np.where(attended != _NOBODY, attended, in_gaps)
-    gap_end = _gap_ends(owner, grid)
-    open_there = np.flatnonzero((owner == _INDEX[Category.OTHER]) & (in_gaps != _NOBODY) & (grid.window != _NOBODY))
+    in_gaps = np.where(attended != NOBODY, attended, in_gaps)
+    gap_end = gap_ends(owner, grid)
+    open_there = np.flatnonzero((owner == _INDEX[Category.OTHER]) & (in_gaps != NOBODY) & (grid.window != NOBODY))
+    # an exchange that outlasts the gap did not end it: the rank went on without it
     ends_within = last[in_gaps[open_there]] <= gap_end[open_there]
-    blamed = np.full(len(owner), _NOBODY, dtype=np.int64)
+    blamed = np.full(len(owner), NOBODY, dtype=np.int64)
     blamed[open_there[ends_within]] = in_gaps[open_there[ends_within]]
     for category, operations in ((Category.COMPUTE, _IN_COMPUTE), (Category.OPTIMIZER, _IN_OPTIMIZER)):
         nested = rows[np.isin(spans.operation[rows], [operation.number for operation in operations])]
@@ -286,51 +219,25 @@ def _held_up_by(
         # an exchange that began before compute, or lasts beyond it, was not waited for inside it
         is_inside = (owner[low[nested]] == index) & (owner[high[nested] - 1] == index)
         inside = _painted(nested[is_inside], awaited, high, len(owner))
-        chosen = np.flatnonzero((owner == index) & (inside != _NOBODY))
+        chosen = np.flatnonzero((owner == index) & (inside != NOBODY))
         blamed[chosen] = inside[chosen]
     return blamed
 
 
 def _painted(rows: Int64, low: Int64, high: Int64, num_pieces: int) -> NDArray[np.int64]:
     """Return for each piece the last of the rows that covers it: of rows by falling end, the one that ends first."""
-    found = np.full(num_pieces, _NOBODY, dtype=np.int64)
+    found = np.full(num_pieces, NOBODY, dtype=np.int64)
     for row, begin, end in zip(rows.tolist(), low[rows].tolist(), high[rows].tolist(), strict=True):
         found[begin:end] = row
     return found
-
-
-def _gap_ends(owner: NDArray[np.int8], grid: _Grid) -> Int64:
-    """Return for each piece when the run of pieces of its owner and rank ends, in ns of its rank.
-
-    A run ends with a window that no other window follows at once: the time after it is not known.
-    """
-    rank = _piece_ranks(grid)
-    is_outside = grid.window == _NOBODY
-    changes = np.flatnonzero((np.diff(owner) != 0) | (np.diff(rank) != 0) | np.diff(is_outside)) + 1
-    last = np.concatenate((changes, [len(owner)])) - 1
-    lengths = np.diff(np.concatenate(([0], changes, [len(owner)])))
-    ends = _piece_times(grid)[last] + grid.length[last]
-    return np.repeat(np.minimum(ends, grid.rank_limit[rank[last]]), lengths)
-
-
-def _piece_ranks(grid: _Grid) -> Int64:
-    found: Int64 = np.searchsorted(grid.rank_offset, grid.begin, side="right") - 1
-    return found
-
-
-def _piece_times(grid: _Grid) -> Int64:
-    """Return when each piece begins, in ns of its rank."""
-    rank = _piece_ranks(grid)
-    times: Int64 = grid.begin - grid.rank_offset[rank] + grid.rank_base[rank]
-    return times
 
 
 def _categories(spans: Spans, owner: NDArray[np.int8], blamed: NDArray[np.int64]) -> NDArray[np.int8]:
     of_operation = np.full(MAX_OPERATIONS, _INDEX[Category.OTHER_COMMUNICATION], dtype=np.int8)
     for operation, of_it in _COMMUNICATION_OF.items():
         of_operation[operation.number] = _INDEX[of_it]
-    category = owner.copy()
-    held = np.flatnonzero(blamed != _NOBODY)
+    category = owner.copy()  # `owner` is read again below
+    held = np.flatnonzero(blamed != NOBODY)
     category[held] = of_operation[spans.operation[blamed[held]]]
     # the norm of the gradients is summed along every axis: it is not communication of tensor-parallel layers
     in_optimizer = held[owner[held] == _INDEX[Category.OPTIMIZER]]

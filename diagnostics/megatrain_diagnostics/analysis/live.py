@@ -2,21 +2,27 @@
 
 Each step is compared once, when it is complete. Only the newest steps are kept, so that a step costs the same on the
 first day as on the thirtieth. An analysis of a finished job feeds the same class with stored events.
+
+The straggler score is one number per rank and per host, the same on the page, in metrics, verdicts and commands. A
+rank's score is how far its own compute is above its peers over the newest compared steps, in spreads (`candidates`).
+For a rank that is slow by its data or its garbage collection, it is the score of that finding where that is greater. A
+host's score is the greatest of its ranks; where a finding names the host, the greatest of the named ranks. No score is
+below 0.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from megatrain_diagnostics.analysis.candidates import candidates, least_score
-from megatrain_diagnostics.analysis.findings import StragglerAssessment, Thresholds
+from megatrain_diagnostics.analysis.candidates import Candidates, candidates, least_score
+from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds
 from megatrain_diagnostics.analysis.history import DP_TRANSFERS, TP_TRANSFERS, ComparedSteps, StepHistory
 from megatrain_diagnostics.analysis.own_time import Aspect, is_only_training
 from megatrain_diagnostics.analysis.peers import Floats, Indices, Peers
-from megatrain_diagnostics.analysis.scores import host_scores, rank_scores
 from megatrain_diagnostics.analysis.step_ring import StepRing, StepRow
 from megatrain_diagnostics.analysis.stragglers import StragglerEvidence, find_stragglers
 from megatrain_diagnostics.events.roster import Roster
@@ -161,3 +167,28 @@ def _is_suspicious(window: ComparedSteps, thresholds: Thresholds) -> bool:
         if (seen >= max(2, len(window.steps) // 2)).any():
             return True
     return False
+
+
+def rank_scores(compute: Candidates, findings: Sequence[Finding]) -> tuple[float, ...]:
+    """Return the score of each rank, by rank."""
+    scores = np.nan_to_num(np.maximum(compute.score, 0.0), posinf=0.0)
+    for one in findings:
+        for rank, score in zip(one.ranks, one.rank_scores, strict=False):  # ranks of a slow stage have no score
+            scores[rank] = max(scores[rank], score)
+    return tuple(scores.tolist())
+
+
+def host_scores(
+    scores: Sequence[float], findings: Sequence[Finding], host_of: Callable[[int], str]
+) -> dict[str, float]:
+    """Return the score of each host. `host_of` returns "" for a rank whose host is not known."""
+    found: dict[str, float] = {}
+    for rank, score in enumerate(scores):
+        host = host_of(rank)
+        if host:
+            found[host] = max(score, found.get(host, 0.0))
+    named: dict[str, float] = {}
+    for one in findings:
+        for host, score in one.scores.items():
+            named[host] = max(score, named.get(host, 0.0))
+    return {**found, **named}

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation
 from megatrain_diagnostics.analysis.exchanges import end_ns
-from megatrain_diagnostics.analysis.exposure import Windows
+from megatrain_diagnostics.analysis.window_pieces import Windows
 from megatrain_diagnostics.events.clocks import align
 from megatrain_diagnostics.events.roster import Roster, make_roster
 from megatrain_diagnostics.events.source import EventSource, Where

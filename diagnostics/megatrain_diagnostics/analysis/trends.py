@@ -1,4 +1,8 @@
-"""Whether a series rises or falls beyond noise: the slope of Theil and Sen, the test of Mann and Kendall."""
+"""Whether a series rises or falls beyond noise, and whether the pace depends on the hour of the day.
+
+The first is the slope of Theil and Sen with the test of Mann and Kendall. The second has causes outside the job:
+neighbours on the network, cooling, nightly jobs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain_diagnostics.events.tables import Float64
+from megatrain_diagnostics.events.tables import Float64, Int64
 
 _MAX_POINTS = 400
 """Longer series are reduced to medians of neighbours, because every pair of points is compared."""
@@ -15,6 +19,10 @@ _MIN_POINTS = 8
 _CERTAIN = 3.0
 """Standard deviations of Mann and Kendall's statistic: by chance, one series in 370 without a trend exceeds it."""
 _MIN_CHANGE = 0.05
+_MIN_SPAN_NS = 20 * 3600 * 10**9
+_MIN_STEPS = 20
+_NOTABLE = 0.05
+_NS_AN_HOUR = 3600 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +71,33 @@ def trend(places: Float64, values: Float64) -> Trend | None:
         per_1000=1000.0 * slope,
         certainty=score / deviation,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """Median step time by the hour of the day, UTC. Units: s."""
+
+    median_s: dict[int, float]
+    slowest: int
+    excess: float
+    """Excess of the slowest hour over the median of the hours."""
+
+    @property
+    def is_notable(self) -> bool:
+        return self.excess >= _NOTABLE
+
+
+def hours_of_day(at_ns: Int64, seconds: Float64) -> Hours | None:
+    """Return the pace by the hour; None where the steps cover less than 20 hours, or are too few."""
+    if not len(at_ns) or int(at_ns.max()) - int(at_ns.min()) < _MIN_SPAN_NS:
+        return None
+    hour = at_ns // _NS_AN_HOUR % 24
+    medians = {
+        number: float(np.median(seconds[hour == number]))
+        for number in np.unique(hour).tolist()
+        if int((hour == number).sum()) >= _MIN_STEPS
+    }
+    if not medians:
+        return None
+    slowest = max(medians, key=lambda number: medians[number])
+    return Hours(medians, slowest, medians[slowest] / float(np.median(list(medians.values()))) - 1.0)

@@ -20,10 +20,9 @@ from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment
 from megatrain_diagnostics.analysis.live import LiveDetection
 from megatrain_diagnostics.analysis.numerics import NumericsAlarm, NumericsWatch
 from megatrain_diagnostics.analysis.step_ring import LAST_STEP
-from megatrain_diagnostics.controller.full_spans import FullSpans
+from megatrain_diagnostics.controller.etcd_records import FullSpans, VerdictLog
 from megatrain_diagnostics.controller.roster_builder import RosterBuilder
 from megatrain_diagnostics.controller.span_window import SpanWindow
-from megatrain_diagnostics.controller.verdict_log import VerdictLog
 from megatrain_diagnostics.controller.verdict_rules import VerdictAuthor, WrittenVerdicts, verdicts_to_write
 from megatrain_diagnostics.events.tables import Clocks, Groups, Ranks, Spans, StepTotals, Table, Values, select
 from megatrain_job.coordination.client import EtcdClient

@@ -1,15 +1,19 @@
-"""The present problems of GPUs and links of the job's hosts, updated with every committed row."""
+"""The GPUs and links of the hosts, for the controller: their present problems, and the evidence that findings get."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from megatrain.contracts.records.diag_records import DeviceProblem, DeviceProblemKind
 from megatrain.formatting.quantities import age_text
-from megatrain_diagnostics.analysis.device_limits import LIMITS
-from megatrain_diagnostics.analysis.device_states import WINDOW_S, GpuState, LinkState, Row, xid_problem
+from megatrain_diagnostics.analysis.device_evidence import with_devices
+from megatrain_diagnostics.analysis.device_states import LIMITS, WINDOW_S, GpuState, LinkState, Row, xid_problem
+from megatrain_diagnostics.analysis.findings import Finding
+from megatrain_diagnostics.events.source import EventSource
 from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Table, Xids, columns_of
 
 _FORGOTTEN_S = 2 * WINDOW_S
@@ -17,6 +21,9 @@ _MAX_XIDS = 1000
 
 Key = tuple[str, str]
 """Host, and UUID or name."""
+_FRESH_S = 10.0
+_BACK_NS = 2 * 3600 * 10**9
+_MAX_KNOWN = 64
 
 
 class DeviceWatch:
@@ -112,3 +119,23 @@ def _rows(table: Gpus | NetworkLinks | Xids) -> Iterator[Mapping[str, Any]]:
     columns = [getattr(table, name).tolist() for name in names]
     for values in zip(*columns, strict=True):
         yield dict(zip(names, values, strict=True))
+
+
+class DeviceFindings:
+    """Adds the evidence of GPUs and links to findings. A result is reused for ten seconds. For one thread."""
+
+    def __init__(self, events: EventSource, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self._events, self._now_ns = events, now_ns
+        self._known: dict[tuple[int, str], tuple[float, tuple[str, ...]]] = {}
+
+    def with_devices(self, finding: Finding, round_number: int) -> Finding:
+        """Return the finding with the evidence of devices appended."""
+        key = (round_number, finding.key)
+        at_s, evidence = self._known.get(key, (float("-inf"), ()))
+        if time.monotonic() - at_s > _FRESH_S:
+            found = with_devices(self._events, finding, round_number, self._now_ns() - _BACK_NS)
+            evidence = found.evidence[len(finding.evidence) :]
+            while len(self._known) >= _MAX_KNOWN:
+                self._known.pop(next(iter(self._known)))
+            self._known[key] = (time.monotonic(), evidence)
+        return replace(finding, evidence=(*finding.evidence, *evidence)) if evidence else finding

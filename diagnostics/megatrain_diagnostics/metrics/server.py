@@ -120,7 +120,7 @@ class _Server(ThreadingHTTPServer):
         """Log nothing: a scraper that went away is no error of ours."""
 
 
-class _Head(io.BufferedReader):
+class _RequestHead(io.BufferedReader):
     """A client's request head up to its limit; beyond the limit it reads as ended."""
 
     num_left = _MAX_HEAD_BYTES
@@ -141,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self._head = _Head(self.connection.makefile("rb", buffering=0))
+        self._head = _RequestHead(self.connection.makefile("rb", buffering=0))
         self.rfile = self._head
 
     def do_GET(self) -> None:

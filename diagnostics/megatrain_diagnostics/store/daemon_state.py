@@ -53,7 +53,7 @@ class DaemonState:
     rank_scores: str = ""
     """Encoded; see `scores`."""
     host_scores: Mapping[str, float] = field(default_factory=dict)
-    """By host, from analysis/scores.py."""
+    """By host, from analysis/live.py."""
     thresholds: Thresholds | None = None
     """Values from which a rank is a straggler."""
     findings: tuple[Finding, ...] = ()

@@ -19,7 +19,7 @@ from megatrain_diagnostics.columns.schema import from_arrow
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import LogLines, columns_of, from_columns, joined, select
 from megatrain_diagnostics.store.reader import ALL, StoredEvents, TooSlowError, sql_conditions
-from megatrain_diagnostics.store.rounds import rounds_seen, shown_round
+from megatrain_diagnostics.store.rounds_and_hosts import rounds_seen, shown_round
 
 _FIRST_WINDOW_NS = 600 * 10**9
 _GROWTH = 4

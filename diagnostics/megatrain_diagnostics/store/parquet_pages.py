@@ -34,12 +34,12 @@ def unpacked_bytes(file: BinaryIO, metadata: pq.FileMetaData) -> Iterator[int]:
                 if num_pages > _MAX_PAGES:
                     raise ValueError(f"more than {_MAX_PAGES} pages")
                 file.seek(place)
-                head = _Head(file.read(_HEAD_BYTES))
+                head = _PageHead(file.read(_HEAD_BYTES))
                 yield head.unpacked
                 place += head.num_bytes + head.packed
 
 
-class _Head:
+class _PageHead:
     """The head at the begin of some bytes."""
 
     def __init__(self, raw: bytes) -> None:

@@ -21,9 +21,9 @@ from megatrain.programs.stop_signals import stopped_by_signals
 from megatrain_diagnostics.devices.supervisor import DeviceSupervisor
 from megatrain_diagnostics.metrics.exposition import HostCollector, registry_of
 from megatrain_diagnostics.metrics.server import MetricsServer, read_token
-from megatrain_diagnostics.streamer.expected_ranks import ExpectedRanks
-from megatrain_diagnostics.streamer.host_clock import HostClock
+from megatrain_diagnostics.streamer.rank_tail import HostClock
 from megatrain_diagnostics.streamer.settings import StreamerSettings
+from megatrain_diagnostics.streamer.silence import ExpectedRanks
 from megatrain_diagnostics.streamer.stacks import DumpTarget, StackWatch, targets_in
 from megatrain_diagnostics.streamer.streamer import Streamer
 from megatrain_diagnostics.wire.discovery import WatchedDaemon

@@ -13,8 +13,7 @@ from pathlib import Path
 from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.errors import DataError
 from megatrain.run_files.run_directory import own_box_paths, previous_black_box, safe_name
-from megatrain_diagnostics.streamer.host_clock import HostClock
-from megatrain_diagnostics.streamer.rank_tail import RankTail, Tables, box_inode
+from megatrain_diagnostics.streamer.rank_tail import HostClock, RankTail, Tables, box_inode
 
 _logger = logging.getLogger(__name__)
 

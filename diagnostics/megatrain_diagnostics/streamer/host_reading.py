@@ -11,8 +11,7 @@ from megatrain import __version__
 from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation
 from megatrain_diagnostics.events.tables import StepTotals
 from megatrain_diagnostics.metrics.readings import DevicesReading, HostReading, RankReading
-from megatrain_diagnostics.streamer.host_clock import HostClock
-from megatrain_diagnostics.streamer.rank_tail import RankTail
+from megatrain_diagnostics.streamer.rank_tail import HostClock, RankTail
 from megatrain_diagnostics.wire.sender import SenderState
 
 _NS = 1_000_000_000

@@ -7,10 +7,12 @@ copied the file and freed its memory. The rank may be dead; its written records 
 from __future__ import annotations
 
 import os
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.contracts.black_box.reader import BlackBoxReader
-from megatrain.contracts.black_box.values import Progress, State
+from megatrain.contracts.black_box.values import ClockBase, Progress, State
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.events.tables import (
     Groups,
@@ -23,7 +25,6 @@ from megatrain_diagnostics.events.tables import (
     from_columns,
     select,
 )
-from megatrain_diagnostics.streamer.host_clock import HostClock
 from megatrain_diagnostics.streamer.record_tables import (
     RecordSource,
     is_sampled,
@@ -187,3 +188,23 @@ def box_inode(path: Path) -> int:
         return os.stat(path).st_ino
     except OSError:
         return 0
+
+
+@dataclass(frozen=True, slots=True)
+class HostClock:
+    """Converts monotonic to unix ns: the one clock base of a host, counted from one pair of readings.
+
+    If the system's clock is set in the meantime, the events' times continue evenly. Their offset from the daemon's
+    clock is measured by the same clock base, so that aligning them still works.
+    """
+
+    base: ClockBase
+
+    @property
+    def offset_ns(self) -> int:
+        """Return what to add to a monotonic time."""
+        return self.base.unix_ns - self.base.monotonic_ns
+
+    def now_ns(self) -> int:
+        """Return the time by this clock, unix ns."""
+        return self.offset_ns + time.monotonic_ns()

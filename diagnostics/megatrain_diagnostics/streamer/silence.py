@@ -1,16 +1,68 @@
 """Which ranks of this host are silent: no box at all, or nothing new in it for longer than their phase may take.
 
-The rule is the executor's (megatrain.fencing.patience); a rank without telemetry is a finding of its own.
+The driver's record of the newest round says which ranks this host has: it reveals ranks that leave no trace. The rule
+is the executor's (megatrain.fencing.patience); a rank without telemetry is a finding of its own.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import Round
 from megatrain.fencing.patience import Patience, find_stall
-from megatrain_diagnostics.streamer.expected_ranks import HostRanks
 from megatrain_diagnostics.streamer.rank_tail import RankTail
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.follower import Follower
+from megatrain_job.coordination.watch import WatchEvent
+from megatrain_job.coordination.wire import KeyRange, KeyValue
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HostRanks:
+    """The ranks of a host in a round; `seen_s` is when this program received the round, monotonic."""
+
+    round: int
+    ranks: range
+    seen_s: float
+
+
+class ExpectedRanks:
+    """Follows the rounds of a job until `close`."""
+
+    def __init__(self, client: EtcdClient, keys: JobKeys, host: str) -> None:
+        self._host = host
+        self._newest = HostRanks(0, range(0), 0.0)
+        self._follower = Follower(client, KeyRange.prefix(keys.directory("rounds")), self._take)
+
+    def newest(self) -> HostRanks:
+        """Return the host's part in the newest round; no ranks where it has none."""
+        return self._newest
+
+    def close(self) -> None:
+        self._follower.close()
+
+    def _take(self, event: WatchEvent) -> None:
+        for item in event.written:
+            self._take_round(item)
+
+    def _take_round(self, item: KeyValue) -> None:
+        try:
+            found = decode(Round, item.value, item.key.decode(errors="replace"))
+        except CoordinationError as error:
+            _logger.warning("a round cannot be read: %s", error)
+            return
+        if found.number > self._newest.round:
+            ranks = [range(part.first_rank, part.first_rank + part.num_workers)
+                     for part in found.hosts if part.host == self._host]  # fmt: skip
+            self._newest = HostRanks(found.number, ranks[0] if ranks else range(0), time.monotonic())
 
 
 class SilenceWatch:

@@ -11,23 +11,23 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from megatrain_diagnostics.events.tables import LogLines
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.files.whole_files import temporary_name
+from megatrain.contracts.records.record import decode, encode
+from megatrain_diagnostics.events.tables import LogLines, Table, joined, num_rows
 from megatrain_diagnostics.metrics.readings import HostReading
-from megatrain_diagnostics.streamer.batcher import Batcher
-from megatrain_diagnostics.streamer.expected_ranks import HostRanks
 from megatrain_diagnostics.streamer.host_boxes import HostBoxes
-from megatrain_diagnostics.streamer.host_clock import HostClock
 from megatrain_diagnostics.streamer.host_devices import DeviceSource, HostDevices
 from megatrain_diagnostics.streamer.host_reading import host_reading, rank_reading
-from megatrain_diagnostics.streamer.log_tail import HostLogs
-from megatrain_diagnostics.streamer.positions import Positions, read_positions, write_positions
-from megatrain_diagnostics.streamer.rank_tail import RankTail
+from megatrain_diagnostics.streamer.log_tail import HostLogs, LogPosition
+from megatrain_diagnostics.streamer.rank_tail import HostClock, RankTail
 from megatrain_diagnostics.streamer.settings import StreamerSettings
-from megatrain_diagnostics.streamer.silence import SilenceWatch
+from megatrain_diagnostics.streamer.silence import HostRanks, SilenceWatch
 from megatrain_diagnostics.wire.sender import SenderState
 
 _logger = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ _EARLY = 0.5
 """Fraction of a rank's patience after which its host's stacks are dumped. After all of it the driver ends processes."""
 _KEEP_S = 5.0
 """Time between two writes of the positions."""
+MAX_ROWS = 512
+MAX_AGE_S = 1.0
 
 
 class EventSender(Protocol):
@@ -164,3 +166,69 @@ class Streamer:
             len(self._silent),
             self._devices.reading,
         )
+
+
+class Batcher:
+    """Collects tables by kind until there are enough rows, or the oldest is old enough. For one thread."""
+
+    def __init__(self, send: Callable[[Any, Any], None]) -> None:
+        self._send = send
+        self._waiting: dict[type[Table], list[Any]] = {}
+        self._num_rows: dict[type[Table], int] = {}
+        self._oldest_s: dict[type[Table], float] = {}
+        self.num_sent: dict[str, int] = {}
+        """Rows passed on, by table."""
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, kind: type[Table], table: Table, now_s: float) -> None:
+        count = num_rows(table)
+        if count:
+            self._waiting.setdefault(kind, []).append(table)
+            self._num_rows[kind] = self._num_rows.get(kind, 0) + count
+            self._oldest_s.setdefault(kind, now_s)
+
+    def flush(self, now_s: float, *, is_all: bool = False) -> None:
+        """Pass on the tables that are due, or all."""
+        for kind in list(self._waiting):
+            if is_all or self._num_rows[kind] >= MAX_ROWS or now_s - self._oldest_s[kind] >= MAX_AGE_S:
+                del self._oldest_s[kind]
+                count = self._num_rows.pop(kind)
+                self.num_sent[kind.NAME] = self.num_sent.get(kind.NAME, 0) + count
+                self._send(kind, joined(kind, self._waiting.pop(kind)))
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """The positions up to which a streamer has read: a restarted one continues there, and may stream some rows twice.
+
+    `boxes`: RankTail.name -> last record; `logs`: "round/rank" -> how far its log was read.
+    """
+
+    boxes: Mapping[str, int] = field(default_factory=dict)
+    logs: Mapping[str, LogPosition] = field(default_factory=dict)
+
+
+def read_positions(path: Path) -> Positions:
+    """Return the positions of an earlier life; none where there was none, or the file is damaged."""
+    try:
+        return decode(Positions, path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return Positions()
+    except (OSError, CoordinationError) as error:
+        _logger.warning("everything that is still available is streamed again: %s", error)
+        return Positions()
+
+
+def write_positions(path: Path, positions: Positions) -> None:
+    """Keep the positions; where the disk is full, the last file stays."""
+    half = path.with_name(temporary_name(path.name))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half.write_bytes(encode(positions))
+        half.replace(path)
+    except OSError as error:
+        _logger.warning("%s cannot be written: %s", path, error)
+        half.unlink(missing_ok=True)

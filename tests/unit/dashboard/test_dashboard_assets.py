@@ -126,7 +126,7 @@ def test_a_rebuild_gives_the_same_bytes(tmp_path: Path) -> None:
     shutil.copytree(WEB, copy, ignore=shutil.ignore_patterns("node_modules", "__pycache__"))
     try:
         build.install_packages(copy)
-    except build.BuildError as error:
+    except build.PageBuildError as error:
         require("npm-packages", found=False, reason=str(error).splitlines()[-1])
     build.check_types(copy)
     build.build(copy, tmp_path / "static")

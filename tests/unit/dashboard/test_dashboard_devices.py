@@ -12,8 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from megatrain.contracts.layout import Layout
-from megatrain_dashboard.api.devices import route as devices_route
-from megatrain_dashboard.api.devices.view import NUM_POINTS
+from megatrain_dashboard.api import devices
+from megatrain_dashboard.api.devices import NUM_POINTS
 from megatrain_dashboard.api.heat import route as heat_route
 from megatrain_dashboard.api.heat.subject import DEVICE_SUBJECTS
 from megatrain_dashboard.responses.binary import unpack
@@ -70,7 +70,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> PictureSource:
 
 @pytest.fixture(scope="module")
 def page(source: PictureSource) -> TestClient:
-    return picture_client(source, devices_route.router)
+    return picture_client(source, devices.router)
 
 
 @pytest.fixture(scope="module")

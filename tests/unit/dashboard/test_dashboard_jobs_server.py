@@ -20,7 +20,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.programs.stop_signals import STOP_SIGNALS
 from megatrain.run_files.run_directory import RunDirectory
-from megatrain_dashboard.api.compare.view import differences
+from megatrain_dashboard.api.compare import differences
 from megatrain_dashboard.jobs import open_jobs as open_jobs_module
 from megatrain_dashboard.jobs.app import JobsDashboard, make_jobs_app
 from megatrain_dashboard.server import DashboardServer, listening_socket
@@ -207,7 +207,7 @@ def test_a_mistake_of_ours_in_a_job_is_answered_as_everywhere(runs: Path, monkey
         def broken(_: object) -> object:
             raise ZeroDivisionError("secret")
 
-        monkeypatch.setattr("megatrain_dashboard.api.job.route.job_facts", broken)
+        monkeypatch.setattr("megatrain_dashboard.api.job.job_facts", broken)
         response = ask(served.port, "/jobs/a/api/v1/job")
         response.assert_refused(500, "internal error")
         assert b"secret" not in response.body

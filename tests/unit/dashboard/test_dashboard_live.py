@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.run_files.run_directory import RunDirectory
-from megatrain_dashboard.api.live.streams import HEARTBEAT, LiveStreams
+from megatrain_dashboard.api.live import HEARTBEAT, LiveStreams
 from megatrain_dashboard.responses.errors import RefusalError
 from megatrain_dashboard.settings import DashboardSettings, Limits
 from megatrain_dashboard.sources.protocol import LiveState

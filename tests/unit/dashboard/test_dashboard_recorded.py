@@ -23,7 +23,7 @@ from megatrain.cli import main
 from megatrain.contracts.records.host_verdict import AuditEntry, OutcomeKind, VerdictOutcome
 from megatrain.run_files.audit import AUDIT_NAME, append_to_audit
 from megatrain.run_files.run_directory import RunDirectory
-from megatrain_dashboard.api.checkpoints.view import checkpoints_document
+from megatrain_dashboard.api.checkpoints import checkpoints_document
 from megatrain_dashboard.api.stragglers.route import economy_of
 from megatrain_dashboard.app import make_app
 from megatrain_dashboard.responses.cache import CachedResponse, ResponseCache

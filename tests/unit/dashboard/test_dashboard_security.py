@@ -12,8 +12,7 @@ import pytest
 
 from megatrain.config.dashboard import DashboardConfig
 from megatrain_dashboard.responses.errors import RefusalError
-from megatrain_dashboard.security.attempts import Attempts
-from megatrain_dashboard.security.authenticator import Authenticator
+from megatrain_dashboard.security.authenticator import Attempts, Authenticator
 from megatrain_dashboard.settings import DashboardSettings, Limits, settings_of
 from tests.helpers.dashboard_server import (
     JOB_PATH,

@@ -30,9 +30,8 @@ from megatrain.contracts.records.diag_records import DashboardRecord
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode, encode
 from megatrain_dashboard.responses.cache import CachedResponse, ResponseCache, cached_response
-from megatrain_dashboard.responses.downloads import Download
 from megatrain_dashboard.responses.errors import RefusalError
-from megatrain_dashboard.security.heavy import HeavyQueries
+from megatrain_dashboard.responses.heavy import Download, HeavyQueries
 from megatrain_dashboard.server import listening_socket, url_of
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_job.coordination.client import EtcdClient

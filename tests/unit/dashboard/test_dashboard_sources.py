@@ -20,7 +20,7 @@ from megatrain.contracts.records.host_verdict import OutcomeKind, VerdictOutcome
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import encode
 from megatrain.run_files.run_directory import RunDirectory
-from megatrain_dashboard.api.hosts.view import HostInputs, host_history_document, hosts_document
+from megatrain_dashboard.api.hosts import HostInputs, host_history_document, hosts_document
 from megatrain_dashboard.api.incidents.view import incident_document
 from megatrain_dashboard.sources.run_files import RunFiles
 from megatrain_dashboard.sources.series_builder import SeriesBuilder
@@ -30,7 +30,7 @@ from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import LogLines, Ranks, StepTotals, Values, from_columns, select
 from megatrain_diagnostics.store.log_query import LogQuery, newest_tails, search_lines
 from megatrain_diagnostics.store.reader import StoredEvents, TooSlowError
-from megatrain_diagnostics.store.rounds import rounds_seen, shown_round
+from megatrain_diagnostics.store.rounds_and_hosts import rounds_seen, shown_round
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings

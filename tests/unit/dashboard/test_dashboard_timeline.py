@@ -21,8 +21,7 @@ from megatrain_dashboard.api.timeline import reader as timelines
 from megatrain_dashboard.api.timeline.route import gzipped, router
 from megatrain_dashboard.api.timeline.view import default_ranks
 from megatrain_dashboard.responses.binary import unpack
-from megatrain_diagnostics.analysis.critical_path import critical_path
-from megatrain_diagnostics.analysis.ideal_timeline import ideal_times
+from megatrain_diagnostics.analysis.ideal_timeline import critical_path, ideal_times
 from megatrain_diagnostics.analysis.timeline import LANES
 from megatrain_diagnostics.analysis.whatif import make_model, what_if
 from megatrain_diagnostics.analysis.whatif.from_spans import operations_of

@@ -21,9 +21,9 @@ from megatrain.contracts.records.incident import IncidentState
 from megatrain.run_files.action_log import ActionLog
 from megatrain.run_files.config_changes import CHANGES_NAME, ConfigChange, append_change, changed_keys
 from megatrain.run_files.run_directory import RunDirectory
-from megatrain_dashboard.api.checkpoints.view import checkpoints_document
+from megatrain_dashboard.api.checkpoints import checkpoints_document
 from megatrain_dashboard.api.incidents.view import incidents_within
-from megatrain_dashboard.api.marks.view import MAX_MARKS_OF_A_KIND, marks_document
+from megatrain_dashboard.api.marks import MAX_MARKS_OF_A_KIND, marks_document
 from megatrain_dashboard.api.overview.series_view import series_document
 from megatrain_dashboard.app import make_app
 from megatrain_dashboard.settings import DashboardSettings
@@ -35,7 +35,7 @@ from megatrain_dashboard.sources.series_reader import SeriesReader
 from megatrain_dashboard.sources.window import WHOLE_RUN, Window, bound_of, window_of
 from megatrain_diagnostics.analysis.effective_time import Restart
 from megatrain_diagnostics.store.reader import StoredEvents
-from megatrain_diagnostics.store.rounds import rounds_seen
+from megatrain_diagnostics.store.rounds_and_hosts import rounds_seen
 from megatrain_job.jobs.notes import Author, NoteWriter, log_path
 from tests.helpers.launched_job import NOW_S, make_incident
 from tests.helpers.recorded_run import FAILED_S, SPIKE_STEP, START_S, end_s, write_recorded_run

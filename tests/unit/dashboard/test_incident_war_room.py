@@ -19,8 +19,7 @@ from megatrain.contracts.records.rounds import Cordon, JobEnd
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.incidents.document import StoryDocument
 from megatrain_dashboard.api.incidents.log_view import LogPlaces, incident_logs
-from megatrain_dashboard.api.incidents.offered_actions import offered_actions
-from megatrain_dashboard.api.incidents.story import story_document
+from megatrain_dashboard.api.incidents.story import offered_actions, story_document
 from megatrain_dashboard.app import make_app
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources.recorded_job import RecordedJob

@@ -27,8 +27,9 @@ from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import JobRecord, Round
 from megatrain_diagnostics import daemon
+from megatrain_diagnostics.collector.configuration import Configuration
 from megatrain_diagnostics.collector.settings import DaemonSettings
-from megatrain_diagnostics.daemon import Configuration, run_daemon
+from megatrain_diagnostics.daemon import run_daemon
 from megatrain_diagnostics.events.tables import Spans
 from megatrain_diagnostics.store.daemon_state import read_state
 from megatrain_diagnostics.store.event_store import EventStore

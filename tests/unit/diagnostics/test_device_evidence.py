@@ -11,7 +11,7 @@ import pytest
 from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 from megatrain_diagnostics.analysis.device_evidence import with_devices
 from megatrain_diagnostics.analysis.findings import Finding
-from megatrain_diagnostics.controller.device_findings import DeviceFindings
+from megatrain_diagnostics.controller.device_watch import DeviceFindings
 from megatrain_diagnostics.devices.rows import HostPlace, device_tables
 from megatrain_diagnostics.devices.sample import HostSample
 from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, joined

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from megatrain_diagnostics.collector.admission import Admission
-from megatrain_diagnostics.collector.rate_limiter import RowRateLimiter
+from megatrain_diagnostics.collector.admission import Admission, RowRateLimiter
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
 from megatrain_diagnostics.devices.rows import MAX_DEVICES, HostPlace, device_tables
 from megatrain_diagnostics.devices.sample import HostSample

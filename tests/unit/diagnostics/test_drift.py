@@ -13,7 +13,7 @@ from megatrain.contracts.black_box.step_values import StepValue
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.drift import Drift, analyse_drift
-from megatrain_diagnostics.analysis.hours import hours_of_day
+from megatrain_diagnostics.analysis.trends import hours_of_day
 from megatrain_diagnostics.events.tables import StepTotals, Values, from_columns
 from tests.helpers.drawn_spans import BASE_NS, Drawing
 from tests.helpers.memory_events import MemoryEvents

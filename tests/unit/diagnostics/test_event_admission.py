@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrain.contracts.layout import Layout
-from megatrain_diagnostics.collector.admission import Admission, Admitted, RefusedBatchError
+from megatrain_diagnostics.collector.admission import Admission, Admitted, RefusedBatchError, RowRateLimiter
 from megatrain_diagnostics.collector.counters import Ledger, LossReporter, RejectionReason
-from megatrain_diagnostics.collector.rate_limiter import RowRateLimiter
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
 from megatrain_diagnostics.events.tables import (
     Clocks,

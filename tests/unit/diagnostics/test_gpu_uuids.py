@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain_diagnostics.streamer.gpu_uuids import driver_uuids, gpu_uuids
+from megatrain_diagnostics.streamer.host_devices import driver_uuids, gpu_uuids
 
 A, B, C = (f"GPU-{letter * 8}-0000-1111-2222-{letter * 12}" for letter in "abc")
 

@@ -30,10 +30,10 @@ from megatrain.run_files.run_directory import RunDirectory, black_box_path, prev
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_diagnostics.devices.sample import HostSample
 from megatrain_diagnostics.events.tables import Gpus, LogLines, Ranks, Spans, StepTotals, Values, joined, num_rows
-from megatrain_diagnostics.streamer.expected_ranks import HostRanks
-from megatrain_diagnostics.streamer.host_clock import HostClock
 from megatrain_diagnostics.streamer.host_devices import DeviceSource
+from megatrain_diagnostics.streamer.rank_tail import HostClock
 from megatrain_diagnostics.streamer.settings import StreamerSettings
+from megatrain_diagnostics.streamer.silence import HostRanks
 from megatrain_diagnostics.streamer.streamer import Streamer
 from megatrain_diagnostics.wire.sender import Sender, SenderState
 from megatrain_job.devices.gpu_readings import DriverReading, GpuReading

@@ -22,8 +22,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.run_files.run_directory import black_box_path
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Values, joined
-from megatrain_diagnostics.streamer.host_clock import HostClock
-from megatrain_diagnostics.streamer.rank_tail import RankTail
+from megatrain_diagnostics.streamer.rank_tail import HostClock, RankTail
 from megatrain_diagnostics.streamer.ring_tail import RECORD, RingPoll, RingTail
 
 FORWARD = Operation.FORWARD_COMPUTE

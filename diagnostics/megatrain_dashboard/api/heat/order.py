@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.layout import AXES
-from megatrain_dashboard.sources.rank_hosts import Hosts
+from megatrain_dashboard.sources.hosts import Hosts
 from megatrain_diagnostics.analysis.heat_scale import Floats, Ints, pooled_by
 from megatrain_diagnostics.events.roster import Roster, places_along
 

@@ -34,8 +34,8 @@ from megatrain_dashboard.responses.cache import (
     document_bytes,
     document_response,
 )
-from megatrain_dashboard.responses.downloads import Download
 from megatrain_dashboard.responses.errors import RefusalError, bad_query
+from megatrain_dashboard.responses.heavy import Download
 from megatrain_dashboard.responses.query_parameters import From, RoundNumber, To
 from megatrain_dashboard.sources.window import WHOLE_RUN, Window
 from megatrain_diagnostics.analysis.findings import Thresholds, thresholds_of
@@ -78,7 +78,7 @@ class CellChoice:
 Choice = Annotated[CellChoice, Depends()]
 
 
-class _Queries:
+class _HeatQueries:
     """Data that all routes of the heat map read from the source."""
 
     def __init__(self, parts: DashboardParts) -> None:
@@ -118,7 +118,7 @@ class _Queries:
 def router(parts: DashboardParts) -> APIRouter:
     """Return the routes that answer with the heat map: as a picture, as CSV, one cell, and the ranks farthest above."""
     routes = APIRouter(dependencies=[parts.heavy_query])
-    queries = _Queries(parts)
+    queries = _HeatQueries(parts)
 
     @routes.get("/heat", response_class=Response, responses={200: {"content": {ARRAYS_TYPE: {}}}})
     def heat(

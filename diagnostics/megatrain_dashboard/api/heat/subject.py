@@ -10,7 +10,7 @@ from enum import StrEnum
 import numpy as np
 
 from megatrain.contracts.black_box.operations import Operation
-from megatrain_dashboard.sources.rank_hosts import hosts_of
+from megatrain_dashboard.sources.hosts import hosts_of
 from megatrain_diagnostics.analysis.heat_scale import Floats
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.device_queries import gpu_cells, link_cells

@@ -25,7 +25,7 @@ from megatrain_dashboard.api.heat.order import BY_SCORE, By, arrange, rows_of
 from megatrain_dashboard.api.heat.subject import Subject
 from megatrain_dashboard.responses.binary import pack
 from megatrain_dashboard.responses.document import layout_document
-from megatrain_dashboard.sources.rank_hosts import Hosts, hosts_of
+from megatrain_dashboard.sources.hosts import Hosts, hosts_of
 from megatrain_diagnostics.analysis.candidates import least_score
 from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.heat_scale import (

@@ -32,7 +32,7 @@ from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import cached_response, document_bytes, document_response
 from megatrain_dashboard.responses.errors import not_found, shown
 from megatrain_dashboard.responses.query_parameters import From, To
-from megatrain_dashboard.sources.host_names import host_names
+from megatrain_dashboard.sources.hosts import host_names
 from megatrain_dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.events.roster import Roster
 

@@ -1,4 +1,7 @@
-"""Make the story of an incident: what happened, in order of time, and who was notified. Pure."""
+"""Make the story of an incident: what happened, in order of time, who was notified, and what can be done. Pure.
+
+The actions are those that make sense given the job's current state. The handler checks each action again.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from megatrain.config.config import Config
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import count_text, seconds_text
+from megatrain_dashboard.actions.document import ActionKind
 from megatrain_dashboard.api.incidents.document import (
     HappenedDocument,
     OfferedActionDocument,
     StoryDocument,
 )
-from megatrain_dashboard.api.incidents.offered_actions import offered_actions
-from megatrain_dashboard.sources.host_names import HostOf
+from megatrain_dashboard.sources.hosts import HostOf
 from megatrain_job.failures.culprit import FailureRole, failures_by_role
 from megatrain_job.jobs.incident_phrases import KIND_TEXTS, cost_text, rank_and_end, receipt_text, where_text
 from megatrain_job.jobs.runbooks import runbooks_of
@@ -24,6 +27,12 @@ from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 _MAX_ENDS = 8
 """The number of ended ranks that are listed one by one."""
 _YOUNG_S = 30.0
+_OF_HOSTS = (IncidentKind.FAILURE, IncidentKind.HANG, IncidentKind.HOST_LOST, IncidentKind.STRAGGLER)
+_MAX_HOSTS = 4
+"""A fault that affects more hosts is not a fault of the hosts."""
+
+KindAndTarget = tuple[ActionKind, str]
+"""Kind and target of an action."""
 
 
 def story_document(
@@ -146,3 +155,37 @@ def _why_not_notified(incident: Incident, config: Config | None, now_s: float) -
         f"No notification is recorded: {listed} may leave incidents out (`events`, `level`), or an older "
         "version notified them."
     )
+
+
+def offered_actions(incident: Incident, snapshot: JobSnapshot | None) -> tuple[KindAndTarget, ...]:
+    """Return kinds and targets of actions; none for a job that is over or recorded, or that needs no action."""
+    if snapshot is None or snapshot.end is not None or snapshot.newest_round is None:
+        return ()
+    return tuple(_offered(incident, snapshot))
+
+
+def _offered(incident: Incident, snapshot: JobSnapshot) -> Iterator[KindAndTarget]:
+    waiting = [outcome.verdict_id for outcome, _ in snapshot.waiting]
+    if incident.verdict in waiting:
+        yield "approve", incident.verdict
+        yield "dismiss", incident.verdict
+    if incident.state is IncidentState.HELD:
+        # a checkpoint that is saved now is not lost if the control plane does not return
+        yield "checkpoint", ""
+    if incident.kind in _OF_HOSTS and len(incident.culprit_hosts) <= _MAX_HOSTS:
+        for host in incident.culprit_hosts:
+            yield from _of_host(host, snapshot, is_open=incident.state is IncidentState.OPEN)
+    if incident.kind is IncidentKind.NUMERICS and incident.state is IncidentState.RECOVERED:
+        yield "stop", ""
+
+
+def _of_host(host: str, snapshot: JobSnapshot, *, is_open: bool) -> Iterator[KindAndTarget]:
+    newest = snapshot.newest_round
+    if host in snapshot.cordons:
+        yield "uncordon", host
+        return
+    is_in_round = newest is not None and any(part.host == host for part in newest.hosts)
+    if is_in_round and not is_open:
+        yield "evict", host
+    if is_in_round or host in snapshot.hosts:
+        yield "cordon", host

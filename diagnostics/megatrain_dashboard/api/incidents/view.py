@@ -17,7 +17,7 @@ from megatrain_dashboard.api.incidents.document import (
     PhaseDocument,
     VerdictDocument,
 )
-from megatrain_dashboard.sources.host_names import HostOf
+from megatrain_dashboard.sources.hosts import HostOf
 from megatrain_dashboard.sources.window import Window
 from megatrain_job.failures.culprit import FailureRole, failures_by_role
 from megatrain_job.jobs.incident_phrases import KIND_TEXTS, down_s

@@ -38,7 +38,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
+class _RowStanding:
     """The state of a job, from etcd or from its run directory."""
 
     state: str
@@ -124,24 +124,24 @@ def why_not_opened(seen: JobSeen) -> str:
     return ""
 
 
-def _standing(seen: JobSeen, assessment: Assessment | None) -> _Standing:
+def _standing(seen: JobSeen, assessment: Assessment | None) -> _RowStanding:
     if assessment is not None:
-        return _Standing(str(assessment.state), assessment.headline, assessment.health, assessment.is_over)
+        return _RowStanding(str(assessment.state), assessment.headline, assessment.health, assessment.is_over)
     if seen.summary is None:
         unreachable = None if seen.poll is None else seen.poll.unreachable
         why = "etcd has no record of it" if unreachable is None else unreachable.why
         health = Health() if unreachable is None else Health((unreachable.reason,))
-        return _Standing(str(RunKind.UNREACHABLE), why, health, is_over=False)
+        return _RowStanding(str(RunKind.UNREACHABLE), why, health, is_over=False)
     summary = seen.summary
     if not summary.facts.is_run and summary.problems:
         reason = Reason(ReasonCode.RECORD_UNREADABLE, summary.problems[0])
-        return _Standing("damaged", summary.problems[0], Health((reason,)), is_over=True)
+        return _RowStanding("damaged", summary.problems[0], Health((reason,)), is_over=True)
     found = summary.standing
     is_over = found.kind not in (RunKind.RUNNING, RunKind.UNREACHABLE)
-    return _Standing(found.state, found.headline, found.health, is_over)
+    return _RowStanding(found.state, found.headline, found.health, is_over)
 
 
-def _trouble(seen: JobSeen, standing: _Standing, spent: TimeSpent, now_s: float) -> Trouble:
+def _trouble(seen: JobSeen, standing: _RowStanding, spent: TimeSpent, now_s: float) -> Trouble:
     level = standing.health.level
     has_launch = seen.snapshot is not None or (seen.summary is not None and seen.summary.facts.is_held)
     if has_launch and not standing.is_over:

@@ -14,8 +14,8 @@ from megatrain_dashboard.api.overview.series_view import series_document
 from megatrain_dashboard.api.overview.view import OverviewInputs, overview_document
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import cached_response, document_bytes
+from megatrain_dashboard.responses.heavy import HeavyQueries
 from megatrain_dashboard.responses.query_parameters import From, RoundNumber, To, check_round
-from megatrain_dashboard.security.heavy import HeavyQueries
 from megatrain_dashboard.sources.protocol import JobSource
 
 _FRESH_S = 0.5

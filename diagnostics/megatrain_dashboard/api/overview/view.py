@@ -23,8 +23,7 @@ from megatrain_dashboard.api.overview.document import (
     ReasonDocument,
 )
 from megatrain_dashboard.api.overview.next_action import NOTHING, next_action
-from megatrain_dashboard.sources.facts import CheckpointsSeen, JobFacts
-from megatrain_dashboard.sources.progress import completed_step, newest_saved
+from megatrain_dashboard.sources.facts import CheckpointsSeen, JobFacts, completed_step, newest_saved
 from megatrain_dashboard.sources.series_builder import SeriesSnapshot
 from megatrain_diagnostics.analysis.effective_time import effective_time_ratio
 from megatrain_diagnostics.store.daemon_state import DaemonState
@@ -56,7 +55,7 @@ class OverviewInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
+class _OverviewStanding:
     """The state of the job, from etcd or from its run directory."""
 
     state: str
@@ -152,18 +151,18 @@ def _newest_median(series: SeriesSnapshot, name: str) -> float | None:
     return float(np.median(known)) if len(known) else None
 
 
-def _standing(given: OverviewInputs, assessment: Assessment | None) -> _Standing:
+def _standing(given: OverviewInputs, assessment: Assessment | None) -> _OverviewStanding:
     if given.is_recorded:
         found = given.facts.standing
         assert found is not None, "a recorded job has one"
-        return _Standing(found.state, found.headline, None, found.health.reasons)
+        return _OverviewStanding(found.state, found.headline, None, found.health.reasons)
     if assessment is None:
         unknown = Unreachable(given.etcd_problem or "etcd has not answered yet")
-        return _Standing(_UNKNOWN, unknown.why, None, (unknown.reason,))
+        return _OverviewStanding(_UNKNOWN, unknown.why, None, (unknown.reason,))
     reasons = assessment.health.reasons
     if given.etcd_problem and not assessment.is_over:
-        return _Standing(_UNKNOWN, given.etcd_problem, None, reasons)
-    return _Standing(str(assessment.state), assessment.headline, assessment.since_unix_s, reasons)
+        return _OverviewStanding(_UNKNOWN, given.etcd_problem, None, reasons)
+    return _OverviewStanding(str(assessment.state), assessment.headline, assessment.since_unix_s, reasons)
 
 
 def _reason(one: Reason) -> ReasonDocument:
@@ -234,7 +233,11 @@ def _host_counts(assessment: Assessment | None, num_hosts: int) -> HostCounts:
 
 
 def _next(
-    given: OverviewInputs, assessment: Assessment | None, standing: _Standing, step: int | None, step_s: float | None
+    given: OverviewInputs,
+    assessment: Assessment | None,
+    standing: _OverviewStanding,
+    step: int | None,
+    step_s: float | None,
 ) -> NextAction:
     if given.is_recorded or given.snapshot is None or assessment is None:
         return NextAction(what=NOTHING, why=standing.headline, verdict_id="")

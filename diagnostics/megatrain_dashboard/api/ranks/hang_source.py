@@ -16,7 +16,7 @@ from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Spans
 from megatrain_diagnostics.store.hang_answer import HangAnswer, answer_of_evidence, answer_of_spans
 from megatrain_diagnostics.store.hang_evidence import executors_evidence
-from megatrain_diagnostics.store.rounds import steps_ahead
+from megatrain_diagnostics.store.rounds_and_hosts import steps_ahead
 from megatrain_job.failures.culprit import recorded_culprit
 from megatrain_job.jobs.snapshot import JobSnapshot
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from megatrain.contracts.black_box.operations import Operation
 from megatrain_dashboard.responses.binary import pack
 from megatrain_dashboard.responses.document import layout_document
-from megatrain_dashboard.sources.rank_hosts import hosts_of
+from megatrain_dashboard.sources.hosts import hosts_of
 from megatrain_diagnostics.analysis.hang_grid import OUTLIER, SILENT, SUSPECT, WAITING
 from megatrain_diagnostics.analysis.waiting import Awaited, waiting_arrows
 from megatrain_diagnostics.events.roster import Roster

@@ -14,9 +14,8 @@ from megatrain.contracts.errors import DataError
 from megatrain.run_files.run_directory import kept_black_box
 from megatrain_dashboard.api.ranks.document import HangDocument, RankDocument
 from megatrain_dashboard.api.ranks.hang_source import hang_of, standings_of
-from megatrain_dashboard.api.ranks.hang_view import hang_document
 from megatrain_dashboard.api.ranks.picture_view import HangPicture, ranks_picture
-from megatrain_dashboard.api.ranks.view import RankInputs, rank_document
+from megatrain_dashboard.api.ranks.view import RankInputs, hang_document, rank_document
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import ARRAYS_TYPE, cached_response, document_bytes
 from megatrain_dashboard.responses.errors import not_found
@@ -28,7 +27,7 @@ from megatrain_diagnostics.events.tables import Ranks, Spans, Stacks, StepTotals
 from megatrain_diagnostics.store.daemon_state import DaemonState
 from megatrain_diagnostics.store.hang_evidence import kept_rounds
 from megatrain_diagnostics.store.rank_progress import rank_progress
-from megatrain_diagnostics.store.rounds import steps_ahead
+from megatrain_diagnostics.store.rounds_and_hosts import steps_ahead
 
 _FRESH_S = 1.0
 

@@ -1,4 +1,8 @@
-"""Make the document of /ranks/{rank}: the place of a rank, its peers, and its last report."""
+"""Make the documents of /ranks/{rank} and /hang.
+
+The first has the place of a rank, its peers, and its last report; the second has ranks that did not enter a
+collective, and ranks whose stacks differ from the others.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,27 @@ import numpy as np
 
 from megatrain.contracts.black_box.operations import operation_name
 from megatrain_dashboard.api.ranks.document import (
+    HangDocument,
+    HangMissingDocument,
+    HangSuspectDocument,
     PeerGroupDocument,
     RankDocument,
     RankPositionDocument,
+    StackClusterDocument,
     StackDocument,
 )
 from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.analysis.hang import RankStanding, Suspect
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import Spans, Stacks
+from megatrain_diagnostics.store.hang_answer import HangAnswer
 
 _MAX_STACKS = 32
 _MAX_FRAMES = 200
 _NS = 1e9
+_MAX_HANG_RANKS = 64
+_MAX_CLUSTERS = 32
+_MAX_CLUSTER_FRAMES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +108,44 @@ def _newest_stacks(stacks: Stacks) -> tuple[StackDocument, ...]:
 def _sentences(given: RankInputs) -> tuple[str, ...]:
     of_findings = [sentence for one in given.findings if given.rank in one.ranks for sentence in one.evidence]
     return (*(one.evidence for one in given.suspects if one.rank == given.rank), *of_findings)
+
+
+def hang_document(round_number: int, answer: HangAnswer | None) -> HangDocument:
+    """Return the document of a hang. `answer` None: nothing is known of a hang."""
+    if answer is None:
+        return HangDocument(
+            round=round_number, source="", confidence="", reason="", incident_id="", suspects=(), missing=(), silent=(),
+            waiting=(), stack_clusters=(), outlier_ranks=(),
+        )  # fmt: skip
+    finding, report = answer.finding, answer.finding.report
+    return HangDocument(
+        round=round_number,
+        source=answer.source,
+        confidence=finding.culprit.confidence,
+        reason=finding.culprit.reason,
+        incident_id=finding.culprit.incident,
+        suspects=tuple(
+            HangSuspectDocument(
+                rank=one.rank, host=one.host, place=dict(one.place), step=one.step, doing=one.doing,
+                evidence=one.evidence,
+            )
+            for one in finding.suspects[:_MAX_HANG_RANKS]
+        ),
+        missing=tuple(
+            HangMissingDocument(
+                group=one.group, sequence=one.sequence, waiting=tuple(one.waiting), absent=tuple(one.absent),
+                silent=tuple(one.silent), loitering=tuple(one.loitering),
+            )
+            for one in report.missing[:_MAX_HANG_RANKS]
+        ),
+        silent=tuple(sorted(finding.silent)),
+        waiting=tuple(sorted(finding.waiting)),
+        stack_clusters=tuple(
+            StackClusterDocument(
+                num_ranks=len(one.ranks), ranks=one.ranks[:_MAX_HANG_RANKS], is_waiting=one.is_waiting,
+                frames=one.frames[-_MAX_CLUSTER_FRAMES:],
+            )
+            for one in answer.stacks.clusters[:_MAX_CLUSTERS]
+        ),
+        outlier_ranks=answer.stacks.outliers,
+    )  # fmt: skip

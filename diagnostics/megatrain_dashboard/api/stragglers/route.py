@@ -25,7 +25,7 @@ from megatrain_dashboard.responses.query_parameters import (
     check_round,
     check_steps,
 )
-from megatrain_dashboard.sources.progress import completed_step
+from megatrain_dashboard.sources.facts import completed_step
 from megatrain_dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.analysis.findings import Finding, thresholds_of
 from megatrain_diagnostics.analysis.stored_stragglers import NEWEST_STEPS, stored_stragglers

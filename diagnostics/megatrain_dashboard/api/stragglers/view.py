@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megatrain_dashboard.api.stragglers.document import FindingDocument, HostScore, StragglersDocument
-from megatrain_dashboard.responses.thresholds import thresholds_document
+from megatrain_dashboard.responses.document import thresholds_document
 from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.analysis.sentences import findings_headline
 from megatrain_diagnostics.analysis.straggler_history import StragglerHistory

@@ -22,8 +22,8 @@ from megatrain_dashboard.api.timeline.view import (
 )
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import ARRAYS_TYPE, cached_response, document_bytes
-from megatrain_dashboard.responses.downloads import Download
 from megatrain_dashboard.responses.errors import RefusalError, bad_query, not_found
+from megatrain_dashboard.responses.heavy import Download
 from megatrain_dashboard.responses.query_parameters import From, RoundNumber, To
 from megatrain_dashboard.sources.window import WHOLE_RUN, Window
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
@@ -72,7 +72,7 @@ class SliceChoice:
 Choice = Annotated[SliceChoice, Depends()]
 
 
-class _Queries:
+class _TimelineQueries:
     """Data that all routes of the timeline read from the source."""
 
     def __init__(self, parts: DashboardParts) -> None:
@@ -106,7 +106,7 @@ class _Queries:
 def router(parts: DashboardParts) -> APIRouter:
     """Return the routes that answer with the timeline: its steps, slices, ideal times, and a trace to download."""
     routes = APIRouter(dependencies=[parts.heavy_query])
-    queries = _Queries(parts)
+    queries = _TimelineQueries(parts)
 
     @routes.get("/timeline/steps", response_model=TimelineStepsDocument)
     def steps(request: Request, round_number: RoundNumber = None, begin: From = "", end: To = "") -> Response:

@@ -1,0 +1,127 @@
+"""GET /audit: what the driver did after verdicts and what people requested, the newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from megatrain.contracts.records.host_verdict import AuditEntry
+from megatrain.formatting.lists import names_text
+from megatrain.run_files.action_log import (
+    ACTIONS_NAME,
+    INTENT,
+    ActionEntry,
+    ActionTrail,
+    read_actions,
+)
+from megatrain.run_files.audit import AUDIT_NAME, read_audit
+from megatrain_dashboard.actions.handler import ActionHandler
+from megatrain_dashboard.parts import DashboardParts
+from megatrain_dashboard.responses.cache import cached_response, document_bytes
+from megatrain_dashboard.responses.document import Document
+from megatrain_dashboard.responses.errors import unavailable
+from megatrain_dashboard.responses.query_parameters import From, To
+from megatrain_dashboard.sources.window import WHOLE_RUN, Window
+
+_MAX_ENTRIES = 1000
+
+
+class AuditEntryDocument(Document):
+    """One action that was done or requested: by the driver after a verdict, or by a person through this page."""
+
+    at_unix_s: float
+    source: str
+    """driver, dashboard or command line."""
+    actor: str
+    action: str
+    target: str
+    reason: str
+    result: str
+    entry_hash: str
+    """The hash of an entry of the dashboard; each entry contains the hash of the one before."""
+
+
+class AuditDocument(Document):
+    """The response of /audit, the newest first. `chain_problem`: where the chain of hashes breaks, or empty."""
+
+    entries: tuple[AuditEntryDocument, ...]
+    chain_problem: str
+
+
+def router(parts: DashboardParts, handler: ActionHandler | None) -> APIRouter:
+    """Return the route of the audit. `handler` detects whether the last entry was removed."""
+    routes = APIRouter(tags=["incidents"])
+
+    @routes.get("/audit", response_model=AuditDocument)
+    def audit(request: Request, begin: From = "", end: To = "") -> Response:
+        """Return both audits as one, at most the newest 1000 entries, and where the chain of actions breaks."""
+        window = parts.window(begin, end)
+        run = parts.source.run
+        driver, people = run.incidents / AUDIT_NAME, run.diagnosis / ACTIONS_NAME
+        key = ("audit", _stamp(driver), _stamp(people), window)
+        trail = (lambda: read_actions(people)) if handler is None else handler.trail
+        make = partial(audit_document, driver, trail, window)
+        return cached_response(request, parts.responses.get(key, lambda: document_bytes(make())))
+
+    return routes
+
+
+def audit_document(driver: Path, people: Callable[[], ActionTrail], window: Window = WHOLE_RUN) -> AuditDocument:
+    """Return the entries of the driver's file and of people's actions in a part of the run.
+
+    Raises: RefusalError where one of them cannot be read.
+    """
+    try:
+        outcomes, num_damaged = read_audit(driver)
+        trail = people()
+    except OSError as error:
+        raise unavailable(f"the audit cannot be read: {error.strerror or error}") from error
+    all_entries = (*map(_of_driver, outcomes), *_of_people(trail.entries))
+    entries = [one for one in all_entries if window.holds(one.at_unix_s)]
+    entries.sort(key=lambda one: one.at_unix_s, reverse=True)
+    problems = [trail.problem, f"{AUDIT_NAME}: {num_damaged} lines are damaged" if num_damaged else ""]
+    return AuditDocument(entries=tuple(entries[:_MAX_ENTRIES]), chain_problem="; ".join(filter(None, problems)))
+
+
+def _of_driver(entry: AuditEntry) -> AuditEntryDocument:
+    outcome, verdict = entry.outcome, entry.verdict
+    return AuditEntryDocument(
+        at_unix_s=outcome.at_unix_s,
+        source="driver",
+        actor=outcome.by or outcome.driver,
+        action=f"verdict: {outcome.kind}",
+        target=names_text(verdict.hosts) if verdict is not None and verdict.hosts else outcome.verdict_id,
+        reason=outcome.reason,
+        result=outcome.incident,
+        entry_hash="",
+    )
+
+
+def _of_people(entries: tuple[ActionEntry, ...]) -> Iterator[AuditEntryDocument]:
+    """Yield one entry for each action: its result, or its begin where there is no result."""
+    newest = {one.action_id: one for one in entries}
+    for entry in newest.values():
+        is_open = entry.stage == INTENT
+        yield AuditEntryDocument(
+            at_unix_s=entry.at_unix_s,
+            source="dashboard" if entry.address else "command line",
+            actor=entry.user,
+            action=entry.kind,
+            target=entry.target,
+            reason=entry.reason,
+            result="begun; the result was not recorded" if is_open else entry.text,
+            entry_hash=entry.entry_hash,
+        )
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0)
+    return (found.st_mtime_ns, found.st_size)

@@ -1,1 +1,0 @@
-"""The audit: what the driver did after verdicts, and what people requested."""

@@ -1,1 +1,0 @@
-"""The checkpoints of a run, and their size."""

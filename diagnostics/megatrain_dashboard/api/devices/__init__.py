@@ -1,1 +1,0 @@
-"""The readings of the GPUs and network links of a host."""

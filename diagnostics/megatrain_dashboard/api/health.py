@@ -1,0 +1,36 @@
+"""GET /healthz: the server answers. GET /readyz: the server has data of the job. For the supervisor of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from megatrain_dashboard.responses.cache import document_response
+from megatrain_dashboard.responses.document import Document
+
+
+class HealthDocument(Document):
+    """The response of /healthz and /readyz. It contains nothing about the job: callers are not authenticated."""
+
+    is_ready: bool
+
+
+def router(is_ready: Callable[[], bool]) -> APIRouter:
+    """Return the two routes. They are outside the API, because their callers are not authenticated."""
+    routes = APIRouter(tags=["health"])
+
+    @routes.get("/healthz", response_model=HealthDocument)
+    async def healthz() -> Response:
+        """Return that the server is up."""
+        return document_response(HealthDocument(is_ready=is_ready()))
+
+    @routes.get("/readyz", response_model=HealthDocument)
+    async def readyz() -> Response:
+        """Return whether there is data to show: 503 until etcd has answered once."""
+        response = document_response(HealthDocument(is_ready=is_ready()))
+        response.status_code = 200 if is_ready() else 503
+        return response
+
+    return routes

@@ -1,1 +1,0 @@
-"""Whether the server is up."""

@@ -1,1 +1,0 @@
-"""The state of each host, and what keeps it from training."""

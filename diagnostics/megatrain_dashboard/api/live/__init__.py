@@ -1,1 +1,0 @@
-"""The stream that reports which responses are new."""

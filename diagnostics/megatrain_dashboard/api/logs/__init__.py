@@ -1,1 +1,0 @@
-"""Log lines of all ranks, and the failures that they show."""

@@ -1,1 +1,0 @@
-"""Notes that people write on a run."""

@@ -1,0 +1,134 @@
+"""The windows of steps, cut into pieces wherever anything changes: all ranks one after the other on one axis of time.
+
+The axis makes every rank's pieces one sorted array, so that a search finds the pieces of all spans at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain_diagnostics.analysis.exchanges import end_ns
+from megatrain_diagnostics.events.tables import NO_DURATION, Int32, Int64, Spans
+
+NOBODY = -1
+"""No window, no rank with windows, or no span."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Windows:
+    """The windows of steps, ordered by (rank, begin); windows of one rank do not overlap."""
+
+    rank: Int32
+    step: Int32
+    begin_ns: Int64
+    end_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """The windows' time, cut wherever anything changes: all ranks one after the other on one axis."""
+
+    begin: Int64
+    length: Int64
+    window: Int64
+    """Window of each piece."""
+    rank_base: Int64
+    rank_limit: Int64
+    rank_offset: Int64
+    """Place of each rank's base on the axis."""
+
+
+def lanes_of(spans: Spans, windows: Windows) -> Int64:
+    """Return for each span the place of its rank among those with windows; -1: none."""
+    ranks = np.unique(windows.rank)
+    # beyond the last rank searchsorted returns a place that does not exist
+    place = np.minimum(np.searchsorted(ranks, spans.rank), len(ranks) - 1)
+    return np.where(ranks[place] == spans.rank, place, NOBODY)
+
+
+def cut_windows(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, windows: Windows) -> Grid:
+    """Return the grid with a cut at each span's begin, its end and its moments."""
+    ranks, first = np.unique(windows.rank, return_index=True)
+    base = windows.begin_ns[first]
+    limit = np.maximum.reduceat(windows.end_ns, first)  # windows are ordered by rank: one run for each rank
+    # one ns more than a rank's length: the end of a rank and the begin of the next one stay two cuts
+    offset = np.concatenate(([0], np.cumsum(limit - base + 1)))[:-1]
+    of_window = np.searchsorted(ranks, windows.rank)
+
+    def on_axis(times_ns: Int64, place: Int64) -> Int64:
+        # times outside the rank's windows move to their bounds, or they would lie in the range of another rank
+        placed: Int64 = offset[place] + np.clip(times_ns, base[place], limit[place]) - base[place]
+        return placed
+
+    has = np.flatnonzero(lane != NOBODY)
+    shift = offset[of_window] - base[of_window]
+    begins, ends = windows.begin_ns + shift, windows.end_ns + shift
+    marks = [
+        begins,
+        ends,
+        on_axis(spans.start_ns[has], lane[has]),
+        on_axis(end_ns(spans)[has], lane[has]),
+        *(on_axis(moment_ns[has], lane[has]) for moment_ns in moments_ns),
+    ]
+    cuts = np.unique(np.concatenate(marks))
+    begin, length = cuts[:-1], np.diff(cuts)
+    # the last window that begins at or before the piece
+    window = np.searchsorted(begins, begin, side="right") - 1
+    window[begin >= ends[window]] = NOBODY  # between two windows, or between two ranks
+    return Grid(begin, length, window, base, limit, offset)
+
+
+def pieces_of(spans: Spans, lane: Int64, grid: Grid) -> tuple[Int64, Int64]:
+    """Return the range of pieces that each span covers, [first, last); empty for spans without a window."""
+    # an open span lasts to the end of its window, as far as is known
+    last = np.where(spans.duration_ns == NO_DURATION, grid.rank_limit[np.maximum(lane, 0)], end_ns(spans))
+    return places_of(spans.start_ns, lane, grid), places_of(last, lane, grid)
+
+
+def places_of(times_ns: Int64, lane: Int64, grid: Grid) -> Int64:
+    """Return the piece that begins at each span's time, which is one of the cuts; 0 for spans without a window."""
+    rank = np.maximum(lane, 0)  # spans without a window look up any rank; the last line discards the result
+    base, limit, offset = grid.rank_base[rank], grid.rank_limit[rank], grid.rank_offset[rank]
+    found = np.searchsorted(grid.begin, offset + np.clip(times_ns, base, limit) - base).astype(np.int64)
+    return np.where(lane == NOBODY, 0, found)
+
+
+def covered_ns(grid: Grid, is_chosen: NDArray[np.bool_], low: Int64, high: Int64) -> Int64:
+    """Return how much of the chosen pieces each span covers."""
+    # running totals: the sum over a range of pieces is one difference, however many pieces a span covers
+    until = np.concatenate(([0], np.cumsum(np.where(is_chosen, grid.length, 0))))
+    lengths: Int64 = until[np.maximum(high, low)] - until[low]
+    return lengths
+
+
+def gap_ends(owner: NDArray[np.int8], grid: Grid) -> Int64:
+    """Return for each piece when the run of pieces of its owner and rank ends, in ns of its rank.
+
+    A run ends with a window that no other window follows at once: the time after it is not known.
+    """
+    rank = _piece_ranks(grid)
+    is_outside = grid.window == NOBODY
+    # a run ends where the owner or the rank changes, and where a gap between windows begins or ends
+    changes = np.flatnonzero((np.diff(owner) != 0) | (np.diff(rank) != 0) | np.diff(is_outside)) + 1
+    last = np.concatenate((changes, [len(owner)])) - 1
+    lengths = np.diff(np.concatenate(([0], changes, [len(owner)])))
+    ends = piece_times(grid)[last] + grid.length[last]
+    return np.repeat(np.minimum(ends, grid.rank_limit[rank[last]]), lengths)
+
+
+def _piece_ranks(grid: Grid) -> Int64:
+    found: Int64 = np.searchsorted(grid.rank_offset, grid.begin, side="right") - 1
+    return found
+
+
+def piece_times(grid: Grid) -> Int64:
+    """Return when each piece begins, in ns of its rank."""
+    rank = _piece_ranks(grid)
+    times: Int64 = grid.begin - grid.rank_offset[rank] + grid.rank_base[rank]
+    return times
