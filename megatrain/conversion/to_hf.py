@@ -10,7 +10,7 @@ from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME, read_manifest
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import Manifest
-from megatrain.checkpoint_format.state_kinds import MASTER
+from megatrain.checkpoint_format.stored_tensors import MASTER
 from megatrain.conversion.software import job_config
 from megatrain.data.tokenizer import parse_tokenizer
 from megatrain.hf import Dtype, ExportReport, TokenizerFile, export_model

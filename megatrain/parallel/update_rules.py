@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from megatrain.checkpoint_format.state_kinds import EMA
+from megatrain.checkpoint_format.stored_tensors import EMA
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.parameter_group import AS_OPTIMIZER, ParameterGroupConfig, first_matching
 

@@ -53,7 +53,7 @@ def heavy_modules_after(statements: str) -> list[str]:
         "megatrain.contracts.black_box.reader",
         "megatrain.checkpoint_format.checkpoint_files",
         "megatrain.checkpoint_format.lineage",
-        "megatrain.checkpoint_format.retention",
+        "megatrain.checkpoint_format.removals",
         "megatrain.formatting.quantities",
         "megatrain.schedule",
     ],
