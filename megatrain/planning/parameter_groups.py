@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from megatrain.config.config import Config
-from megatrain.config.parameter_group import first_matching
-from megatrain.config.parameter_names import parameter_sizes
+from megatrain.config.model_size import parameter_sizes
+from megatrain.config.optimizer import first_matching
 from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.placement import row_of
 from megatrain.parallel.update_rules import UpdateRule, update_rule

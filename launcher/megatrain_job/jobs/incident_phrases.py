@@ -5,7 +5,7 @@ from __future__ import annotations
 from megatrain.contracts.exit_codes import end_text
 from megatrain.contracts.records.host_records import RankFailure
 from megatrain.contracts.records.incident import Incident, IncidentKind, phase_seconds
-from megatrain.contracts.records.receipts import Receipt
+from megatrain.contracts.records.notices import Receipt
 from megatrain.formatting.lists import names_text, ranks_text
 from megatrain.formatting.quantities import count_text, seconds_text
 from megatrain_job.failures.culprit import is_victim

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatrain.config.config import Config
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import StepValue
 from megatrain.telemetry.compute_cost import compute_cost, device_name
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.observers.device_memory import DeviceMemory

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from megatrain.config.config import Config
 from megatrain.contracts.records.host_verdict import OutcomeKind, VerdictOutcome
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, Moments
-from megatrain.contracts.records.receipts import Receipt
+from megatrain.contracts.records.notices import Receipt
 from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import Cordon, JobEnd
 from megatrain.run_files.run_directory import RunDirectory

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from megatrain.contracts.records.driver_report import DriverReport
 from megatrain.contracts.records.host_records import (
     CheckOutcome,
     CheckReport,
@@ -15,6 +14,7 @@ from megatrain.contracts.records.host_records import (
 )
 from megatrain.contracts.records.incident import IncidentKind, IncidentState
 from megatrain.contracts.records.job_requests import JobRequest, RequestKind
+from megatrain.contracts.records.problem_reports import DriverReport
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import Halt, HostCommand, JobEnd
 from megatrain_launcher.driver.decide import decide

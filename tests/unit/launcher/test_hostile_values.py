@@ -17,11 +17,11 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from megatrain.contracts.errors import CoordinationRefusedError
-from megatrain.contracts.records.driver_report import DriverReport
 from megatrain.contracts.records.host_records import CheckReport, HangEvidence, HostRecord, HostStatus
 from megatrain.contracts.records.incident import Incident
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.records.problem_reports import DriverReport
 from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round
 from megatrain.formatting.terminal import printable
