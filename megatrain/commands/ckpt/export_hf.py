@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Export the checkpoint. Raises: ConfigError for a model that no family expresses; CheckpointError, DataError
     naming the file.
     """
-    from megatrain.conversion.to_hf import export_hf
+    from megatrain.conversion.hugging_face import export_hf
 
     source = chosen_checkpoint(args)
     with orderly_end(), reading(source):

@@ -31,7 +31,7 @@ def add_verb(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Import, and print what a job's configuration needs. Raises: CheckpointError naming the file and the tensor."""
-    from megatrain.conversion.from_hf import MODEL_TOML_NAME, import_hf
+    from megatrain.conversion.hugging_face import MODEL_TOML_NAME, import_hf
 
     with orderly_end():
         report = import_hf(args.source, open_location(args.output))
