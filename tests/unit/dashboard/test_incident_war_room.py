@@ -28,7 +28,7 @@ from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import LogLines, from_columns
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.segment_store import SegmentStore
-from megatrain_job.jobs.runbooks import runbooks_of
+from megatrain_job.jobs.incident_phrases import runbooks_of
 from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 from tests.helpers.launched_job import NOW_S, make_incident, make_snapshot
 from tests.helpers.notification_topics import config_with

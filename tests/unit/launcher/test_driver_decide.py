@@ -19,7 +19,7 @@ from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import Halt, HostCommand, JobEnd
 from megatrain_launcher.driver.decide import decide
 from megatrain_launcher.driver.writes import writes_of
-from megatrain_launcher.order_delivery import orders_lost_within_s
+from megatrain_launcher.liveness import orders_lost_within_s
 from tests.helpers.driver_story import (
     ELASTIC,
     POLICY,

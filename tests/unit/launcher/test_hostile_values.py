@@ -31,9 +31,8 @@ from megatrain_job.jobs.assessment import assess
 from megatrain_job.jobs.documents import host_document, incident_document, status_document
 from megatrain_job.jobs.host_view import host_views
 from megatrain_job.jobs.snapshot import read_job
-from megatrain_launcher.commands.host_table import host_lines
 from megatrain_launcher.commands.incident_text import incident_lines, incidents_lines
-from megatrain_launcher.commands.status_text import status_lines
+from megatrain_launcher.commands.status_text import host_lines, status_lines
 from megatrain_launcher.driver.decide import decide
 from megatrain_launcher.driver.folding import fold
 from megatrain_launcher.driver.policy import Policy
