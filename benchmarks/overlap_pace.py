@@ -12,7 +12,7 @@ from unittest.mock import patch
 from torch import Tensor, nn
 
 from megatrain.model import Transformer
-from megatrain.ops.residual import ResidualStream
+from megatrain.ops.normalization import ResidualStream
 from megatrain.parallel import sequence_chunks
 from megatrain.parallel.graphed_chunk import Backward
 from megatrain.parallel.pipeline import PipelineChunk

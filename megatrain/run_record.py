@@ -19,7 +19,7 @@ from megatrain.contracts.errors import DataError, NotFoundError
 from megatrain.contracts.files.bounded_files import open_below
 from megatrain.contracts.records.incident import PHASES, Incident, phase_seconds
 from megatrain.reporting.report import EvaluationReport, IntervalReport, StepReport
-from megatrain.run_files.recorded_incidents import read_incidents
+from megatrain.run_files.incidents import read_incidents
 from megatrain.run_files.run_directory import RunDirectory
 
 if TYPE_CHECKING:

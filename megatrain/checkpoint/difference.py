@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from megatrain.checkpoint.checked_files import find_stored
-from megatrain.checkpoint.item_digests import ItemDigests
+from megatrain.checkpoint.checked_files import ItemDigests, find_stored
 from megatrain.checkpoint_format.checkpoint_files import read_manifest
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import Manifest

@@ -4,32 +4,73 @@ An image is a sequence of items, each at a multiple of 64. An item is one box, a
 write. The offsets of the items depend only on the layout. So offsets, envelopes and views are made once, and a snapshot
 is one memcpy per box. The copies go forward through the state's memory and through the image. This file does not know
 files, slots or other ranks.
+
+Copies within host memory. They bypass the processor's caches where csrc/host_copy was compiled.
+
+Copying the tensors one by one with numpy takes up to 1.4 times as long (docs/benchmarks/checkpoint.md has both).
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import hashlib
+import importlib.util
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from megatrain.checkpoint.envelope import envelope
-from megatrain.checkpoint.host_copy import copy_bytes
 from megatrain.checkpoint_format.item_ranges import ITEM_ALIGNMENT
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard
+
+_MIN_STREAMED_BYTES = 256 << 10
+"""A smaller copy fits in the caches, and the call through ctypes costs more than it saves."""
+
+Copy = Callable[[int, int, int], None]
+"""(target address, source address, bytes)."""
 
 MAX_ITEM_BYTES = 64 << 20
 """Maximum data of one item. A process that reads, verifies or sends items holds one item at a time."""
 
 ItemsJson = list[list[Any]]
 """One [key, global shape, offsets, sizes, dtype, offset, length] per item."""
+
+
+def copy_bytes(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
+    """Copy all bytes of `source` to `target`, which has the same size. Other Python threads can run meanwhile.
+
+    Shapes: both one-dimensional and contiguous.
+    """
+    assert target.size == source.size
+    stream = streamed_copy() if target.size >= _MIN_STREAMED_BYTES else None
+    if stream is None:
+        np.copyto(target, source)  # a memcpy of libc; torch's copy_ takes twice as long on small boxes
+    else:
+        stream(target.ctypes.data, source.ctypes.data, target.size)
+
+
+@functools.cache
+def streamed_copy() -> Copy | None:
+    """Return the compiled copy, None where this installation has none."""
+    found = importlib.util.find_spec("megatrain._host_copy")
+    if found is None or found.origin is None:
+        return None
+    try:
+        function = ctypes.CDLL(found.origin).megatrain_stream_copy
+    except (OSError, AttributeError):
+        return None  # compiled for another machine: the caller falls back to numpy, which is slower
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    function.restype = None
+    return function
 
 
 @dataclass(frozen=True, slots=True, eq=False)

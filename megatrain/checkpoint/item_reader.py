@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from megatrain.checkpoint.checked_files import ItemDigests
 from megatrain.checkpoint.envelope import envelope
-from megatrain.checkpoint.item_digests import ItemDigests
 from megatrain.checkpoint_format.data_file import check_item
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import FileEntry

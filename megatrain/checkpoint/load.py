@@ -22,8 +22,7 @@ from megatrain.checkpoint.item_reader import ItemReader, tensor_of, torch_dtype
 from megatrain.checkpoint.load_plan import ItemCatalog, ItemRead, WantedBox, assign_readers, plan_load
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import Manifest
-from megatrain.checkpoint_format.state_kinds import EMA, MASTER
-from megatrain.checkpoint_format.stored_tensors import StoredItem, StoredTensor
+from megatrain.checkpoint_format.stored_tensors import EMA, MASTER, StoredItem, StoredTensor
 from megatrain.comm.channel import Channel
 from megatrain.comm.cpu_groups import CpuGroups, gather_json_in
 from megatrain.contracts.black_box.operations import Operation

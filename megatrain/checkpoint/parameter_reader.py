@@ -18,8 +18,7 @@ from megatrain.checkpoint.item_reader import ItemReader, tensor_of, torch_dtype
 from megatrain.checkpoint.load_plan import ItemCatalog, ItemRead, WantedBox, plan_load
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import Manifest
-from megatrain.checkpoint_format.state_kinds import EMA, MASTER
-from megatrain.checkpoint_format.stored_tensors import StoredItem, StoredTensor
+from megatrain.checkpoint_format.stored_tensors import EMA, MASTER, StoredItem, StoredTensor
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box
 

@@ -11,6 +11,8 @@ writes is the only assumption, and it holds on object storage too.
 The remover removes its record when the last file is gone. A process that ended before leaves its record. It may also be
 frozen in the middle of a removal, and no other process can tell. So its record stays, and nothing is written to a step
 that it lists.
+
+Decide which checkpoints of a branch to remove. Pure functions from steps to steps.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from secrets import token_hex
 
@@ -29,6 +32,8 @@ from megatrain.contracts.files.json_object import JsonObject
 
 SCHEMA_VERSION = 1
 _RECORD_NAME = re.compile(r"[0-9a-f]{16}\.removing")
+
+KEPT_BY_TIME = 3
 
 
 def being_removed(checkpoints: Location) -> dict[tuple[str, int], Location]:
@@ -107,3 +112,34 @@ def removal_text(location: Location, record: Location) -> str:
         f"{location}: a process is removing this checkpoint, or ended while it did. If {record} names a process that"
         " has ended, remove that file"
     )
+
+
+def resolved_keep_last(keep_last: int, interval: int) -> int:
+    """Return how many of the newest checkpoints a configuration keeps, 0 for all.
+
+    keep_last: with -1, the number follows from the kind of interval: every `interval` steps, or by time (0).
+    """
+    if keep_last >= 0:
+        return keep_last
+    return 0 if interval else KEPT_BY_TIME
+
+
+def to_remove(
+    steps: Sequence[int], pinned: AbstractSet[int], needed: AbstractSet[int], keep_last: int, keep_every: int
+) -> list[int]:
+    """Return the steps to remove, oldest first.
+
+    It keeps the newest `keep_last` (0: all), the multiples of `keep_every` (0: none), the pinned ones, the ones that
+    are `needed` as the origin of another branch, and always the newest.
+    Raises: ValueError when a number is negative.
+    """
+    if keep_last < 0 or keep_every < 0:
+        raise ValueError(f"keep_last={keep_last} and keep_every={keep_every} must be at least 0")
+    if keep_last == 0:
+        return []
+    older = sorted(set(steps))[:-keep_last]
+    return [
+        step
+        for step in older
+        if step not in pinned and step not in needed and not (keep_every and step % keep_every == 0)
+    ]

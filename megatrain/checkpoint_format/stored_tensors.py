@@ -3,6 +3,8 @@
 index_file.py writes and reads this as JSON; metadata_file.py writes it as torch's `.metadata`. This file checks what
 was read, before other code allocates memory or opens files by it. Where boxes are combined (load_plan.py), the code
 checks whether boxes of a tensor overlap.
+
+The kinds of state of a checkpoint that can be read as weights.
 """
 
 from __future__ import annotations
@@ -33,6 +35,11 @@ _MAX_KEY_LENGTH = 4096
 _MAX_PATH_LENGTH = 1024
 _MAX_SHOWN = 120
 """How many characters of a file's text a message repeats."""
+
+MASTER = "master"
+"""The weights themselves, in full precision."""
+EMA = "ema"
+"""Their exponential moving average."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,9 @@ from megatrain.ops.device_kind import DeviceKind
 from megatrain.ops.precision import DTYPES, accumulate_dtype
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.decoder import decoder_table
-from megatrain.parallel.full_recompute import recompute_fully
 from megatrain.parallel.offload import OffloadCopies, Offloader
 from megatrain.parallel.pipeline import PipelineChunk
-from megatrain.parallel.selective_recompute import SelectiveRecompute
+from megatrain.parallel.recompute import SelectiveRecompute, recompute_fully
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
 from megatrain.parallel.update_rules import update_rule

@@ -1,4 +1,7 @@
-"""How a command line names a checkpoint: a path or URL, and options that choose one checkpoint of a run."""
+"""How a command line names a checkpoint: a path or URL, and options that choose one checkpoint of a run.
+
+Arguments that several verbs of `megatrain ckpt` take.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,17 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from megatrain.checkpoint.find import choose_checkpoint
 from megatrain.checkpoint_format.checkpoint_files import COMMIT_NAME
 from megatrain.checkpoint_format.location import Location
-from megatrain.checkpoint_format.state_kinds import EMA, MASTER
+from megatrain.checkpoint_format.stored_tensors import EMA, MASTER
 from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.formatting.terminal import printable
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -70,3 +76,18 @@ def reading(checkpoint: Location) -> Iterator[None]:
             f"{checkpoint} was removed while it was read ({error}); pin a checkpoint that a job's retention may remove "
             "meanwhile"
         ) from error
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
+
+
+def add_run(parser: argparse.ArgumentParser, *, may_be_branch: bool = True) -> None:
+    """Declare DIR: a run, or a part of it."""
+    parts = ", its checkpoints directory, or one branch of them" if may_be_branch else " or its checkpoints directory"
+    parser.add_argument(
+        "location",
+        type=utf8_text,
+        metavar="DIR",
+        help=f"a run directory{parts}: a path or a URL",
+    )

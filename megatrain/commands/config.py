@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         _write(_summary(loaded.config, args.world_size), None)
         if args.dry_run:
             # Planning needs torch, which `config` otherwise never loads.
-            from megatrain.planning.dry_run import dry_run
+            from megatrain.planning.plan_text import dry_run
 
             _write(dry_run(_with_fixed_layout(loaded.config, args.world_size)), None)
     return int(ExitCode.OK)

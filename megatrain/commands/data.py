@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from megatrain.commands.argument_types import real_number, seed, utf8_path, utf8_text, whole_number
-from megatrain.commands.orderly_end import orderly_end
 from megatrain.data.tokenizer import SMALLEST_VOCAB_SIZE
+from megatrain.programs.stop_signals import orderly_end
 
 SUMMARY = "build token files from text, or inspect them"
 LARGEST_VOCAB_SIZE = 10_000_000

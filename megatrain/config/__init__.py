@@ -10,23 +10,20 @@ from megatrain.config.batch import BatchConfig, global_batch_size_at, rampup_lev
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.config.checks import check, check_for_training
 from megatrain.config.config import Config
-from megatrain.config.data import DataConfig
-from megatrain.config.evaluation import EvaluationConfig
+from megatrain.config.data import DataConfig, EvaluationConfig
 from megatrain.config.fp8 import Fp8Config
 from megatrain.config.job import JobConfig
 from megatrain.config.kernels import KernelsConfig
 from megatrain.config.load import LoadedConfig, load_config
-from megatrain.config.log import LogConfig
 from megatrain.config.model import ModelConfig
 from megatrain.config.model_size import ModelSize, num_parameters, parameters_by_part
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.origin import DefaultOrigin, FileOrigin, Origin, OverrideOrigin, ProgramOrigin
 from megatrain.config.parallel import ParallelConfig
-from megatrain.config.profile import ProfileConfig
+from megatrain.config.recording import LogConfig, ProfileConfig, TelemetryConfig
 from megatrain.config.reference import reference_markdown
 from megatrain.config.runtime import RuntimeConfig
 from megatrain.config.serialize import config_hash, to_toml
-from megatrain.config.telemetry import TelemetryConfig
 from megatrain.config.train import TrainConfig
 
 __all__ = [

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from megatrain.config.config import Config, all_options, is_parameter_group
 from megatrain.config.model import SCALING_KEYS, SCALING_KEYS_OF, ModelConfig
+from megatrain.config.optimizer import ParameterGroupConfig
 from megatrain.config.options import Value
-from megatrain.config.parameter_group import ParameterGroupConfig
 from megatrain.config.toml_text import value_text
 from megatrain.run_files.config_changes import ChangedKey
 

@@ -10,13 +10,11 @@ from typing import Any, NamedTuple, get_type_hints
 from megatrain.config.batch import BatchConfig
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.config.dashboard import DashboardConfig
-from megatrain.config.data import DataConfig
+from megatrain.config.data import DataConfig, EvaluationConfig
 from megatrain.config.diagnostics import DiagnosticsConfig
-from megatrain.config.evaluation import EvaluationConfig
 from megatrain.config.fp8 import Fp8Config
 from megatrain.config.job import JobConfig
 from megatrain.config.kernels import KernelsConfig
-from megatrain.config.log import LogConfig
 from megatrain.config.model import ModelConfig
 from megatrain.config.model_size import block_weights
 from megatrain.config.notify import (
@@ -29,16 +27,13 @@ from megatrain.config.notify import (
     SlackConfig,
     WebhookConfig,
 )
-from megatrain.config.numbered import MOST, kind_of, numbered_name
-from megatrain.config.optimizer import OptimizerConfig
+from megatrain.config.optimizer import OptimizerConfig, ParameterGroupConfig
 from megatrain.config.options import Option, Value, options_of
 from megatrain.config.parallel import LARGEST_BUCKET, SMALLEST_SHARD, ParallelConfig
-from megatrain.config.parameter_group import ParameterGroupConfig
-from megatrain.config.profile import ProfileConfig
+from megatrain.config.recording import LogConfig, ProfileConfig, TelemetryConfig
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.config.runtime import RuntimeConfig
-from megatrain.config.tables import TableReader
-from megatrain.config.telemetry import TelemetryConfig
+from megatrain.config.tables import MOST, TableReader, kind_of, numbered_name
 from megatrain.config.train import TrainConfig
 from megatrain.contracts.errors import ConfigError, TopologyError
 from megatrain.contracts.layout import Holders, Layout

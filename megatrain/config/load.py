@@ -11,11 +11,10 @@ from pathlib import Path
 from megatrain.config.checks import find_problems
 from megatrain.config.config import NUMBERED, Config, build_config, options_with
 from megatrain.config.locator import key_lines
-from megatrain.config.numbered import split_arrays
 from megatrain.config.options import Option
 from megatrain.config.origin import DefaultOrigin, FileOrigin, Origin, ProgramOrigin
 from megatrain.config.overrides import named_section, parse_overrides
-from megatrain.config.tables import TableReader
+from megatrain.config.tables import TableReader, split_arrays
 from megatrain.contracts.errors import ConfigError
 
 _SYNTAX_PLACE = re.compile(r" \(at line (\d+), column (\d+)\)$")

@@ -11,7 +11,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping
 
-from megatrain.config.numbered import numbered_name
+from megatrain.config.tables import numbered_name
 
 Path = tuple[str, ...]
 

@@ -2,15 +2,87 @@
 
 Padding rows of the vocabulary count, because they are stored and reduced like all others. A tied head counts once, as
 part of the embedding.
+
+The name and the size of every parameter of a model, without building it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from megatrain.config.model import ModelConfig
-from megatrain.config.parameter_names import block_parameter_sizes, norm_sizes
-from megatrain.config.variant_parameters import parameters_by_path
+from megatrain.config.variant_parameters import own_parameters, parameters_by_path
+
+
+def parameter_sizes(model: ModelConfig) -> dict[str, int]:
+    """Return the number of elements of each parameter by name. A tied head is not listed."""
+    sizes = {"embedding.word.weight": model.padded_vocab_size * model.hidden_size}
+    if model.positions == "learned":
+        sizes["embedding.position"] = model.seq_len * model.hidden_size
+    block = block_parameter_sizes(model)
+    for layer in range(model.num_layers):
+        sizes |= {f"blocks.{layer}.{name}": size for name, size in block.items()}
+    sizes |= norm_sizes(model, "loss_head.norm")
+    if not model.has_tied_head:
+        sizes["loss_head.weight"] = model.padded_vocab_size * model.hidden_size
+    return sizes
+
+
+def block_parameter_sizes(model: ModelConfig) -> dict[str, int]:
+    """Return the number of elements of each parameter of one block, by its name within the block."""
+    if model.block == "parallel":
+        return dict(_branch(model, "branch", has_attention=True, has_mlp=True))
+    attention = _branch(model, "attention_branch", has_attention=True, has_mlp=False)
+    return dict(attention) | dict(_branch(model, "mlp_branch", has_attention=False, has_mlp=True))
+
+
+def norm_sizes(model: ModelConfig, path: str) -> dict[str, int]:
+    """Return the number of elements of each parameter of a norm over the hidden units."""
+    if not model.is_own("norm"):
+        return dict(_variant_sizes(model, "norm", path))
+    num_vectors = 2 if model.norm == "layernorm" else 1
+    return {f"{path}.{leaf}": model.hidden_size for leaf in ("weight", "bias")[:num_vectors]}
+
+
+def _branch(model: ModelConfig, path: str, *, has_attention: bool, has_mlp: bool) -> Iterator[tuple[str, int]]:
+    if model.branch_norm != "output":
+        yield from norm_sizes(model, f"{path}.norm").items()
+    if model.branch_norm != "input":
+        yield from norm_sizes(model, f"{path}.output_norm").items()
+    if has_attention:
+        yield from _attention(model, f"{path}.attention")
+    if has_mlp:
+        num_up = model.resolved_ffn_size * (2 if model.is_mlp_gated else 1)
+        yield f"{path}.mlp.up.weight", num_up * model.hidden_size
+        if model.has_bias:
+            yield f"{path}.mlp.up.bias", num_up
+        yield from _variant_sizes(model, "mlp", f"{path}.mlp.activation")
+        yield f"{path}.mlp.down.weight", model.hidden_size * model.resolved_ffn_size
+    for name, is_there in (("attention_bias", has_attention), ("mlp_bias", has_mlp)):
+        if model.has_bias and is_there:
+            yield f"{path}.{name}", model.hidden_size
+
+
+def _variant_sizes(model: ModelConfig, key: str, path: str) -> Iterator[tuple[str, int]]:
+    for name, one in own_parameters(model, key).items():
+        yield f"{path}.{name}", prod(one.shape)
+
+
+def _attention(model: ModelConfig, path: str) -> Iterator[tuple[str, int]]:
+    head_dim = model.resolved_head_dim
+    num_outputs = (model.num_heads + 2 * model.resolved_num_kv_heads) * head_dim
+    yield f"{path}.qkv.weight", num_outputs * model.hidden_size
+    if model.resolved_has_qkv_bias:
+        yield f"{path}.qkv.bias", num_outputs
+    if model.qk_norm == "head":
+        yield f"{path}.query_norm.weight", head_dim
+        yield f"{path}.key_norm.weight", head_dim
+    if model.qk_norm == "all_heads":
+        yield f"{path}.all_heads_norm.weight", (model.num_heads + model.resolved_num_kv_heads) * head_dim
+    yield from _variant_sizes(model, "attention", f"{path}.attend_heads")
+    yield f"{path}.out.weight", model.hidden_size * model.num_heads * head_dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,23 @@
-"""A mistake in a configuration, and the keys that it involves, so that one mistake is not reported twice."""
+"""A mistake in a configuration, and the keys that it involves, so that one mistake is not reported twice.
+
+The values that a message proposes in place of a wrong one.
+
+Keys that were changed although another key's value makes them meaningless.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from megatrain.config.options import options_of
 from megatrain.config.origin import DefaultOrigin, Origin
+from megatrain.config.toml_text import value_text
+
+_MAX_PROPOSED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +33,41 @@ class Problem:
         written = [origin for origin in known if not isinstance(origin, DefaultOrigin)]
         location = next(iter(written or known), None)
         return self.text if location is None else f"{self.text} ({location})"
+
+
+def nearest(candidates: Iterable[int], found: int) -> tuple[int, ...]:
+    """Return the few candidates closest to `found`, in ascending order."""
+    closest = sorted(candidates, key=lambda candidate: (abs(candidate - found), candidate))
+    return tuple(sorted(closest[:_MAX_PROPOSED]))
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of a positive number in ascending order."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return tuple(sorted({*small, *(number // divisor for divisor in small)}))
+
+
+def multiples_around(divisor: int, found: int) -> tuple[int, ...]:
+    """Return the positive multiples of `divisor` next to `found`: one below, if there is one, and one above."""
+    below = found // divisor * divisor
+    return tuple(multiple for multiple in (below, below + divisor) if multiple > 0)
+
+
+def closest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that was probably meant, or None."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def unused_problems(section: str, values: Any, name: str, ruling: str, needed: str) -> Iterator[Problem]:
+    """Yield that `name` of the section was changed although it has a meaning only if the key `ruling` is `needed`.
+
+    `values`: the section's dataclass.
+    """
+    value, default = getattr(values, name), options_of(values.__class__)[name].default
+    if value != default:
+        yield Problem(
+            (f"{section}.{name}", f"{section}.{ruling}"),
+            f'{section}.{name}={value_text(value)} does nothing with {section}.{ruling}="{getattr(values, ruling)}"; '
+            f'use {ruling}="{needed}" or {name}={value_text(default)}',
+        )

@@ -3,7 +3,7 @@
 A job reads a checkpoint of any layout, so no job needs this to continue. It helps where many ranks read from slow
 storage, or where a tool needs a single file. This module does not compute what each rank of the new layout holds.
 Instead the trainer's own code builds the rank, on the meta device and without communication. The files of many ranks
-are written at the same time, part by part, so that a stored item that several files need is read once (turns.py).
+are written at the same time, part by part, so that a stored item that several files need is read once (parts.py).
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.layout import Layout
-from megatrain.conversion.parts import parts_of
+from megatrain.conversion.parts import Turns, parts_of
 from megatrain.conversion.software import current_versions, job_config
-from megatrain.conversion.turns import Turns
 from megatrain.schedule import nearest_schedule
 from megatrain.training.rank_model import build_rank_model
 

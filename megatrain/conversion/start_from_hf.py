@@ -16,7 +16,7 @@ from megatrain.config.load import load_config
 from megatrain.config.toml_text import value_text
 from megatrain.contracts.errors import CheckpointError, ConfigError
 from megatrain.contracts.files.file_locks import wait_and_lock
-from megatrain.conversion.from_hf import import_hf
+from megatrain.conversion.hugging_face import import_hf
 from megatrain.hf import HfModel, open_model
 
 IMPORTED_NAME = "from-hf"

@@ -21,7 +21,7 @@ from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME, read_manifest
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import Manifest
-from megatrain.checkpoint_format.state_kinds import EMA, MASTER
+from megatrain.checkpoint_format.stored_tensors import EMA, MASTER
 from megatrain.config.model import ModelConfig
 from megatrain.contracts.errors import CheckpointError, ConfigError, DataError
 from megatrain.conversion.software import job_config

@@ -20,11 +20,11 @@ from megatrain.config.model import ModelConfig
 from megatrain.model.attention import Attention
 from megatrain.model.context import TokenContext
 from megatrain.model.dropout import ResidualDropout
+from megatrain.model.frequencies import RotaryPositions
 from megatrain.model.mlp import Mlp
 from megatrain.model.norm import build_norm
-from megatrain.model.positions import RotaryPositions
 from megatrain.ops.attention import AttentionPattern
-from megatrain.ops.residual import ResidualStream
+from megatrain.ops.normalization import ResidualStream
 
 
 class Sublayers(nn.Module):

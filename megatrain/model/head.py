@@ -15,8 +15,8 @@ from megatrain.contracts.errors import ConfigError
 from megatrain.model.norm import build_norm
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms, summed_cross_entropy
 from megatrain.ops.linear import linear
+from megatrain.ops.normalization import ResidualStream
 from megatrain.ops.precision import accumulate_dtype
-from megatrain.ops.residual import ResidualStream
 from megatrain.ops.softcap import softcap_
 
 

@@ -14,9 +14,8 @@ from megatrain.config.kernels import KernelsConfig
 from megatrain.config.model import ModelConfig
 from megatrain.model.variant import build_variant
 from megatrain.ops.apex_norm import ApexNorms, PlannedApex
-from megatrain.ops.normalization import layer_norm, rms_norm, zero_centered_rms_norm
+from megatrain.ops.normalization import ResidualStream, layer_norm, rms_norm, zero_centered_rms_norm
 from megatrain.ops.optional_backends import import_apex
-from megatrain.ops.residual import ResidualStream
 
 Normalize = Callable[..., tuple[Tensor, Tensor]]
 """A function like layer_norm() or rms_norm(): takes (x, parameters, eps, added or None), returns (norm of sum, sum)."""

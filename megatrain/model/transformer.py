@@ -15,12 +15,12 @@ from megatrain.config.model import ModelConfig
 from megatrain.model.block import Block
 from megatrain.model.context import TokenContext
 from megatrain.model.embedding import Embedding
+from megatrain.model.frequencies import RotaryPositions
 from megatrain.model.head import LossHead
-from megatrain.model.positions import RotaryPositions
 from megatrain.ops.attention import AttentionPattern
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
 from megatrain.ops.device_kind import DeviceKind
-from megatrain.ops.residual import ResidualStream
+from megatrain.ops.normalization import ResidualStream
 
 
 @dataclass(frozen=True, slots=True)

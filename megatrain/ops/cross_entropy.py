@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatrain.ops.block_elements import LOSS_BLOCK_ELEMENTS
 from megatrain.ops.library import (
+    LOSS_BLOCK_ELEMENTS,
     declare,
     require_contiguous,
     require_dtype,

@@ -3,6 +3,8 @@
 Schema, check, reference and fake are Python and need no compiler and no GPU. The reference is plain torch and runs on
 every device without a kernel. If `megatrain._C` (csrc/operators) was built, it adds the kernels for CUDA.
 Gradients are not declared here: a public function of ops is a torch.autograd.Function over two operators.
+
+How many elements a plain torch form of an operation processes at once, so that its temporaries stay small.
 """
 
 from __future__ import annotations
@@ -17,6 +19,16 @@ from megatrain.ops.extension import load_extension
 
 _LIBRARY = torch.library.Library("megatrain", "FRAGMENT")
 _DECLARED: list[str] = []
+
+LOSS_BLOCK_ELEMENTS = 1 << 20
+"""Logits that the loss converts to a wider dtype at once: some MB."""
+OPTIMIZER_BLOCK_ELEMENTS_ON_CPU = 1 << 18
+"""Elements of a shard that an optimizer updates at once.
+
+The block and its temporaries stay in a CPU's cache, and no fresh memory is touched.
+"""
+SQUARE_SUM_BLOCK_ELEMENTS_ON_CPU = 1 << 16
+"""Elements of a flat tensor that are summed in fp64 at once: the fastest of the sizes that were tried."""
 
 
 def declare(

@@ -4,11 +4,15 @@ Statistics are in fp32 (fp64 for fp64), and the result is rounded once to x's dt
 dtype. A sum of x and residual is rounded before it is normalized, so that its norm can be recomputed from the sum that
 is kept.
 Shapes: S sequence, B micro-batch, H hidden (any dims may come before H).
+
+The residual stream between two norms: hidden states, and the output of the last branch, which is not added yet.
+
+The next norm adds them, because it reads both anyway. That saves one pass over memory in forward and two in backward.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -277,3 +281,14 @@ _layer_norm_backward_op = declare(
         torch.empty_like(weight),
     ),
 )
+
+
+class ResidualStream(NamedTuple):
+    """The sum x + added, not computed yet. Shapes: both [S, B, H]."""
+
+    x_SBH: Tensor
+    added_SBH: Tensor | None = None
+
+    def total(self) -> Tensor:
+        """Return the sum."""
+        return self.x_SBH if self.added_SBH is None else self.x_SBH + self.added_SBH

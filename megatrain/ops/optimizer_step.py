@@ -19,8 +19,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from megatrain.ops.block_elements import OPTIMIZER_BLOCK_ELEMENTS_ON_CPU
 from megatrain.ops.library import (
+    OPTIMIZER_BLOCK_ELEMENTS_ON_CPU,
     declare,
     require_contiguous,
     require_dtype,

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from megatrain.ops.block_elements import SQUARE_SUM_BLOCK_ELEMENTS_ON_CPU
-from megatrain.ops.library import declare, require_contiguous, require_floating
+from megatrain.ops.library import SQUARE_SUM_BLOCK_ELEMENTS_ON_CPU, declare, require_contiguous, require_floating
 
 
 def square_sum(flat: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from megatrain.checkpoint_format.state_kinds import EMA, MASTER
+from megatrain.checkpoint_format.stored_tensors import EMA, MASTER
 from megatrain.ops.precision import accumulate_dtype
 from megatrain.parallel.bucket import Bucket
 from megatrain.parallel.sharding import FlatShard

@@ -3,7 +3,7 @@
 ZeRO-1 accumulates whole gradients over the micro-batches and reduce-scatters a chunk when the schedule says so, after
 its last backward. ZeRO-2 reduce-scatters after every backward and keeps the sum of this rank's shard only. If all
 gradients of a bucket are ready earlier, its reduction starts during that backward; buckets start in their order
-(early_start.py). Each part of the model
+(bucket.py). Each part of the model
 waits only for its own parameters. With overlap off, each collective is awaited at once. The collectives and their
 order stay the same, so the numbers are bitwise the same. Source: MegaScale sec. 3.2; ZeRO (arXiv:1910.02054).
 """
@@ -22,9 +22,8 @@ from megatrain.comm.exchange import Pending
 from megatrain.comm.group import Group
 from megatrain.contracts.black_box.operations import Operation, all_reduce_along
 from megatrain.ops.main_grad import Addition, set_main_grad
-from megatrain.parallel.bucket import Bucket, group_into_buckets
+from megatrain.parallel.bucket import Bucket, WriteCounts, group_into_buckets
 from megatrain.parallel.deferred_wgrads import Wgrads
-from megatrain.parallel.early_start import WriteCounts
 from megatrain.parallel.sharding import LogicalParameter
 
 WrittenGradients = tuple[tuple[bool, ...], ...]

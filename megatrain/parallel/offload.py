@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from megatrain.ops.residual import ResidualStream
+from megatrain.ops.normalization import ResidualStream
 
 
 class OffloadCopies(Protocol):

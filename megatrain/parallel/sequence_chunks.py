@@ -33,7 +33,7 @@ from megatrain.comm.sequence_chunks import (
 )
 from megatrain.ops.linear import weight_gradient
 from megatrain.ops.main_grad import main_grad_of
-from megatrain.parallel.selective_recompute import SelectiveRecompute
+from megatrain.parallel.recompute import SelectiveRecompute
 
 
 class ChunkedSublayers(nn.Module):

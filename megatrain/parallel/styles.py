@@ -20,8 +20,8 @@ from megatrain.comm.sequence import (
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms, summed_cross_entropy
 from megatrain.ops.embedding import embedding
-from megatrain.ops.residual import ResidualStream
-from megatrain.parallel.selective_recompute import SelectiveRecompute
+from megatrain.ops.normalization import ResidualStream
+from megatrain.parallel.recompute import SelectiveRecompute
 
 
 class GatherSequence(nn.Module):

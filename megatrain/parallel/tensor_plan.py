@@ -18,7 +18,7 @@ from megatrain.contracts.layout import NEAREST, Layout
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
 from megatrain.parallel.logical_matrices import HiddenWeight, matrices_of
 from megatrain.parallel.placement import Placement, PlacementRow, placements_of, row_of, tensor_shape
-from megatrain.parallel.selective_recompute import SelectiveRecompute
+from megatrain.parallel.recompute import SelectiveRecompute
 from megatrain.parallel.sequence_chunks import ChunkedSublayers
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.styles import (

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from megatrain.checkpoint_format.state_kinds import EMA
-from megatrain.config.optimizer import OptimizerConfig
-from megatrain.config.parameter_group import AS_OPTIMIZER, ParameterGroupConfig, first_matching
+from megatrain.checkpoint_format.stored_tensors import EMA
+from megatrain.config.optimizer import AS_OPTIMIZER, OptimizerConfig, ParameterGroupConfig, first_matching
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _STATE_KINDS: Mapping[str, tuple[str, ...]] = {

@@ -1,13 +1,17 @@
-"""A plan of a run as text for a terminal."""
+"""A plan of a run as text for a terminal.
+
+`megatrain config check CONFIG --dry-run`: plans the whole job in one process.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
 
+from megatrain.config.config import Config
 from megatrain.contracts.layout import axis_named
 from megatrain.formatting.quantities import bytes_text
-from megatrain.planning.run_plan import RunPlan, StagePlan
+from megatrain.planning.run_plan import RunPlan, StagePlan, plan_run
 
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20))
 
@@ -161,3 +165,11 @@ def _some(ranks: Sequence[int]) -> str:
 
 def _count(number: int, noun: str, plural: str = "s") -> str:
     return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
+def dry_run(config: Config) -> str:
+    """Return a text about what every rank would do and hold. An open parallel.dp_size counts as 1.
+
+    Raises: TopologyError when layout, tensor plan or schedule cannot be built.
+    """
+    return render(plan_run(config))

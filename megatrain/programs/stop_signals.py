@@ -3,20 +3,65 @@
 SIGTERM, SIGUSR1 (Slurm, before the time limit), SIGHUP and SIGINT all make the same request. The program decides what
 follows: it reads the request at a time of its choice, or gets a call from the handler. A second SIGINT interrupts
 the program without saving; other later signals have no effect.
+
+What a forked child of this process must reset, before a signal reaches it.
+
+An orderly end for a command that has to clean up: the first signal unwinds it, later signals do nothing.
+
+SIGTERM, SIGUSR1 and SIGHUP end a Python program immediately by default. Here they raise SystemExit with a shell's code,
+128 + the number of the signal, as SIGINT raises KeyboardInterrupt, so that every `with` and `finally` runs. A second
+signal would interrupt that cleanup, so it is ignored. SIGKILL cannot be caught.
 """
 
 from __future__ import annotations
 
 import _thread
+import os
 import signal
+import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
-from megatrain.programs.forks import call_in_forked_children
+GROUP_SIGNALS: Final = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+)
+"""When they are sent to a whole process group, they are meant for its first process."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+
+_INTERRUPT = signal.SIGINT.name
+
+
+def call_in_forked_children(method: Callable[[], Any]) -> None:
+    """Call `method` in every later fork of this process while its object lives, before a signal reaches the child.
+
+    A forked child inherits handlers and wakeup descriptor: without this, ending the child would stop its parent.
+    """
+    reference = weakref.WeakMethod(method)
+    masks: dict[int, set[Any]] = {}  # by thread: two may fork at once
+
+    def hold_signals() -> None:
+        masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+
+    def release_signals() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop(threading.get_ident()))
+
+    def call() -> None:
+        bound = reference()
+        if bound is not None:
+            bound()
+        release_signals()
+
+    os.register_at_fork(before=hold_signals, after_in_parent=release_signals, after_in_child=call)
 
 
 def note_only(_name: str) -> None:
@@ -107,3 +152,23 @@ def stopped_by_signals() -> threading.Event:
 
     StopSignals(set_in_a_thread, note_only)
     return asked
+
+
+@contextmanager
+def orderly_end() -> Iterator[None]:
+    """End the block in an orderly way on a signal. Only for the main thread.
+
+    Raises: SystemExit, or KeyboardInterrupt for SIGINT.
+    """
+    with StopSignals(_unwind, note_only) as signals:
+        try:
+            yield
+        finally:
+            if signals.is_requested and signals.name != _INTERRUPT:
+                print(f"megatrain: stopped by {signals.name}", file=sys.stderr)
+
+
+def _unwind(name: str) -> None:
+    if name == _INTERRUPT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + signal.Signals[name])

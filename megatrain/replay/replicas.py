@@ -4,23 +4,103 @@ The one idea: data-parallel replicas and steps repeat the same graph, so it is c
 are one small matrix [replica, column] that stays in the cache. A shared operation waits for all replicas of its column.
 Columns (steps or scenarios) do not depend on each other. Durations are requested operation by operation, so that a
 scenario need not copy millions of durations to change a few.
+
+Compressed rows: a slice of one flat array for each of many small integer keys.
+
+Topological levels, found with numpy: the nodes of a level can run only after a node of the level before.
+
+A node is an operation, or a group of operations that start together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from megatrain.contracts.errors import TopologyError
-from megatrain.replay.csr import Index
-from megatrain.replay.levels import find_cycle, topological_levels
+
+Index = NDArray[np.int64]
 
 Matrix = NDArray[np.float64]
 Durations = Callable[[int], Matrix | float]
 """Returns an operation's durations in a shape that fits [replica, column]. May be negative, because clocks disagree."""
+
+
+class Rows(NamedTuple):
+    """Row r is values[offsets[r] : offsets[r + 1]]."""
+
+    offsets: Index
+    values: Index
+
+
+def group_by(keys: Index, values: Index, num_rows: int) -> Rows:
+    """Return the values of each key as rows; the values of a key keep their order."""
+    order = np.argsort(keys, kind="stable")
+    return Rows(offsets_of(np.bincount(keys, minlength=num_rows)), values[order])
+
+
+def offsets_of(counts: Index) -> Index:
+    """Return the start of each of consecutive slices of these lengths, and the end of the last slice."""
+    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def concatenate(rows: Rows, selected: Index) -> Index:
+    """Return the values of the selected rows, one row after the other."""
+    begins = rows.offsets[selected]
+    counts = rows.offsets[selected + 1] - begins
+    ends = np.cumsum(counts)
+    if len(ends) == 0 or ends[-1] == 0:
+        return np.empty(0, dtype=np.int64)
+    indices: Index = np.repeat(begins - ends + counts, counts) + np.arange(ends[-1])
+    return rows.values[indices]
+
+
+def topological_levels(num_nodes: int, sources: Index, targets: Index) -> Rows:
+    """Return the nodes of each level; a node in no level is on a cycle or behind one.
+
+    `sources[i] -> targets[i]` are the edges, as nodes. A node's level is the length of the longest path to it.
+    """
+    successors = group_by(sources, targets, num_nodes)
+    num_open = np.bincount(targets, minlength=num_nodes)
+    is_first_seen = np.empty(num_nodes, dtype=np.int64)
+    level = np.flatnonzero(num_open == 0)
+    levels: list[Index] = []
+    while len(level):
+        levels.append(level)
+        reached = concatenate(successors, level)
+        np.subtract.at(num_open, reached, 1)
+        ready = reached[num_open[reached] == 0]
+        # A node reached by several edges of this level appears several times; keep the last one written.
+        numbers = np.arange(len(ready))
+        is_first_seen[ready] = numbers
+        level = ready[is_first_seen[ready] == numbers]
+    offsets = offsets_of(np.array([len(level) for level in levels], dtype=np.int64))
+    return Rows(offsets, np.concatenate(levels) if levels else np.empty(0, dtype=np.int64))
+
+
+def find_cycle(nodes_in_levels: Index, num_nodes: int, sources: Index, targets: Index) -> list[int]:
+    """Return the indices of the edges of one cycle among the nodes that are in no level, in order of dependency."""
+    is_stuck = np.ones(num_nodes, dtype=bool)
+    is_stuck[nodes_in_levels] = False
+    stuck_edges = np.flatnonzero(is_stuck[sources] & is_stuck[targets])
+    # Every stuck node has a stuck predecessor, so a walk backwards must reach a node for the second time.
+    edge_into = np.full(num_nodes, -1, dtype=np.int64)
+    edge_into[targets[stuck_edges]] = stuck_edges
+    node = int(targets[stuck_edges[0]])
+    visited: dict[int, int] = {}
+    walk: list[int] = []
+    while node not in visited:
+        visited[node] = len(walk)
+        edge = int(edge_into[node])
+        walk.append(edge)
+        node = int(sources[edge])
+    return walk[visited[node] :][::-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from megatrain.reporting.report import IntervalReport, StepReport
-from megatrain.telemetry.compute_cost import ComputeCost
-from megatrain.telemetry.flops import mfu
+from megatrain.telemetry.flops import ComputeCost, mfu
 
 
 class IntervalBuilder:

@@ -17,7 +17,7 @@ from megatrain.reporting.lines import RunProgress, evaluation_line, progress_lin
 from megatrain.reporting.report import EvaluationReport, Report, StepReport
 from megatrain.reporting.sinks import MetricSink, OpenSinks, open_sinks
 from megatrain.run_files.run_directory import RunDirectory
-from megatrain.telemetry.compute_cost import compute_cost, device_name
+from megatrain.telemetry.flops import compute_cost, device_name
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Protocol, TypeAlias
 
 from megatrain.config.config import Config
-from megatrain.config.log import LogConfig
+from megatrain.config.recording import LogConfig
 from megatrain.contracts.errors import ConfigError
 from megatrain.reporting.jsonl_sink import JsonLinesSink
 from megatrain.reporting.report import Report

@@ -9,22 +9,23 @@ shows recorded spans. Standard library only.
 from __future__ import annotations
 
 from megatrain.schedule.action import COMPUTES, MESSAGES_OF, MICROBATCH_ENDS, Action, ActionKind, Schedule
-from megatrain.schedule.bounds import bubble_fraction, in_flight_bound
 from megatrain.schedule.build import build_schedule, forward_only
 from megatrain.schedule.checker import check_schedule
 from megatrain.schedule.chunk_placement import ChunkPlacement
-from megatrain.schedule.drawing import render
-from megatrain.schedule.durations import ComputeDurations
+from megatrain.schedule.execution import render
 from megatrain.schedule.kinds import (
     CHUNKED_NAMES,
     KINDS,
     SCHEDULE_NAMES,
     ScheduleKind,
     ScheduleName,
+    bubble_fraction,
+    in_flight_bound,
     infeasibility,
     layout_infeasibilities,
     nearest_schedule,
 )
+from megatrain.schedule.order import ComputeDurations
 from megatrain.schedule.stage_rules import peak_in_flight
 
 __all__ = [

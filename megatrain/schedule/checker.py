@@ -10,9 +10,8 @@ from __future__ import annotations
 from itertools import zip_longest
 
 from megatrain.schedule.action import ActionKind, Schedule
-from megatrain.schedule.bounds import in_flight_bound
 from megatrain.schedule.execution import Blocked, StageChannel, StageChannels, execute
-from megatrain.schedule.kinds import KINDS, infeasibility
+from megatrain.schedule.kinds import KINDS, in_flight_bound, infeasibility
 from megatrain.schedule.lowering import RECEIVES_AHEAD
 from megatrain.schedule.stage_rules import check_stages, peak_in_flight
 

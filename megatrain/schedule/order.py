@@ -4,11 +4,14 @@ The generator of a schedule returns only these; lowering.py adds the communicati
 sequences that all stages have in common: warm-up forwards, then one forward and one backward in turn, then the
 remaining backwards. Schedules differ in the sequences and in the number of warm-up forwards; zero bubble also inserts
 the wgrads.
+
+How long the computes of a model chunk take, in any one unit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from megatrain.schedule.action import Action
 
@@ -23,3 +26,20 @@ def weave(forwards: Sequence[Action], backwards: Sequence[Action], num_warmup: i
         order += (forward, backward)
     order += backwards[num_steady:]
     return order
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeDurations:
+    """How long the computes of a model chunk take for one micro-batch, in any one unit; backward is dgrad + wgrad."""
+
+    forward: float
+    dgrad: float
+    wgrad: float
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.dgrad + self.wgrad
+
+
+EQUAL_DURATIONS = ComputeDurations(1, 1, 1)
+"""Each has as many multiplications: the product with a weight in forward, and its two products in backward."""

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from megatrain.schedule.action import Action, ActionKind
 from megatrain.schedule.chunk_placement import ChunkPlacement
-from megatrain.schedule.durations import ComputeDurations
 from megatrain.schedule.one_f_one_b import one_f_one_b
-from megatrain.schedule.order import ComputeOrder
+from megatrain.schedule.order import ComputeDurations, ComputeOrder
 
 
 def zero_bubble(placement: ChunkPlacement, num_microbatches: int) -> list[ComputeOrder]:

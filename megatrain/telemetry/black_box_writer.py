@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 from typing import Self
 
-from megatrain.contracts.black_box.clock_base import read_clock_base
 from megatrain.contracts.black_box.encoding import (
     CONTROL,
     CONTROL_OFFSET,
@@ -38,6 +37,7 @@ from megatrain.contracts.black_box.values import (
     GroupRecord,
     Identity,
     State,
+    read_clock_base,
 )
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.files.own_files import check_own_directory, make_own_directory

@@ -32,8 +32,7 @@ from megatrain.contracts.black_box.encoding import (
     decode_progress,
     value_bits,
 )
-from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation, StepValue
 from megatrain.contracts.black_box.values import (
     ALL_OPERATIONS,
     ControlPage,

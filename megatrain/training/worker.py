@@ -23,8 +23,7 @@ from megatrain.comm import Mesh, create_mesh, join, leave, open_rendezvous
 from megatrain.comm.group_stores import GroupStores
 from megatrain.comm.rendezvous import Rendezvous, value_of_rank_0
 from megatrain.config.config import Config
-from megatrain.config.recorded import CONFIG_NAME, recorded_values
-from megatrain.config.serialize import config_values, to_toml
+from megatrain.config.serialize import CONFIG_NAME, config_values, recorded_values, to_toml
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.errors import ConfigError

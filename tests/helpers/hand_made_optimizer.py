@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from megatrain.comm.group import Group
 from megatrain.comm.mesh import Mesh
-from megatrain.config.optimizer import OptimizerConfig
-from megatrain.config.parameter_group import ParameterGroupConfig
+from megatrain.config.optimizer import OptimizerConfig, ParameterGroupConfig
 from megatrain.optim import ShardedOptimizer
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions

@@ -19,7 +19,7 @@ from megatrain.checkpoint.job import Restored
 from megatrain.checkpoint.snapshots import SnapshotTimes
 from megatrain.comm import Mesh, create_mesh
 from megatrain.config.config import Config
-from megatrain.config.profile import ProfileConfig
+from megatrain.config.recording import ProfileConfig
 from megatrain.contracts.black_box.values import Identity
 from megatrain.data.dataset import open_dataset
 from megatrain.data.order import SampleOrder

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megatrain.contracts.black_box.operations import Operation
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.layout import Layout
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.columns.schema import to_arrow

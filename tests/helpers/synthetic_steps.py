@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.black_box.operations import Operation
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.events.roster import Roster, make_roster
 from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, from_columns, joined

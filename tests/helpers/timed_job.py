@@ -14,7 +14,7 @@ from megatrain.contracts.records.host_records import HostPhase, Stall
 from megatrain.contracts.records.rounds import RoundDeadlines
 from megatrain.fencing.fence import Deadlines, FenceAction, LeaseView, StepSilence, fence
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.order_delivery import orders_lost_after_s
+from megatrain_launcher.liveness import orders_lost_after_s
 from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_host import SimulatedHost
 from tests.helpers.simulated_job import SimulatedJob

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from megatrain.contracts.records.incident import Incident, IncidentKind
 from megatrain.contracts.records.record import decode
-from megatrain.run_files.audit import AUDIT_NAME, read_audit
+from megatrain.run_files.incidents import AUDIT_NAME, read_audit
 from tests.helpers.served_run import served_run
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until

@@ -19,7 +19,7 @@ from megatrain.run_files.action_log import (
     ActionTrail,
     read_actions,
 )
-from megatrain.run_files.audit import AUDIT_NAME, read_audit
+from megatrain.run_files.incidents import AUDIT_NAME, read_audit
 from megatrain_dashboard.actions.handler import ActionHandler
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import cached_response, document_bytes

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from megatrain.config.config import Config
-from megatrain.config.recorded import CONFIG_NAME, read_tables
+from megatrain.config.serialize import CONFIG_NAME, read_tables
 from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.records.host_verdict import AuditEntry
 from megatrain.contracts.records.incident import Incident
 from megatrain.formatting.quantities import count_text
 from megatrain.run_files.action_log import ACTIONS_NAME, read_actions
-from megatrain.run_files.audit import AUDIT_NAME, read_audit
 from megatrain.run_files.config_changes import CHANGES_NAME, ConfigChange, read_changes
-from megatrain.run_files.recorded_incidents import read_incident
+from megatrain.run_files.incidents import AUDIT_NAME, read_audit, read_incident
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.jobs.notes import Note, notes_of
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.black_box.operations import Operation
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain_diagnostics.analysis.confirmed_steps import ConfirmedSteps
 from megatrain_diagnostics.analysis.effective_time import Restart
 from megatrain_diagnostics.analysis.step_series import middle_by_step

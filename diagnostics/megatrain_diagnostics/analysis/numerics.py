@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import StepValue
 from megatrain_diagnostics.analysis.confirmed_steps import ConfirmedSteps
 from megatrain_diagnostics.events.tables import Values, select
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation, StepValue
 from megatrain_diagnostics.analysis.peers import Flags, Floats, Indices
 from megatrain_diagnostics.events.tables import StepTotals, Values
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.black_box.operations import Operation
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals, Values, select
 
 _NUM_FIRST_STEPS = 3

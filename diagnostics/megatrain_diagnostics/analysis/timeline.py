@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation, StepValue
 from megatrain_diagnostics.analysis.exchanges import Exchanges, end_ns, find_exchanges
 from megatrain_diagnostics.analysis.step_windows import StepEvents
 from megatrain_diagnostics.events.roster import Roster

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from megatrain.contracts.black_box.operations import operation_name
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import StepValue, operation_name
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.events.tables import (
     TABLES,

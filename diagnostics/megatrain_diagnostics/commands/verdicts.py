@@ -25,7 +25,7 @@ from megatrain.contracts.records.record import to_plain
 from megatrain.formatting.lists import names_text, ranks_text
 from megatrain.formatting.quantities import age_text, count_text, time_text
 from megatrain.formatting.terminal import short
-from megatrain.run_files.audit import AUDIT_NAME, read_audit
+from megatrain.run_files.incidents import AUDIT_NAME, read_audit
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.commands.arguments import Verbs, add_json
 from megatrain_job.commands.job_place import PlaceError, add_job, named_job, opened_job, run_at

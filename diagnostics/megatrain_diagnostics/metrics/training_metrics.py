@@ -14,8 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.black_box.operations import Operation
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain_diagnostics.analysis.confirmed_steps import ConfirmedSteps
 from megatrain_diagnostics.collector.counters import RejectionReason
 from megatrain_diagnostics.events.tables import Ranks, StepTotals, Table, Values, world_sizes

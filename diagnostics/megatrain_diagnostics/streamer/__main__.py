@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from megatrain.contracts.black_box.clock_base import read_clock_base
+from megatrain.contracts.black_box.values import read_clock_base
 from megatrain.contracts.errors import ConfigError, MegatrainError
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode

@@ -1,14 +1,18 @@
-"""Phrases about incidents and the failures in them, the same in every command and on the dashboard. Pure."""
+"""Phrases about incidents and the failures in them, the same in every command and on the dashboard. Pure.
+
+Which pages of docs/runbooks apply to an incident, for notifications and the page of the incident. Pure.
+"""
 
 from __future__ import annotations
 
 from megatrain.contracts.exit_codes import end_text
 from megatrain.contracts.records.host_records import RankFailure
-from megatrain.contracts.records.incident import Incident, IncidentKind, phase_seconds
-from megatrain.contracts.records.receipts import Receipt
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, phase_seconds
+from megatrain.contracts.records.notices import Receipt
 from megatrain.formatting.lists import names_text, ranks_text
 from megatrain.formatting.quantities import count_text, seconds_text
 from megatrain_job.failures.culprit import is_victim
+from megatrain_job.failures.verdict import label_row
 
 KIND_TEXTS = {
     IncidentKind.FAILURE: "a worker ended",
@@ -20,6 +24,19 @@ KIND_TEXTS = {
     IncidentKind.NUMERICS: "loss or gradients went wrong",
     IncidentKind.LAUNCH_LOST: "the previous launch died without recording an end",
 }
+
+_OF_KIND = {
+    IncidentKind.FAILURE: "worker-ended.md",
+    IncidentKind.HANG: "hang.md",
+    IncidentKind.HOST_LOST: "host-evicted-or-cordoned.md",
+    IncidentKind.CONTROL_PLANE: "etcd.md",
+    IncidentKind.STRAGGLER: "straggler.md",
+    IncidentKind.NUMERICS: "numerics.md",
+    IncidentKind.LAUNCH_LOST: "launch-lost.md",
+}
+"""A request has no page: it is no fault."""
+_EVICTED = "host-evicted-or-cordoned.md"
+_RESTART_LIMIT = "stopped-by-the-brake.md"
 
 
 def rank_end_text(failure: RankFailure) -> str:
@@ -82,3 +99,15 @@ def current_phase(incident: Incident) -> str:
 def phase_text(phase: str) -> str:
     """Return the text for a phase of a recovery."""
     return phase.replace("_", " ")
+
+
+def runbooks_of(incident: Incident) -> tuple[str, ...]:
+    """Return the pages for an incident, the one to begin with first; none if no action is needed."""
+    found = [_OF_KIND[incident.kind]] if incident.kind in _OF_KIND else []
+    if incident.kind is IncidentKind.FAILURE and (page := label_row(incident.label).runbook):
+        found.insert(0, page)
+    if incident.state is IncidentState.STOPPED and incident.kind is not IncidentKind.REQUEST:
+        found.insert(0, _RESTART_LIMIT)
+    if incident.action == "evict":
+        found.append(_EVICTED)
+    return tuple(dict.fromkeys(found))

@@ -15,13 +15,12 @@ from typing import Any, TypeVar
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.records.diag_records import DaemonRecord, DaemonReport, DashboardRecord
-from megatrain.contracts.records.driver_report import DriverReport
 from megatrain.contracts.records.host_records import HostRecord, HostStatus
 from megatrain.contracts.records.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictOutcome
 from megatrain.contracts.records.incident import Incident
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain.contracts.records.job_problem import JobProblem
 from megatrain.contracts.records.notices import ReceiverRecord
+from megatrain.contracts.records.problem_reports import DriverReport, JobProblem
 from megatrain.contracts.records.record import decode
 from megatrain.contracts.records.rounds import Cordon, Halt, JobEnd, JobRecord, Round
 from megatrain_job.coordination.client import EtcdClient

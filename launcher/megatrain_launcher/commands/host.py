@@ -29,9 +29,9 @@ from megatrain_job.jobs.documents import check_document, host_document
 from megatrain_job.jobs.host_view import host_views
 from megatrain_job.jobs.send_request import Gone, asker, check_accepts_requests, checked, make_request, news_of
 from megatrain_job.jobs.snapshot import JobSnapshot, read_job
-from megatrain_launcher.commands.host_table import check_lines, host_lines
 from megatrain_launcher.commands.job import print_answer
 from megatrain_launcher.commands.status import known
+from megatrain_launcher.commands.status_text import check_lines, host_lines
 from megatrain_launcher.commands.wait_for_answer import add_waiting, wait_for_answer
 
 SUMMARY = "list the hosts of a job; check, cordon and evict them"

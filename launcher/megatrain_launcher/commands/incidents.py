@@ -23,7 +23,7 @@ from megatrain.contracts.errors import (
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.incident import Incident
 from megatrain.contracts.records.record import to_plain
-from megatrain.run_files.recorded_incidents import read_incidents
+from megatrain.run_files.incidents import read_incidents
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.commands.job_place import PlaceError, add_job, named_job, opened_job, run_at
 from megatrain_job.jobs.documents import incident_document

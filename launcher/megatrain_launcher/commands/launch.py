@@ -1,5 +1,7 @@
 """`megatrain launch CONFIG`: train on this host, or on all hosts that run the same command, and recover from
 failures.
+
+`megatrain launch --from-hf`: the model is imported by a program of its own, because the launcher loads no torch.
 """
 
 from __future__ import annotations
@@ -7,12 +9,14 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from megatrain.config.load import load_config
-from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.errors import CheckpointError, ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting.terminal import printable
 from megatrain.programs.stop_signals import StopSignals, note_only
@@ -22,8 +26,24 @@ from megatrain_launcher.logs.program_log import log_to_stderr
 if TYPE_CHECKING:
     from megatrain_launcher.executor.settings import ExecutorSettings
 
+_PROGRAM = "megatrain.commands.start_from_hf"
+
 SUMMARY = "train on one host or many: checks hosts, restarts what fails, uses spares; takes torchrun's flags"
 ACCEPTS_OVERRIDES = True
+
+
+def with_imported_model(flags: LaunchFlags) -> LaunchFlags:
+    """Import the model that `flags` name, unless it is in the run directory, and return flags with its settings.
+
+    Raises: CheckpointError with what the program printed.
+    """
+    if not flags.from_hf:
+        return flags
+    command = [sys.executable, "-m", _PROGRAM, str(flags.config), flags.from_hf, *flags.overrides]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise CheckpointError(f"--from-hf {flags.from_hf}: {done.stderr.strip().removeprefix('megatrain: error: ')}")
+    return replace(flags, overrides=(*done.stdout.splitlines(), *flags.overrides), from_hf="")
 
 
 class StoppedEarly(BaseException):
@@ -46,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
     if flags.template:
         print(_template(flags), end="")
         return 0
-    from megatrain_launcher.launch.from_hf import with_imported_model
     from megatrain_launcher.launch.host import run_launch
     from megatrain_launcher.launch.plan import make_plan
 

@@ -37,7 +37,7 @@ from megatrain_launcher.driver.requests import asked_to_stop
 from megatrain_launcher.driver.responses import REQUEUE, STOP, Facts, Response, respond
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.verdict_actions import cordon_removals
-from megatrain_launcher.order_delivery import orders_lost_within_s
+from megatrain_launcher.liveness import orders_lost_within_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,23 @@
-"""The driver's decision: takes the time, the state and the policy; returns actions and the reason. Pure and total."""
+"""The driver's decision: takes the time, the state and the policy; returns actions and the reason. Pure and total.
+
+Unreadable keys that would block the driver's next write forever. Pure.
+
+Hosts may be running an unreadable round. The driver does not reuse its number, and writes a halt to end it. A candidacy
+without a lease would never expire, so the driver removes it.
+
+The previous launch ended without an end record: the first driver opens an incident with its downtime. Pure.
+"""
 
 from __future__ import annotations
 
+from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.records.rounds import Halt
+from megatrain.formatting.quantities import seconds_text
 from megatrain_launcher.driver.actions import (
     Alarm,
     Decision,
     DriverAction,
+    DropKey,
     EndJob,
     HaltRound,
     OpenIncident,
@@ -15,17 +27,78 @@ from megatrain_launcher.driver.actions import (
     WriteRound,
 )
 from megatrain_launcher.driver.after_halt import follow_halt
-from megatrain_launcher.driver.blockers import drop_candidacies_without_lease, skip_unreadable
 from megatrain_launcher.driver.breaking import halt
 from megatrain_launcher.driver.fences import raise_deadlines
 from megatrain_launcher.driver.forming import form
-from megatrain_launcher.driver.incidents import advanced_incidents, kept_receipts
+from megatrain_launcher.driver.incidents import advanced_incidents, kept_receipts, new_id
 from megatrain_launcher.driver.live_round import decide_live_round
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.driver.relaunch import report_lost_launch
 from megatrain_launcher.driver.requests import answer_all, answer_requests
+from megatrain_launcher.driver.responses import RESTART
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.verdicts import answer_verdicts, decline_all
+
+_UNKNOWN = "\ufffd"
+_MAX_AT_ONCE = 32
+_MAX_CHARS = 300
+
+
+def drop_candidacies_without_lease(state: ClusterState) -> tuple[DropKey, ...]:
+    """Return the removal of candidacies that have no lease."""
+    found = sorted(key for key in state.damaged if key.startswith(f"{state.keys.election}/") and key in state.seen)
+    # a name with bytes that are not text is not known exactly, so its key cannot be addressed
+    known = [key for key in found if _UNKNOWN not in key][:_MAX_AT_ONCE]
+    return tuple(DropKey(key, state.seen[key].mod_revision) for key in known)
+
+
+def skip_unreadable(now: float, state: ClusterState) -> Decision | None:
+    """Return halts of unreadable rounds newer than the newest readable one; None if there are none.
+
+    Only for a job without a readable live round.
+    """
+    skips: list[SkipRound] = []
+    number = state.next_number
+    while (key := state.keys.round(number)) in state.damaged and key in state.seen and len(skips) < _MAX_AT_ONCE:
+        why = f"round {number} cannot be read, and is replaced by another one: {state.damaged[key][:_MAX_CHARS]}"
+        halt = Halt(number, why, is_saving=False, created_unix_s=now)
+        skips.append(SkipRound(halt, state.seen[key].mod_revision))
+        number += 1
+    return Decision(tuple(skips), skips[0].halt.reason) if skips else None
+
+
+def report_lost_launch(now: float, state: ClusterState) -> Decision | None:
+    """Open the incident of a lost launch before the first round of this one; None if there is nothing to report, or it
+    is already reported.
+
+    The first round then continues it like any open incident, and the first step closes it.
+    """
+    lost = None if state.job is None else state.job.lost_launch
+    has_begun = state.round is not None and not state.is_of_older_launch(state.round)
+    if state.job is None or lost is None or has_begun:
+        return None
+    if any(one.kind is IncidentKind.LAUNCH_LOST and state.is_of_this_launch(one) for one in state.incidents.values()):
+        return None
+    number = 0 if state.round is None else state.round.number
+    began = min(lost.last_sign_unix_s, now)
+    launched = min(max(state.job.created_unix_s, began), now)
+    reason = (
+        f"the previous launch, begun by {lost.first_host}, left no record of its end; the job was launched again "
+        f"{seconds_text(launched - began)} after its last sign of life"
+    )
+    incident = Incident(
+        incident_id=new_id(now, state, number),
+        kind=IncidentKind.LAUNCH_LOST,
+        state=IncidentState.OPEN,
+        round=number,
+        moments=Moments(began=began, detected=launched, decided=now, halted=now),
+        reason=reason,
+        action=RESTART,
+        evidence=lost.evidence,
+        label=lost.cause,
+        last_step=lost.last_step,
+        driver=state.observer,
+    )
+    return Decision((OpenIncident(incident),), reason)
 
 
 def decide(now: float, state: ClusterState, policy: Policy) -> Decision:

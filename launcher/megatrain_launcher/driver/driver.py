@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
-from megatrain.contracts.records.driver_report import DriverReport
 from megatrain.contracts.records.host_records import HostRecord
 from megatrain.contracts.records.host_verdict import AuditEntry, VerdictOutcome
 from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.problem_reports import DriverReport
 from megatrain.contracts.records.record import decode, encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.election import Election, Leadership

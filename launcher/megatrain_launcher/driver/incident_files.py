@@ -18,7 +18,7 @@ from megatrain.contracts.files.whole_files import temporary_name
 from megatrain.contracts.records.host_verdict import AuditEntry
 from megatrain.contracts.records.incident import Incident
 from megatrain.contracts.records.record import encode
-from megatrain.run_files.audit import AUDIT_NAME, append_to_audit, read_audit
+from megatrain.run_files.incidents import AUDIT_NAME, append_to_audit, read_audit
 
 _logger = logging.getLogger(__name__)
 _SLOW_S = 10.0

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from megatrain.contracts.records.host_records import HostStatus
 from megatrain.contracts.records.incident import TOPIC_PREFIX, Incident, IncidentKind, IncidentState, Moments
-from megatrain.contracts.records.receipts import Receipt
+from megatrain.contracts.records.notices import Receipt
 from megatrain.contracts.records.rounds import Round
 from megatrain_job.jobs.lost_time import MEDIAN_NOTE, effective_time_ratio
 from megatrain_launcher.driver.actions import DriverAction, OpenIncident, UpdateIncident

@@ -3,6 +3,11 @@
 A broken round is halted at once. The response is chosen when its workers are gone, because all reports about it have
 arrived then (`after_halt`). Only the culprit of a hang is sought before the halt, because a killed process gives no
 more evidence.
+
+Whether storage accepts the checkpoints of a round. While it does not, no round that could continue is ended. Pure.
+
+Ending a round costs little because its state is in storage, or will be. If storage fails, the next round depends on the
+hosts' memory only; if checkpoints cannot be read either, it cannot begin, and the job is over.
 """
 
 from __future__ import annotations
@@ -30,10 +35,23 @@ from megatrain_launcher.driver.incidents import as_ended, statuses_in
 from megatrain_launcher.driver.policy import GROW_AFTER_S, Policy
 from megatrain_launcher.driver.stalls import respond_to_stall
 from megatrain_launcher.driver.state import ClusterState
-from megatrain_launcher.driver.unsaved import unsaved
 
 _BROKEN_PHASES = (HostPhase.FAILED, HostPhase.STOPPED, HostPhase.PARKED)
 _GOOD_ENDS = (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
+
+
+def unsaved(state: ClusterState, round_: Round) -> str:
+    """Return what storage has not accepted of a round and why; empty if the newest snapshot is a checkpoint, or if
+    there was no snapshot yet.
+    """
+    host_saves = [(status.host, status.saves) for status in statuses_in(state, round_) if status.saves is not None]
+    host, saves = max(host_saves, key=lambda one: one[1].num_failed, default=("", None))
+    if saves is None or not saves.num_failed:
+        return ""
+    missing = (
+        "the last checkpoint" if saves.num_failed == 1 else f"the last {count_text(saves.num_failed, 'checkpoint')}"
+    )
+    return f"storage has not taken {missing} ({host}): {saves.error}"
 
 
 def decide_live_round(now: float, state: ClusterState, policy: Policy, round_: Round) -> Decision:

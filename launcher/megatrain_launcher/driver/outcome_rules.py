@@ -19,10 +19,10 @@ from megatrain_launcher.driver.economy import balance_of
 from megatrain_launcher.driver.evictions import EvictionReason
 from megatrain_launcher.driver.forming import eligible
 from megatrain_launcher.driver.incidents import last_step
+from megatrain_launcher.driver.live_round import unsaved
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.responses import rollbacks_since
 from megatrain_launcher.driver.state import ClusterState
-from megatrain_launcher.driver.unsaved import unsaved
 
 _HANG_S = 60.0
 """How long after a verdict on a hang the driver may detect the hang itself."""

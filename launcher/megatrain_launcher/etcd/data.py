@@ -3,6 +3,8 @@
 A removed file lives on for as long as a process has it open. etcd itself has its database and its log of writes open,
 and would continue to accept writes into files that no restart finds. A process that holds the same files open can copy
 them to their place: etcd then continues with the same data, and only its log shows it (ADR 0043).
+
+A process that is stopped for a while, so that its writes can be read as of one moment.
 """
 
 from __future__ import annotations
@@ -10,18 +12,25 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from megatrain.contracts.files.vanished_files import is_in_place
 from megatrain.contracts.files.whole_files import sync_directory, temporary_name
+from megatrain.programs.child_process import ChildProcess
 
 _MEMBER = "/member/"
 _GONE = " (deleted)"
 _DATABASE = "snap/db"
 _COPIED_BYTES = 1 << 20
+
+_STOPPED = "TtZX"
+_POLL_S = 0.002
+_TIMEOUT_S = 5.0
 
 
 class HeldFiles:
@@ -130,3 +139,31 @@ def _copy(handle: int, path: Path) -> None:
         path.chmod(0o600)
         copy.flush()
         os.fsync(copy.fileno())
+
+
+@contextmanager
+def frozen(child: ChildProcess) -> Iterator[None]:
+    """Stop a child during the block; it continues afterwards, unless it was killed.
+
+    Raises: TimeoutError when one of its threads does not stop in time because it waits for a disk.
+    """
+    child.send(signal.SIGSTOP)
+    try:
+        deadline = time.monotonic() + _TIMEOUT_S
+        while not _is_suspended(child.pid):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"process {child.pid} was not suspended within {_TIMEOUT_S:g} s")
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        child.send(signal.SIGCONT)
+
+
+def _is_suspended(pid: int) -> bool:
+    tasks = Path(f"/proc/{pid}/task")
+    with suppress(FileNotFoundError):
+        for name in os.listdir(tasks):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if (tasks / name / "stat").read_text().rpartition(")")[2].split()[0] not in _STOPPED:
+                    return False
+    return True

@@ -34,13 +34,20 @@ from megatrain_job.commands.etcd_flags import without_password
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.maintenance import status
 from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
-from megatrain_launcher.etcd.certificate import make_certificate
-from megatrain_launcher.etcd.data import HeldFiles
-from megatrain_launcher.etcd.frozen_process import frozen
-from megatrain_launcher.etcd.log import lack_of_space, last_errors
+from megatrain_launcher.etcd.access import WrongPasswordError, admit_only, make_certificate
+from megatrain_launcher.etcd.data import HeldFiles, frozen
 from megatrain_launcher.etcd.place import LOCK, place_of_sockets, take_lock, why_not_started
-from megatrain_launcher.etcd.program import CLIENT_SOCKET, EXISTING, NEW, base_command, find_etcd, guarded, listening
-from megatrain_launcher.etcd.users import WrongPasswordError, admit_only
+from megatrain_launcher.etcd.program import (
+    CLIENT_SOCKET,
+    EXISTING,
+    NEW,
+    base_command,
+    find_etcd,
+    guarded,
+    lack_of_space,
+    last_errors,
+    listening,
+)
 from megatrain_launcher.private_directory import make_private
 
 _logger = logging.getLogger(__name__)

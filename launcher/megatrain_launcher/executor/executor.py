@@ -51,9 +51,8 @@ from megatrain_launcher.executor.settings import ExecutorSettings, new_session
 from megatrain_launcher.executor.status_writer import StatusWriter
 from megatrain_launcher.executor.storage_watch import StorageWatch
 from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
-from megatrain_launcher.liveness import LivenessPort
+from megatrain_launcher.liveness import LivenessPort, OrderDelivery, orders_lost_after_s, unfit_after_s
 from megatrain_launcher.logs.worker_logs import WorkerLogs
-from megatrain_launcher.order_delivery import OrderDelivery, orders_lost_after_s, unfit_after_s
 from megatrain_launcher.standby.client import StandbyClient
 from megatrain_launcher.store import open_store
 from megatrain_launcher.worker_environment import server_environment

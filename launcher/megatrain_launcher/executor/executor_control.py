@@ -29,8 +29,7 @@ from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.membership import FitnessCheck, Membership
 from megatrain_launcher.executor.order_state import OrderState
 from megatrain_launcher.executor.settings import new_session
-from megatrain_launcher.liveness import LivenessPort
-from megatrain_launcher.order_delivery import OrderDelivery
+from megatrain_launcher.liveness import LivenessPort, OrderDelivery
 
 HALT_S = 10.0
 """The time limit for the driver to halt the round after the request."""

@@ -4,6 +4,8 @@ Such a distribution declares an entry point in the group `megatrain.job_programs
 `config`, `run` and `etcd` (flags for reaching it) which returns commands by name. One host of a job runs them. Training
 does not need them: a program that cannot be started, or ends, is reported and started again after a while, unless that
 cannot help. Each has its own thread, so that the end of one does not affect the others.
+
+Prints the address of a job's web page: when it is first served, and whenever it has moved.
 """
 
 from __future__ import annotations
@@ -11,15 +13,23 @@ from __future__ import annotations
 import importlib.metadata
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.config.config import Config
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.records.diag_records import DashboardRecord
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import decode
 from megatrain.programs.child_process import ChildProcess
 from megatrain.programs.supervisor import Supervisor
 from megatrain_job.commands.etcd_flags import etcd_arguments, etcd_environment
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.follower import Follower
 from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.watch import WatchEvent
+from megatrain_job.coordination.wire import KeyRange
 
 ENTRY_POINT_GROUP = "megatrain.job_programs"
 
@@ -71,3 +81,22 @@ def _commands(settings: ProgramSettings, report: Callable[[str], None]) -> dict[
 def _starter(command: Sequence[str], settings: ProgramSettings) -> Callable[[Path], ChildProcess]:
     environment = {**settings.environment, **etcd_environment(settings.etcd)}
     return lambda log: ChildProcess(command, log=log, environment=environment)
+
+
+@contextmanager
+def reported_dashboard(settings: EtcdSettings, keys: JobKeys, report: Callable[[str], None]) -> Iterator[None]:
+    """Report the address of the page during the block, each address once."""
+    last_url = ""
+
+    def take(event: WatchEvent) -> None:
+        nonlocal last_url
+        for item in event.written:
+            with suppress(CoordinationError):  # the page itself must repair a record that cannot be read
+                record = decode(DashboardRecord, item.value, keys.dashboard)
+                way_in = f" (sign in with the token in {record.token_file})" if record.token_file else ""
+                if record.url != last_url:
+                    report(f"dashboard: {record.url}{way_in}")
+                    last_url = record.url
+
+    with EtcdClient(settings) as client, Follower(client, KeyRange.key(keys.dashboard), take):
+        yield

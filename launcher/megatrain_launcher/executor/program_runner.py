@@ -23,8 +23,7 @@ from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.election import Election
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.coordination.wire import KeyRange
-from megatrain_launcher.executor.dashboard_notice import reported_dashboard
-from megatrain_launcher.executor.job_programs import ProgramSettings, running_programs
+from megatrain_launcher.executor.job_programs import ProgramSettings, reported_dashboard, running_programs
 from megatrain_launcher.executor.launch_mark import why_not_shared
 
 _logger = logging.getLogger(__name__)

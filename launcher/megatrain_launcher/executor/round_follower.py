@@ -29,7 +29,7 @@ from megatrain_launcher.executor.host_status_builder import HostStatusBuilder, R
 from megatrain_launcher.executor.membership import Membership
 from megatrain_launcher.executor.order_state import OrderState
 from megatrain_launcher.executor.progress import RankProgress, RoundProgress, host_progress
-from megatrain_launcher.order_delivery import orders_lost_after_s
+from megatrain_launcher.liveness import orders_lost_after_s
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.1

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from megatrain.contracts.errors import MegatrainError
 from megatrain.contracts.records.host_records import CheckOutcome, CheckReport, CheckResult
 from megatrain_launcher.health import clock, gpus, kernel_log, limits, memory, network, storage, timed
-from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import HealthFinding, warning
+from megatrain_launcher.health.context import HealthContext, HealthFinding, warning
 from megatrain_launcher.health.history import HealthHistory, read_history, write_history
 
 _logger = logging.getLogger(__name__)

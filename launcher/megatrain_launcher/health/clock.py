@@ -16,8 +16,7 @@ from email.utils import parsedate_to_datetime
 
 from megatrain.contracts.errors import ConfigError
 from megatrain_job.coordination.settings import Endpoint, EtcdSettings
-from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
+from megatrain_launcher.health.context import HealthContext, HealthFinding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import HealthHistory
 
 NAMES = ("clock",)

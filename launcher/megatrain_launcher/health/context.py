@@ -1,4 +1,7 @@
-"""Everything that the checks of one host depend on, so that a test can replace the machine."""
+"""Everything that the checks of one host depend on, so that a test can replace the machine.
+
+The finding of one check, before it becomes a line of the report, and what of it the host's history keeps.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 from megatrain.config.config import Config
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.contracts.black_box.encoding import box_bytes
+from megatrain.contracts.records.host_records import CheckOutcome
 from megatrain.run_files.run_directory import safe_name
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.health.child import ProbeRunner, run_probe
@@ -84,3 +88,34 @@ def context_of(
 def history_path(run_directory: Path, host: str) -> Path:
     """Return where a run keeps its measurements of a host."""
     return run_directory / "hosts" / safe_name(host) / "health.json"
+
+
+@dataclass(frozen=True, slots=True)
+class HealthFinding:
+    """One finding. `value` with `unit` is the measurement, if there is one."""
+
+    name: str
+    outcome: CheckOutcome
+    detail: str
+    value: float | None = None
+    unit: str = ""
+    samples: Mapping[str, float] = field(default_factory=dict)
+    """Measurements of which the history keeps several; only those of a passed check are kept."""
+    seen: Mapping[str, float] = field(default_factory=dict)
+    """Facts of which the history keeps the last: the number of GPUs, the speed of a link."""
+
+
+def passed(name: str, detail: str) -> HealthFinding:
+    return HealthFinding(name, CheckOutcome.PASSED, detail)
+
+
+def warning(name: str, detail: str) -> HealthFinding:
+    return HealthFinding(name, CheckOutcome.WARNING, detail)
+
+
+def failed(name: str, detail: str) -> HealthFinding:
+    return HealthFinding(name, CheckOutcome.FAILED, detail)
+
+
+def skipped(name: str, detail: str) -> HealthFinding:
+    return HealthFinding(name, CheckOutcome.SKIPPED, detail)

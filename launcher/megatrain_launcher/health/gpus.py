@@ -10,8 +10,7 @@ from pathlib import Path
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.records.record import decode
 from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
-from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
+from megatrain_launcher.health.context import HealthContext, HealthFinding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import HealthHistory
 
 NAMES = ("gpu-driver", "gpu-count", "gpu-state")

@@ -17,7 +17,7 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.files.bounded_files import read_bounded
 from megatrain.contracts.files.whole_files import temporary_name
 from megatrain.contracts.records.record import decode, encode
-from megatrain_launcher.health.finding import HealthFinding
+from megatrain_launcher.health.context import HealthFinding
 
 MAX_SAMPLES = 32
 MAX_NAMES = 512

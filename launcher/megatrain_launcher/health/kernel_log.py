@@ -13,8 +13,7 @@ from pathlib import Path
 
 from megatrain.formatting.quantities import count_text
 from megatrain_job.failures.xids import XidKind, xid_of
-from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
+from megatrain_launcher.health.context import HealthContext, HealthFinding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import HealthHistory
 
 NAMES = ("kernel-log",)

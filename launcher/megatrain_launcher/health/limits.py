@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
+from megatrain_launcher.health.context import HealthContext, HealthFinding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import HealthHistory
 
 NAMES = ("open-files", "locked-memory")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
+from megatrain_launcher.health.context import HealthContext, HealthFinding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import HealthHistory
 
 NAMES = ("memory", "memory-errors")

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from megatrain.contracts.records.host_records import CheckOutcome
 from megatrain_job.devices.links import LinkReading, read_interfaces, read_ports
-from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
+from megatrain_launcher.health.context import HealthContext, HealthFinding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import HealthHistory
 
 NAMES = ("network", "infiniband")

@@ -11,8 +11,7 @@ from typing import Any
 
 from megatrain.contracts.files.own_files import NotOwnError, check_own_directory
 from megatrain.run_files.run_directory import own_box_directory
-from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
+from megatrain_launcher.health.context import HealthContext, HealthFinding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import HealthHistory
 
 DISK_NAMES = ("disk",)

@@ -12,8 +12,7 @@ from typing import Any
 
 from megatrain.contracts.records.host_records import CheckOutcome
 from megatrain_launcher.health.child import device_environment
-from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
+from megatrain_launcher.health.context import HealthContext, HealthFinding, failed, passed, skipped, warning
 from megatrain_launcher.health.forked import measurements
 from megatrain_launcher.health.history import HealthHistory
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain.contracts.records.job_problem import JobProblem
+from megatrain.contracts.records.problem_reports import JobProblem
 from megatrain.contracts.records.record import encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.restarting_thread import RestartingThread

@@ -24,8 +24,7 @@ from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.etcd.process import EtcdProcess
-from megatrain_launcher.executor.dashboard_notice import reported_dashboard
-from megatrain_launcher.executor.job_programs import ProgramSettings, running_programs
+from megatrain_launcher.executor.job_programs import ProgramSettings, reported_dashboard, running_programs
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.local import LocalHosts
 from megatrain_launcher.launch.etcd_notice import published_problems

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from megatrain.contracts.records.incident import TOPIC_PREFIX
-from megatrain.contracts.records.notices import ReceiverRecord
-from megatrain.contracts.records.receipts import Receipt
+from megatrain.contracts.records.notices import Receipt, ReceiverRecord
 from megatrain_job.jobs.health import HealthLevel
 from megatrain_launcher.notify.topics import Event, Stage, Topic, gone_topic, is_at_least
 

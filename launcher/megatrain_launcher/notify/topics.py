@@ -17,8 +17,7 @@ from megatrain.contracts.records.rounds import JobEnd
 from megatrain.formatting.lists import names_text, ranks_text
 from megatrain.formatting.terminal import printable, short
 from megatrain_job.jobs.health import Health, HealthLevel, Reason, ReasonCode
-from megatrain_job.jobs.incident_phrases import KIND_TEXTS, cost_text
-from megatrain_job.jobs.runbooks import runbooks_of
+from megatrain_job.jobs.incident_phrases import KIND_TEXTS, cost_text, runbooks_of
 from megatrain_job.jobs.snapshot import JobSnapshot
 
 JUDGED_S = 1.5

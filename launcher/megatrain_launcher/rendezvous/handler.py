@@ -33,11 +33,10 @@ from megatrain.contracts.records.host_records import HostRecord
 from megatrain.contracts.records.rounds import Round
 from megatrain_job.commands.etcd_flags import PASSWORD_VARIABLE
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_launcher.rendezvous.address import own_address
 from megatrain_launcher.rendezvous.leader import RendezvousLeader
 from megatrain_launcher.rendezvous.membership import NNODES_LABEL, RendezvousMembership
 from megatrain_launcher.rendezvous.rule import still_stopping
-from megatrain_launcher.rendezvous.settings import RendezvousSettings, read_settings
+from megatrain_launcher.rendezvous.settings import RendezvousSettings, own_address, read_settings
 from megatrain_launcher.rendezvous.view import View
 
 _logger = logging.getLogger(__name__)

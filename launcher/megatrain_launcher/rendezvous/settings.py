@@ -1,18 +1,22 @@
 """torchrun's options for the rendezvous, checked: --rdzv-endpoint, --rdzv-id, --nnodes and --rdzv-conf.
 
 --rdzv-conf never contains a password: torchrun logs it, and every user of the machine sees command lines.
+
+The address by which other hosts reach this one: the one that it reaches etcd from, unless it is configured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain_job.commands.etcd_flags import PASSWORD_VARIABLE
-from megatrain_job.coordination.settings import Credentials, EtcdSettings, TlsFiles
+from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
 
 _NO_ID = "none"
 """torchrun's default id."""
@@ -27,6 +31,8 @@ _SECONDS = {
 _FILES = ("cacert", "cert", "key", "password_file")
 _OF_TORCHRUN = ("timeout",)
 """torchrun adds these itself; `join_timeout` is the newer name of one."""
+
+_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +159,20 @@ def _tls(options: Mapping[str, object]) -> TlsFiles | None:
     if not paths:
         return None
     return TlsFiles(ca=paths.get("cacert"), certificate=paths.get("cert"), key=paths.get("key"))
+
+
+def own_address(endpoints: Sequence[Endpoint]) -> str:
+    """Return the address of the interface that leads to the first endpoint which has a route. Sends nothing.
+
+    With etcd on loopback or a unix socket that is loopback: all its clients are on this machine. Without any route, it
+    is the host's name.
+    """
+    for endpoint in endpoints:
+        if endpoint.path:
+            return _LOOPBACK
+        with suppress(OSError):
+            for family, _, _, _, address in socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM):
+                with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                    probe.connect(address)  # a datagram socket only chooses its route
+                    return str(probe.getsockname()[0])
+    return socket.getfqdn()

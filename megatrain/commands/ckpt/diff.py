@@ -19,7 +19,7 @@ from megatrain.checkpoint.difference import (
 )
 from megatrain.checkpoint.find import find_checkpoint
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.ckpt.arguments import Verbs, add_json
+from megatrain.commands.checkpoint_choice import Verbs, add_json
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting.quantities import time_text

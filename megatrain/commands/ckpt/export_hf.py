@@ -7,12 +7,11 @@ import re
 from pathlib import Path
 
 from megatrain.commands.argument_types import utf8_path, utf8_text
-from megatrain.commands.checkpoint_choice import add_checkpoint, add_ema, chosen_checkpoint, reading
-from megatrain.commands.ckpt.arguments import Verbs, add_json
-from megatrain.commands.orderly_end import orderly_end
+from megatrain.commands.checkpoint_choice import Verbs, add_checkpoint, add_ema, add_json, chosen_checkpoint, reading
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting.quantities import bytes_text
+from megatrain.programs.stop_signals import orderly_end
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SIZE = re.compile(r"([0-9]{1,12})\s*([A-Za-z]*)")
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Export the checkpoint. Raises: ConfigError for a model that no family expresses; CheckpointError, DataError
     naming the file.
     """
-    from megatrain.conversion.to_hf import export_hf
+    from megatrain.conversion.hugging_face import export_hf
 
     source = chosen_checkpoint(args)
     with orderly_end(), reading(source):

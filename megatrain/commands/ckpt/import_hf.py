@@ -7,11 +7,11 @@ import argparse
 from megatrain.checkpoint.survey import stored_bytes
 from megatrain.checkpoint_format.url_location import open_location
 from megatrain.commands.argument_types import utf8_path, utf8_text
-from megatrain.commands.ckpt.arguments import Verbs, add_json
-from megatrain.commands.orderly_end import orderly_end
+from megatrain.commands.checkpoint_choice import Verbs, add_json
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting.quantities import bytes_text
+from megatrain.programs.stop_signals import orderly_end
 
 
 def add_verb(verbs: Verbs) -> None:
@@ -31,7 +31,7 @@ def add_verb(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Import, and print what a job's configuration needs. Raises: CheckpointError naming the file and the tensor."""
-    from megatrain.conversion.from_hf import MODEL_TOML_NAME, import_hf
+    from megatrain.conversion.hugging_face import MODEL_TOML_NAME, import_hf
 
     with orderly_end():
         report = import_hf(args.source, open_location(args.output))

@@ -8,11 +8,9 @@ from megatrain.checkpoint.activity import look_for_job
 from megatrain.checkpoint.find import resolve_location
 from megatrain.checkpoint_format.checkpoint_files import is_pinned, pin, read_manifest, step_of, unpin
 from megatrain.checkpoint_format.location import Location
-from megatrain.checkpoint_format.removals import check_not_being_removed
-from megatrain.checkpoint_format.retention import resolved_keep_last
+from megatrain.checkpoint_format.removals import check_not_being_removed, resolved_keep_last
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint
-from megatrain.commands.ckpt.arguments import Verbs, add_json
+from megatrain.commands.checkpoint_choice import Verbs, add_checkpoint, add_json, chosen_checkpoint
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode

@@ -7,14 +7,13 @@ import argparse
 from megatrain.checkpoint.survey import stored_bytes
 from megatrain.checkpoint_format.url_location import open_location
 from megatrain.commands.argument_types import utf8_text, whole_number
-from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint, reading
-from megatrain.commands.ckpt.arguments import Verbs, add_json
-from megatrain.commands.orderly_end import orderly_end
+from megatrain.commands.checkpoint_choice import Verbs, add_checkpoint, add_json, chosen_checkpoint, reading
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.config.parallel import LARGEST_SIZE, configurable_axes
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
 from megatrain.formatting.quantities import bytes_text
+from megatrain.programs.stop_signals import orderly_end
 
 
 def add_verb(verbs: Verbs) -> None:

@@ -23,8 +23,7 @@ from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.resume_point import resume_point
 from megatrain.checkpoint_format.verifications import Verification, note_verifications
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.checkpoint_choice import add_checkpoint
-from megatrain.commands.ckpt.arguments import Verbs, add_json
+from megatrain.commands.checkpoint_choice import Verbs, add_checkpoint, add_json
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode

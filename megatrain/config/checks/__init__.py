@@ -13,9 +13,8 @@ from megatrain.config.checks.context import Context
 from megatrain.config.checks.fp8 import fp8_problems
 from megatrain.config.checks.kernels import kernels_problems
 from megatrain.config.checks.model import model_problems
-from megatrain.config.checks.optimizer import optimizer_problems
+from megatrain.config.checks.optimizer import optimizer_problems, parameter_group_problems
 from megatrain.config.checks.parallel import parallel_problems
-from megatrain.config.checks.parameter_group import parameter_group_problems
 from megatrain.config.checks.run import run_problems, training_problems
 from megatrain.config.config import Config, build_config
 from megatrain.config.options import Value, options_of

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from megatrain.config.batch import BatchConfig, rampup_levels
 from megatrain.config.checks.context import Context
 from megatrain.config.parallel import configurable_axes
-from megatrain.config.problem import Problem
-from megatrain.config.proposals import multiples_around
+from megatrain.config.problem import Problem, multiples_around
 from megatrain.formatting.lists import alternatives
 from megatrain.schedule import infeasibility, layout_infeasibilities
 

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 
 from megatrain.config.checks.context import Context
 from megatrain.config.checks.kernels import gpu_only_problems
-from megatrain.config.checks.unused import unused_problems
 from megatrain.config.config import Config
 from megatrain.config.fp8 import DIM_MULTIPLE
-from megatrain.config.problem import Problem
-from megatrain.config.proposals import multiples_around
+from megatrain.config.problem import Problem, multiples_around, unused_problems
 from megatrain.formatting.lists import alternatives
 
 

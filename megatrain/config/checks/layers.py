@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatrain.config.checks.context import Context
-from megatrain.config.problem import Problem
-from megatrain.config.proposals import divisors, multiples_around, nearest
+from megatrain.config.problem import Problem, divisors, multiples_around, nearest
 from megatrain.config.toml_text import shortened, value_text
 from megatrain.formatting.lists import alternatives
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from megatrain.config.checks.context import Context
 from megatrain.config.checks.positions import position_problems
 from megatrain.config.model import ModelConfig
-from megatrain.config.problem import Problem
-from megatrain.config.proposals import divisors, multiples_around, nearest
+from megatrain.config.problem import Problem, divisors, multiples_around, nearest
 from megatrain.formatting.lists import alternatives
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megatrain.config.checks.unused import unused_problems
 from megatrain.config.model import SCALING_KEYS, SCALING_KEYS_OF, ModelConfig
 from megatrain.config.options import options_of
-from megatrain.config.problem import Problem
-from megatrain.config.proposals import multiples_around
+from megatrain.config.problem import Problem, multiples_around, unused_problems
 from megatrain.config.toml_text import value_text
 from megatrain.formatting.lists import alternatives
 

@@ -8,10 +8,9 @@ from megatrain.config.checks.context import Context
 from megatrain.config.checks.dashboard import dashboard_problems
 from megatrain.config.checks.notify import notify_problems
 from megatrain.config.config import Config
-from megatrain.config.log import LogConfig
 from megatrain.config.options import options_of
-from megatrain.config.problem import Problem
-from megatrain.config.proposals import multiples_around
+from megatrain.config.problem import Problem, multiples_around
+from megatrain.config.recording import LogConfig
 from megatrain.config.toml_text import setting, value_text
 from megatrain.contracts.network_address import is_loopback
 from megatrain.formatting.lists import alternatives

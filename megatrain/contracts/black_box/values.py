@@ -2,10 +2,13 @@
 
 All times are monotonic nanoseconds of the rank's host; all processes of that host share this clock until the next boot.
 black_box_layout.py defines the bytes; black_box.py reads them.
+
+Read the monotonic and the wall clock together, to convert times between them.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
@@ -14,6 +17,8 @@ from megatrain.contracts.layout import Coordinate, Layout
 
 ALL_OPERATIONS = 2**64 - 1
 """The span mask with every bit set, including the bits of future operations."""
+
+_NUM_READINGS = 5
 
 
 class Phase(IntEnum):
@@ -272,3 +277,12 @@ class NotedValue:
     kind_number: int
     at_ns: int
     value: float
+
+
+def read_clock_base() -> ClockBase:
+    """Read both clocks together. It takes the closest of several pairs, in case of a preemption in between."""
+    readings: list[ClockBase] = []
+    for _ in range(_NUM_READINGS):
+        before, unix_ns, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        readings.append(ClockBase((before + after) // 2, unix_ns, after - before))
+    return min(readings, key=lambda reading: reading.error_ns)

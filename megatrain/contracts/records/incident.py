@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from megatrain.contracts.records.host_records import RankFailure
-from megatrain.contracts.records.receipts import Receipt
+from megatrain.contracts.records.notices import Receipt
 from megatrain.contracts.records.rounds import Rollback
 
 

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from megatrain.config.profile import ProfileConfig
+from megatrain.config.recording import ProfileConfig
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
 
 

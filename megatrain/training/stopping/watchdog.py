@@ -28,9 +28,8 @@ from typing import NoReturn, Self
 from megatrain.contracts.black_box.reader import BlackBoxReader
 from megatrain.contracts.errors import DataError
 from megatrain.fencing.fence import FenceAction, FenceRule, longer_stop_s, step_ns_of
-from megatrain.programs.forks import GROUP_SIGNALS, call_in_forked_children
 from megatrain.programs.processes import set_parent_death_signal
-from megatrain.programs.stop_signals import STOP_SIGNALS
+from megatrain.programs.stop_signals import GROUP_SIGNALS, STOP_SIGNALS, call_in_forked_children
 from megatrain.training.stopping.self_fence import SelfFence
 
 _logger = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.records.driver_report import DriverReport
 from megatrain.contracts.records.host_records import HostPhase
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.records.problem_reports import DriverReport
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import HostCommand
 from tests.helpers.etcd_server import post

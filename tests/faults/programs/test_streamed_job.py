@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from megatrain.cli import main
-from megatrain.contracts.black_box.operations import Operation
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Groups, LogLines, Ranks, Spans, StepTotals, Values
 from megatrain_diagnostics.store.reader import StoredEvents

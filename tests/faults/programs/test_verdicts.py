@@ -25,7 +25,7 @@ from megatrain.contracts.records.host_verdict import (
 from megatrain.contracts.records.incident import IncidentKind, IncidentState
 from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import Cordon
-from megatrain.run_files.audit import AUDIT_NAME, read_audit
+from megatrain.run_files.incidents import AUDIT_NAME, read_audit
 from tests.helpers.recovery_checks import STEPS, Running, running_job
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S, wait_until

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatrain.checkpoint import host_copy
-from megatrain.checkpoint.host_copy import copy_bytes, streamed_copy
+from megatrain.checkpoint import image
+from megatrain.checkpoint.image import copy_bytes, streamed_copy
 from tests.helpers.require import require
 
 PLACES = st.integers(0, 200)
@@ -49,9 +49,9 @@ def test_exactly_the_bytes_that_were_asked_for(num_bytes: int, to: int, source_a
 def test_without_what_is_compiled_numpy_copies(monkeypatch: pytest.MonkeyPatch, origin: str | None) -> None:
     spec = None if origin is None else importlib.util.spec_from_file_location("megatrain._host_copy", origin)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    monkeypatch.setattr(host_copy, "streamed_copy", host_copy.streamed_copy.__wrapped__)
+    monkeypatch.setattr(image, "streamed_copy", image.streamed_copy.__wrapped__)
     source = np.arange(1 << 20, dtype=np.uint32).view(np.uint8)
     target = np.zeros_like(source)
-    assert host_copy.streamed_copy() is None
+    assert image.streamed_copy() is None
     copy_bytes(target, source)
     assert np.array_equal(target, source)

@@ -21,7 +21,7 @@ from megatrain.config.config import Config
 from megatrain.config.model import ModelConfig
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.train import TrainConfig
-from megatrain.conversion.from_hf import import_hf
+from megatrain.conversion.hugging_face import import_hf
 from megatrain.data.end_of_document import END_OF_DOCUMENT
 from megatrain.data.tokenizer import load_tokenizer, train_tokenizer
 from tests.helpers.hf_models import (

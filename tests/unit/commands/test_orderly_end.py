@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.commands.orderly_end import orderly_end
-from megatrain.programs.stop_signals import STOP_SIGNALS
+from megatrain.programs.stop_signals import STOP_SIGNALS, orderly_end
 from tests.helpers.require import require_module
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S, wait_until

@@ -100,10 +100,10 @@ def test_world_size_is_positive(world_size: str, capsys: pytest.CaptureFixture[s
 def test_dry_run_gets_the_fixed_layout(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planning = types.ModuleType("megatrain.planning.dry_run")
+    planning = types.ModuleType("megatrain.planning.plan_text")
     planning.dry_run = lambda config: f"plan of {config.parallel.dp_size} replicas"
     monkeypatch.setitem(sys.modules, "megatrain.planning", types.ModuleType("megatrain.planning"))
-    monkeypatch.setitem(sys.modules, "megatrain.planning.dry_run", planning)
+    monkeypatch.setitem(sys.modules, "megatrain.planning.plan_text", planning)
 
     assert run("check", str(small), "--world-size=3", "--dry-run") == 0
     assert capsys.readouterr().out.endswith("\nplan of 3 replicas\n")

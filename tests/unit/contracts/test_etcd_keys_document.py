@@ -12,14 +12,13 @@ import pytest
 
 from megatrain.contracts.records import (
     diag_records,
-    driver_report,
     host_records,
     host_verdict,
     incident,
     job_keys,
-    job_problem,
     job_requests,
     notices,
+    problem_reports,
     rounds,
 )
 from megatrain.contracts.records.job_keys import JobKeys
@@ -27,14 +26,13 @@ from megatrain.contracts.records.job_keys import JobKeys
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "etcd-keys.md"
 MODULES = (
     diag_records,
-    driver_report,
     host_records,
     host_verdict,
     incident,
     job_requests,
     notices,
+    problem_reports,
     rounds,
-    job_problem,
 )
 RECORDS: dict[str, Any] = {
     name: kind for module in MODULES for name, kind in vars(module).items() if is_dataclass(kind)

@@ -36,7 +36,7 @@ STANDARD_LIBRARY_ONLY = [
     "megatrain.contracts.black_box.reader",
     "megatrain.checkpoint_format.checkpoint_files",
     "megatrain.checkpoint_format.lineage",
-    "megatrain.checkpoint_format.retention",
+    "megatrain.checkpoint_format.removals",
     "megatrain.formatting.quantities",
     "megatrain.schedule",
 ]

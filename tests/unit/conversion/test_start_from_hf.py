@@ -11,8 +11,8 @@ from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.config import load_config
 from megatrain.contracts.errors import CheckpointError, ConfigError
 from megatrain.conversion.start_from_hf import IMPORTED_NAME, settings_from_hf
+from megatrain_launcher.commands.launch import with_imported_model
 from megatrain_launcher.launch.flags import LaunchFlags
-from megatrain_launcher.launch.from_hf import with_imported_model
 from tests.helpers.hf_models import export, random_parameters, tiny
 from tests.helpers.require import require_module
 

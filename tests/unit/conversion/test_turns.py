@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrain.conversion.turns import Turns
+from megatrain.conversion.parts import Turns
 
 
 def play(needs: Sequence[Sequence[set[int]]], num_kept: int) -> tuple[list[int], list[int]]:

@@ -20,7 +20,7 @@ from megatrain.run_files.action_log import (
     chained,
     read_actions,
 )
-from megatrain.run_files.audit import AUDIT_NAME, append_to_audit
+from megatrain.run_files.incidents import AUDIT_NAME, append_to_audit
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.actions.handler import ActionHandler
 from megatrain_dashboard.responses.errors import RefusalError

@@ -28,7 +28,7 @@ from megatrain.contracts.records.host_verdict import AuditEntry, OutcomeKind, Ve
 from megatrain.contracts.records.incident import IncidentState
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import encode
-from megatrain.run_files.audit import AUDIT_NAME, append_to_audit
+from megatrain.run_files.incidents import AUDIT_NAME, append_to_audit
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.overview.route import overview_inputs
 from megatrain_dashboard.api.overview.view import overview_document

@@ -21,7 +21,7 @@ from megatrain.checkpoint_format.url_location import open_location
 from megatrain.checkpoint_format.verifications import Verification, note_verifications
 from megatrain.cli import main
 from megatrain.contracts.records.host_verdict import AuditEntry, OutcomeKind, VerdictOutcome
-from megatrain.run_files.audit import AUDIT_NAME, append_to_audit
+from megatrain.run_files.incidents import AUDIT_NAME, append_to_audit
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.checkpoints import checkpoints_document
 from megatrain_dashboard.api.stragglers.route import economy_of

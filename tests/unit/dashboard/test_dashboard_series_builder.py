@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import StepValue
 from megatrain_dashboard.api.overview.series_view import series_document
 from megatrain_dashboard.sources.series_builder import SeriesBuilder, SeriesSnapshot
 from megatrain_dashboard.sources.window import WHOLE_RUN, Window

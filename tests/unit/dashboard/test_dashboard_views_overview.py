@@ -12,9 +12,9 @@ import pytest
 
 from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.config.config import Config
-from megatrain.contracts.records.driver_report import DriverReport
 from megatrain.contracts.records.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictOutcome
 from megatrain.contracts.records.incident import IncidentState
+from megatrain.contracts.records.problem_reports import DriverReport
 from megatrain.contracts.records.rounds import JobEnd, Round, RoundHost
 from megatrain_dashboard.api.overview.document import OverviewDocument
 from megatrain_dashboard.api.overview.view import OverviewInputs, overview_document

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from megatrain.config.config import Config
 from megatrain.contracts.records.host_verdict import OutcomeKind, VerdictOutcome
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, Moments
-from megatrain.contracts.records.receipts import Receipt
+from megatrain.contracts.records.notices import Receipt
 from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import Cordon, JobEnd
 from megatrain.run_files.run_directory import RunDirectory
@@ -27,7 +27,7 @@ from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import LogLines, from_columns
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.segment_store import SegmentStore
-from megatrain_job.jobs.runbooks import runbooks_of
+from megatrain_job.jobs.incident_phrases import runbooks_of
 from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 from tests.helpers.launched_job import NOW_S, make_incident, make_snapshot
 from tests.helpers.notification_topics import config_with

@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from megatrain.contracts.black_box.operations import Operation
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.columns.schema import (
     NOT_KNOWN,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from megatrain.config.diagnostics import DiagnosticsConfig
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import StepValue
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.records.diag_records import DiagSettings
 from megatrain.contracts.records.host_verdict import Cause, HostVerdict, VerdictConfidence, VerdictKind

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from megatrain.contracts.black_box.operations import Operation as Op
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import StepValue
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.drift import Drift, analyse_drift

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import StepValue
 from megatrain_diagnostics.analysis.numerics import NUM_NEEDED, NumericsAlarm, NumericsWatch
 from megatrain_diagnostics.events.tables import Values, joined, num_rows, select
 from tests.helpers.synthetic_steps import step_values, values_of_ranks

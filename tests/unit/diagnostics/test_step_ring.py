@@ -7,8 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from megatrain.contracts.black_box.operations import Operation
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain_diagnostics.analysis.step_ring import StepRing
 from megatrain_diagnostics.events.tables import StepTotals, from_columns, num_rows, select
 from tests.helpers.synthetic_steps import step_values

@@ -18,12 +18,10 @@ import numpy as np
 import pytest
 
 import megatrain.telemetry.recorder
-from megatrain.contracts.black_box.clock_base import read_clock_base
 from megatrain.contracts.black_box.encoding import Word, box_bytes, encode_header
-from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.black_box.reader import write_control
-from megatrain.contracts.black_box.step_values import StepValue
-from megatrain.contracts.black_box.values import ClockBase, ControlPage, Identity
+from megatrain.contracts.black_box.values import ClockBase, ControlPage, Identity, read_clock_base
 from megatrain.contracts.layout import Layout
 from megatrain.fencing.patience import Patience
 from megatrain.run_files.run_directory import RunDirectory, black_box_path, previous_black_box

@@ -13,9 +13,8 @@ import pytest
 
 from megatrain.contracts.black_box.encoding import RECORD as RECORD_STRUCT
 from megatrain.contracts.black_box.encoding import RECORD_FIELDS, RING_OFFSET, Word, field_offsets
-from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.black_box.reader import BlackBoxReader, write_control
-from megatrain.contracts.black_box.step_values import StepValue
 from megatrain.contracts.black_box.values import ClockBase, ControlPage, Identity
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from megatrain.contracts.black_box.operations import Operation as Op
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import StepValue
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
 from megatrain_diagnostics.analysis.step_windows import read_step_events

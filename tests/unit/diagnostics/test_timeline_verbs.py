@@ -11,7 +11,7 @@ import pytest
 
 from megatrain.cli import main
 from megatrain.contracts.black_box.operations import Operation as Op
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import StepValue
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.store.segment_store import SegmentStore

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from megatrain.contracts.black_box.operations import Operation as Op
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import StepValue
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.events.tables import Ranks, StepTotals, Values, select
 from megatrain_diagnostics.metrics.readings import JobReading

@@ -19,7 +19,7 @@ from megatrain.contracts.records.host_verdict import (
     VerdictKind,
     VerdictOutcome,
 )
-from megatrain.run_files.audit import AUDIT_NAME, append_to_audit
+from megatrain.run_files.incidents import AUDIT_NAME, append_to_audit
 from megatrain_diagnostics.commands.verdicts import VerdictWithOutcome, _one, case_lines, cases_lines
 
 VERDICT = HostVerdict(

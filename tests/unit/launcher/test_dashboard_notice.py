@@ -12,7 +12,7 @@ from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_launcher.executor.dashboard_notice import reported_dashboard
+from megatrain_launcher.executor.job_programs import reported_dashboard
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.waiting import wait_until
 

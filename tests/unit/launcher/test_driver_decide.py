@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from megatrain.contracts.records.driver_report import DriverReport
 from megatrain.contracts.records.host_records import (
     CheckOutcome,
     CheckReport,
@@ -15,11 +14,12 @@ from megatrain.contracts.records.host_records import (
 )
 from megatrain.contracts.records.incident import IncidentKind, IncidentState
 from megatrain.contracts.records.job_requests import JobRequest, RequestKind
+from megatrain.contracts.records.problem_reports import DriverReport
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import Halt, HostCommand, JobEnd
 from megatrain_launcher.driver.decide import decide
 from megatrain_launcher.driver.writes import writes_of
-from megatrain_launcher.order_delivery import orders_lost_within_s
+from megatrain_launcher.liveness import orders_lost_within_s
 from tests.helpers.driver_story import (
     ELASTIC,
     POLICY,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.records.driver_report import DriverReport
 from megatrain.contracts.records.host_records import HostPhase, HostRecord, RankFailure
 from megatrain.contracts.records.incident import Incident, IncidentState
 from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.records.problem_reports import DriverReport
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import Halt, JobEnd, Round
 from megatrain_job.coordination.client import EtcdClient

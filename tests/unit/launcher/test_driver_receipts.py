@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from megatrain.contracts.records.incident import Incident
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain.contracts.records.notices import ReceiverRecord
-from megatrain.contracts.records.receipts import Receipt
+from megatrain.contracts.records.notices import Receipt, ReceiverRecord
 from megatrain_launcher.driver.actions import UpdateIncident
 from megatrain_launcher.driver.incidents import kept_receipts
 from megatrain_launcher.driver.state import ClusterState

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatrain_launcher.etcd.log import lack_of_space, last_errors
+from megatrain_launcher.etcd.program import lack_of_space, last_errors
 
 WARNING = json.dumps({"level": "warn", "msg": "simple token is not cryptographically signed"})
 PANIC = json.dumps({"level": "panic", "msg": "failed to create WAL", "error": "no space left", "stacktrace": "raft.go"})

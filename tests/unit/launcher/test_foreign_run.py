@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.cli import main
-from megatrain.run_files.audit import AUDIT_NAME
+from megatrain.run_files.incidents import AUDIT_NAME
 
 SECRET = "a line of a file that is its reader's own"
 

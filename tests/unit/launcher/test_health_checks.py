@@ -14,8 +14,15 @@ from megatrain.contracts.records.host_records import CheckOutcome, CheckReport
 from megatrain.contracts.records.record import decode, encode
 from megatrain_launcher.health.checks import CHECKS, Check, run_checks, unfit_reason
 from megatrain_launcher.health.child import ProbeEnd
-from megatrain_launcher.health.context import HealthContext, Places, context_of, history_path
-from megatrain_launcher.health.finding import HealthFinding, failed, passed
+from megatrain_launcher.health.context import (
+    HealthContext,
+    HealthFinding,
+    Places,
+    context_of,
+    failed,
+    history_path,
+    passed,
+)
 from megatrain_launcher.health.history import HealthHistory, read_history
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from megatrain.contracts.records.host_records import CheckOutcome
 from megatrain_launcher.health import timed
 from megatrain_launcher.health.child import ProbeEnd, run_probe
-from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import HealthFinding
+from megatrain_launcher.health.context import HealthContext, HealthFinding
 from megatrain_launcher.health.forked import measurements
 from megatrain_launcher.health.history import MAX_NAMES, MAX_SAMPLES, HealthHistory, read_history, write_history
 from tests.helpers.processes import is_running

@@ -17,11 +17,11 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from megatrain.contracts.errors import CoordinationRefusedError
-from megatrain.contracts.records.driver_report import DriverReport
 from megatrain.contracts.records.host_records import CheckReport, HangEvidence, HostRecord, HostStatus
 from megatrain.contracts.records.incident import Incident
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.records.problem_reports import DriverReport
 from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round
 from megatrain.formatting.terminal import printable
@@ -31,9 +31,8 @@ from megatrain_job.jobs.assessment import assess
 from megatrain_job.jobs.documents import host_document, incident_document, status_document
 from megatrain_job.jobs.host_view import host_views
 from megatrain_job.jobs.snapshot import read_job
-from megatrain_launcher.commands.host_table import host_lines
 from megatrain_launcher.commands.incident_text import incident_lines, incidents_lines
-from megatrain_launcher.commands.status_text import status_lines
+from megatrain_launcher.commands.status_text import host_lines, status_lines
 from megatrain_launcher.driver.decide import decide
 from megatrain_launcher.driver.folding import fold
 from megatrain_launcher.driver.policy import Policy

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatrain.contracts.records.driver_report import DriverReport
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain.contracts.records.job_problem import JobProblem
+from megatrain.contracts.records.problem_reports import DriverReport, JobProblem
 from megatrain.contracts.records.record import encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.jobs.snapshot import DecodedRecords, read_job

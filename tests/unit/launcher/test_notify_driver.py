@@ -13,7 +13,6 @@ import pytest
 
 from megatrain.config.config import Config
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.records.driver_report import DriverReport
 from megatrain.contracts.records.host_records import HostPhase, RankFailure
 from megatrain.contracts.records.host_verdict import (
     Cause,
@@ -26,6 +25,7 @@ from megatrain.contracts.records.host_verdict import (
 from megatrain.contracts.records.incident import Incident, IncidentState
 from megatrain.contracts.records.job_requests import JobRequest, RequestKind
 from megatrain.contracts.records.notices import ReceiverRecord
+from megatrain.contracts.records.problem_reports import DriverReport
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import Halt, JobEnd, Round
 from megatrain_job.coordination.client import EtcdClient

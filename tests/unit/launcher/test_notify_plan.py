@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from megatrain.contracts.records.notices import ReceiverRecord
-from megatrain.contracts.records.receipts import Receipt
+from megatrain.contracts.records.notices import Receipt, ReceiverRecord
 from megatrain.contracts.records.record import decode, encode
 from megatrain_job.jobs.health import HealthLevel
 from megatrain_launcher.notify.plan import (

@@ -24,8 +24,7 @@ from megatrain_launcher.executor.executor_control import ExecutorControl, Execut
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.membership import FitnessCheck, LeaseTimes, Membership
 from megatrain_launcher.executor.order_state import OrderState
-from megatrain_launcher.liveness import LivenessPort
-from megatrain_launcher.order_delivery import OrderDelivery, unfit_after_s
+from megatrain_launcher.liveness import LivenessPort, OrderDelivery, unfit_after_s
 from tests.helpers.etcd_proxy import LONG_LENGTH, Conduct, EtcdProxy, FirstWatches, is_watch_of
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.waiting import DEADLINE_S, wait_until

@@ -17,8 +17,7 @@ from megatrain.run_files.run_directory import rank_log_path
 from megatrain_job.failures.verdict import Label, Verdict
 from megatrain_launcher.logs.files import RotatingFile
 from megatrain_launcher.logs.tee import Tee, is_shown
-from megatrain_launcher.logs.watch import LogWatch
-from megatrain_launcher.logs.worker_logs import WorkerLogs
+from megatrain_launcher.logs.worker_logs import LogWatch, WorkerLogs
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 OUT_OF_MEMORY = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity\n"

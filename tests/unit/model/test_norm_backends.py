@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from megatrain.config.kernels import KernelsConfig
 from megatrain.model.norm import LayerNorm, Normalize, RmsNorm, use_norms
-from megatrain.ops.normalization import layer_norm, rms_norm
+from megatrain.ops.normalization import ResidualStream, layer_norm, rms_norm
 from megatrain.ops.optional_backends import find_apex
-from megatrain.ops.residual import ResidualStream
 from tests.helpers.backend_packages import APEX, write_packages
 from tests.helpers.kernels import UNDER_TEST, draw
 from tests.helpers.lone_buckets import bucket_gradients, put_in_buckets

@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from megatrain.config.model import ModelConfig
-from megatrain.config.model_size import num_parameters
-from megatrain.config.parameter_names import parameter_sizes
+from megatrain.config.model_size import num_parameters, parameter_sizes
 from megatrain.hf.tensor_map import our_shapes
 
 SIZES = {"vocab_size": 90, "seq_len": 16, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_multiple": 8}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatrain.config.parameter_group import ParameterGroupConfig
+from megatrain.config.optimizer import ParameterGroupConfig
 from tests.helpers.hand_made_optimizer import DECAYED, SHAPES, Rank, build_rank, draw, whole_state
 
 LR, STEPS = 0.05, 3

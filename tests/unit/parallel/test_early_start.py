@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from megatrain.comm.exchange import Pending
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.parallel.boxes import Box
-from megatrain.parallel.early_start import WriteCounts
+from megatrain.parallel.bucket import WriteCounts
 from megatrain.parallel.placement import Placement
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.schedule import build_schedule

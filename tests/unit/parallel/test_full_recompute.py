@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from megatrain.ops.residual import ResidualStream
-from megatrain.parallel.full_recompute import recompute_fully
+from megatrain.ops.normalization import ResidualStream
+from megatrain.parallel.recompute import recompute_fully
 from tests.helpers.lone_rank import gradients_by_name, lone_rank_model, make_config, random_tokens, run_gradients
 
 STYLES: dict[str, dict[str, Any]] = {

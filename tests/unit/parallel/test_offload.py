@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from megatrain.ops.residual import ResidualStream
+from megatrain.ops.normalization import ResidualStream
 from megatrain.parallel.offload import ImmediateCopies, Offloader
-from megatrain.parallel.selective_recompute import SelectiveRecompute
+from megatrain.parallel.recompute import SelectiveRecompute
 from megatrain.training import rank_model as rank_model_module
 from tests.helpers.lone_rank import gradients_by_name, lone_rank_model, make_config, random_tokens, run_gradients
 

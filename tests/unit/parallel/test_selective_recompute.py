@@ -15,7 +15,7 @@ from megatrain.config.model import ModelConfig
 from megatrain.contracts.layout import Layout
 from megatrain.model import TokenContext, Transformer
 from megatrain.parallel.decoder import decoder_table
-from megatrain.parallel.selective_recompute import SelectiveRecompute
+from megatrain.parallel.recompute import SelectiveRecompute
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
 from tests.helpers.lone_rank import simulated_group
 

@@ -23,8 +23,8 @@ from megatrain.contracts.black_box.operations import Operation
 from megatrain.model import TokenContext
 from megatrain.model.block import ResidualBranch
 from megatrain.ops.attention import AttentionPattern
-from megatrain.ops.residual import ResidualStream
-from megatrain.parallel.selective_recompute import SelectiveRecompute
+from megatrain.ops.normalization import ResidualStream
+from megatrain.parallel.recompute import SelectiveRecompute
 from megatrain.parallel.sequence_chunks import ChunkedSublayers
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 from tests.helpers.lone_rank import simulated_group

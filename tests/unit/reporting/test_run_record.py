@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from megatrain.contracts.errors import NotFoundError
-from megatrain.run_files.recorded_incidents import read_incidents
+from megatrain.run_files.incidents import read_incidents
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain.run_record import read_run
 from tests.helpers.require import require_module

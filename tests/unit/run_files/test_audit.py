@@ -15,7 +15,7 @@ from megatrain.contracts.records.host_verdict import (
     VerdictKind,
     VerdictOutcome,
 )
-from megatrain.run_files.audit import append_to_audit, read_audit
+from megatrain.run_files.incidents import append_to_audit, read_audit
 
 VERDICT = HostVerdict(
     "v-1", VerdictKind.STRAGGLER, 3, Cause.COMPUTE, VerdictConfidence.HIGH, 1000.0, "daemon-1", ("host-2",), (4, 5),

@@ -16,11 +16,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatrain.contracts.black_box.clock_base import read_clock_base
 from megatrain.contracts.black_box.encoding import box_bytes
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.reader import BlackBoxReader, read_black_box, write_control
-from megatrain.contracts.black_box.values import ControlPage, Record, State
+from megatrain.contracts.black_box.values import ControlPage, Record, State, read_clock_base
 from megatrain.contracts.errors import DataError
 from megatrain.run_files.run_directory import black_box_path, own_box_directory, own_box_paths, previous_black_box
 from megatrain.telemetry.black_box_writer import open_writer

@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.black_box.reader import write_control
-from megatrain.contracts.black_box.step_values import StepValue
 from megatrain.contracts.black_box.values import ControlPage, Phase, RecordFlag, State
 from megatrain.contracts.errors import DataError
 from megatrain.telemetry.recorder import Recorder, open_recorder

@@ -9,8 +9,7 @@ import pytest
 
 from megatrain.config.config import Config
 from megatrain.config.load import load_config
-from megatrain.config.recorded import CONFIG_NAME, recorded_values
-from megatrain.config.serialize import config_values, to_toml
+from megatrain.config.serialize import CONFIG_NAME, config_values, recorded_values, to_toml
 from megatrain.run_files.config_changes import CHANGES_NAME, ChangedKey, read_changes
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain.training.worker import _keep_config

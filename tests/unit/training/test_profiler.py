@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from megatrain.config.profile import ProfileConfig
+from megatrain.config.recording import ProfileConfig
 from megatrain.training.observers.profiler import StepProfiler
 from tests.helpers.completed_steps import completed_step
 

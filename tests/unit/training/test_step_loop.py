@@ -12,8 +12,7 @@ import pytest
 from megatrain.checkpoint.continuation import Continuation, TrainingProgress
 from megatrain.checkpoint.job import Restored
 from megatrain.config import parallel as parallel_module
-from megatrain.contracts.black_box.operations import Operation
-from megatrain.contracts.black_box.step_values import StepValue
+from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.black_box.values import Command, ControlPage, Phase
 from megatrain.data.reader import BatchReader
 from megatrain.optim import ShardedOptimizer, learning_rate

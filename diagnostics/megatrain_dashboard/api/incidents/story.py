@@ -19,8 +19,14 @@ from megatrain_dashboard.api.incidents.document import (
 )
 from megatrain_dashboard.sources.hosts import HostOf
 from megatrain_job.failures.culprit import FailureRole, failures_by_role
-from megatrain_job.jobs.incident_phrases import KIND_TEXTS, cost_text, rank_and_end, receipt_text, where_text
-from megatrain_job.jobs.runbooks import runbooks_of
+from megatrain_job.jobs.incident_phrases import (
+    KIND_TEXTS,
+    cost_text,
+    rank_and_end,
+    receipt_text,
+    runbooks_of,
+    where_text,
+)
 from megatrain_job.jobs.snapshot import JobSnapshot
 from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 

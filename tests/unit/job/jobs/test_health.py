@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from megatrain.contracts.records.diag_records import DaemonReport, DeviceProblem, DeviceProblemKind
-from megatrain.contracts.records.driver_report import DriverReport
 from megatrain.contracts.records.host_records import DiskSpace, HostPhase, HostSaves, HostStatus, Milestones
 from megatrain.contracts.records.host_verdict import OutcomeKind, VerdictOutcome
 from megatrain.contracts.records.incident import IncidentKind, IncidentState, Moments
-from megatrain.contracts.records.job_problem import JobProblem
+from megatrain.contracts.records.problem_reports import DriverReport, JobProblem
 from megatrain.contracts.records.rounds import Halt, JobEnd
 from megatrain_job.jobs.assessment import Unreachable, assess
 from megatrain_job.jobs.health import Health, HealthLevel, Reason, ReasonCode, health_of

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatrain.contracts.records.driver_report import DriverReport
 from megatrain.contracts.records.host_records import HostPhase, HostStatus
 from megatrain.contracts.records.incident import IncidentKind, IncidentState, Moments
+from megatrain.contracts.records.problem_reports import DriverReport
 from megatrain.contracts.records.rounds import JobEnd
 from megatrain_job.jobs.assessment import Assessment, assess
 from megatrain_job.jobs.documents import incident_document, status_document

@@ -7,7 +7,7 @@ import pytest
 from megatrain.contracts.exit_codes import end_text, exit_text
 from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.records.incident import IncidentState, Moments
-from megatrain.contracts.records.receipts import Receipt
+from megatrain.contracts.records.notices import Receipt
 from megatrain.formatting.lists import names_text, ranges_text, ranks_text
 from megatrain.formatting.quantities import age_text, count_text, seconds_text, time_text
 from megatrain.formatting.terminal import short

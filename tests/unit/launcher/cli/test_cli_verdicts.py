@@ -13,7 +13,7 @@ from megatrain.contracts.records.host_verdict import AuditEntry, OutcomeKind, Ve
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.records.record import encode
-from megatrain.run_files.audit import AUDIT_NAME, read_audit
+from megatrain.run_files.incidents import AUDIT_NAME, read_audit
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.jobs.assessment import assess
 from megatrain_job.jobs.documents import status_document

@@ -5,6 +5,11 @@ rank's rows, a norm's output from its input, an activation's output from its inp
 context SelectiveRecompute, such an output is registered with a function that recomputes it. When autograd saves the
 output (or a view of it), the function is kept in its place. Backward runs the function once for all uses of the output.
 Source: ours, on torch's saved_tensors_hooks; the idea of re-gathering in backward from Korthikanti et al. (2205.05198).
+
+Full recompute: keep only each block's input, and run the block again in backward.
+
+Selective recompute (`parallel.recompute = "selective"`) is cheaper. It is part of the tensor plan
+(recompute.py).
 """
 
 from __future__ import annotations
@@ -16,7 +21,10 @@ from types import TracebackType
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from megatrain.ops.normalization import ResidualStream
 
 
 @dataclass(slots=True)
@@ -110,3 +118,20 @@ class SelectiveRecompute:
         if isinstance(saved, _Saved):
             return saved.output.take().as_strided(saved.size, saved.stride, saved.offset)
         return self.keeper.load(saved)
+
+
+def recompute_fully(block: nn.Module) -> None:
+    """Make backward run `block` again. Dropout draws the same masks, because a mask depends only on its position.
+
+    The residual stream is added up at both ends of the block, so that one tensor is kept instead of two.
+    """
+    forward = block.forward
+
+    def run_block(x_SBH: Tensor, *rest: Any) -> Tensor:
+        return forward(ResidualStream(x_SBH), *rest).total()
+
+    def run(stream: ResidualStream, *rest: Any) -> ResidualStream:
+        total = checkpoint(run_block, stream.total(), *rest, use_reentrant=False, preserve_rng_state=False)
+        return ResidualStream(total)
+
+    block.forward = run

@@ -3,6 +3,8 @@
 The checkpoint has weights, no moments, and step 0. Whole parameters are read one after another, and cut into items when
 they are written. Each data file holds several parameters. Settings that a model directory does not have (batch,
 learning rate) come from the job's own configuration; the manifest holds placeholders for them.
+
+Converts a checkpoint of any layout to a Hugging Face model directory, with the checkpoint's tokenizer.
 """
 
 from __future__ import annotations
@@ -11,18 +13,22 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from megatrain.checkpoint.checked_files import checked_content
 from megatrain.checkpoint.image import ImageItem, ImagePlan, key_of, plan_image
 from megatrain.checkpoint.offline_writer import write_checkpoint
+from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.checkpoint_format.branches import MAIN_BRANCH
-from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, read_manifest
 from megatrain.checkpoint_format.data_file import data_file_name
 from megatrain.checkpoint_format.location import LocalLocation, Location
 from megatrain.checkpoint_format.manifest import CheckpointMesh, Manifest, SampleStream
+from megatrain.checkpoint_format.stored_tensors import MASTER
 from megatrain.config.batch import BatchConfig
 from megatrain.config.config import Config
 from megatrain.config.job import JobConfig
@@ -32,9 +38,10 @@ from megatrain.config.toml_text import value_text
 from megatrain.config.train import TrainConfig
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.layout import Layout
-from megatrain.conversion.software import current_versions
+from megatrain.conversion.software import current_versions, job_config
 from megatrain.data.end_of_document import end_of_document, files_beside, tokenizer_config
-from megatrain.hf import HfModel, open_model
+from megatrain.data.tokenizer import parse_tokenizer
+from megatrain.hf import Dtype, ExportReport, HfModel, TokenizerFile, export_model, open_model
 from megatrain.hf.tensor_map import our_shapes
 from megatrain.hf.tokenizer_files import token_ids
 from megatrain.parallel.boxes import Box
@@ -170,3 +177,46 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def export_hf(
+    source: Location,
+    output: Path,
+    *,
+    kind: str = MASTER,
+    dtype: Dtype,
+    max_shard_bytes: int,
+    has_tokenizer: bool,
+    end: str,
+    is_forced: bool,
+) -> ExportReport:
+    """Write the master weights of the committed checkpoint `source`, in `dtype`, for transformers.
+
+    `kind`: EMA for the moving average of the weights instead.
+    `end`: the tokenizer's token that ends documents; "" finds it.
+
+    Raises: ConfigError for a model that no family expresses; CheckpointError or DataError, which name the file.
+    """
+    manifest = read_manifest(source)
+    return export_model(
+        # each parameter is read once
+        partial(ParameterReader(source, manifest, kept_bytes=0).read_parameter, kind=kind),
+        job_config(manifest, source).model,
+        output,
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+        tokenizer=_tokenizer(source, manifest, end) if has_tokenizer else None,
+        is_forced=is_forced,
+    )
+
+
+def _tokenizer(source: Location, manifest: Manifest, end: str) -> TokenizerFile | None:
+    def small_file(name: str) -> bytes | None:
+        stored = manifest.name_of(name)
+        return checked_content(source, manifest, stored) if stored in manifest.files else None
+
+    content = small_file(TOKENIZER_NAME)
+    if content is None:
+        return None
+    location = str(source / manifest.name_of(TOKENIZER_NAME))
+    return TokenizerFile(content, location, parse_tokenizer(content, location, end, small_file).eod_id)

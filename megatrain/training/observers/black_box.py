@@ -1,14 +1,31 @@
-"""The numbers of a step for the diagnosis. Every rank records its own, because any rank may die."""
+"""The heartbeat of a rank: the black box shows its current step and its last completed step.
+
+The numbers of a step for the diagnosis. Every rank records its own, because any rank may die.
+"""
 
 from __future__ import annotations
 
 from megatrain.config.config import Config
-from megatrain.contracts.black_box.step_values import StepValue
-from megatrain.telemetry.compute_cost import compute_cost, device_name
+from megatrain.contracts.black_box.operations import StepValue
+from megatrain.telemetry.flops import compute_cost, device_name
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.observers.device_memory import DeviceMemory
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
 from megatrain.training.rank_model import RankModel
+
+
+class Heartbeat(StepObserver):
+    """Records in the black box that a step begins or is complete. Executor, watchdog and daemon read it there."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def before_step(self, index: int) -> None:
+        self._recorder.set_step(index)
+
+    def after_step(self, done: CompletedStep) -> str:
+        self._recorder.complete_step()
+        return ""
 
 
 class StepValues(StepObserver):

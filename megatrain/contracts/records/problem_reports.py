@@ -1,4 +1,7 @@
-"""The driver's report for people: what it waits for or watches, and what an operator should fix."""
+"""The driver's report for people: what it waits for or watches, and what an operator should fix.
+
+A problem of a part of a job that is not a host, such as its own etcd, whose files were removed.
+"""
 
 from __future__ import annotations
 
@@ -18,3 +21,15 @@ class DriverReport:
     """Directories of the run that were removed recently, and what was lost with each."""
     checkpoint_damage: str = ""
     """Why a job would not resume from the newest committed checkpoint, and from which it would."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobProblem:
+    """A problem that needs a person now. The key is removed when the problem is over."""
+
+    source: str
+    """The affected part."""
+    text: str
+    """Whole sentences, for people."""
+    since_unix_s: float
+    """When it was reported."""
