@@ -86,7 +86,7 @@ class HostDevicesDocument(Document):
     first_unix_s: float | None
     last_unix_s: float | None
     """Histories reach from `first_unix_s` to `last_unix_s`."""
-    trouble: str
+    problem: str
     """Why nothing newer is known; empty when all is well."""
     gpus: tuple[GpuDocument, ...]
     links: tuple[LinkDocument, ...]
