@@ -28,12 +28,12 @@ from tests.helpers.source_tree import ROOT
 class ForkedProgram:
     """One that runs, or ran: what subprocess.Popen has of it."""
 
-    def __init__(self, words: Sequence[str], process: BaseProcess, said: Sequence[IO[bytes]]) -> None:
+    def __init__(self, words: Sequence[str], process: BaseProcess, outputs: Sequence[IO[bytes]]) -> None:
         assert process.pid is not None
         self.pid = process.pid
         self._words = words
         self._process = process
-        self._said = said
+        self._outputs = outputs
 
     @property
     def returncode(self) -> int | None:
@@ -60,7 +60,7 @@ class ForkedProgram:
         """Wait for the end and return stdout and stderr, "" for what went to a file of the caller's."""
         self.wait(timeout)
         texts = []
-        for file in self._said:
+        for file in self._outputs:
             file.seek(0)
             texts.append(file.read().decode())
         return (texts[0], texts[1]) if texts else ("", "")
@@ -82,8 +82,8 @@ def forked_program(
     of an object that can be pickled.
     """
     with ExitStack() as stack:
-        said = [] if output is not None else [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
-        descriptors = [_Descriptor(file.fileno()) for file in (said or [output, output]) if file is not None]
+        outputs = [] if output is not None else [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
+        descriptors = [_Descriptor(file.fileno()) for file in (outputs or [output, output]) if file is not None]
         program = (
             tuple(words),
             dict(os.environ if environment is None else environment),
@@ -93,7 +93,7 @@ def forked_program(
         process = fork_context().Process(target=_become, args=(*descriptors, *program))
         process.start()
         try:
-            yield ForkedProgram(words, process, said)
+            yield ForkedProgram(words, process, outputs)
         finally:
             if process.exitcode is None:
                 process.kill()

@@ -47,10 +47,10 @@ UNREACHABLE = HealthAnswer("red", frozenset({"unreachable"}))
 
 def ask_status(*words: str) -> tuple[int, dict[str, Any]]:
     """Return the exit code of `megatrain status`, and what it prints as JSON: nothing where it only complains."""
-    said = io.StringIO()
-    with redirect_stdout(said), redirect_stderr(io.StringIO()):
+    output = io.StringIO()
+    with redirect_stdout(output), redirect_stderr(io.StringIO()):
         code = main(["status", *words, "--json"])
-    return code, json.loads(said.getvalue()) if said.getvalue() else {}
+    return code, json.loads(output.getvalue()) if output.getvalue() else {}
 
 
 class HealthViews:
@@ -90,21 +90,21 @@ class HealthViews:
                 raise DeadlineError(f"{error}; the newest answers: {newest}") from None
 
     def _ask(self, who: str, answer: Callable[[], HealthAnswer]) -> None:
-        """Ask one place once. One that does not answer has said nothing."""
+        """Ask one place once. No answer adds nothing."""
         with suppress(OSError, ValueError, CoordinationError):  # not there, or gone in the middle of its answer
             reported = answer()
             self.heard[who].append((time.time(), reported))
 
     def agreement(self, code: str, since_unix_s: float, who: Sequence[str] = EVERYBODY) -> dict[str, float] | None:
-        """Return when each of `who` said one and the same answer, None while they have not.
+        """Return when each of `who` gave the same answer; None until all have.
 
         code: of a reason that is among others in that answer; empty: it is green.
         """
         first: list[dict[HealthAnswer, float]] = []
         for name in who:
-            said = [(at, reported) for at, reported in self.heard[name] if at >= since_unix_s]
+            output = [(at, reported) for at, reported in self.heard[name] if at >= since_unix_s]
             wanted = [
-                (at, reported) for at, reported in said if (code in reported.codes if code else reported == GREEN)
+                (at, reported) for at, reported in output if (code in reported.codes if code else reported == GREEN)
             ]
             first.append({reported: at for at, reported in reversed(wanted)})
         common = set(first[0]).intersection(*first[1:])

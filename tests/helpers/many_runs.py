@@ -94,7 +94,7 @@ def step_report(step: int, loss: float, step_s: float) -> StepReport:
 
 
 def interval_report(step: int, step_s: float, mfu: float = 0.4) -> IntervalReport:
-    """Return what ten steps come to. At `STEP_S` the MFU is what is said."""
+    """Return the metrics of ten steps. `mfu` holds for steps of `STEP_S`."""
     rate = TOKENS / step_s / NUM_RANKS
     return IntervalReport(
         step=step, num_steps=10, wall_s=10 * step_s, loss=2.0, grad_norm=1.0, lr=3e-4, tokens_per_s=rate * NUM_RANKS,

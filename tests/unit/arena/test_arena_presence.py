@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 @contextmanager
 def other_process(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Run Python beside us until the end of the block; it has said one line when the block begins."""
+    """Run a Python process until the end of the block; it has printed one line when the block begins."""
     with subprocess.Popen(
         [sys.executable, "-c", script, *map(str, arguments)],
         stdin=subprocess.PIPE,

@@ -78,7 +78,7 @@ def reasons(slots: list[SealedSlot], known: dict[int, HostPlan], *, has_workers:
         ([slot(0, 10, 0), slot(1, 20, 1)], None),
         ([slot(0, 10, 0), slot(1, 10, 2)], None),
         ([slot(0, 10, 0), slot(1, 10, 0, round_number=3)], None),
-        # its writer was killed while it said that both are done, or both failed
+        # its writer was killed while it marked both as done, or both as failed
         ([slot(0, 10, 0, Persist.DONE), slot(1, 10, 0)], 10),
         ([slot(0, 10, 0), slot(1, 10, 0, Persist.FAILED)], 10),
         # another host's rank, from when it was here

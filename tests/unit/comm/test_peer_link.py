@@ -59,7 +59,7 @@ def raw_connection(address: PeerAddress) -> socket.socket:
 
 
 def is_dropped(stranger: socket.socket) -> bool:
-    """Whether the server closes this connection; it may have said hello."""
+    """Return whether the server closes this connection; it may have sent its hello."""
     received = b""
     with suppress(ConnectionResetError):
         while chunk := stranger.recv(4096):

@@ -81,11 +81,11 @@ def away() -> str:
 def check(capsys: pytest.CaptureFixture[str], words: str, code: ExitCode) -> str:
     """Give a command line, and check that it ends so, with one error and no traceback; return what it says."""
     found = main(words.split())
-    said = capsys.readouterr().err
-    assert found == code, f"megatrain {words}: {said}"
-    assert said.count("error: ") == 1, f"megatrain {words}: {said}"
-    assert "Traceback" not in said
-    return said
+    errors = capsys.readouterr().err
+    assert found == code, f"megatrain {words}: {errors}"
+    assert errors.count("error: ") == 1, f"megatrain {words}: {errors}"
+    assert "Traceback" not in errors
+    return errors
 
 
 @pytest.mark.parametrize("verb", OF_A_JOB)
@@ -117,8 +117,8 @@ class TestVerbsOfAJob:
     def test_the_run_is_somebody_elses(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
         own_etcd(away(), mode=0o666)
         if verb not in ALWAYS_ANSWERS:
-            said = check(capsys, f"{verb} demo", ExitCode.NO_PERMISSION)
-            assert "only the user who launched a job can reach its etcd" in said
+            errors = check(capsys, f"{verb} demo", ExitCode.NO_PERMISSION)
+            assert "only the user who launched a job can reach its etcd" in errors
 
     def test_etcd_is_out_of_reach(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
         if verb not in (*PATIENT, *ALWAYS_ANSWERS):
@@ -159,8 +159,8 @@ def test_a_file_that_is_not_there(words: str, code: ExitCode, capsys: pytest.Cap
 
 @pytest.mark.parametrize("flag", ["--nnodes=x", "--spares=-1", "--tee=some", "--label=x", "--rdzv-conf=a=b"])
 def test_flags_of_launch_that_are_wrong(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = check(capsys, f"launch {flag} absent", ExitCode.USAGE)
-    assert "the command line has 1 problem" in said
+    errors = check(capsys, f"launch {flag} absent", ExitCode.USAGE)
+    assert "the command line has 1 problem" in errors
 
 
 def test_every_verb_is_in_a_table() -> None:

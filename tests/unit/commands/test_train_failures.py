@@ -43,7 +43,7 @@ def test_a_mistake_in_the_program(has_torch: bool) -> None:
 
 @pytest.mark.slow(kept=["sys.exit(7)-7-"])
 @pytest.mark.parametrize(
-    ("statement", "code", "said"),
+    ("statement", "code", "errors"),
     [
         ("sys.exit(7)", 7, ""),
         ("sys.exit('no more')", 1, "no more\n"),
@@ -52,5 +52,5 @@ def test_a_mistake_in_the_program(has_torch: bool) -> None:
          "megatrain: error: no file\n"),
     ],
 )  # fmt: skip
-def test_the_exit_code_is_what_it_would_have_been(statement: str, code: int, said: str) -> None:
-    assert end_of(statement) == (code, "a last word", said)
+def test_the_exit_code_is_what_it_would_have_been(statement: str, code: int, errors: str) -> None:
+    assert end_of(statement) == (code, "a last word", errors)

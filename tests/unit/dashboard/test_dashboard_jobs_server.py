@@ -235,9 +235,9 @@ def test_the_program_of_all_jobs(runs: Path) -> None:
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as program:
         try:
             assert program.stderr is not None
-            said = program.stderr.readline()
-            found = re.search(r"dashboard of 2 jobs at http://127\.0\.0\.1:(\d+)/jobs", said)
-            assert found is not None, said
+            line = program.stderr.readline()
+            found = re.search(r"dashboard of 2 jobs at http://127\.0\.0\.1:(\d+)/jobs", line)
+            assert found is not None, line
             reported = ask(int(found[1]), "/jobs/a/api/v1/overview").json
             assert (reported["state"], reported["step"]) == ("finished", 60)
             program.terminate()

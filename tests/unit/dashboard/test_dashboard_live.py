@@ -82,7 +82,7 @@ def test_a_change_is_reported_once(tmp_path: Path) -> None:
         first = await next_event(events)
         assert (first.id, first.name) == ("life-1-1", "change")
         assert first.data == {"session": "life-1", "at_unix_s": 17.0, "step": None, "versions": {"overview": 1}}
-        await looked(source, 3)  # nothing is said while nothing is new
+        await looked(source, 3)  # nothing is sent while nothing changes
         source.state = LiveState(7, {"overview": 2, "heat": 1})
         second = await next_event(events)
         assert (second.id, second.data["step"]) == ("life-1-2", 7)

@@ -105,8 +105,8 @@ def test_the_verb_searches(place: str, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_search_that_finds_nothing_says_so(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", place, "--grep", "no such"]) == 0
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "megatrain: none of 6 lines matches\n")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "megatrain: none of 6 lines matches\n")
 
 
 def test_the_verb_judges(place: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,5 +140,5 @@ def test_problems_are_reported_where_they_leave_no_answer(run: Path, capsys: pyt
 
     assert main(["diag", "stragglers", "demo"]) != 0
 
-    said = capsys.readouterr().err
-    assert said.index("not a whole Parquet file") < said.index("has no sums of steps")
+    errors = capsys.readouterr().err
+    assert errors.index("not a whole Parquet file") < errors.index("has no sums of steps")

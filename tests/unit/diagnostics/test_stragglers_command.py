@@ -56,9 +56,9 @@ def test_the_slow_host_is_named_with_figures_and_sentences(slow_run: Path, capsy
     assert finding["is_over"] is False
     assert document["num_steps"] == 88
     assert main(["diag", "stragglers", str(slow_run / "events")]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("slow by its compute: host-1, high confidence")
-    assert "the others wait for it" in said
+    text = capsys.readouterr().out
+    assert text.startswith("slow by its compute: host-1, high confidence")
+    assert "the others wait for it" in text
 
 
 def test_steps_before_hold_nothing(slow_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

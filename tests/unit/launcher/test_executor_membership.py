@@ -111,7 +111,7 @@ def test_a_lost_lease_is_replaced_under_the_same_session(
     [
         (LeaseState.HELD, 3.0, -3.0),
         (LeaseState.DOUBTFUL, -2.0, 2.0),
-        (LeaseState.LOST, -2.0, 2.0),  # it ran out before etcd said so
+        (LeaseState.LOST, -2.0, 2.0),  # it ran out before etcd reported it
         (LeaseState.LOST, 3.0, 0.0),  # it was ended before its time, which is now at the earliest
     ],
 )
@@ -191,7 +191,7 @@ def test_own_key_with_an_ending_lease_replaces_no_host(
     port = LivenessPort("1", "127.0.0.1")
     one = member(a_host(liveness_port=port.port))
     lost = one.keeper
-    # as if etcd said that the lease is lost a moment before its keys are gone
+    # as if etcd reported the lease as lost a moment before it removes the keys
     client.put(keys.host("a"), encode(one.record))
     client.revoke_lease(lost.lease_id)
     wait_until(lambda: "this host's key under the lost lease" in one.problem, "the host to notice")

@@ -138,7 +138,7 @@ def test_slowest_rank_decides_progress_and_milestones(boxes: Boxes) -> None:
     first.close()
     ended = round_progress.poll()
     assert (ended[2].is_closed, ended[3].is_closed) == (True, False)
-    assert ended[2].progress.completed_step == 11  # what it said last stays known
+    assert ended[2].progress.completed_step == 11  # its last progress stays known
     round_progress.close()
     second.close()
 

@@ -58,17 +58,17 @@ def test_a_stuck_check_does_not_hold_the_gate(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "detail"),
     [(OSError("no"), "could not be run: no"), (DataError("x"), ": x"), (KeyError("bug"), "see the log")],
 )
-def test_a_check_that_breaks_says_nothing_about_the_host(tmp_path: Path, error: Exception, said: str) -> None:
+def test_a_check_that_breaks_says_nothing_about_the_host(tmp_path: Path, error: Exception, detail: str) -> None:
     def broken(context: HealthContext, history: HealthHistory) -> list[HealthFinding]:
         raise error
 
     report = run_checks(context(tmp_path), [Check(("one",), broken, 5.0)])
     assert report.is_fit
     assert report.results[0].outcome is CheckOutcome.WARNING
-    assert said in report.results[0].detail
+    assert detail in report.results[0].detail
 
 
 def test_check_results_are_remembered(tmp_path: Path) -> None:

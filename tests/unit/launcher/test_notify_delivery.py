@@ -109,9 +109,9 @@ def test_a_strange_answer_ends_in_time(raw: Any, text: str) -> None:
 
 def test_an_answer_without_end_is_cut() -> None:
     with HttpReceiver(Reply(raw=_flood)) as receiver:
-        said = post_to(receiver.url)
-    assert said.startswith("200 endless endless ")
-    assert len(said) <= 210
+        answer = post_to(receiver.url)
+    assert answer.startswith("200 endless endless ")
+    assert len(answer) <= 210
 
 
 def test_secrets_are_in_no_text() -> None:

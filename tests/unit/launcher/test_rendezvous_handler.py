@@ -1,4 +1,4 @@
-"""Agents' handlers against a real etcd: rounds, deaths, joins, lost leases, and what is said when it cannot be."""
+"""Agents' handlers against a real etcd: rounds, deaths, joins, lost leases, and errors where no round is possible."""
 
 from __future__ import annotations
 

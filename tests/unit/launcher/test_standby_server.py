@@ -179,7 +179,7 @@ def test_traceback_shows_the_program_only(shared: Programs) -> None:
     assert "megatrain_launcher" not in text
 
 
-def test_module_that_is_not_there_is_said_in_its_log(shared: Programs, tmp_path: Path) -> None:
+def test_missing_module_is_reported_in_its_log(shared: Programs, tmp_path: Path) -> None:
     read_fd, write_fd = os.pipe()
     (pid,) = shared.client.start_workers([WorkerStart(0, "no_such_module", (), {}, str(tmp_path))], [write_fd])
     os.close(write_fd)

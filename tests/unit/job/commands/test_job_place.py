@@ -170,16 +170,16 @@ def test_a_password_goes_to_no_other_machine_in_the_clear(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [("78", "ended with exit code 78"), ("\x1b[2J", "no coordination/endpoint there"), ("7" * 99, "no c")],
 )
-def test_how_the_last_job_ended_is_a_number(place: Path, code: str, said: str) -> None:
+def test_how_the_last_job_ended_is_a_number(place: Path, code: str, message: str) -> None:
     (place / "exit-code").write_text(code)
-    with pytest.raises(PlaceError, match=said):
+    with pytest.raises(PlaceError, match=message):
         job_place(parsed(str(place.parent)))
 
 
-def test_a_job_is_said_in_either_way_but_only_one(server: socket.socket, place: Path) -> None:
+def test_job_is_named_in_exactly_one_of_two_ways(server: socket.socket, place: Path) -> None:
     write(place / "endpoint", reported(server))
     run = str(place.parent)
     assert job_place(parsed("--job", run)).job == "demo"

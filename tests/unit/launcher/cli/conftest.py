@@ -36,7 +36,7 @@ def run(tmp_path: Path, etcd: EtcdServers, keys: JobKeys, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def megatrain(capfd: pytest.CaptureFixture[str], run: Path) -> Run:
-    """Run a command line; return its output, parsed where it is JSON. What it said beside that: `notes`."""
+    """Run a command line; return its output, parsed where it is JSON. `notes` has its stderr."""
 
     def call(*words: object, code: int = 0) -> Any:
         capfd.readouterr()

@@ -28,7 +28,7 @@ from megatrain_job.jobs.send_request import make_request, news_of
 from megatrain_job.jobs.snapshot import read_job
 from megatrain_launcher.commands.status import StatusCode
 from megatrain_launcher.commands.wait_for_answer import wait_for_answer
-from tests.helpers.answering_driver import AnsweringDriver, Said, answer
+from tests.helpers.answering_driver import AnsweringDriver, Record, answer
 from tests.helpers.etcd_server import EtcdServers, enable_users, post
 from tests.helpers.launched_job import make_cordon, make_failure, make_incident, make_snapshot
 from tests.helpers.ports import free_ports
@@ -206,7 +206,7 @@ def test_cordons_are_written_directly(client: EtcdClient, keys: JobKeys, megatra
 
 @pytest.mark.parametrize("kind", ["checkpoint", "restart", "stop"])
 def test_a_request_waits_for_the_driver(client: EtcdClient, keys: JobKeys, megatrain: Run, kind: str) -> None:
-    def reply(request: JobRequest) -> list[Said]:
+    def reply(request: JobRequest) -> list[Record]:
         return [answer(request, "taken up", is_done=False), answer(request, f"{kind} at step 1,250")]
 
     fill(client, keys, has_driver=False)
@@ -233,7 +233,7 @@ def test_an_accepted_request_stands_without_its_asker(client: EtcdClient, keys: 
 def test_an_eviction_that_is_refused(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     fill(client, keys, has_driver=False)
 
-    def reply(request: JobRequest) -> list[Said]:
+    def reply(request: JobRequest) -> list[Record]:
         return [answer(request, f"no spare could take the place of {request.host}", is_accepted=False)]
 
     with AnsweringDriver(client, keys, reply) as driver:
@@ -265,7 +265,7 @@ def test_a_request_that_nobody_answers_is_taken_back(client: EtcdClient, keys: J
 def test_the_end_of_the_job_answers_a_stop(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     fill(client, keys, has_driver=False)
 
-    def reply(request: JobRequest) -> list[Said]:
+    def reply(request: JobRequest) -> list[Record]:
         return [answer(request, "saving", is_done=False), JobEnd(75, "saved at step 1,260", time.time())]
 
     with AnsweringDriver(client, keys, reply):
