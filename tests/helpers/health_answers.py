@@ -45,11 +45,11 @@ GREEN = HealthAnswer("green", frozenset())
 UNREACHABLE = HealthAnswer("red", frozenset({"unreachable"}))
 
 
-def ask_status(*words: str) -> tuple[int, dict[str, Any]]:
+def ask_status(*arguments: str) -> tuple[int, dict[str, Any]]:
     """Return the exit code of `megatrain status`, and what it prints as JSON: nothing where it only complains."""
     output = io.StringIO()
     with redirect_stdout(output), redirect_stderr(io.StringIO()):
-        code = main(["status", *words, "--json"])
+        code = main(["status", *arguments, "--json"])
     return code, json.loads(output.getvalue()) if output.getvalue() else {}
 
 
@@ -58,7 +58,7 @@ class HealthViews:
 
     def __init__(self, view: JobView, urls: Sequence[str]) -> None:
         self._view = view
-        self._words = (view.keys.job, "--rdzv-endpoint", ",".join(urls))
+        self._arguments = (view.keys.job, "--rdzv-endpoint", ",".join(urls))
         self._page = self._metrics = ""
         self.state = ""
         """What the job does, by the newest answer of `megatrain status`."""
@@ -114,7 +114,7 @@ class HealthViews:
         return {name: times[soonest] for name, times in zip(who, first, strict=True)}
 
     def _status(self) -> HealthAnswer:
-        code, answer = ask_status(*self._words)
+        code, answer = ask_status(*self._arguments)
         if code == StatusCode.UNREACHABLE:
             return UNREACHABLE
         self.state = answer["state"]

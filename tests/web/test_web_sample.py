@@ -112,7 +112,7 @@ def test_the_ranks_of_a_small_job_fill_the_page_with_words(url: str, pages) -> N
     page = pages.open(f"{url}#/ranks", width=1440, height=900)
     canvas = page.get_by_test_id("ranks-canvas")
     canvas.wait_for()
-    expect(canvas).to_have_attribute("data-cards", "8")  # ranks that are drawn with words
+    expect(canvas).to_have_attribute("data-cards", "8")  # ranks that are drawn with text
     expect(canvas).to_have_attribute("data-ranks", "8")
     stages = 2
     assert float(canvas.get_attribute("data-cell")) * stages > 0.8 * canvas.bounding_box()["width"]

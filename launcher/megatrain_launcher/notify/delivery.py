@@ -88,7 +88,7 @@ def post(
 
 
 def failure_text(error: Exception, timeout_s: float) -> str:
-    """Return in a few words why a try of at most `timeout_s` failed."""
+    """Return a short text: why an attempt of at most `timeout_s` failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, TimeoutError):

@@ -276,9 +276,9 @@ def test_a_request_to_end_comes_after_the_write_at_hand(job: Job, arena: Arena) 
     with workers, writer_thread(arena, ask) as running:
         is_known.set()
         running.join()
-        words = job.persist_words()
+        persist = job.persist_words()
     assert committed_steps(job.checkpoints / "main") == [10]
-    assert words == {10: {Persist.DONE}, 20: {Persist.PENDING}}
+    assert persist == {10: {Persist.DONE}, 20: {Persist.PENDING}}
 
 
 def test_signals(job: Job, arena: Arena) -> None:

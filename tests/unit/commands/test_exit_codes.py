@@ -56,7 +56,7 @@ OF_A_FILE = {
 
 @pytest.fixture(autouse=True)
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty directory, where all words are names of nothing."""
+    """Change to an empty directory, where no argument names anything."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(job_place, "_OWN_CALL_S", 0.05)
     monkeypatch.setattr(driver, "log_to_stderr", lambda: None)
@@ -78,12 +78,12 @@ def away() -> str:
     return json.dumps({"endpoints": [f"http://127.0.0.1:{free_ports(1)[0]}"], "job": "demo"})
 
 
-def check(capsys: pytest.CaptureFixture[str], words: str, code: ExitCode) -> str:
+def check(capsys: pytest.CaptureFixture[str], arguments: str, code: ExitCode) -> str:
     """Give a command line, and check that it ends so, with one error and no traceback; return what it says."""
-    found = main(words.split())
+    found = main(arguments.split())
     errors = capsys.readouterr().err
-    assert found == code, f"megatrain {words}: {errors}"
-    assert errors.count("error: ") == 1, f"megatrain {words}: {errors}"
+    assert found == code, f"megatrain {arguments}: {errors}"
+    assert errors.count("error: ") == 1, f"megatrain {arguments}: {errors}"
     assert "Traceback" not in errors
     return errors
 
@@ -152,9 +152,9 @@ def test_a_round_that_is_not_there(verb: str, empty: Path, capsys: pytest.Captur
     assert "--round=9" in check(capsys, f"{verb} events --round 9", ExitCode.NOT_FOUND)
 
 
-@pytest.mark.parametrize(("words", "code"), OF_A_FILE.items())
-def test_a_file_that_is_not_there(words: str, code: ExitCode, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "absent" in check(capsys, words.format("absent"), code)
+@pytest.mark.parametrize(("arguments", "code"), OF_A_FILE.items())
+def test_a_file_that_is_not_there(arguments: str, code: ExitCode, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "absent" in check(capsys, arguments.format("absent"), code)
 
 
 @pytest.mark.parametrize("flag", ["--nnodes=x", "--spares=-1", "--tee=some", "--label=x", "--rdzv-conf=a=b"])

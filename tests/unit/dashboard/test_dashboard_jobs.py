@@ -1,4 +1,4 @@
-"""All jobs in a list: what each run directory and each etcd tells, in the words of `status`, whatever lies there."""
+"""The list of all jobs: each run directory and each etcd gives a row like that of `status`, whatever lies there."""
 
 from __future__ import annotations
 

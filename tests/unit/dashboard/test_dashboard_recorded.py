@@ -404,9 +404,9 @@ def test_key_of_a_cached_response_is_small(page: Page, monkeypatch: pytest.Monke
     keys: list[object] = []
     get = ResponseCache.get
 
-    def noted(self: ResponseCache, key: Hashable, *words: Any, **more: Any) -> CachedResponse:
+    def noted(self: ResponseCache, key: Hashable, *arguments: Any, **more: Any) -> CachedResponse:
         keys.append(key)
-        return get(self, key, *words, **more)
+        return get(self, key, *arguments, **more)
 
     monkeypatch.setattr(ResponseCache, "get", noted)
     assert page.ask("logs?ranks=0:999998&round=1")["num_searched"] == 3

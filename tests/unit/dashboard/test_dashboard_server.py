@@ -263,13 +263,13 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
         yield servers
 
 
-def started(*words: str, directory: Path) -> subprocess.Popen[str]:
+def started(*arguments: str, directory: Path) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "launcher", "diagnostics")),
     }
     return subprocess.Popen(
-        [sys.executable, "-m", *words], cwd=directory, env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", *arguments], cwd=directory, env=environment, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -362,7 +362,7 @@ def test_the_history_of_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "text"),
+    ("arguments", "code", "text"),
     [
         (("--replay", "nowhere"), ExitCode.NOT_FOUND, "no such directory"),
         (("--replay", "old", "demo"), ExitCode.USAGE, "give only one of them"),
@@ -376,7 +376,7 @@ def test_failed_view_is_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    words: tuple[str, ...],
+    arguments: tuple[str, ...],
     code: ExitCode,
     text: str,
 ) -> None:
@@ -386,7 +386,7 @@ def test_failed_view_is_reported(
     monkeypatch.chdir(tmp_path)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        assert main(["dashboard", *words]) == code
+        assert main(["dashboard", *arguments]) == code
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -114,15 +114,15 @@ def test_markdown_becomes_steps() -> None:
     assert (first.title, second.title, second.anchor) == ("First", "When it came", "when-it-came")
     paragraph, commands = first.blocks
     assert [(one.kind, one.text, one.target) for one in paragraph.texts] == [
-        ("words", "First: ", ""),
+        ("text", "First: ", ""),
         ("strong", "look", ""),
-        ("words", " at ", ""),
+        ("text", " at ", ""),
         ("code", "/data2/runs/big", ""),
-        ("words", " (", ""),
+        ("text", " (", ""),
         ("runbook", "hang", "hang.md#now"),
-        ("words", ", ", ""),
+        ("text", ", ", ""),
         ("document", "guide", "docs/guides/recovery.md"),
-        ("words", ").", ""),
+        ("text", ").", ""),
     ]
     assert (commands.commands, commands.example) == (("megatrain status /data2/runs/big",), "demo: green")
     table, *items = second.blocks

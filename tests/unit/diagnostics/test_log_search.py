@@ -90,8 +90,8 @@ def place(tmp_path: Path) -> str:
     return str(tmp_path / "events")
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    assert main(["logs", *words, "--json"]) == 0
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main(["logs", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 

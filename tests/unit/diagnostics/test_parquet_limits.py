@@ -1,4 +1,4 @@
-"""Parquet files of anybody: small ones that would become gigabytes are refused in words, before they are read."""
+"""Untrusted Parquet files: small ones that would become gigabytes are refused with a message before they are read."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ def write(directory: Path, job: SyntheticJob, num_steps: int, slow_from: int = -
         store.commit()
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main(["diag", "stragglers", *words, "--json"]) == 0
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["diag", "stragglers", *arguments, "--json"]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     return document
 
@@ -103,8 +103,8 @@ def test_a_rank_that_reports_future_steps_hides_no_straggler(
         store.append(StepTotals, to_arrow(select(totals, totals.rank == 0)))
         store.commit()
 
-    for words in ((), ("--steps", "0:")):
-        document = printed(capsys, str(tmp_path), *words)
+    for arguments in ((), ("--steps", "0:")):
+        document = printed(capsys, str(tmp_path), *arguments)
 
         assert [one["hosts"] for one in document["findings"]] == [["host-1"]]
         assert document["last_step"] == 89

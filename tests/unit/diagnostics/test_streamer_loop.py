@@ -330,7 +330,7 @@ def test_a_box_that_becomes_garbage_harms_no_other(host: Host, caplog: pytest.Lo
     take_steps(bad, range(2))
     with host.path(1).open("r+b") as file:
         file.seek(1024)
-        file.write(b"\xfe" * 256)  # the words that change, among them the cursor
+        file.write(b"\xfe" * 256)  # the header words, among them the cursor
     streamer.poll(LONG_S + 2)
     take_steps(good, range(2, 4))
     streamer.end()

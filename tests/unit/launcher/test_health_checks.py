@@ -108,7 +108,7 @@ def test_all_checks_of_a_host(tmp_path: Path) -> None:
     """The whole list on this machine, with probes that answer at once; the report goes through etcd."""
 
     def probe(name, arguments, *, environment, deadline_s):
-        return ProbeEnd(-6, "", "last words\n", deadline_s)
+        return ProbeEnd(-6, "", "last line\n", deadline_s)
 
     one = context(tmp_path, probe=probe, places=Places(proc=tmp_path, sys=tmp_path, kernel_log=tmp_path / "kmsg"))
     report = run_checks(one)
@@ -120,7 +120,7 @@ def test_all_checks_of_a_host(tmp_path: Path) -> None:
     assert {name for name, outcome in outcomes(report).items() if outcome == "failed"} == {
         "disk", "matmul", "memory-copy", "loopback",
     }  # fmt: skip
-    assert "its probe was killed by SIGABRT (6): last words" in unfit_reason(report)
+    assert "its probe was killed by SIGABRT (6): last line" in unfit_reason(report)
 
 
 def test_context_of_a_configuration(tmp_path: Path) -> None:

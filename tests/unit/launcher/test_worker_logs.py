@@ -254,7 +254,7 @@ class TestWorkerLogs:
 
     def test_alarm_comes_while_the_worker_runs(self, tmp_path: Path) -> None:
         heard: list[tuple[int, int, Verdict]] = []
-        with WorkerLogs(tmp_path, tee="none", on_alarm=lambda *words: heard.append(words)) as logs:
+        with WorkerLogs(tmp_path, tee="none", on_alarm=lambda *arguments: heard.append(arguments)) as logs:
             fd = logs.open_rank(4, 9)
             write(fd, BROKEN_GPU)
             wait_until(lambda: bool(heard), "the alarm")

@@ -769,7 +769,7 @@ export interface StackClusterDocument {
 }
 
 export interface TextDocument {
-  kind: "words" | "code" | "strong" | "runbook" | "document";
+  kind: "text" | "code" | "strong" | "runbook" | "document";
   text: string;
   target: string;
 }

@@ -22,8 +22,8 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def output_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
-    assert main(["annotate", *words]) == code
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert main(["annotate", *arguments]) == code
     reported = capsys.readouterr()
     return reported.out + reported.err
 
@@ -41,7 +41,7 @@ def test_a_note_is_written_and_taken_back(run: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "text"),
+    ("arguments", "code", "text"),
     [
         (["--text", "ab"], ExitCode.USAGE, "3 to 500 characters"),
         (["--text", "a note", "--at", "tomorrow"], ExitCode.USAGE, "write one with its zone"),
@@ -51,10 +51,10 @@ def test_a_note_is_written_and_taken_back(run: Path, capsys: pytest.CaptureFixtu
     ],
 )
 def test_impossible_annotation_is_refused(
-    words: list[str], code: int, text: str, run: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], code: int, text: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        found = main(["annotate", str(run), *words])
+        found = main(["annotate", str(run), *arguments])
     except SystemExit as end:  # the parser of the command line
         found = int(end.code or 0)
     assert found == code

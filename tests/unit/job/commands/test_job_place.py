@@ -60,10 +60,10 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
     path.chmod(mode)
 
 
-def parsed(*words: str) -> argparse.Namespace:
+def parsed(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_job(parser)
-    return parser.parse_args(words)
+    return parser.parse_args(arguments)
 
 
 def test_ones_own_run_says_the_password(server: socket.socket, place: Path) -> None:
@@ -151,15 +151,15 @@ def emptied(place: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "words", [("--etcd-user=u",), ("--etcd-password-file=f", "--etcd-user=u"), ("--etcd-cacert=f",)]
+    "arguments", [("--etcd-user=u",), ("--etcd-password-file=f", "--etcd-user=u"), ("--etcd-cacert=f",)]
 )
 def test_credentials_go_to_the_etcd_of_the_command_line(
-    server: socket.socket, place: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    server: socket.socket, place: Path, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PASSWORD_VARIABLE, "mine")
     write(place / "endpoint", reported(server))
     with pytest.raises(PlaceError, match=r"--etcd-\* and --rdzv-conf apply only to the etcd of --rdzv-endpoint"):
-        job_place(parsed(str(place.parent), *words))
+        job_place(parsed(str(place.parent), *arguments))
 
 
 def test_a_password_goes_to_no_other_machine_in_the_clear(place: Path) -> None:

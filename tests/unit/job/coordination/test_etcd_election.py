@@ -198,11 +198,11 @@ def test_never_two_leaders_and_no_stale_write(etcd: EtcdServers, client: EtcdCli
 
 def test_etcdctl_takes_part(etcd: EtcdServers, client: EtcdClient, prefix: str) -> None:
     name = prefix + "driver"
-    words = [etcd_program("etcdctl"), "--endpoints", etcd.urls[0], "elect", name, "theirs"]
+    arguments = [etcd_program("etcdctl"), "--endpoints", etcd.urls[0], "elect", name, "theirs"]
     with LeaseKeeper(client) as keeper:
         ours = Election(client, name).campaign(keeper, "ours")
         assert ours is not None
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
             try:
                 wait_for_candidates(client, prefix, 2)
                 ours.resign()

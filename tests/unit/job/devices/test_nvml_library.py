@@ -31,8 +31,8 @@ HEALTHY = GpuReading(
 def samples(nvml: FakeNvml | None, count: int = 1) -> tuple[list[HostSample], str]:
     """Run the program that reads devices; return its samples and its stderr."""
     environment = {**os.environ, **(nvml.environment if nvml else {})}
-    words = [*PROGRAM, "--count", str(count)]
-    end = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    arguments = [*PROGRAM, "--count", str(count)]
+    end = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     return [decode(HostSample, line, "a sample") for line in end.stdout.splitlines()], end.stderr
 
 

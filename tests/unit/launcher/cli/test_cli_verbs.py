@@ -82,12 +82,12 @@ def test_a_record_of_somebody_else_hides_nothing(client: EtcdClient, keys: JobKe
     assert "hosts/host-8" in megatrain("status", code=StatusCode.AMBER)
 
 
-@pytest.mark.parametrize("words", [(), ("demo",), ("runs/demo",), ("by endpoint",)])
+@pytest.mark.parametrize("arguments", [(), ("demo",), ("runs/demo",), ("by endpoint",)])
 def test_status_finds_its_job(
-    client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run, words: tuple[str, ...]
+    client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run, arguments: tuple[str, ...]
 ) -> None:
     fill(client, keys)
-    reported = ("--rdzv_endpoint", etcd.urls[0].removeprefix("http://")) if words == ("by endpoint",) else words
+    reported = ("--rdzv_endpoint", etcd.urls[0].removeprefix("http://")) if arguments == ("by endpoint",) else arguments
     text = megatrain("status", *reported)  # the only job that this etcd knows
 
     assert text.splitlines()[0].startswith(f"{keys.job}: green, training: step 1,240, 80 ms a step, 4 ranks on 2")
@@ -327,20 +327,20 @@ def test_a_password_comes_from_a_file(tmp_path: Path, megatrain: Run) -> None:
         secret = tmp_path / "runs" / "demo" / "coordination" / "password"
         secret.write_text(f"{word}\n")
         secret.chmod(0o600)
-        words = ("status", "demo", "--rdzv-endpoint", servers.urls[0], "--etcd-user", "ops")
+        arguments = ("status", "demo", "--rdzv-endpoint", servers.urls[0], "--etcd-user", "ops")
         reported = {"endpoints": servers.urls, "job": "demo", "user": "ops"}
         (tmp_path / "runs" / "demo" / "coordination" / "endpoint").write_text(json.dumps(reported))
         assert "green, training" in megatrain("status")
         (tmp_path / "runs" / "demo" / "coordination" / "endpoint").unlink()
-        assert "green, training" in megatrain(*words, "--etcd-password-file", secret)
+        assert "green, training" in megatrain(*arguments, "--etcd-password-file", secret)
         secret.write_text("wrong")
-        megatrain(*words, "--etcd-password-file", secret, code=77)
+        megatrain(*arguments, "--etcd-password-file", secret, code=77)
         assert "wrong" not in megatrain.notes.replace("wrong user", "")
 
 
-def in_a_process(*words: str, at: Path, script: str = "") -> subprocess.CompletedProcess[str]:
+def in_a_process(*arguments: str, at: Path, script: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command line, or a script, as a program of its own."""
-    program = ["-c", script] if script else ["-m", "megatrain", *words]
+    program = ["-c", script] if script else ["-m", "megatrain", *arguments]
     environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"}
     command = [sys.executable, *program]
     return subprocess.run(
@@ -364,7 +364,7 @@ def test_verbs_load_no_torch(client: EtcdClient, keys: JobKeys, run: Path) -> No
     client.put(keys.cordon("host-3"), encode(make_cordon(3)))
     script = (
         "import sys\nfrom megatrain.cli import main\n"
-        "codes = [main(words) for words in (['status'], ['host', 'ls'], ['incidents'], ['job', '--help'])]\n"
+        "codes = [main(arguments) for arguments in (['status'], ['host', 'ls'], ['incidents'], ['job', '--help'])]\n"
         "heavy = [name for name in ('torch', 'numpy') if name in sys.modules]\nprint(codes, heavy, file=sys.stderr)\n"
     )
     assert in_a_process(at=run.parent.parent, script=script).stderr.strip() == "[0, 0, 0, 0] []"

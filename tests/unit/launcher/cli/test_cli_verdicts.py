@@ -73,7 +73,7 @@ def test_a_person_decides(
         return [Answer(request.request_id, True, True, "it is done", NOW_S)]
 
     with AnsweringDriver(client, KEYS, reply) as driver:
-        words = [
+        arguments = [
             "job",
             str(kind),
             "demo",
@@ -84,7 +84,7 @@ def test_a_person_decides(
             "--reason",
             "seen",
         ]
-        assert main([*words, "--json"]) == 0
+        assert main([*arguments, "--json"]) == 0
     (request,) = driver.requests
     assert (request.kind, request.verdict, request.reason) == (kind, "v-1", "seen")
     reported = json.loads(capsys.readouterr().out)
