@@ -99,7 +99,7 @@ def test_hidden_pages_release_their_connections(serve: Serve, pages) -> None:
     opened[-1].goto(f"{dashboard.url}#/hosts", wait_until="domcontentloaded")
     opened[-1].locator("main h1").wait_for()
     opened[-1].locator("[data-connection=live]").wait_for()
-    # what has happened meanwhile is seen as soon as somebody looks again
+    # changes made meanwhile appear as soon as the page is visible again
     dashboard.responses["overview"] = overview_document(step=STEP + 9)
     dashboard.step = STEP + 9
     dashboard.news("overview")

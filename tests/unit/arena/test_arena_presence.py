@@ -147,7 +147,7 @@ def test_a_lock_on_a_file_that_was_removed_counts_for_nothing(tmp_path: Path) ->
     waiter = threading.Thread(target=lambda: found.append(hold_shared(path)))
     waiter.start()
     try:
-        wait_until(lambda: num_waiting(path) == 1, "somebody who waits for the lock")
+        wait_until(lambda: num_waiting(path) == 1, "a process that waits for the lock")
         path.unlink()
     finally:
         holder.release()

@@ -88,7 +88,7 @@ def test_unfinished_checkpoint_without_a_writer_is_removed(checkpoints: Location
     begin(main, 12, round_number=1, started_unix_s=1e9)
     path_of(main / "step-000000013").mkdir()
     kept = ["step-000000020", "step-000000021", "step-000000022", "step-000000023", "step-000000050", "step-000000060"]
-    # the writer of an older round may be at it, a newer round is, COMMIT is damaged, or somebody wants to keep it
+    # an older round may still write it, a newer round writes it, COMMIT is damaged, or it is pinned
     begin(main, 20, round_number=1, started_unix_s=3e9)
     begin(main, 21, round_number=3, started_unix_s=1e9)
     (put_manifest(main, 22) / "COMMIT").write(b"?")

@@ -190,7 +190,7 @@ def test_it_gives_way_to_everything_else(arena: Arena, monkeypatch: pytest.Monke
 
 
 def test_writer_started_by_hand_keeps_the_sessions_priority(arena: Arena) -> None:
-    """The kernel weighs a session as a whole where sched_autogroup is on: it would be that of somebody's shell."""
+    """The kernel weighs a session as a whole where sched_autogroup is on; the shell's must not change."""
     group = Path("/proc/self/autogroup")
     if not group.exists():
         pytest.skip("this kernel does not weigh sessions")

@@ -185,7 +185,7 @@ def test_damage_is_reported_in_its_row_and_breaks_no_other(tmp_path: Path) -> No
     bad = write_run(runs / "bad-incident")
     (bad.incidents / "20270115-0009.json").write_text("{")
     (runs / "notes").mkdir()
-    (runs / "notes.txt").write_text("of somebody\n")
+    (runs / "notes.txt").write_text("of a user\n")
     write_run(tmp_path / "elsewhere")
     (runs / "led").symlink_to(tmp_path / "elsewhere")
     catalog = JobCatalog(runs, period_s=60.0)

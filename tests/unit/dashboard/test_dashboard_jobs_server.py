@@ -139,7 +139,7 @@ def test_session_is_required_and_holds_for_all_jobs(runs: Path) -> None:
     with served_jobs(runs, CLOSED) as served:
         for path in ("/api/v1/jobs", "/api/v1/compare?jobs=a,b", "/jobs/a/api/v1/job", "/jobs/nobody/api/v1/job"):
             ask(served.port, path).assert_refused(401)
-        assert served.dashboard.open_jobs.names == (), "nothing is opened for somebody whom nobody knows"
+        assert served.dashboard.open_jobs.names == (), "no job is opened for an unknown caller"
         # the page of a job signs in at its own address
         body = json.dumps({"token": OPERATOR_TOKEN}).encode()
         entered = ask(served.port, "/jobs/a/api/v1/session", from_page(served.port), method="POST", body=body)

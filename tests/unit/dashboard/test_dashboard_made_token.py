@@ -29,7 +29,7 @@ def test_token_is_made_once_where_actions_are_open(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     for settled in (
         DashboardSettings(port=0),
-        DashboardSettings(port=0, enable_actions=True, operator_token="a token of somebody's"),
+        DashboardSettings(port=0, enable_actions=True, operator_token="a configured token"),
     ):
         assert with_token(settled, run) == (settled, None)
     settings, path = with_token(OPEN, run)
@@ -102,6 +102,6 @@ def test_local_visitor_needs_a_token_for_actions(tmp_path: Path) -> None:
         assert str(path).encode() in item.value
         assert token.encode() not in item.value
 
-        # and its log is there for whoever looks, also when somebody has removed it
+        # and its log is restored after its removal
         log.unlink()
-        wait_until(lambda: log.exists() and "removed by somebody" in log.read_text(), "another log")
+        wait_until(lambda: log.exists() and "removed from outside" in log.read_text(), "another log")

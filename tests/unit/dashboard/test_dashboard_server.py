@@ -327,7 +327,7 @@ def test_the_program_of_a_running_job(etcd: EtcdServers, tmp_path: Path) -> None
         wait_until(lambda: ask(port, "/readyz").status == 200, "the first look at etcd")
         assert ask(port, "/api/v1/job").json["job"] == "demo"
         wait_until(lambda: announced_url(client, keys) == url, "the announcement")
-        # one that somebody starts beside it does not take its place
+        # a second one, started by hand, does not replace it
         other = started("megatrain", "dashboard", "demo", *reached, directory=tmp_path)
         stack.callback(reaped, other)
         line_with(other, "dashboard of job demo at ")

@@ -172,7 +172,7 @@ ACTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]]]]
     "half the job is blamed": ({"culprit_hosts": tuple(f"host-{number}" for number in range(9))}, {}, []),
     "leases are held": ({"kind": IncidentKind.CONTROL_PLANE, "state": IncidentState.HELD}, {}, [("checkpoint", "")]),
     "it went back": ({"kind": IncidentKind.NUMERICS}, {}, [("stop", "")]),
-    "somebody wanted it": ({"kind": IncidentKind.REQUEST}, {}, []),
+    "it was requested": ({"kind": IncidentKind.REQUEST}, {}, []),
     "a launch was lost": ({"kind": IncidentKind.LAUNCH_LOST, "culprit_hosts": ()}, {}, []),
     "the job is over": ({}, {"end": JobEnd(1, "over", NOW_S, 2)}, []),
     "there is no round": ({}, {"rounds": {}}, []),

@@ -296,7 +296,7 @@ def test_foreign_key_among_the_hosts_blocks_no_host(client: EtcdClient, keys: Jo
     assert claim_job(client, keys, a_job(keys, "b", "L"), 1.0) == first
     assert read_job(client, keys).hosts == ()
     lease = client.grant_lease(60)
-    client.put(keys.host("newer"), b'{"schema_version": 2}', lease_id=lease.lease_id)  # somebody keeps it
+    client.put(keys.host("newer"), b'{"schema_version": 2}', lease_id=lease.lease_id)  # this test keeps its lease
     with pytest.raises(CoordinationError, match=r"hosts/newer: schema_version=2"):
         claim_job(client, keys, a_job(keys, "b", "L"), 1.0)
 

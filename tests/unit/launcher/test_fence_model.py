@@ -273,7 +273,7 @@ def test_saving_host_is_awaited_for_the_measured_stop_time(step_s: float, least_
     for host in job.timed():
         host.start(job.now)
     job.go_on(4 * step_s + 10.0, 40)
-    round_, halt = job.rounds()[1], Halt(1, "somebody asked", is_saving=True, created_unix_s=0.0)
+    round_, halt = job.rounds()[1], Halt(1, "a stop was requested", is_saving=True, created_unix_s=0.0)
     members = [one for one in job.timed() if round_.part_of(one.name, one.session) is not None]
     for host in members:
         reported = host.deadlines.get(1, RoundDeadlines(1))

@@ -1,4 +1,4 @@
-"""Verbs that are given a run directory which somebody else filled: they end, say what is left out, and obey nothing."""
+"""Verbs on an untrusted run directory: they end, report what they leave out, and obey nothing in it."""
 
 from __future__ import annotations
 

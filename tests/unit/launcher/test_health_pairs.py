@@ -124,7 +124,7 @@ def test_healthy_host_is_never_named(count: int, data: st.DataObject) -> None:
     schedule = schedule_of(count)
     verdict = judge_pairs(schedule, results_of(schedule, broken=broken), 1.5)
     assert set(verdict.culprits) <= broken
-    # and every pair that went wrong is explained by somebody who is named
+    # and every failed pair has a host that is named
     named = set(verdict.culprits) | set(verdict.suspects)
     assert all(set(pair) & named for pair in schedule if set(pair) & broken)
 

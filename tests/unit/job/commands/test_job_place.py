@@ -1,4 +1,4 @@
-"""Where a command line finds a job, and what it believes of a directory that somebody else may have made."""
+"""Where a command line finds a job, and what it trusts in a directory that another user may have made."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmU\n---
 
 @pytest.fixture
 def server() -> Iterator[socket.socket]:
-    """A server of somebody else, on a port of this machine. It must get no connection."""
+    """A server of another user, on a port of this machine. It must get no connection."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
         yield listening
@@ -81,7 +81,7 @@ def test_a_file_cannot_name_the_password(server: socket.socket, place: Path, key
 
 
 def test_a_fifo_and_then_a_link_send_no_key_of_ours(server: socket.socket, place: Path, key: Path) -> None:
-    """The file is the attacker's when it is read, and ours when somebody asks whose it is."""
+    """The file is the attacker's when it is read, and ours when its owner is checked."""
     endpoint = place / "endpoint"
     os.mkfifo(endpoint)
 

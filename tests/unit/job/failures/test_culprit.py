@@ -105,7 +105,7 @@ def test_the_newest_incident_that_broke_the_round_is_the_answer() -> None:
     found = recorded_culprit([newer, older, asked], 2)
     assert found is not None
     assert (found.ranks, found.incident, found.confidence) == ((3,), "20260101-2", "certain")
-    assert recorded_culprit([asked], 2) is None, "somebody asked: nothing broke"
+    assert recorded_culprit([asked], 2) is None, "it was requested: nothing broke"
     assert recorded_culprit([older], 3) is None
 
 

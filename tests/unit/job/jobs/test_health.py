@@ -106,7 +106,7 @@ GREEN = {
         },
     },
     "finished": {"end": JobEnd(0, "all steps are done", NOW_S), "hosts": {}, "statuses": {}},
-    "saved and stopped": {"end": JobEnd(75, "somebody asked for it", NOW_S), "hosts": {}, "statuses": {}},
+    "saved and stopped": {"end": JobEnd(75, "a stop was requested", NOW_S), "hosts": {}, "statuses": {}},
 }  # fmt: skip
 
 
@@ -168,7 +168,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
         ReasonCode.RECOVERING, {"halts": {2: make_halt()}, "incidents": (OPEN,)},
         r"incident 20270115-0002 is open \(restart, now: decide\): rank 1 was killed",
     ),
-    "a stop that somebody asked for": (
+    "a requested stop": (
         ReasonCode.REQUESTED,
         {
             "halts": {2: make_halt()},
