@@ -67,7 +67,7 @@ class HealthViews:
     def wait_for(self, is_met: Callable[[], bool], what: str) -> None:
         """Ask all places again and again until a condition is met.
 
-        `megatrain status` takes a second where etcd is away: nobody else's answer is late because of that.
+        `megatrain status` takes a second where etcd is away; it delays no other answer.
         """
         with ThreadPoolExecutor(max_workers=1) as pool:
             status = pool.submit(self._ask, "status", self._status)

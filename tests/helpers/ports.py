@@ -16,7 +16,7 @@ _FIRST, _RANGE, _NUM_RANGES = 12_000, 500, 40
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports on which nobody listens, and which no other process of the tests takes."""
+    """Return different ports on which no process listens, and which no other process of the tests takes."""
     found: list[int] = []
     while len(found) < count:
         port = next(_own_range())

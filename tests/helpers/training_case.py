@@ -223,7 +223,7 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
     order = order_kind(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
     reader = _NotingReader(BatchReader(dataset, order, config.data.has_document_mask))
     reporter = _NotingReporter(rank_model)
-    # a test that saves names a run directory; others get one that nobody looks at
+    # a test that saves names a run directory; others get one that no test reads
     run = RunDirectory(Path(config.job.run_directory or context.init_method.removeprefix("file://") + ".run"))
     run.create()
     num_local_ranks = context.world_size // orders.num_hosts

@@ -199,7 +199,7 @@ def _as_text(answer: HangAnswer) -> list[str]:
         [
             ("from", answer.source),
             ("round", f"{roster.round}, {roster.layout}"),
-            ("culprit", culprit.text or "nobody"),
+            ("culprit", culprit.text or "none"),
             ("confidence", culprit.confidence or "-"),
             ("because", culprit.reason),
             *([("incident", culprit.incident)] if culprit.incident else []),

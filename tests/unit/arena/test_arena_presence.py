@@ -294,7 +294,7 @@ for number in range(num_rounds):
     arena, lock = join_arena(path)
     file = arena.slot(os.getpid(), 0)
     file.write_text(str(number))
-    # Nobody may take away what is ours while we are in.
+    # No process may remove our files while we hold the lock.
     for _ in range(3):
         assert file.read_text() == str(number)
         assert arena.workers_lock.exists() and arena.wake.exists()

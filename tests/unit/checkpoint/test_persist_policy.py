@@ -125,7 +125,7 @@ def test_a_newer_round_supersedes_an_older_one_of_several_hosts() -> None:
     assert not is_superseded(SealedSnapshot(20, 3, 1), MANY, slots)
     assert due_step(slots, known) == 20
     assert reasons(slots, known) == {10: "round 3 needs a checkpoint, and hosts of round 2 may be gone"}
-    # alone, there is nobody to wait for
+    # alone, there is no host to wait for
     assert due_step(slots, plans(PLAN, replace(PLAN, round=3))) == 10
     assert not is_superseded(SealedSnapshot(10, 2, 0), PLAN, slots)
     # a newer round that wants nothing yet takes nothing away

@@ -142,7 +142,7 @@ def test_the_next_snapshot_after_one_that_failed(tmp_path: Path) -> None:
         for arena in job.arenas:
             wait_for(arena, failures=1, persisted=1)
     assert verify_checkpoint(job.step(20)) == []
-    # nobody will finish it, and nobody waits for it
+    # no writer will finish it, and none waits for it
     assert not job.step(10).exists()
 
 

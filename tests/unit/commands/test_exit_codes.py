@@ -103,7 +103,7 @@ class TestVerbsOfAJob:
             assert "runs/demo and runs/one" in check(capsys, verb, ExitCode.USAGE)
 
     def test_there_is_no_such_job(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-        assert "nobody" in check(capsys, f"{verb} nobody", ExitCode.NOT_FOUND)
+        assert "unknown" in check(capsys, f"{verb} unknown", ExitCode.NOT_FOUND)
         if verb not in ALWAYS_ANSWERS:
             assert "no/where" in check(capsys, f"{verb} no/where", ExitCode.NOT_FOUND)
         nothing = "runs: no such directory" if verb in OF_ALL_JOBS else "which job?"

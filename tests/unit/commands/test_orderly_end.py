@@ -65,7 +65,7 @@ def staging_directories(place: Path) -> list[Path]:
 def start_build(tmp_path: Path) -> Iterator[StartBuild]:
     """Return a function that starts a build, which waits for text once its staging directory is there."""
     require_module("tokenizers")
-    os.mkfifo(tmp_path / "never.txt")  # nobody writes
+    os.mkfifo(tmp_path / "never.txt")  # no process writes
     started: list[subprocess.Popen[str]] = []
 
     def start() -> subprocess.Popen[str]:

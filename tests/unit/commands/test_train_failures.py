@@ -34,11 +34,11 @@ def end_of(statement: str, *, has_torch: bool = True) -> tuple[int, str, str]:
 @pytest.mark.slow(kept=["True"])
 @pytest.mark.parametrize("has_torch", [True, False])
 def test_a_mistake_in_the_program(has_torch: bool) -> None:
-    code, output, errors = end_of("raise RuntimeError('nobody foresaw this')", has_torch=has_torch)
+    code, output, errors = end_of("raise RuntimeError('an unforeseen error')", has_torch=has_torch)
     assert code == 1
     assert output == "a last word"
     assert errors.startswith("Traceback (most recent call last):\n")
-    assert errors.endswith("RuntimeError: nobody foresaw this\n")
+    assert errors.endswith("RuntimeError: an unforeseen error\n")
 
 
 @pytest.mark.slow(kept=["sys.exit(7)-7-"])

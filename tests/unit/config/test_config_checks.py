@@ -179,7 +179,7 @@ CASES = {
         ),
     ),
     "a page with a token": (["--dashboard.address=0.0.0.0", "--dashboard.viewer_token_file=token"], None),
-    "actions for nobody": (
+    "actions without an operator": (
         ["--dashboard.enable_actions=true", "--dashboard.viewer_token_file=token"],
         (
             "dashboard.enable_actions=true lets operators act, but no operator can sign in; set "

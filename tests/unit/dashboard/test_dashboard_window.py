@@ -131,7 +131,7 @@ def test_a_few_minutes_of_long_ago_are_shown_step_by_step(made: Path) -> None:
     # steps 50 to 59 were done again by round 2: the first ones were taken back
     assert part.column("round").tolist() == [1] * 10 + [2] * 10
     assert part.column("at").tolist() == [end_s(1 if step < 50 else 2, step) for step in range(40, 60)]
-    assert detail.part(whole, rounds, 40, 59) is part, "kept: nobody reads it twice"
+    assert detail.part(whole, rounds, 40, 59) is part, "it is cached, not read twice"
     assert detail.part(whole, rounds, 90, 99).column("loss")[SPIKE_STEP - 90] == 100.0
 
 

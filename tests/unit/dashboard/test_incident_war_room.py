@@ -168,7 +168,7 @@ ACTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]]]]
     ),
     "its host is a spare": ({"culprit_hosts": ("host-3",)}, {}, [("cordon", "host-3")]),
     "its host is gone": ({"culprit_hosts": ("host-9",)}, {}, []),
-    "nobody is blamed": ({"culprit_hosts": ()}, {}, []),
+    "no host is blamed": ({"culprit_hosts": ()}, {}, []),
     "half the job is blamed": ({"culprit_hosts": tuple(f"host-{number}" for number in range(9))}, {}, []),
     "leases are held": ({"kind": IncidentKind.CONTROL_PLANE, "state": IncidentState.HELD}, {}, [("checkpoint", "")]),
     "it went back": ({"kind": IncidentKind.NUMERICS}, {}, [("stop", "")]),

@@ -121,8 +121,8 @@ def test_the_verb_judges(place: str, capsys: pytest.CaptureFixture[str]) -> None
 def test_the_lines_of_one_host(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     hosts = {one["host"] for one in printed(capsys, place, "--host", "host-1")["lines"]}
     assert hosts == {"host-1"}
-    assert main(["logs", place, "--host", "nobody"]) == 72
-    assert "no line is from host 'nobody'; there are host-0" in capsys.readouterr().err
+    assert main(["logs", place, "--host", "unknown"]) == 72
+    assert "no line is from host 'unknown'; there are host-0" in capsys.readouterr().err
 
 
 def test_rounds_that_failed_before_they_had_ranks_are_found(place: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,7 @@ def test_explain_lists_stages_with_different_overlap(tmp_path: Path, capsys: pyt
     lines = shown(capsys, "explain", str(stored(tmp_path, drawing)), "--step", "1").splitlines()
 
     (place,) = [number for number, line in enumerate(lines) if line.startswith("share overlapped")]
-    # gathers are overlapped on both; nobody waited for the end of the second stage's reduction
+    # gathers are overlapped on both; no rank waited for the end of the second stage's reduction
     assert [line.split() for line in lines[place : place + 3]] == [
         ["share", "overlapped", "grads-reduce-scatter"],
         ["stage", "0", "50.0", "%"],

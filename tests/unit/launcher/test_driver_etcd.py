@@ -152,12 +152,12 @@ def test_old_keys_are_trimmed() -> None:
     }
 
 
-def test_a_candidacy_without_a_lease_keeps_nobody_from_driving(etcd: EtcdServers, tmp_path: Path) -> None:
+def test_a_candidacy_without_a_lease_blocks_no_driver(etcd: EtcdServers, tmp_path: Path) -> None:
     with ExitStack() as stack:
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
         strays = [f"{KEYS.election}/{name}" for name in ("0", "ffff", "")]
         for stray in strays:
-            client.put(stray, "nobody")
+            client.put(stray, "stray")
         one = Candidate(etcd, "one", tmp_path)
         stack.callback(one.close)
         wait_until(lambda: one.driver.is_leading, "a driver")

@@ -144,7 +144,7 @@ def test_a_second_executor_of_the_same_name_is_refused(keys: JobKeys, member: Ca
     port = LivenessPort("1", "127.0.0.1")
     member(a_host(liveness_port=port.port))
     with pytest.raises(ConfigError, match=r"host 'a': job .* has a live executor .*hosts/a.* --host-id") as error:
-        # the first keeps its lease, and nobody waits for the end of such a long one
+        # the first keeps its lease, and the second does not wait for its end
         member(a_host(session="2", liveness_port=1, pid=1), LeaseTimes(3600, 0.2))
     assert str(os.getpid()) in str(error.value)
     port.close()
@@ -153,9 +153,9 @@ def test_a_second_executor_of_the_same_name_is_refused(keys: JobKeys, member: Ca
 def test_dead_local_executor_is_replaced_at_once(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
-    (nobody,) = free_ports(1)
+    (unused_port,) = free_ports(1)
     lease = client.grant_lease(60)
-    client.put(keys.host("a"), encode(a_host(session="0", liveness_port=nobody, pid=1)), lease_id=lease.lease_id)
+    client.put(keys.host("a"), encode(a_host(session="0", liveness_port=unused_port, pid=1)), lease_id=lease.lease_id)
     member(a_host())
     assert registered(client, keys) == a_host()
 

@@ -81,7 +81,7 @@ def test_everybody_meets_both_neighbours_once(count: int) -> None:
     for turn in range(num_turns(count)):
         some = pairs(hosts, turn)
         both = partners(some)
-        assert len(both) == 2 * len(some)  # nobody twice in a turn
+        assert len(both) == 2 * len(some)  # no host twice in a turn
         assert all(both[both[host]] == host for host in both)
         for host, partner in both.items():
             met[host].append(partner)
@@ -133,7 +133,7 @@ def test_a_sound_host_between_two_culprits() -> None:
     schedule = schedule_of(6)
     verdict = judge_pairs(schedule, results_of(schedule, broken={"host-1", "host-3"}), 1.5)
     assert list(verdict.culprits) == ["host-1", "host-3"]
-    assert not verdict.suspects  # host-2 met nobody else: its bad pairs are explained
+    assert not verdict.suspects  # host-2 met no other host: its bad pairs are explained
 
 
 def test_two_hosts_alone_prove_nothing() -> None:

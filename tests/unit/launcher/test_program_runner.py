@@ -118,7 +118,7 @@ def test_programs_run_on_the_drivers_host(client: EtcdClient) -> None:
         kept.leading.clear()
         client.delete(KeyRange.prefix(f"{kept.keys.election}/"))
         kept.await_poll()
-        assert kept.programs.is_running.is_set(), "nobody leads: nobody else runs them"
+        assert kept.programs.is_running.is_set(), "there is no leader, so no other host runs them"
         kept.elect("host-1")
         wait_until(lambda: not kept.programs.is_running.is_set(), "the end")
         kept.elect("host-0")

@@ -161,7 +161,7 @@ class Agents(RuleBasedStateMachine):
             assert decision.number == self.view.newest_number + 1
             assert LIMITS.min_hosts <= len(decision.hosts) <= LIMITS.max_hosts
             assert len(set(decision.hosts)) == len(decision.hosts)
-            # nobody still has workers, unless the time to stop them is over
+            # no host has workers left, unless the time to stop them is over
             assert not self.workers or self.now_s - self.halted_s >= LIMITS.stop_timeout_s
             parts = tuple(
                 RoundHost(host, self.view.records[host].session, "a", rank, 1)

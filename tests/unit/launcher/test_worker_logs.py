@@ -275,7 +275,7 @@ class TestWorkerLogs:
     def test_stopped_reader_stops_no_worker(self, tmp_path: Path) -> None:
         with logs_with_pipe(tmp_path, tee="all") as (logs, _):
             fd = logs.open_rank(1, 0)
-            write(fd, b"a line of a worker that talks much\n" * 200_000)  # nobody reads what is shown
+            write(fd, b"a line of a worker that talks much\n" * 200_000)  # the terminal is not read
             logs.close_round(DEADLINE_S)
             os.close(fd)
             assert rank_log_path(tmp_path, 1, 0).stat().st_size == 200_000 * 35

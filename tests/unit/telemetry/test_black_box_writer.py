@@ -98,7 +98,7 @@ def test_records_are_whole_beside_the_writer_and_after_kill_9(spinner, num_recor
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=DEADLINE_S)
     box = read_black_box(path)
-    assert box == read_black_box(path), "nobody writes any more"
+    assert box == read_black_box(path), "there is no writer any more"
     assert box.state is State.RUNNING
     assert box.ended_ns is None
     assert box.num_torn <= 1

@@ -20,7 +20,7 @@ from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import LogLines
 from megatrain_diagnostics.store.log_query import logged_round, newest_lines, newest_tails, no_lines
 from megatrain_diagnostics.store.reader import StoredEvents, TooSlowError
-from megatrain_job.failures.culprit import NOBODY, Culprit, culprit_of_incident, is_break
+from megatrain_job.failures.culprit import NO_CULPRIT, Culprit, culprit_of_incident, is_break
 
 _NS = 1_000_000_000
 _MAX_LINES = 40
@@ -67,7 +67,7 @@ class _Found:
 
 def incident_logs(incident: Incident, places: LogPlaces, now_s: float) -> IncidentLogsDocument:
     """Return the lines of an incident; where there are none, the reason."""
-    culprit = culprit_of_incident(incident) or NOBODY
+    culprit = culprit_of_incident(incident) or NO_CULPRIT
     until_s = _until_s(incident, now_s)
     found = _found(incident, culprit, places, int(until_s * _NS))
     file = _log_file(incident, culprit, places)

@@ -125,7 +125,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
         ReasonCode.HOST_LOST, {"hosts": {"host-1": make_host(1), "host-3": make_host(3)}},
         r"host-2 \(ranks 2-3\) is lost: its lease is gone",
     ),
-    "nobody there": (ReasonCode.NOT_RUNNING, {"hosts": {}, "statuses": {}, "driver": ""}, "no executor is registered"),
+    "no executor": (ReasonCode.NOT_RUNNING, {"hosts": {}, "statuses": {}, "driver": ""}, "no executor is registered"),
     "failed": (ReasonCode.FAILED, {"end": JobEnd(66, "nothing to load", NOW_S)}, "exit code 66: nothing to load"),
     "restart limit": (
         ReasonCode.RESTART_LIMIT,

@@ -113,8 +113,8 @@ def test_jobs_are_distinguished(client: EtcdClient, keys: JobKeys, etcd: EtcdSer
 
 
 def test_places_that_say_nothing(keys: JobKeys, etcd: EtcdServers, megatrain: Run, run: Path) -> None:
-    megatrain("status", "nobody", code=72)
-    assert "job 'nobody': no run directory of that name" in megatrain.notes
+    megatrain("status", "unknown", code=72)
+    assert "job 'unknown': no run directory of that name" in megatrain.notes
     megatrain("status", "runs/demo/coordination", code=StatusCode.NEVER_STARTED)
     megatrain("status", "a/b", "--rdzv-endpoint", etcd.urls[0], code=72)
     megatrain("status", "runs/demo", code=StatusCode.UNREACHABLE)

@@ -57,7 +57,7 @@ def test_only_what_is_not_answered_waits(client: EtcdClient) -> None:
         client.put(KEYS.outcome(name), encode(VerdictOutcome(name, kind, "why", "host-1", NOW_S)))
     snapshot = read_job(client, KEYS)
     assert [(one.verdict_id, verdict) for one, verdict in snapshot.waiting] == [("v-1", STRAGGLER)]
-    assert snapshot.unreadable == (), "what nobody can read is answered by the driver"
+    assert snapshot.unreadable == (), "the driver answers unreadable verdicts"
     client.put(KEYS.outcome("v-1"), encode(VerdictOutcome("v-1", OutcomeKind.ACTED, "done", "host-1", NOW_S)))
     assert read_job(client, KEYS).waiting == ()
 
