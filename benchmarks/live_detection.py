@@ -74,7 +74,7 @@ def run() -> Result:
     rows = [
         _row("incremental, no slow host", healthy),
         _row("incremental, one slow host", slow),
-        _row(f"anew from {STEPS} steps", _recomputed(_RECOMPUTED)),
+        _row(f"recomputed from {STEPS} steps", _recomputed(_RECOMPUTED)),
     ]
     return Result(
         name="live-detection",
@@ -83,7 +83,7 @@ def run() -> Result:
         rows=rows,
         notes=[
             "a step: enter its rows (in random order), score every rank and operation against its peers, judge",
-            "anew: medians and spreads over all kept steps each time, without judging; the first two rows avoid this",
+            "recomputed: medians and spreads over all kept steps each time, no judging; the first two rows avoid this",
             _named_text(named_at),
             f"peak memory of the process, the generator included: {_peak_gib():.2f} GiB",
         ],

@@ -2,7 +2,7 @@
 
 It draws N mutations over all packages of the product, puts one at a time into a copy of the tree, and runs the quick
 tests of its module there until one fails. --results keeps what was found. --against takes the mutations of such a file
-instead of drawing: whoever makes the suite smaller runs it before and after, and it ends with exit code 1 if a
+instead of drawing. Run it before and after a change that makes the suite smaller; it ends with exit code 1 if a
 mutation that was found is not found any more. --part says which of the mutations: K/N, or `today`, one of 20 parts
 that come one after the other, one each day. --write: a table by package goes to docs/benchmarks/mutations.md.
 """

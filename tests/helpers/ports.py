@@ -1,6 +1,6 @@
 """Ports for servers that tests start.
 
-A port that the system gives to whoever asks is free only until it is closed again: of processes that test side by side,
+A port that the system assigns is free only until it is closed again: of processes that test side by side,
 two may start a server on the same one. So each process of the tests reserves a range of ports, below those that the
 system gives. A socket that is bound to the first port of a range reserves it, for all runs on this machine.
 """

@@ -77,7 +77,7 @@ def started(
 ) -> Iterator[subprocess.Popen[str]]:
     """Start `python -m ARGUMENTS`; at the end nothing of it is alive.
 
-    output: a file that takes all that it says, in place of pipes. Whoever runs the tests, permissions hold for it.
+    output: a file for stdout and stderr, in place of pipes. Permissions hold even if root runs the tests.
     """
     file = output.open("ab") if output is not None else None
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The page on a job that trains: every view, news as they come, the server begun anew, an action carried out."""
+"""The page on a job that trains: every view, live changes, a restart of the server, an action."""
 
 from __future__ import annotations
 

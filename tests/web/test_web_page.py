@@ -37,7 +37,7 @@ def test_reported_changes_are_fetched_once_without_flicker(serve: Serve, pages) 
         expect(page.locator("[data-figure=step]")).to_have_text(f"{STEP + number:,}")
     # a page that polls would ask oftener, and one whose stream is broken would ask for the stream
     assert [name for name in dashboard.asked if name in ("overview", "live")] == ["overview"] * NUM_NEWS
-    assert page.evaluate("window.seen === document.querySelector('[data-figure=step]')"), "the figure was made anew"
+    assert page.evaluate("window.seen === document.querySelector('[data-figure=step]')"), "the figure was created again"
     assert page.evaluate("window.skeletons") == 0
 
 

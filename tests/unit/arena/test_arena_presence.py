@@ -227,7 +227,7 @@ def test_a_removal_that_is_cut_short_is_finished_by_the_next(path: Path, number:
     lock.release()
     crash_at(number, REMOVE, f"remove_arena(Path({str(path)!r}))")
     if path.exists():
-        # The workers' lock goes last: whoever wants to join waits until nothing more is taken away.
+        # The workers' lock is removed last: a worker that joins waits until the removal is over.
         assert arena.workers_lock.exists() or list(path.iterdir()) == []
         arena, lock = join_arena(path)
         assert not remove_arena(path)

@@ -90,7 +90,7 @@ def test_a_copy_of_another_plan_stands_in_for_nobody() -> None:
 
 
 def test_snapshot_in_a_foreign_slot_is_fetched_from_the_own_host() -> None:
-    # ranks were dealt out anew: rank 1 is now where its copy is, and rank 0 where rank 1 was
+    # ranks were reassigned: rank 1 is now where its copy is, and rank 0 where rank 1 was
     reports = [
         report(0, "a", held(0, 50, is_copy=True), held(1, 50)),
         report(1, "b", held(1, 50, is_copy=True), held(0, 50)),

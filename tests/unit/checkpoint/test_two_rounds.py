@@ -1,4 +1,4 @@
-"""Two rounds race to commit the same step: whoever is held up, wherever, a committed checkpoint stays loadable."""
+"""Two rounds race to commit the same step: wherever either is delayed, a committed checkpoint stays loadable."""
 
 from __future__ import annotations
 

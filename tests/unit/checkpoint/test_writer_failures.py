@@ -384,7 +384,7 @@ def test_consecutive_failures_are_counted_until_a_save(job: Job) -> None:
         second = wait_for(job.arena, failures=2)
     assert (first.num_failed, second.num_failed) == (1, 2)
     assert first.failing_unix_s == second.failing_unix_s is not None
-    # a writer that is started anew counts what it does anew, and goes on counting what is wrong
+    # a restarted writer counts its writes from 0, and goes on counting failures in a row
     with writer_thread(job.arena, failing):
         persist_next(job, 30, 6, failures=1)
         third = wait_for(job.arena, failures=1)

@@ -186,10 +186,10 @@ def test_the_memory_of_answers_is_bounded() -> None:
         responses.get(name, lambda: b"x" * 400)
     responses.get("b", lambda: b"y" * 400)  # used again, so that c is the oldest
     responses.get("d", lambda: b"x" * 400)
-    assert responses.get("b", lambda: b"made anew").body == b"x" * 400
-    assert responses.get("c", lambda: b"made anew").body == b"made anew"
+    assert responses.get("b", lambda: b"made again").body == b"x" * 400
+    assert responses.get("c", lambda: b"made again").body == b"made again"
     assert responses.get("large", lambda: b"x" * 5000).body == b"x" * 5000
-    assert responses.get("d", lambda: b"made anew").body == b"made anew"
+    assert responses.get("d", lambda: b"made again").body == b"made again"
 
 
 def test_known_response_is_not_sent_again() -> None:

@@ -75,7 +75,7 @@ CASES: dict[str, tuple[Sequence[Step], DeviceProblemKind | None, str]] = {
     "a counter that began again": (
         [GPU, replace(GPU, uncorrected_errors=1)], FAILING, "had 1 uncorrected memory errors",
     ),
-    "a driver that was loaded anew": ([GPU, replace(GPU, uncorrected_errors=0, corrected_errors=0)], None, ""),
+    "a driver that was loaded again": ([GPU, replace(GPU, uncorrected_errors=0, corrected_errors=0)], None, ""),
     "a lost GPU": ([GPU, LOST], FAILING, "GPU 3 of host-2 .*not answer its driver: GPU is lost"),
     "a lost GPU that came back": ([GPU, LOST, GPU], None, ""),
     "the driver asks for a reset": ([replace(GPU, recovery_action="gpu reset")], FAILING, "asks for gpu reset"),

@@ -351,7 +351,7 @@ def test_longer_sequences_are_told_from_slow_hosts() -> None:
 
 @pytest.mark.parametrize("slow", [Operation.FORWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE])
 def test_tensor_parallel_neighbour_is_a_victim(slow: Operation) -> None:
-    """Whoever shares a layer with a slow rank has passes as long as its own."""
+    """A rank that shares a layer with a slow rank has passes as long as those of the slow rank."""
     job = SyntheticJob(Layout(tp_size=2, dp_size=4), ranks_per_host=2, noise=0.01)
     live = LiveDetection(job.roster(), Thresholds())
     passes, waits = np.full(8, 0.3), np.full(8, 0.02)

@@ -74,7 +74,7 @@ def idle_state() -> SenderState:
 
 @dataclass
 class Host:
-    """A host with ranks that are this process, and streamers that may begin anew."""
+    """A host whose ranks are this process, with streamers that can be restarted."""
 
     root: Path
     idle: SenderState

@@ -389,7 +389,7 @@ def test_a_flood_is_answered_in_turns_and_kept_bounded() -> None:
     assert job.driver.state is not None
     trims = trims_of(KEYS, job.driver.state.seen, num_verdicts=140)
     gone = [one.keys.start.decode() for one in trims]
-    # each verdict before its outcome: alone it would be judged anew
+    # each verdict before its outcome: alone it would be judged again
     assert gone == [key for name in names[:10] for key in (KEYS.verdict(name), KEYS.outcome(name))]
     job.etcd.delete([KEYS.verdict(names[20])])
     drive(job)

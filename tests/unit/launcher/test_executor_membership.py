@@ -52,7 +52,7 @@ def test_a_registered_host_is_there_until_it_closes(
     assert registered(client, keys) == a_host()
     assert one.is_registered
     assert one.set_unfit_reason(FitnessCheck.HEALTH, "no disk")
-    assert not one.lease().is_gone  # while the key is written anew
+    assert not one.lease().is_gone  # while the key is rewritten
     wait_until(lambda: registered(client, keys) == one.record, "the change")
     assert one.record.unfit_reason == "no disk"
     one.close()

@@ -246,7 +246,7 @@ class Agents(RuleBasedStateMachine):
 
     @invariant()
     def a_round_comes_about_once_everybody_acts(self) -> None:
-        """Faults stop: after a few turns of all, whoever can train does."""
+        """Faults stop: after a few turns of all agents, every agent that can train does."""
         saved = self.view, self.since, self.now_s, self.halted_s, dict(self.workers)
         for _ in range(12):
             for host in sorted(self.view.records):

@@ -1,4 +1,4 @@
-"""The file: made whole or not at all, read while it is written, and by whoever comes after kill -9."""
+"""The file: created whole or not at all, read while it is written, and readable after kill -9."""
 
 from __future__ import annotations
 

@@ -229,12 +229,12 @@ def test_abandoned_transaction_is_not_applied_later(etcd: EtcdServers) -> None:
         with pytest.raises(UnknownOutcomeError):
             leadership.txn([Put("/marked", "late")])
         with pytest.raises(RuntimeError, match="renewed"):
-            leadership.txn([Put("/marked", "anew")])
+            leadership.txn([Put("/marked", "new")])
         proxy.keeps_back = lambda request: False
         leadership.renew_revision()
         proxy.deliver()
         assert client.get("/marked") is None
-        assert leadership.txn([Put("/marked", "anew")]).succeeded
+        assert leadership.txn([Put("/marked", "new")]).succeeded
         client.put(leadership.key, "etcdctl", lease_id=keeper.lease_id)
         with pytest.raises(UnknownOutcomeError, match="another client wrote"):
             leadership.txn([Put("/marked", "again")])

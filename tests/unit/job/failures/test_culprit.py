@@ -65,7 +65,7 @@ def roles(incident: Incident) -> list[tuple[int, FailureRole]]:
             ),
             [(1, FailureRole.ROOT), (3, FailureRole.CAUSE), (2, FailureRole.FOLLOWS)],
         ),
-        # stopped: whoever gave up waiting for it is no cause, whatever its log calls that
+        # stopped: a rank that gave up waiting for it is no cause, whatever its log calls that
         (
             broken(
                 IncidentKind.HANG,

@@ -344,7 +344,7 @@ def test_dead_host_is_shown_with_its_proof() -> None:
     later = dead_host(rounds={2: make_round(2), 3: make_round(3, hosts=(make_round().hosts[0],))})
     assert {view.host: str(view.state) for view in assess(later, NOW_S).hosts}["host-2"] == "gone"
     # another life of it is a host like any other
-    back = dead_host(hosts={**make_snapshot().hosts, "host-2": make_host(2, session="anew")})
+    back = dead_host(hosts={**make_snapshot().hosts, "host-2": make_host(2, session="new")})
     assert {view.host: str(view.state) for view in assess(back, NOW_S).hosts}["host-2"] == "returned"
 
 
