@@ -36,7 +36,7 @@ COUNT = 200
 SEED = 0
 NUM_COPIES = 2
 NUM_DAYS = 20
-"""All mutations have their turn within so many days, a few minutes each day."""
+"""All mutations are drawn once within this many days, a few minutes each day."""
 PATIENCE = "0.25"
 """Where a mutation keeps a test waiting, a quarter of the usual deadline says so."""
 LIMIT_S = 900

@@ -48,7 +48,7 @@ class FakeNvml:
 
 
 def fake_nvml(directory: Path, num_gpus: int = 2) -> FakeNvml:
-    """Return a library that says so many GPUs are in order."""
+    """Return a library that reports `num_gpus` healthy GPUs."""
     require_module("pynvml")
     found = FakeNvml(directory)
     found.say(dict.fromkeys(range(num_gpus), HEALTHY), gpus=num_gpus)

@@ -1,6 +1,6 @@
 """A directory of run directories as launches leave them: trained, failed, killed, held by one that lives, damaged.
 
-`python -m tests.helpers.many_runs DIR [NUM]` writes so many; `megatrain dashboard --runs DIR` lists them.
+`python -m tests.helpers.many_runs DIR [NUM]` writes NUM runs; `megatrain dashboard --runs DIR` lists them.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def held(run: RunDirectory) -> Iterator[None]:
 
 
 def write_many(runs: Path, num: int) -> None:
-    """Write so many runs of all kinds."""
+    """Write `num` runs of all kinds."""
     for number in range(num):
         code = (0, 75, 1, None, 0, 0)[number % 6]
         name = f"run-{number:04d}"

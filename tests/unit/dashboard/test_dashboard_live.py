@@ -1,4 +1,4 @@
-"""The stream of changes to pages: to all of them, at most once a second, and at most so many of them."""
+"""The stream of changes to pages: to all of them, at most once a second, up to a limit on their number."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def next_event(events: AsyncIterator[bytes]) -> Event:
 
 
 async def looked(source: MadeUpJob, num_times: int) -> None:
-    """Return when the source was asked so many times more."""
+    """Return when the source was read `num_times` more times."""
     wanted = source.num_looks + num_times
     what = f"{num_times} looks at the source"
     await asyncio.to_thread(wait_until, lambda: source.num_looks >= wanted, what, PATIENCE_S)

@@ -42,7 +42,7 @@ def same_rows(kind: type[Table], count: int, text: str = "x" * 1000) -> pa.Table
 
 
 def write_bomb(events: Path, kind: type[Table], num_groups: int, name: str = "foreign.parquet") -> Path:
-    """Write so many million rows, which are kilobytes."""
+    """Write `num_groups` million rows, which take kilobytes."""
     path = events / kind.NAME / "2026-11-23" / "10" / name
     path.parent.mkdir(parents=True)
     rows = same_rows(kind, ROWS)

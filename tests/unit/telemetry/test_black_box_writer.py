@@ -56,7 +56,7 @@ signal.pause()
 
 @pytest.fixture
 def spinner(tmp_path: Path):
-    """Start processes that record so many steps of some 22 records; they are killed after the test."""
+    """Start processes that record a number of steps of about 22 records; they are killed after the test."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(num_records: int, num_steps: int = 10**9) -> tuple[subprocess.Popen[bytes], Path]:
