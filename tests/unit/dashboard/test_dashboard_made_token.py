@@ -22,7 +22,7 @@ from tests.helpers.other_user import OTHER_USER, as_other_user, everybodys_place
 from tests.helpers.waiting import wait_until
 
 OPEN = DashboardSettings(port=0, enable_actions=True)
-WISH = b'{"kind":"stop","target":"","reason":"mine now","confirmation":"demo","idempotency_key":"0123456789abcdef"}'
+REQUEST = b'{"kind":"stop","target":"","reason":"mine now","confirmation":"demo","idempotency_key":"0123456789abcdef"}'
 
 
 def test_token_is_made_once_where_actions_are_open(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_local_visitor_needs_a_token_for_actions(tmp_path: Path) -> None:
             "Origin": page.url.rstrip("/"),
             "X-Megatrain-Request": "1",
         }
-        ask(page.port, "/api/v1/actions", headers, method="POST", body=WISH).assert_refused(401, "not logged in")
+        ask(page.port, "/api/v1/actions", headers, method="POST", body=REQUEST).assert_refused(401, "not logged in")
         ask(page.port, "/api/v1/job").assert_refused(401, "not logged in")
         path = run.diagnosis / TOKEN_NAME
         token = path.read_text().strip()

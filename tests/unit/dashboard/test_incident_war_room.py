@@ -181,8 +181,8 @@ ACTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]]]]
 
 @pytest.mark.parametrize("case", ACTIONS)
 def test_only_what_makes_sense_is_offered(case: str) -> None:
-    incident, job, wishes = ACTIONS[case]
-    assert list(offered_actions(make_incident(**incident), make_snapshot(**job))) == wishes
+    incident, job, expected = ACTIONS[case]
+    assert list(offered_actions(make_incident(**incident), make_snapshot(**job))) == expected
 
 
 def test_recorded_job_offers_no_actions() -> None:
