@@ -220,7 +220,7 @@ def test_returned_host_delays_the_next_round() -> None:
     go_on(job, 1.0)
     lost.is_connected = True
     lost.register(job.now)
-    for _ in range(100):  # without hearing anything
+    for _ in range(100):  # without receiving any event
         job.now += 0.2
         job.driver.decide(job.now)
     assert list(job.rounds()) == [1]
