@@ -2,7 +2,7 @@
 
 sbatch SCRIPT       runs the script until it ends without having asked to be put into the queue again; when the file
                     `time-limit` appears beside the programs, the script alone gets SIGUSR1, as --signal=B:USR1@120
-srun [options] ...  runs the command once a node, hands signals on, and ends with the highest code
+srun [options] ...  runs the command once per node, forwards signals, and ends with the highest code
 scontrol requeue N  as the script's last word
 """
 

@@ -1,4 +1,4 @@
-"""What an agent works with, in the hands of a test: orders that it gives, and a witness of what the agent tells."""
+"""Stand-ins for an agent's interfaces: orders that a test gives, and a record of what the agent reports."""
 
 from __future__ import annotations
 

@@ -381,7 +381,7 @@ def _state(rank_model: RankModel) -> State:
 
 
 def _poison(rank_model: RankModel, poison: Poison, step: Callable[[], int]) -> None:
-    """Spoil the parameter's gradient where backward hands it over: nothing else of the step changes."""
+    """Spoil the parameter's gradient where backward passes it on: nothing else of the step changes."""
     for chunk in rank_model.pipeline.chunks:
         for name, parameter in chunk.module.named_parameters():
             if name == poison.parameter:
@@ -395,7 +395,7 @@ def _poison(rank_model: RankModel, poison: Poison, step: Callable[[], int]) -> N
 
 
 class _Spoiler:
-    """A main_grad that multiplies what one micro-batch left in the sum, and hands over the others as they are."""
+    """A main_grad that scales the gradient of one micro-batch, and adds the others unchanged."""
 
     def __init__(self, main_grad: MainGrad, poison: Poison, step: Callable[[], int]) -> None:
         self._main_grad = main_grad
@@ -410,7 +410,7 @@ class _Spoiler:
         self._main_grad.add_wgrad(partial(self._add, add, self._is_due()))
 
     def spoilt(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """Return a gradient that autograd hands over; None where backward added to the main_grad before."""
+        """Return a gradient that autograd passes; None where backward added to the main_grad before."""
         return gradient * self._poison.factor if gradient is not None and self._is_due() else None
 
     def _is_due(self) -> bool:
