@@ -35,7 +35,7 @@ class Command:
     """A command, the name of the one that its seconds are divided by, and its exit code."""
 
     name: str
-    words: Sequence[str]
+    arguments: Sequence[str]
     beside: str = "python -c pass"
     code: int = 0
 
@@ -100,9 +100,9 @@ def _measure(commands: Sequence[Command]) -> tuple[dict[str, list[float]], dict[
     for turn in range(ROUNDS + 1):
         for command in commands[:: 1 if turn % 2 == 0 else -1]:
             before, began = _children_s(), time.perf_counter()
-            words = [sys.executable, *command.words]
-            done = subprocess.run(words, check=False, cwd=ROOT, env=os.environ, stdout=subprocess.DEVNULL)
-            assert done.returncode == command.code, (words, done.returncode)
+            arguments = [sys.executable, *command.arguments]
+            done = subprocess.run(arguments, check=False, cwd=ROOT, env=os.environ, stdout=subprocess.DEVNULL)
+            assert done.returncode == command.code, (arguments, done.returncode)
             if turn:
                 seconds[command.name].append(time.perf_counter() - began)
                 processor_s[command.name].append(_children_s() - before)

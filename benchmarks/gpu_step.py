@@ -117,7 +117,7 @@ def our_step(config: Config, device: torch.device) -> tuple[Step, LoneTrainer]:
 
 def peer_step(model: dict[str, Any], device: torch.device, *, is_compiled: bool) -> Step:
     """Return the peer's step."""
-    with device:  # initialising so many weights on the CPU would take long
+    with device:  # initialising all these weights on the CPU would take long
         net = PlainLlama(model)
     net.to(device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)

@@ -74,7 +74,7 @@ def run() -> Result:
     rows = [
         _row("incremental, no slow host", healthy),
         _row("incremental, one slow host", slow),
-        _row(f"anew from {STEPS} steps", _recomputed(_RECOMPUTED)),
+        _row(f"recomputed from {STEPS} steps", _recomputed(_RECOMPUTED)),
     ]
     return Result(
         name="live-detection",
@@ -83,8 +83,8 @@ def run() -> Result:
         rows=rows,
         notes=[
             "a step: enter its rows (in random order), score every rank and operation against its peers, judge",
-            "anew: medians and spreads over all kept steps each time, without judging; the first two rows avoid this",
-            _said(named_at),
+            "recomputed: medians and spreads over all kept steps each time, no judging; the first two rows avoid this",
+            _named_text(named_at),
             f"peak memory of the process, the generator included: {_peak_gib():.2f} GiB",
         ],
         settings={"layout": str(LAYOUT), "rows a step": LAYOUT.world_size * len(TIMES_S)},
@@ -92,7 +92,7 @@ def run() -> Result:
     )
 
 
-def _said(named_at: int | None) -> str:
+def _named_text(named_at: int | None) -> str:
     slower = f"one host was made {100 * (SLOW_FACTOR - 1):.0f} % slower at step {SLOW_FROM}"
     return f"{slower}; it alone was named with high confidence, at step {named_at}"
 

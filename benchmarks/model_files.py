@@ -114,12 +114,12 @@ def _bars(rows: list[dict[str, Any]], largest: int) -> list[Bar]:
 
 
 def _command(verb: str, source: Path, output: Path, *options: str) -> Run:
-    words = [sys.executable, "-m", "megatrain", "ckpt", verb, str(source), "--output", str(output), *options]
+    arguments = [sys.executable, "-m", "megatrain", "ckpt", verb, str(source), "--output", str(output), *options]
     began = time.perf_counter()
-    child = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    child = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
-    assert child.returncode == 0, (words, child.returncode)
+    assert child.returncode == 0, (arguments, child.returncode)
     return Run(time.perf_counter() - began, usage.ru_maxrss * 1024)
 
 

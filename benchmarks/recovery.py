@@ -144,7 +144,7 @@ def _row(fault: Fault, name: str, outcomes: list[Outcome], expected: dict[int, f
         "recovered": f"{len(recovered)} of {len(outcomes)}",
         "detected s": _spread([each.detected_s for each in outcomes]) if is_ours else "",
         "next step s": _spread([each.next_step_s for each in outcomes]),
-        "culprit named": "; ".join(sorted({each.named or "nobody" for each in outcomes})) if is_ours else "",
+        "culprit named": "; ".join(sorted({each.named or "none" for each in outcomes})) if is_ours else "",
         "same losses": "yes" if is_same and recovered else "no",
         "left behind": sum(each.num_orphans + len(each.leaked) for each in outcomes) if is_ours else "",
         "phases": _phases(outcomes) if is_ours else "",

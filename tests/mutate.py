@@ -2,7 +2,7 @@
 
 It draws N mutations over all packages of the product, puts one at a time into a copy of the tree, and runs the quick
 tests of its module there until one fails. --results keeps what was found. --against takes the mutations of such a file
-instead of drawing: whoever makes the suite smaller runs it before and after, and it ends with exit code 1 if a
+instead of drawing. Run it before and after a change that makes the suite smaller; it ends with exit code 1 if a
 mutation that was found is not found any more. --part says which of the mutations: K/N, or `today`, one of 20 parts
 that come one after the other, one each day. --write: a table by package goes to docs/benchmarks/mutations.md.
 """
@@ -36,7 +36,7 @@ COUNT = 200
 SEED = 0
 NUM_COPIES = 2
 NUM_DAYS = 20
-"""All mutations have their turn within so many days, a few minutes each day."""
+"""All mutations are drawn once within this many days, a few minutes each day."""
 PATIENCE = "0.25"
 """Where a mutation keeps a test waiting, a quarter of the usual deadline says so."""
 LIMIT_S = 900

@@ -16,14 +16,14 @@ def add_dashboard_arguments(parser: argparse.ArgumentParser) -> None:
         "the dashboard (these options override the section [dashboard] of the job's configuration)"
     )
     for name, option in _options().items():
-        words: dict[str, Any] = {"dest": f"page_{name}", "default": None, "help": option.doc.replace("%", "%%")}
+        settings: dict[str, Any] = {"dest": f"page_{name}", "default": None, "help": option.doc.replace("%", "%%")}
         spelling = f"--{name.replace('_', '-')}"
         if option.kind == "bool":
-            group.add_argument(spelling, action="store_true", **words)
+            group.add_argument(spelling, action="store_true", **settings)
         elif option.kind == "int":
-            group.add_argument(spelling, type=whole_number(0, int(option.maximum or 0)), metavar="N", **words)
+            group.add_argument(spelling, type=whole_number(0, int(option.maximum or 0)), metavar="N", **settings)
         else:
-            group.add_argument(spelling, type=utf8_text, metavar=name.rpartition("_")[2].upper(), **words)
+            group.add_argument(spelling, type=utf8_text, metavar=name.rpartition("_")[2].upper(), **settings)
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Housekeeping:
 
     def run(self, checkpoints: Location, plan: HostPlan) -> list[str]:
         """Return what was removed and what failed, one sentence each. The new checkpoint is complete in any case."""
-        said: list[str] = []
+        notes: list[str] = []
         known = set(self._lacking_commit)
         try:
             newest = Claims(checkpoints).newest_number()
@@ -55,13 +55,13 @@ class Housekeeping:
             chosen = [(plan.branch, step) for step in self._to_remove(checkpoints, plan)]
             for location in self._remover.remove(checkpoints, chosen, newest):
                 self._lacking_commit.discard(str(location))
-                said.append(f"removed {location}")
+                notes.append(f"removed {location}")
         except NewerRoundError as error:
             return [f"older checkpoints are kept for now: {error}"]
         except CheckpointError as error:
-            said.append(f"older checkpoints were not removed: {error}")
+            notes.append(f"older checkpoints were not removed: {error}")
         left = sorted(self._lacking_commit - known)
-        return said + [f"kept {location}: it is complete except for a matching COMMIT" for location in left]
+        return notes + [f"kept {location}: it is complete except for a matching COMMIT" for location in left]
 
     def _to_remove(self, checkpoints: Location, plan: HostPlan) -> list[int]:
         """Return steps of the branch that is being written, ascending."""

@@ -19,7 +19,7 @@ from megatrain.checkpoint_format.stored_tensors import StoredItem, StoredTensor
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box, shared_box
 
-NOBODY = -1
+NO_READER = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def plan_load(wanted: Sequence[WantedBox], catalog: ItemCatalog) -> tuple[ItemRe
 
 
 def assign_readers(needs: Sequence[Collection[int]], item_lengths: Sequence[int]) -> tuple[int, ...]:
-    """Return for each item the rank of a data-parallel group that reads it, NOBODY for an item that no rank needs.
+    """Return for each item the rank of a data-parallel group that reads it, NO_READER for an item that no rank needs.
 
     needs: item numbers by rank of the group. A rank reads the items that only it needs. Of the others, largest first,
     each goes to the rank with the fewest bytes to read among those that need it. The result is the same on every rank.
@@ -164,7 +164,7 @@ def assign_readers(needs: Sequence[Collection[int]], item_lengths: Sequence[int]
     for rank, numbers in enumerate(needs):
         for number in set(numbers):
             ranks_by_item[number].append(rank)
-    readers = [NOBODY] * len(item_lengths)
+    readers = [NO_READER] * len(item_lengths)
     load_bytes = [0] * len(needs)
     # items without a choice of reader first, so that the others can balance the load
     for number in sorted(

@@ -108,8 +108,8 @@ def dry_mesh(
 def _communicator(
     planned: PlannedGroup, index: int, recorder: Recorder, device_type: str, *, is_awaited_later: bool
 ) -> DryCommunicator:
-    runner, nobody, no_time = ExchangeRunner(recorder), ProcessGroup(index, len(planned.ranks)), timedelta()
+    runner, stub_group, no_time = ExchangeRunner(recorder), ProcessGroup(index, len(planned.ranks)), timedelta()
     if device_type == "cuda":
-        return DryCommunicator(NcclCommunicator(runner, planned.name, nobody, no_time, DeviceStreams(NoStream)))
+        return DryCommunicator(NcclCommunicator(runner, planned.name, stub_group, no_time, DeviceStreams(NoStream)))
     new_lane = (lambda _: AwaitedLane()) if is_awaited_later else None
-    return DryCommunicator(GlooCommunicator(runner, planned, nobody, no_time, new_lane))
+    return DryCommunicator(GlooCommunicator(runner, planned, stub_group, no_time, new_lane))

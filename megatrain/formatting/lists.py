@@ -31,7 +31,7 @@ def names_text(names: Sequence[str], most: int = 8) -> str:
 
 def alternatives(texts: Sequence[object]) -> str:
     """Return "a, b or c"."""
-    words = [str(text) for text in texts]
-    if len(words) < 2:
-        return "".join(words)
-    return f"{', '.join(words[:-1])} or {words[-1]}"
+    items = [str(text) for text in texts]
+    if len(items) < 2:
+        return "".join(items)
+    return f"{', '.join(items[:-1])} or {items[-1]}"

@@ -59,7 +59,9 @@ def read_rope(
     if scaling == "yarn":
         rope.require("truncate", (True,), default=True)
     longest = config.count("max_position_embeddings")
-    if scaling == "dynamic":  # transformers grows the base beyond max_position_embeddings, whatever else is said
+    if (
+        scaling == "dynamic"
+    ):  # transformers grows the base beyond max_position_embeddings, whatever the other options are
         rope.require("original_max_position_embeddings", (longest,), default=longest)
         found["rope_original_seq_len"] = longest
     if scaling in ("yarn", "llama3"):

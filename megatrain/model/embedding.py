@@ -27,7 +27,7 @@ class WordEmbedding(nn.Module):
 class Embedding(nn.Module):
     """Words, times sqrt(H) and plus learned positions where the configuration says so.
 
-    Point: `embedding_out`, after the words and before everything that works token by token (positions, dropout).
+    Point: `embedding_out`, after the lookup and before everything that works token by token (positions, dropout).
     """
 
     def __init__(self, config: ModelConfig, dropout_seed: int) -> None:
@@ -44,7 +44,7 @@ class Embedding(nn.Module):
         """Return the hidden states. Shapes: tokens [S, B]; result [S, B, H]."""
         x_SBH = self.embedding_out(self.word(tokens_SB))
         if self.scale != 1.0:
-            # rounded to the words' dtype, as Gemma's weights were trained
+            # rounded to the embeddings' dtype, as Gemma's weights were trained
             x_SBH = x_SBH * torch.tensor(self.scale, dtype=x_SBH.dtype, device=x_SBH.device)
         if self.position is not None:
             first = context.token_offset

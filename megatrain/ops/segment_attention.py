@@ -20,7 +20,7 @@ from megatrain.ops.documents import PackedDocuments
 from megatrain.ops.precision import accumulate_dtype
 
 _SHORT = 128
-"""Documents of together at most so many tokens are one segment: a call costs as much as the scores of 128 tokens."""
+"""Documents with at most this many tokens in total are one segment: a call costs as much as scores of 128 tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -65,16 +65,16 @@ class Supervisor:
             end = (ended, re.sub(r"\d+", "", line))  # times and process numbers differ
             lives = lives + 1 if end == earlier and code else 1
             earlier = end
-            said, self._problem = f"{self._name} {ended}", ""
+            summary, self._problem = f"{self._name} {ended}", ""
             if lives > 1:
-                said = f"{self._name} has failed {lives} times with the same error: it {ended}"
-                self._problem = f"{said}; {line}; see {self._log}" if line else f"{said}; see {self._log}"
+                summary = f"{self._name} has failed {lives} times with the same error: it {ended}"
+                self._problem = f"{summary}; {line}; see {self._log}" if line else f"{summary}; see {self._log}"
             shown = f": {line}" if line and lives == 2 else ""
             if lives >= _MAX_LIVES.get(code, lives + 1):
-                self._report(f"{said}{shown}; it is not started again: launch the job again after that is mended; see"
-                             f" {self._log}")  # fmt: skip
+                self._report(f"{summary}{shown}; it is not started again: launch the job again after that is mended;"
+                             f" see {self._log}")  # fmt: skip
                 return
-            self._report(f"{said}{shown}; it is started again in {pause_s:.0f} s; see {self._log}")
+            self._report(f"{summary}{shown}; it is started again in {pause_s:.0f} s; see {self._log}")
             closed.wait(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 

@@ -63,9 +63,9 @@ def run(command: list[str], directory: Path, where: str, text: str) -> None:
     check(subprocess.run(command, capture_output=True, text=True, check=False, **options), where, text)
 
 
-def run_fork(words: list[str], directory: Path, where: str, text: str) -> None:
+def run_fork(arguments: list[str], directory: Path, where: str, text: str) -> None:
     """Run a Python program that need not load torch first."""
-    done = run_forked(words, directory=directory, environment=environment(), timeout_s=BLOCK_TIMEOUT_S)
+    done = run_forked(arguments, directory=directory, environment=environment(), timeout_s=BLOCK_TIMEOUT_S)
     check(done, where, text)
 
 
@@ -78,10 +78,10 @@ def check(done: subprocess.CompletedProcess[str], where: str, text: str) -> None
     assert done.returncode == 0, f"{where}: exit code {done.returncode}\n{text}\n{done.stdout}{done.stderr}"
 
 
-def own_words(command: str) -> list[str] | None:
-    """Return the words of a `megatrain` command that a shell would do no more with than to split it; else None."""
-    words = shlex.split(command)
-    return words[1:] if words[0] == "megatrain" and not SHELL.search(command) else None
+def own_arguments(command: str) -> list[str] | None:
+    """Return the arguments of a `megatrain` command that a shell would do no more with than to split it; else None."""
+    arguments = shlex.split(command)
+    return arguments[1:] if arguments[0] == "megatrain" and not SHELL.search(command) else None
 
 
 @pytest.mark.slow(kept=["README.md"])
@@ -97,11 +97,11 @@ def test_blocks_run(path: Path, tmp_path: Path) -> None:
             assert f"{command} ".startswith(RUNNABLE), (
                 f"{where}: say why it is not run, `<!-- not run: ... -->`: {command}"
             )
-            words = own_words(command)
-            if words is None or path == STARTED_AS_BY_USERS:
+            arguments = own_arguments(command)
+            if arguments is None or path == STARTED_AS_BY_USERS:
                 run(["bash", "-c", command], tmp_path, where, command)
             else:
-                run_fork(["-c", COMMAND, *words], tmp_path, where, command)
+                run_fork(["-c", COMMAND, *arguments], tmp_path, where, command)
 
 
 def test_links_lead_to_files_and_headings() -> None:

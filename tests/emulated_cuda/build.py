@@ -19,7 +19,7 @@ CACHE = ROOT / "build" / "emulated-kernels"
 
 
 def load_emulated_kernels() -> ctypes.CDLL:
-    """Register the kernels for CPU tensors in this process, built anew when any source changed."""
+    """Register the kernels for CPU tensors in this process, rebuilt when any source has changed."""
     return ctypes.CDLL(str(_built()))
 
 

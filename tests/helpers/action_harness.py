@@ -80,10 +80,10 @@ class ActionHarness:
         self.log = ActionLog(self.path)
         return ActionHandler(self.backend, self.log, clock=lambda: self.now_s)
 
-    def take(self, *words: Any, caller: Caller = ADA, **changed: Any) -> ActionAnswer:
-        return self.handler.take(request_of(*words, **changed), caller)
+    def take(self, *arguments: Any, caller: Caller = ADA, **changed: Any) -> ActionAnswer:
+        return self.handler.take(request_of(*arguments, **changed), caller)
 
-    def refused(self, *words: Any, **changed: Any) -> RefusalError:
+    def refused(self, *arguments: Any, **changed: Any) -> RefusalError:
         with pytest.raises(RefusalError) as refusal:
-            self.take(*words, **changed)
+            self.take(*arguments, **changed)
         return refusal.value

@@ -17,8 +17,8 @@ from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.watch import ChangeKind, Changes, Watch
 from megatrain_job.coordination.wire import Delete, KeyRange, Put
 
-Said = Answer | CheckReport | JobEnd
-Reply = Callable[[JobRequest], Sequence[Said]]
+Record = Answer | CheckReport | JobEnd
+Reply = Callable[[JobRequest], Sequence[Record]]
 
 
 class AnsweringDriver:
@@ -53,21 +53,21 @@ class AnsweringDriver:
                     request = decode(JobRequest, change.item.value, "request")
                     if all(request.request_id != one.request_id for one in self.requests):
                         self.requests.append(request)
-                        for said in self._reply(request):
-                            self._say(request, said)
+                        for record in self._reply(request):
+                            self._say(request, record)
 
-    def _say(self, request: JobRequest, said: Said) -> None:
+    def _say(self, request: JobRequest, record: Record) -> None:
         keys = self._keys
-        match said:
+        match record:
             case Answer():
                 key = keys.answer(request.request_id)
             case CheckReport():
-                is_of_pair = any(result.partner for result in said.results)
-                key = keys.check(request.request_id + (f"{TURN_MARK}0" if is_of_pair else ""), said.host)
+                is_of_pair = any(result.partner for result in record.results)
+                key = keys.check(request.request_id + (f"{TURN_MARK}0" if is_of_pair else ""), record.host)
             case JobEnd():
                 key = keys.end
-        put = Put(key, encode(said), lease_id=0 if isinstance(said, JobEnd) else self._lease.lease_id)
-        is_last = isinstance(said, Answer) and said.is_done
+        put = Put(key, encode(record), lease_id=0 if isinstance(record, JobEnd) else self._lease.lease_id)
+        is_last = isinstance(record, Answer) and record.is_done
         taken = [Delete(KeyRange.key(keys.request(request.request_id)))] if is_last else []
         self._client.txn([], [put, *taken], is_repeatable=True)
 

@@ -1,6 +1,6 @@
-"""A server for tests of the page: the built page, the headers of the real server, and responses that a test lays out.
+"""A server for tests of the page: the built page, the headers of the real server, and responses that a test defines.
 
-It can ask for a token, be broken off, begin anew under another session, and it keeps what it was asked. Standard
+It can require a token, be interrupted, restart with another session, and it records its requests. Standard
 library only, one thread a connection, loopback.
 """
 

@@ -303,19 +303,21 @@ NOT_NOTIFIED = "email: not notified that it began, after 3 tries: 535"
 def _story(incident: IncidentDocument) -> StoryDocument:
     began_s = incident.began_unix_s
     reported = () if incident.kind == "host-lost" else (
-        HappenedDocument(at_unix_s=began_s + 4, what="told", text="slack: notified that it began"),
-        HappenedDocument(at_unix_s=began_s + 9, what="not-told", text=NOT_NOTIFIED),
+        HappenedDocument(at_unix_s=began_s + 4, what="notified", text="slack: notified that it began"),
+        HappenedDocument(at_unix_s=began_s + 9, what="not-notified", text=NOT_NOTIFIED),
     )  # fmt: skip
     host = incident.hosts[0]
     return StoryDocument(
         incident_id=incident.incident_id,
         happened=(
             HappenedDocument(at_unix_s=began_s, what="fault", text=f"{incident.kind_text}: {host} {MARKUP}"),
-            HappenedDocument(at_unix_s=incident.detected_unix_s, what="noticed", text="the driver of host-000 knew"),
+            HappenedDocument(
+                at_unix_s=incident.detected_unix_s, what="noticed", text="the driver of host-000 noticed it"
+            ),
             HappenedDocument(at_unix_s=began_s + 11, what="decision", text=f"decided: {incident.action}"),
         ),
-        told=reported,
-        why_not_told="" if reported else "Not notified yet: slack and email.",
+        notifications=reported,
+        why_not_notified="" if reported else "Not notified yet: slack and email.",
         actions=(
             OfferedActionDocument(kind="evict", target=host),
             OfferedActionDocument(kind="cordon", target=host),
@@ -334,18 +336,18 @@ def _logs(incident: IncidentDocument) -> IncidentLogsDocument:
         culprit_text="" if is_open else f"rank {incident.ranks[0]} on {incident.hosts[0]}",
         culprit_lines=() if is_open else tuple(
             IncidentLineDocument(rank=incident.ranks[0], host=incident.hosts[0], at_unix_s=at_s - 1 + place, line=line,
-                                 is_telling=place == 1)
+                                 is_cause=place == 1)
             for place, line in enumerate(lines)
         ),
         other_lines=tuple(
-            IncidentLineDocument(rank=rank, host="host-012", at_unix_s=at_s + 2, is_telling=False,
+            IncidentLineDocument(rank=rank, host="host-012", at_unix_s=at_s + 2, is_cause=False,
                                  line="NCCL error: remote process exited or there was a network error")
             for rank in range(96, 104)
         ),
         label="" if is_open else "gpu_hardware",
         action="" if is_open else "evict_host",
-        telling_line="" if is_open else lines[1],
-        telling_rank=None if is_open else incident.ranks[0],
+        cause_line="" if is_open else lines[1],
+        cause_rank=None if is_open else incident.ranks[0],
         problem="",
         log_file="",
     )  # fmt: skip

@@ -98,14 +98,14 @@ def closed_loop(
         etcd = stack.enter_context(EtcdServers(directory, 1, addresses=addresses))
         urls = etcd.urls if network is None else [each.replace("127.0.0.1", addresses[0]) for each in etcd.urls]
         spares = str(len(hosts) - num_training)
-        words = ("--nnodes", str(num_training), "--spares", spares, "--nproc-per-node", str(WORKERS))
+        arguments = ("--nnodes", str(num_training), "--spares", spares, "--nproc-per-node", str(WORKERS))
         paced = PaceDirectory(root / "pace", pace or Pace())
         launched = stack.enter_context(
             LaunchedJob(
                 job,
                 urls,
                 FaultDirectory(root / "faults"),
-                words,
+                arguments,
                 module="tests.helpers.paced_train",
                 environment=paced.environment,
             )

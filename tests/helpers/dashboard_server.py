@@ -260,7 +260,7 @@ def assert_others_are_served(server: Served, headers: Mapping[str, str] | None =
 
 def action(**changed: object) -> bytes:
     """Return the body of a request for an action."""
-    wish = {
+    body = {
         "kind": "checkpoint", "reason": "before maintenance", "confirmation": "demo", "idempotency_key": "key-00000001",
     }  # fmt: skip
-    return json.dumps({**wish, **changed}).encode()
+    return json.dumps({**body, **changed}).encode()

@@ -51,7 +51,7 @@ class EtcdMember:
     directory: Path
     client_port: int
     peer_port: int
-    words: Sequence[str]
+    command: Sequence[str]
     scheme: str = "http"
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
@@ -68,7 +68,7 @@ class EtcdMember:
         assert self.process is None
         with (self.directory / f"{self.name}.log").open("ab") as log:
             self.process = subprocess.Popen(
-                self.words,
+                self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -148,14 +148,14 @@ class EtcdServers:
             client, peer = f"{scheme}://127.0.0.1:{port}", f"http://127.0.0.1:{peers[name]}"
             sockets = [f"unix://{name}:0"] if has_sockets else []
             served = ",".join([client, *(f"{scheme}://{address}:{port}" for address in addresses), *sockets])
-            words = [
+            command = [
                 program, "--name", name, "--data-dir", str(directory / name), "--logger", "zap",
                 "--listen-client-urls", served, "--advertise-client-urls", client,
                 "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
                 "--initial-cluster", cluster, "--initial-cluster-token", token,
                 "--heartbeat-interval", "50", "--election-timeout", "500", *arguments,
             ]  # fmt: skip
-            self.members.append(EtcdMember(name, directory, port, peers[name], words, scheme))
+            self.members.append(EtcdMember(name, directory, port, peers[name], command, scheme))
 
     @property
     def urls(self) -> list[str]:

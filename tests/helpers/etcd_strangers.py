@@ -51,7 +51,7 @@ def asked(port: int, path: str, body: Mapping[str, Any], **headers: str) -> tupl
 
 
 class Racer:
-    """Somebody on the machine who wants to be root of every etcd that a test starts from now on, and never pauses."""
+    """An attacker on this machine that tries all the time to become root of every etcd that a test starts."""
 
     def __init__(self) -> None:
         self._others = set(descendants(os.getpid()))

@@ -1,6 +1,6 @@
 """An executor in a process of its own, without the command line: `python -m tests.helpers.executor_process FILE`.
 
-FILE holds the arguments of `settings_of` as JSON. Health checks pass at once; whether this host drives is said there.
+FILE holds the arguments of `settings_of` as JSON. Health checks pass at once. FILE also says whether this host drives.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 /* A libnvidia-ml.so.1 for machines without a GPU, built from NVIDIA's documentation (NVML API reference, release 13).
 
-Nobody has compared it with a GPU yet: `python3 -m benchmarks.gpu` does, on a machine that has one. Each call reads
+It has not been compared with a GPU yet: `python3 -m benchmarks.gpu` does, on a machine that has one. Each call reads
 the file that FAKE_NVML names, "<gpu>.<what> <number>" a line: what the library says of each GPU. What is not in the file
 this GPU does not support. "<gpu>.lost 1": it has fallen off the bus; "<gpu>.hang 1": a call never returns;
-"driver 9": the driver is not loaded; "xid.<n> <gpu*1000+number>": the n-th error that a caller is told of. */
+"driver 9": the driver is not loaded; "xid.<n> <gpu*1000+number>": the n-th error that a caller gets. */
 
 #include <stdint.h>
 #include <stdio.h>

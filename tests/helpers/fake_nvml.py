@@ -24,7 +24,7 @@ class FakeNvml:
 
     def __init__(self, directory: Path) -> None:
         self._place = directory / "nvml.txt"
-        self._said: dict[str, int] = {}
+        self._values: dict[str, int] = {}
         self.environment = {
             "LD_LIBRARY_PATH": os.pathsep.join(
                 filter(
@@ -35,18 +35,20 @@ class FakeNvml:
         }
 
     def say(self, about: Mapping[int, Mapping[str, int]] | None = None, **more: int) -> None:
-        """Change what the library says of GPUs, and in all; what was said before stays. xid_0 stands for xid.0."""
-        self._said |= {f"{gpu}.{what}": value for gpu, said in (about or {}).items() for what, value in said.items()}
-        self._said |= {
+        """Change values of GPUs (`about`) and of the library (`more`); all others stay. xid_0 stands for xid.0."""
+        self._values |= {
+            f"{gpu}.{what}": value for gpu, values in (about or {}).items() for what, value in values.items()
+        }
+        self._values |= {
             name.replace("_", ".") if name.startswith("xid") else name: value for name, value in more.items()
         }
         draft = self._place.with_suffix(".new")
-        draft.write_text("".join(f"{name} {value}\n" for name, value in self._said.items()))
+        draft.write_text("".join(f"{name} {value}\n" for name, value in self._values.items()))
         draft.replace(self._place)
 
 
 def fake_nvml(directory: Path, num_gpus: int = 2) -> FakeNvml:
-    """Return a library that says so many GPUs are in order."""
+    """Return a library that reports `num_gpus` healthy GPUs."""
     require_module("pynvml")
     found = FakeNvml(directory)
     found.say(dict.fromkeys(range(num_gpus), HEALTHY), gpus=num_gpus)

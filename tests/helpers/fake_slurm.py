@@ -2,7 +2,7 @@
 
 sbatch SCRIPT       runs the script until it ends without having asked to be put into the queue again; when the file
                     `time-limit` appears beside the programs, the script alone gets SIGUSR1, as --signal=B:USR1@120
-srun [options] ...  runs the command once a node, hands signals on, and ends with the highest code
+srun [options] ...  runs the command once per node, forwards signals, and ends with the highest code
 scontrol requeue N  as the script's last word
 """
 
@@ -40,10 +40,10 @@ sys.exit(batch.returncode)
 
 _SRUN = r"""
 import os, signal, subprocess, sys
-words = sys.argv[1:]
-while words[0].startswith("-"):
-    assert words[0] in ("--kill-on-bad-exit=0", "--wait=0", "--no-kill"), words[0]
-    words.pop(0)
+arguments = sys.argv[1:]
+while arguments[0].startswith("-"):
+    assert arguments[0] in ("--kill-on-bad-exit=0", "--wait=0", "--no-kill"), arguments[0]
+    arguments.pop(0)
 count, tasks = int(os.environ["SLURM_NNODES"]), []
 def pass_on(number, _frame):
     for task in tasks:
@@ -52,7 +52,7 @@ def pass_on(number, _frame):
 signal.signal(signal.SIGUSR1, pass_on)
 signal.signal(signal.SIGTERM, pass_on)
 for index in range(count):
-    tasks.append(subprocess.Popen(words, env={
+    tasks.append(subprocess.Popen(arguments, env={
         **os.environ, "SLURM_STEP_ID": "0", "SLURM_PROCID": str(index), "SLURM_NODEID": str(index),
         "SLURMD_NODENAME": f"node{index}", "SLURM_STEP_NUM_NODES": str(count),
         "SLURM_STEP_TASKS_PER_NODE": f"1(x{count})",

@@ -125,8 +125,8 @@ def faulty_writers(directory: Path) -> Iterator[None]:
     from megatrain.checkpoint import snapshots, writer
 
     def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        words = [command[0], "-m", "tests.helpers.faults", command[-1], str(directory)]
-        return subprocess.Popen(words, cwd=ROOT, **options)
+        arguments = [command[0], "-m", "tests.helpers.faults", command[-1], str(directory)]
+        return subprocess.Popen(arguments, cwd=ROOT, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
@@ -236,9 +236,9 @@ def main(arguments: Sequence[str]) -> int:
         storage.append(_FaultyStorage(Path(directory)))
         return make_writer(arena, lock, storage[0].open)
 
-    def say_persist_or_die(*words: Any) -> bool:
+    def say_persist_or_die(*arguments: Any) -> bool:
         storage[0].before("persist", "word")
-        return say_persist(*words)
+        return say_persist(*arguments)
 
     writer.CheckpointWriter = make_faulty_writer  # type: ignore[assignment, misc]
     writer.write_persist = say_persist_or_die

@@ -8,7 +8,7 @@ from megatrain.contracts.records.diag_records import DaemonRecord
 
 
 class FixedDaemon:
-    """A record that somebody else knows, and may replace."""
+    """A fixed record of a daemon, which the test can replace."""
 
     def __init__(self, record: DaemonRecord | None) -> None:
         self._record = record

@@ -1,6 +1,6 @@
 """Python programs that have torch from the start: forks of the session's fork server, in place of cold interpreters.
 
-A fork becomes what `python -m MODULE WORDS` or `python -c SOURCE WORDS` would be: arguments, environment, directory,
+A fork becomes what `python -m MODULE ...` or `python -c SOURCE ...` would be: arguments, environment, directory,
 streams, main module and exit code are its own. What is read at an interpreter's start only (PYTHONHASHSEED) is as the
 server has it, and there is no atexit. For a test of what a program loads, or of its very start, start Python.
 """
@@ -28,12 +28,12 @@ from tests.helpers.source_tree import ROOT
 class ForkedProgram:
     """One that runs, or ran: what subprocess.Popen has of it."""
 
-    def __init__(self, words: Sequence[str], process: BaseProcess, said: Sequence[IO[bytes]]) -> None:
+    def __init__(self, arguments: Sequence[str], process: BaseProcess, outputs: Sequence[IO[bytes]]) -> None:
         assert process.pid is not None
         self.pid = process.pid
-        self._words = words
+        self._arguments = arguments
         self._process = process
-        self._said = said
+        self._outputs = outputs
 
     @property
     def returncode(self) -> int | None:
@@ -53,14 +53,14 @@ class ForkedProgram:
         """Raises: subprocess.TimeoutExpired."""
         self._process.join(timeout)
         if self.returncode is None:
-            raise subprocess.TimeoutExpired(self._words, timeout or 0.0)
+            raise subprocess.TimeoutExpired(self._arguments, timeout or 0.0)
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for the end and return stdout and stderr, "" for what went to a file of the caller's."""
         self.wait(timeout)
         texts = []
-        for file in self._said:
+        for file in self._outputs:
             file.seek(0)
             texts.append(file.read().decode())
         return (texts[0], texts[1]) if texts else ("", "")
@@ -68,24 +68,24 @@ class ForkedProgram:
 
 @contextmanager
 def forked_program(
-    words: Sequence[str],
+    arguments: Sequence[str],
     *,
     environment: Mapping[str, str] | None = None,
     directory: Path = ROOT,
     output: IO[bytes] | None = None,
     prepare: Sequence[Callable[[], object]] = (),
 ) -> Iterator[ForkedProgram]:
-    """Start what `python WORDS` would be; at the end the process (alone) is dead.
+    """Start what `python ARGUMENTS` would be; at the end the process (alone) is dead.
 
-    words: those after `python`, with -m or -c first. environment: all of it; that of this process by default.
+    arguments: those after `python`, with -m or -c first. environment: all of it; that of this process by default.
     output: a file that takes all that it says. prepare: what it does before all else, each a function of a module, or
     of an object that can be pickled.
     """
     with ExitStack() as stack:
-        said = [] if output is not None else [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
-        descriptors = [_Descriptor(file.fileno()) for file in (said or [output, output]) if file is not None]
+        outputs = [] if output is not None else [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
+        descriptors = [_Descriptor(file.fileno()) for file in (outputs or [output, output]) if file is not None]
         program = (
-            tuple(words),
+            tuple(arguments),
             dict(os.environ if environment is None else environment),
             str(directory),
             tuple(prepare),
@@ -93,7 +93,7 @@ def forked_program(
         process = fork_context().Process(target=_become, args=(*descriptors, *program))
         process.start()
         try:
-            yield ForkedProgram(words, process, said)
+            yield ForkedProgram(arguments, process, outputs)
         finally:
             if process.exitcode is None:
                 process.kill()
@@ -101,12 +101,12 @@ def forked_program(
             process.close()
 
 
-def run_forked(words: Sequence[str], *, timeout_s: float, **options: Any) -> subprocess.CompletedProcess[str]:
+def run_forked(arguments: Sequence[str], *, timeout_s: float, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, with the options of `forked_program`, and return what subprocess.run would."""
-    with forked_program(words, **options) as program:
+    with forked_program(arguments, **options) as program:
         stdout, stderr = program.communicate(timeout_s)
         assert program.returncode is not None
-        return subprocess.CompletedProcess(list(words), program.returncode, stdout, stderr)
+        return subprocess.CompletedProcess(list(arguments), program.returncode, stdout, stderr)
 
 
 class _Descriptor:
@@ -127,7 +127,7 @@ def _received(descriptor: Any) -> int:
 def _become(
     stdout: int,
     stderr: int,
-    words: Sequence[str],
+    arguments: Sequence[str],
     environment: Mapping[str, str],
     directory: str,
     prepare: Sequence[Callable[[], object]],
@@ -140,15 +140,15 @@ def _become(
     for action in prepare:
         action()
     os.chdir(directory)
-    kind, what, *arguments = words
+    kind, what, *rest = arguments
     if kind == "-m":
         sys.path.insert(0, directory)
-        sys.argv = [what, *arguments]
+        sys.argv = [what, *rest]
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     else:
         assert kind == "-c", kind
         sys.path.insert(0, "")
-        sys.argv = ["-c", *arguments]
+        sys.argv = ["-c", *rest]
         main = sys.modules["__main__"] = ModuleType("__main__")
         exec(compile(what, "<string>", "exec"), main.__dict__)
 

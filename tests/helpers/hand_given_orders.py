@@ -1,4 +1,4 @@
-"""What an agent works with, in the hands of a test: orders that it gives, and a witness of what the agent tells."""
+"""Stand-ins for an agent's interfaces: orders that a test gives, and a record of what the agent reports."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class Witness:
     def workers_stopped(self, assignment: Assignment) -> None:
         self._hear("stopped", assignment.round.number)
 
-    def _hear(self, kind: str, words: Any) -> None:
-        self.heard.append((kind, words))
+    def _hear(self, kind: str, value: Any) -> None:
+        self.heard.append((kind, value))
 
     @property
     def kinds(self) -> list[str]:
@@ -87,11 +87,11 @@ class Witness:
 
     @property
     def ends(self) -> list[WorkerEnd]:
-        return [words for kind, words in self.heard if kind == "ended"]
+        return [value for kind, value in self.heard if kind == "ended"]
 
     @property
     def pids(self) -> list[int]:
-        return [pid for kind, words in self.heard if kind == "started" for pid in words.values()]
+        return [pid for kind, value in self.heard if kind == "started" for pid in value.values()]
 
     def wait_for(self, kind: str, count: int = 1) -> None:
         wait_until(lambda: self.kinds.count(kind) >= count, f"{count} x {kind} in {self.heard}")

@@ -42,18 +42,18 @@ def sites_in(strike: Callable[[str, int], None]) -> None:
         at[0] = step
         set_step(recorder, step)
 
-    def noted_begin(recorder: Recorder, operation: Operation, *words: Any, **options: Any) -> int:
-        group = names.get(words[4] if len(words) > 4 else options.get("group", 0), "")
+    def noted_begin(recorder: Recorder, operation: Operation, *arguments: Any, **options: Any) -> int:
+        group = names.get(arguments[4] if len(arguments) > 4 else options.get("group", 0), "")
         for site in (f"before {operation}", f"before {operation} of {group}"):
             strike(site, at[0])
-        token: int = begin(recorder, operation, *words, **options)
+        token: int = begin(recorder, operation, *arguments, **options)
         for site in (f"in {operation}", f"in {operation} of {group}"):
             strike(site, at[0])
         return token
 
-    def noted_read(trainer: StepLoop, *words: Any) -> Any:
+    def noted_read(trainer: StepLoop, *arguments: Any) -> Any:
         strike(READ, at[0])
-        return read_step(trainer, *words)
+        return read_step(trainer, *arguments)
 
     Recorder.begin = noted_begin  # type: ignore[method-assign]
     Recorder.set_step = noted_step  # type: ignore[method-assign]

@@ -45,12 +45,12 @@ GREEN = HealthAnswer("green", frozenset())
 UNREACHABLE = HealthAnswer("red", frozenset({"unreachable"}))
 
 
-def ask_status(*words: str) -> tuple[int, dict[str, Any]]:
+def ask_status(*arguments: str) -> tuple[int, dict[str, Any]]:
     """Return the exit code of `megatrain status`, and what it prints as JSON: nothing where it only complains."""
-    said = io.StringIO()
-    with redirect_stdout(said), redirect_stderr(io.StringIO()):
-        code = main(["status", *words, "--json"])
-    return code, json.loads(said.getvalue()) if said.getvalue() else {}
+    output = io.StringIO()
+    with redirect_stdout(output), redirect_stderr(io.StringIO()):
+        code = main(["status", *arguments, "--json"])
+    return code, json.loads(output.getvalue()) if output.getvalue() else {}
 
 
 class HealthViews:
@@ -58,7 +58,7 @@ class HealthViews:
 
     def __init__(self, view: JobView, urls: Sequence[str]) -> None:
         self._view = view
-        self._words = (view.keys.job, "--rdzv-endpoint", ",".join(urls))
+        self._arguments = (view.keys.job, "--rdzv-endpoint", ",".join(urls))
         self._page = self._metrics = ""
         self.state = ""
         """What the job does, by the newest answer of `megatrain status`."""
@@ -67,7 +67,7 @@ class HealthViews:
     def wait_for(self, is_met: Callable[[], bool], what: str) -> None:
         """Ask all places again and again until a condition is met.
 
-        `megatrain status` takes a second where etcd is away: nobody else's answer is late because of that.
+        `megatrain status` takes a second where etcd is away; it delays no other answer.
         """
         with ThreadPoolExecutor(max_workers=1) as pool:
             status = pool.submit(self._ask, "status", self._status)
@@ -90,21 +90,21 @@ class HealthViews:
                 raise DeadlineError(f"{error}; the newest answers: {newest}") from None
 
     def _ask(self, who: str, answer: Callable[[], HealthAnswer]) -> None:
-        """Ask one place once. One that does not answer has said nothing."""
+        """Ask one place once. No answer adds nothing."""
         with suppress(OSError, ValueError, CoordinationError):  # not there, or gone in the middle of its answer
             reported = answer()
             self.heard[who].append((time.time(), reported))
 
     def agreement(self, code: str, since_unix_s: float, who: Sequence[str] = EVERYBODY) -> dict[str, float] | None:
-        """Return when each of `who` said one and the same answer, None while they have not.
+        """Return when each of `who` gave the same answer; None until all have.
 
         code: of a reason that is among others in that answer; empty: it is green.
         """
         first: list[dict[HealthAnswer, float]] = []
         for name in who:
-            said = [(at, reported) for at, reported in self.heard[name] if at >= since_unix_s]
+            output = [(at, reported) for at, reported in self.heard[name] if at >= since_unix_s]
             wanted = [
-                (at, reported) for at, reported in said if (code in reported.codes if code else reported == GREEN)
+                (at, reported) for at, reported in output if (code in reported.codes if code else reported == GREEN)
             ]
             first.append({reported: at for at, reported in reversed(wanted)})
         common = set(first[0]).intersection(*first[1:])
@@ -114,7 +114,7 @@ class HealthViews:
         return {name: times[soonest] for name, times in zip(who, first, strict=True)}
 
     def _status(self) -> HealthAnswer:
-        code, answer = ask_status(*self._words)
+        code, answer = ask_status(*self._arguments)
         if code == StatusCode.UNREACHABLE:
             return UNREACHABLE
         self.state = answer["state"]

@@ -1,6 +1,6 @@
-"""A file that nobody can open for a while: who tries waits, as for storage that does not answer.
+"""A file whose open blocks for a while, as on storage that does not answer.
 
-Another process has a lease on the file (fcntl, F_SETLEASE). The kernel keeps an open by anybody else waiting until the
+Another process has a lease on the file (fcntl, F_SETLEASE). The kernel blocks an open by any other process until the
 lease is given up, for 45 seconds at most. An open with O_NONBLOCK does not wait: it fails.
 """
 
@@ -35,9 +35,9 @@ class HeldFile:
         self._holder = holder
 
     def wait_until_asked_for(self) -> None:
-        """Return once somebody waits for the file."""
+        """Return once a process waits for the file."""
         assert self._holder.stdout is not None
-        assert select.select([self._holder.stdout], [], [], DEADLINE_S)[0], "nobody has opened the file"
+        assert select.select([self._holder.stdout], [], [], DEADLINE_S)[0], "no process has opened the file"
         assert self._holder.stdout.readline() == "asked for\n"
 
     def release(self) -> None:

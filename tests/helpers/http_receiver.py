@@ -76,7 +76,7 @@ class HttpReceiver:
         return [one.document for one in self.posted]
 
     def wait_for(self, number: int) -> list[Any]:
-        """Wait until so many requests have come; return their bodies, read as JSON."""
+        """Wait for a number of requests; return their bodies, read as JSON."""
         wait_until(lambda: len(self.posted) >= number, f"request {number}")
         return self.documents
 

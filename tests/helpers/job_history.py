@@ -52,7 +52,7 @@ class JobHistory:
         if any(kind in _DRIVERS_OWN for kind in puts):
             leader = min(self._candidates.values(), key=lambda item: item.create_revision, default=None)
             candidacies = [change.item for change in changes.changes if self._is_candidacy(change)]
-            assert leader is not None, f"revision {changes.revision}: {puts} were written while nobody led"
+            assert leader is not None, f"revision {changes.revision}: {puts} were written while there was no leader"
             assert [one.key for one in candidacies] == [leader.key], (
                 f"revision {changes.revision}: {puts} without a new leadership revision"
             )

@@ -59,7 +59,7 @@ class LaunchedJob:
     arguments: Sequence[str]
     """Of `megatrain launch`, the same for all hosts."""
     module: str = "tests.helpers.step_faults"
-    """What workers run; it takes the words of `megatrain train`."""
+    """The module that workers run; it takes the arguments of `megatrain train`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     has_daemon: bool = False
     """Whether its hosts run daemon and page."""

@@ -157,7 +157,7 @@ def train_late(context: RankContext, changes: Sequence[Tables], seeds: Sequence[
     late = []
     for seed in seeds:
         delays.set_seed(seed)
-        # some with what a rank starts before the lane's thread has woken up, as it does where nobody holds it up
+        # some with exchanges that start before the lane's thread has woken up, as without delays
         with poisoned_buffers(), patch.object(ExchangeRunner, "starts_at_once", seed % 2 == 1):
             late.append(_train(build_rank_model(on, mesh, recorder, device), recorder))
     delays.set_seed(None)

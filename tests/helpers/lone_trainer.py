@@ -134,7 +134,7 @@ class LoneTrainer:
     reports: Reports
     notes: list[Note]
     stop: threading.Event
-    """Set: somebody asks it to stop."""
+    """Set when a stop is requested."""
 
     def noted(self, *kinds: str) -> list[Note]:
         """Return the notes of these kinds."""

@@ -15,7 +15,7 @@ from tests.helpers.waiting import DEADLINE_S
 
 
 class MailReceiver:
-    """Serves while it is entered. With a `login` (user, password) it takes mail of nobody else.
+    """Serves while it is entered. With a `login` (user, password) it takes mail of that user only.
 
     `answer`: to the data of a message.
     """

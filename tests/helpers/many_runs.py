@@ -1,6 +1,6 @@
 """A directory of run directories as launches leave them: trained, failed, killed, held by one that lives, damaged.
 
-`python -m tests.helpers.many_runs DIR [NUM]` writes so many; `megatrain dashboard --runs DIR` lists them.
+`python -m tests.helpers.many_runs DIR [NUM]` writes NUM runs; `megatrain dashboard --runs DIR` lists them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def step_report(step: int, loss: float, step_s: float) -> StepReport:
 
 
 def interval_report(step: int, step_s: float, mfu: float = 0.4) -> IntervalReport:
-    """Return what ten steps come to. At `STEP_S` the MFU is what is said."""
+    """Return the metrics of ten steps. `mfu` holds for steps of `STEP_S`."""
     rate = TOKENS / step_s / NUM_RANKS
     return IntervalReport(
         step=step, num_steps=10, wall_s=10 * step_s, loss=2.0, grad_norm=1.0, lr=3e-4, tokens_per_s=rate * NUM_RANKS,
@@ -112,7 +112,7 @@ def held(run: RunDirectory) -> Iterator[None]:
 
 
 def write_many(runs: Path, num: int) -> None:
-    """Write so many runs of all kinds."""
+    """Write `num` runs of all kinds."""
     for number in range(num):
         code = (0, 75, 1, None, 0, 0)[number % 6]
         name = f"run-{number:04d}"

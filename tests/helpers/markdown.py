@@ -82,6 +82,6 @@ def anchors(text: str) -> set[str]:
         if _FENCE.match(line):
             is_inside = not is_inside
         elif not is_inside and (heading := re.match(r"#+\s+(.*)", line)):
-            words = re.sub(r"[^\w\s-]", "", heading[1].strip().lower())
-            found.add(re.sub(r"\s", "-", words))
+            anchor = re.sub(r"[^\w\s-]", "", heading[1].strip().lower())
+            found.add(re.sub(r"\s", "-", anchor))
     return found

@@ -54,7 +54,7 @@ def named_by_page(page: TestClient, round_number: int) -> dict[str, Named]:
     found = {
         "incidents": (incident["ranks"], incident["hosts"]),
         "logs": ([one["rank"] for one in roots], sorted({one["host"] for one in roots})),
-        "logs, in words": ([logs["root_rank"]], incident["hosts"]),
+        "logs, as text": ([logs["root_rank"]], incident["hosts"]),
         "hosts": (incident["ranks"], sorted(blamed)),
     }
     if hang["source"]:  # something is kept of where the ranks stood
@@ -72,9 +72,9 @@ def named_by_page(page: TestClient, round_number: int) -> dict[str, Named]:
 def named_by_verbs(run: RunDirectory, round_number: int, capsys: pytest.CaptureFixture[str]) -> dict[str, Named]:
     """Return each verb's culprit for the failure of a round."""
 
-    def answer_of(*words: str) -> Any:
+    def answer_of(*arguments: str) -> Any:
         capsys.readouterr()
-        assert main([*words, str(run.root), "--round", str(round_number), "--json"]) == 0
+        assert main([*arguments, str(run.root), "--round", str(round_number), "--json"]) == 0
         return json.loads(capsys.readouterr().out)
 
     logs = answer_of("logs", "classify")

@@ -122,11 +122,11 @@ class HostNetwork:
         self._inside(network, "link", "set", "dev", port, "master", "br0")
         self._inside(network, "link", "set", "dev", port, "up")
 
-    def _inside(self, network: str, *words: str) -> None:
-        self._run("-n", self._switch, *words, network=network)
+    def _inside(self, network: str, *arguments: str) -> None:
+        self._run("-n", self._switch, *arguments, network=network)
 
-    def _run(self, *words: str, network: str = "") -> None:
-        command = ["ip", *(word.replace("-NET", f"-{network}") for word in words)]
+    def _run(self, *arguments: str, network: str = "") -> None:
+        command = ["ip", *(word.replace("-NET", f"-{network}") for word in arguments)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{command}: {done.stderr}"
 

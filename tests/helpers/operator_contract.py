@@ -20,7 +20,7 @@ def assert_contract(operator: Operator, *arguments: Any) -> None:
     torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
     results = [_run_poisoned(operator, arguments, order) for order in thread_orders()]
     for one in results[0]:
-        assert not one.float().isnan().any(), "an element that nobody wrote"
+        assert not one.float().isnan().any(), "an element was not written"
     for result in results[1:]:
         assert_identical(result, results[0])
     _assert_close(_run_poisoned(operator, arguments, 0, misaligned), results[0])

@@ -201,8 +201,8 @@ def outage_job(
         addresses = [] if network is None else [network.own_address(MANAGEMENT)]
         etcd = stack.enter_context(EtcdServers(directory, num_members, addresses=addresses))
         urls = etcd.urls if network is None else [each.replace("127.0.0.1", addresses[0]) for each in etcd.urls]
-        words = ("--nnodes", "2", "--spares", str(len(hosts) - 2), "--nproc-per-node", str(WORKERS))
-        launched = stack.enter_context(LaunchedJob(job, urls, FaultDirectory(root / "faults", PACE_S), words))
+        arguments = ("--nnodes", "2", "--spares", str(len(hosts) - 2), "--nproc-per-node", str(WORKERS))
+        launched = stack.enter_context(LaunchedJob(job, urls, FaultDirectory(root / "faults", PACE_S), arguments))
         view = JobView.of(job, etcd.urls)
         stack.callback(view.client.close)
         running = OutageJob(launched, view, etcd, network)

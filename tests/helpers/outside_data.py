@@ -1,6 +1,6 @@
 """Real data that is not part of the repository: where it is, and a word at the end of the run when it is absent.
 
-Nobody can be made to have it, so MEGATRAIN_REQUIRE does not fail what needs it. That makes its absence easy to
+No machine is required to have it, so MEGATRAIN_REQUIRE fails no test without it. That makes its absence easy to
 overlook: the run ends with a section that names what was not tested.
 """
 

@@ -19,10 +19,10 @@ from tests.helpers.train_process import Job
 @contextmanager
 def paced_launch(job: Job, pace: PaceDirectory, num_ranks: int, log_file: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Launch a job on this machine; its output goes to `log_file`. What is left of it afterwards is killed."""
-    words = ["-m", "megatrain", "launch", "--standalone", f"--nproc-per-node={num_ranks}"]
+    arguments = ["-m", "megatrain", "launch", "--standalone", f"--nproc-per-node={num_ranks}"]
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, *words, "-m", "tests.helpers.paced_train", str(job.config_file)],
+            [sys.executable, *arguments, "-m", "tests.helpers.paced_train", str(job.config_file)],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", **pace.environment},
             stdin=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
 """Ports for servers that tests start.
 
-A port that the system gives to whoever asks is free only until it is closed again: of processes that test side by side,
+A port that the system assigns is free only until it is closed again: of processes that test side by side,
 two may start a server on the same one. So each process of the tests reserves a range of ports, below those that the
 system gives. A socket that is bound to the first port of a range reserves it, for all runs on this machine.
 """
@@ -16,7 +16,7 @@ _FIRST, _RANGE, _NUM_RANGES = 12_000, 500, 40
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports on which nobody listens, and which no other process of the tests takes."""
+    """Return different ports on which no process listens, and which no other process of the tests takes."""
     found: list[int] = []
     while len(found) < count:
         port = next(_own_range())

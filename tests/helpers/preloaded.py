@@ -17,7 +17,7 @@ def compiled(source: str, name: str) -> Path:
     compiler = shutil.which("cc")
     require("compiler", compiler is not None, "no cc on PATH")
     library = Path(tempfile.mkdtemp(prefix="library-")) / name
-    words = [
+    arguments = [
         str(compiler),
         "-shared",
         "-fPIC",
@@ -27,5 +27,5 @@ def compiled(source: str, name: str) -> Path:
         str(Path(__file__).with_name(source)),
         "-ldl",
     ]
-    subprocess.run(words, check=True, capture_output=True)
+    subprocess.run(arguments, check=True, capture_output=True)
     return library

@@ -24,7 +24,7 @@ STEPS = 60
 PACE_S = 0.05
 HOSTS = ("host-0", "host-1")
 NOTHING: Mapping[str, str] = MappingProxyType({})
-WORDS = ("--nproc-per-node", "2", "--local-addr", "127.0.0.1")
+ARGUMENTS = ("--nproc-per-node", "2", "--local-addr", "127.0.0.1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +149,9 @@ def running_job(
         faults.fail_at(*order)
     (root / "etcd").mkdir()
     with EtcdServers(root / "etcd") as etcd, ExitStack() as stack:
-        words = ("--nnodes", nnodes, *(("--spares", "1") if spare else ()), *WORDS)
+        arguments = ("--nnodes", nnodes, *(("--spares", "1") if spare else ()), *ARGUMENTS)
         launched = stack.enter_context(
-            LaunchedJob(job, etcd.urls, faults, words, module, environment, has_daemon=has_daemon)
+            LaunchedJob(job, etcd.urls, faults, arguments, module, environment, has_daemon=has_daemon)
         )
         view = JobView.of(job, etcd.urls)
         stack.callback(view.client.close)

@@ -43,6 +43,9 @@ def refuse_call(number: int) -> None:
     )
     library = ctypes.CDLL(None, use_errno=True)
     program = _Filter(len(instructions), instructions)
-    for words in ((_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program))):
-        if library.prctl(*words) != 0:
+    for arguments in (
+        (_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
+        (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program)),
+    ):
+        if library.prctl(*arguments) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -63,7 +63,7 @@ def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     settings = {
-        "endpoint_url": f"http://127.0.0.1:{server.server_port}", "key": "nobody", "secret": "secret",
+        "endpoint_url": f"http://127.0.0.1:{server.server_port}", "key": "key", "secret": "secret",
         "config_kwargs": {"retries": {"max_attempts": 1}, "read_timeout": 60, "region_name": "us-east-1"},
     }  # fmt: skip
     monkeypatch.setitem(conf, "s3", settings)

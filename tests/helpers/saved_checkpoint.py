@@ -134,16 +134,16 @@ Ckpt = Callable[..., Any]
 
 
 def ckpt_runner(capsys: pytest.CaptureFixture[str]) -> Ckpt:
-    """Return a function that runs `megatrain ckpt` with some words, and returns what it printed: text, or JSON."""
+    """Return a function that runs `megatrain ckpt` with some arguments, and returns what it printed: text, or JSON."""
 
-    def ckpt(*words: object, code: int = 0) -> Any:
+    def ckpt(*arguments: object, code: int = 0) -> Any:
         capsys.readouterr()
-        found = main(["ckpt", *map(str, words)])
+        found = main(["ckpt", *map(str, arguments)])
         captured = capsys.readouterr()
         assert found == code, captured.err
         if code and not captured.out:
             return captured.err
-        if "--json" not in words:
+        if "--json" not in arguments:
             return captured.out
         document = json.loads(captured.out)
         assert document["schema_version"] == 1

@@ -240,7 +240,7 @@ class SimulatedJob:
             assert item is not None
             assert decode(HostVerdict, item.value, "verdict").round == incident.round, "a verdict on another round"
             is_by_itself = incident.kind in (IncidentKind.STRAGGLER, IncidentKind.NUMERICS)
-            assert not is_by_itself or self.policy.eviction == "automatic" or outcome.by, "nobody approved it"
+            assert not is_by_itself or self.policy.eviction == "automatic" or outcome.by, "no person approved it"
             assert not is_by_itself or self.policy.eviction != "dry-run"
 
     def _check_incident(self, incident: Incident) -> None:

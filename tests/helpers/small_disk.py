@@ -35,12 +35,12 @@ class SmallDisk:
     def seen(self) -> Path:
         return Path(f"/proc/{self.keeper}/root{self.path}")
 
-    def enter(self, *words: str) -> list[str]:
+    def enter(self, *arguments: str) -> list[str]:
         """Return the command that runs a program in it."""
         user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
         # the working directory is given up on the way
         return ["nsenter", f"--target={self.keeper}", "--mount", *user, "--",
-                "sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", os.getcwd(), *words]  # fmt: skip
+                "sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", os.getcwd(), *arguments]  # fmt: skip
 
     def join(self) -> None:
         """Have this process, which has one thread, see it. Its working directory is the root then."""
@@ -54,8 +54,8 @@ class SmallDisk:
 
     def resize(self, num_bytes: int) -> None:
         # given all properties of the mount: what the mount table says of a user namespace is not accepted there
-        words = ["mount", "-t", "tmpfs", "-o", f"remount,size={num_bytes}", "tmpfs", str(self.path)]
-        subprocess.run(self.enter(*words), check=True)
+        arguments = ["mount", "-t", "tmpfs", "-o", f"remount,size={num_bytes}", "tmpfs", str(self.path)]
+        subprocess.run(self.enter(*arguments), check=True)
 
     def fill(self) -> None:
         """Leave no free byte. A file that is removed frees its space again."""

@@ -35,7 +35,7 @@ class TimedHost(SimulatedHost):
     reaction_s: float = 0.3
     step_s: float = 0.1
     lag: float = 0.0
-    """So many steps after the others this host has completed one."""
+    """How many steps this host lags behind the others."""
     is_frozen: bool = False
     has_slept: bool = False
     """Whether its processes slept since they were started: then they may live on for a moment."""
@@ -199,7 +199,7 @@ class TimedJob(SimulatedJob):
         self.check()
 
     def go_on(self, seconds: float, ticks: int) -> None:
-        """Let all hosts receive everything, and the driver decide, so many times."""
+        """Let all hosts receive everything, and the driver decide, `ticks` times."""
         for _ in range(ticks):
             self.advance(seconds / ticks)
             for host in self.timed():

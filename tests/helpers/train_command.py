@@ -13,10 +13,10 @@ from tests.helpers.rank_pool import RankError, RankPool
 from tests.helpers.rank_protocol import RankContext
 
 
-def run_command(pool: RankPool, words: Sequence[str], output: Path) -> int:
-    """Run `megatrain WORDS` and return its exit code; what it says is in the file `output`."""
+def run_command(pool: RankPool, arguments: Sequence[str], output: Path) -> int:
+    """Run `megatrain ARGUMENTS` and return its exit code; what it says is in the file `output`."""
     try:
-        (code,) = pool.run(_command_on_rank, 1, list(words), str(output))
+        (code,) = pool.run(_command_on_rank, 1, list(arguments), str(output))
     except RankError as error:
         # a worker that fails takes its process with it
         ended = re.search(r"its process ended with exit code (\d+)$", str(error))
@@ -26,9 +26,9 @@ def run_command(pool: RankPool, words: Sequence[str], output: Path) -> int:
     return int(code)
 
 
-def _command_on_rank(context: RankContext, words: Sequence[str], output: str) -> int:
+def _command_on_rank(context: RankContext, arguments: Sequence[str], output: str) -> int:
     with open(output, "wb") as file, _output_to(file.fileno()):
-        return main(list(words))
+        return main(list(arguments))
 
 
 @contextmanager

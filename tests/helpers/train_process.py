@@ -73,15 +73,15 @@ TrainProcess = subprocess.Popen[str] | ForkedProgram
 
 @contextmanager
 def started(
-    words: Sequence[str], environment: Mapping[str, str] | None = None, *, output: Path | None = None
+    arguments: Sequence[str], environment: Mapping[str, str] | None = None, *, output: Path | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start `python -m WORDS`; at the end nothing of it is alive.
+    """Start `python -m ARGUMENTS`; at the end nothing of it is alive.
 
-    output: a file that takes all that it says, in place of pipes. Whoever runs the tests, permissions hold for it.
+    output: a file for stdout and stderr, in place of pipes. Permissions hold even if root runs the tests.
     """
     file = output.open("ab") if output is not None else None
     process = subprocess.Popen(
-        [sys.executable, "-m", *words],
+        [sys.executable, "-m", *arguments],
         cwd=ROOT,
         env=_environment(environment),
         stdout=subprocess.PIPE if file is None else file,
@@ -100,7 +100,7 @@ def started(
 
 @contextmanager
 def forked(
-    words: Sequence[str],
+    arguments: Sequence[str],
     environment: Mapping[str, str] | None = None,
     *,
     output: Path | None = None,
@@ -109,7 +109,7 @@ def forked(
     """Do as `started` does, with a process that has torch from the start. prepare: what it does before all else."""
     with ExitStack() as stack:
         program = forked_program(
-            ["-m", *words],
+            ["-m", *arguments],
             environment=_environment(environment),
             output=stack.enter_context(output.open("ab")) if output is not None else None,
             prepare=(*prepare, heed_permissions),

@@ -223,7 +223,7 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
     order = order_kind(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
     reader = _NotingReader(BatchReader(dataset, order, config.data.has_document_mask))
     reporter = _NotingReporter(rank_model)
-    # a test that saves names a run directory; others get one that nobody looks at
+    # a test that saves names a run directory; others get one that no test reads
     run = RunDirectory(Path(config.job.run_directory or context.init_method.removeprefix("file://") + ".run"))
     run.create()
     num_local_ranks = context.world_size // orders.num_hosts
@@ -381,7 +381,7 @@ def _state(rank_model: RankModel) -> State:
 
 
 def _poison(rank_model: RankModel, poison: Poison, step: Callable[[], int]) -> None:
-    """Spoil the parameter's gradient where backward hands it over: nothing else of the step changes."""
+    """Spoil the parameter's gradient where backward passes it on: nothing else of the step changes."""
     for chunk in rank_model.pipeline.chunks:
         for name, parameter in chunk.module.named_parameters():
             if name == poison.parameter:
@@ -395,7 +395,7 @@ def _poison(rank_model: RankModel, poison: Poison, step: Callable[[], int]) -> N
 
 
 class _Spoiler:
-    """A main_grad that multiplies what one micro-batch left in the sum, and hands over the others as they are."""
+    """A main_grad that scales the gradient of one micro-batch, and adds the others unchanged."""
 
     def __init__(self, main_grad: MainGrad, poison: Poison, step: Callable[[], int]) -> None:
         self._main_grad = main_grad
@@ -410,7 +410,7 @@ class _Spoiler:
         self._main_grad.add_wgrad(partial(self._add, add, self._is_due()))
 
     def spoilt(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """Return a gradient that autograd hands over; None where backward added to the main_grad before."""
+        """Return a gradient that autograd passes; None where backward added to the main_grad before."""
         return gradient * self._poison.factor if gradient is not None and self._is_due() else None
 
     def _is_due(self) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 from megatrain.cli import main
 
 
-def figures_printed(capsys: Any, *words: str) -> dict[str, Any]:
+def figures_printed(capsys: Any, *arguments: str) -> dict[str, Any]:
     """Return what `megatrain diag whatif ... --json` prints; the text itself is JSON that any reader takes."""
-    code = main(["diag", "whatif", *words, "--json"])
+    code = main(["diag", "whatif", *arguments, "--json"])
     printed = capsys.readouterr()
     assert code == 0, printed.err
 

@@ -111,7 +111,7 @@ def writer_thread(
 
 
 def drain(arena: Arena, preparation: str = "") -> str:
-    """Run a writer process until it ends by itself, and return what it said. No other process uses the arena."""
+    """Run a writer process until it ends by itself, and return its stderr. No other process uses the arena."""
     script = f"import sys\nfrom megatrain.checkpoint.writer import main\n{preparation}\nsys.exit(main(sys.argv[1:]))"
     done = run_forked(["-c", script, str(arena.root)], timeout_s=DEADLINE_S)
     assert done.returncode == 0, done.stderr

@@ -15,10 +15,10 @@ Serve = Callable[..., CannedDashboard]
 
 def _copied(page, button) -> str:
     """Press a button that copies, and return what the clipboard holds then. No other button's "copied" is in sight."""
-    said = page.get_by_role("button", name="copied")
-    expect(said).to_have_count(0)
+    copied = page.get_by_role("button", name="copied")
+    expect(copied).to_have_count(0)
     button.click()
-    expect(said).to_be_visible()
+    expect(copied).to_be_visible()
     return page.evaluate("navigator.clipboard.readText()")
 
 

@@ -58,7 +58,7 @@ def row(page, name: str):
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
-def test_the_job_in_trouble_is_first_and_leads_to_its_page(url: str, pages, width: int, scheme: str) -> None:
+def test_the_most_severe_job_is_first_and_leads_to_its_page(url: str, pages, width: int, scheme: str) -> None:
     page = pages.open(url, width=width, scheme=scheme)
     page.locator("table.jobs tbody tr").nth(49).wait_for()
     expect(page).to_have_url(f"{url}jobs")

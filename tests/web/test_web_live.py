@@ -1,4 +1,4 @@
-"""The page on a job that trains: every view, news as they come, the server begun anew, an action carried out."""
+"""The page on a job that trains: every view, live changes, a restart of the server, an action."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Live:
         return (self.dashboard.run / "diagnosis" / TOKEN_NAME).read_text().strip()
 
     def open(self, pages, view: str = "") -> object:
-        """Open a view as somebody who signs in with the token that the dashboard made."""
+        """Open a view, signed in with the token that the dashboard made."""
         pages.expected.append("401")
         page = pages.open(f"{self.dashboard.url}{view}")
         page.get_by_label("Token").fill(self.token())

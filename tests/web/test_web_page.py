@@ -37,7 +37,7 @@ def test_reported_changes_are_fetched_once_without_flicker(serve: Serve, pages) 
         expect(page.locator("[data-figure=step]")).to_have_text(f"{STEP + number:,}")
     # a page that polls would ask oftener, and one whose stream is broken would ask for the stream
     assert [name for name in dashboard.asked if name in ("overview", "live")] == ["overview"] * NUM_NEWS
-    assert page.evaluate("window.seen === document.querySelector('[data-figure=step]')"), "the figure was made anew"
+    assert page.evaluate("window.seen === document.querySelector('[data-figure=step]')"), "the figure was created again"
     assert page.evaluate("window.skeletons") == 0
 
 
@@ -99,7 +99,7 @@ def test_hidden_pages_release_their_connections(serve: Serve, pages) -> None:
     opened[-1].goto(f"{dashboard.url}#/hosts", wait_until="domcontentloaded")
     opened[-1].locator("main h1").wait_for()
     opened[-1].locator("[data-connection=live]").wait_for()
-    # what has happened meanwhile is seen as soon as somebody looks again
+    # changes made meanwhile appear as soon as the page is visible again
     dashboard.responses["overview"] = overview_document(step=STEP + 9)
     dashboard.step = STEP + 9
     dashboard.news("overview")

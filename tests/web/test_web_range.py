@@ -24,7 +24,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     write_recorded_run(run.root)
     writer = NoteWriter(ActionLog(log_path(run.root)))
     writer.add("learning rate lowered", Author("ada", "operator"), step=100)
-    writer.add("somebody pulled a cable", Author("bob", "operator"), at_unix_s=FAILED_S)
+    writer.add("a cable was pulled", Author("bob", "operator"), at_unix_s=FAILED_S)
     key = ChangedKey("optimizer.lr", "0.0003", "0.001")
     append_change(run.diagnosis / CHANGES_NAME, ConfigChange(2, 50, end_s(2, 50), (key,)))
     with served_run(run.root) as found:
@@ -48,7 +48,7 @@ def test_a_range_goes_with_the_reader_through_all_views(url: str, pages) -> None
     expect(page.get_by_text("No incident in this range")).to_be_visible()
     page.get_by_role("button", name="Show all").click()
     expect(page.get_by_role("table", name="Incidents")).to_be_visible()
-    expect(page.get_by_text("somebody pulled a cable")).to_be_visible()
+    expect(page.get_by_text("a cable was pulled")).to_be_visible()
     page.get_by_role("combobox", name="Range").select_option("custom")
     page.get_by_label("from", exact=True).fill("nonsense")
     page.get_by_role("button", name="Show", exact=True).click()

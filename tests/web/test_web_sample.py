@@ -112,7 +112,7 @@ def test_the_ranks_of_a_small_job_fill_the_page_with_words(url: str, pages) -> N
     page = pages.open(f"{url}#/ranks", width=1440, height=900)
     canvas = page.get_by_test_id("ranks-canvas")
     canvas.wait_for()
-    expect(canvas).to_have_attribute("data-cards", "8")  # ranks that are drawn with words
+    expect(canvas).to_have_attribute("data-cards", "8")  # ranks that are drawn with text
     expect(canvas).to_have_attribute("data-ranks", "8")
     stages = 2
     assert float(canvas.get_attribute("data-cell")) * stages > 0.8 * canvas.bounding_box()["width"]
@@ -132,7 +132,7 @@ def test_a_served_sample_is_left_as_it_was(url: str, pages) -> None:
     assert {path: path.stat().st_mtime_ns for path in SAMPLE.rglob("*")} == before
 
 
-def test_steps_that_are_not_known_are_said_to_be_so(url: str, pages) -> None:
+def test_unknown_steps_are_shown_as_unknown(url: str, pages) -> None:
     page = pages.open(f"{url}#/heat?from=9999")
     page.get_by_text("No recorded steps in this range").wait_for()
     page.get_by_text("steps 160 to 299").wait_for()
@@ -143,7 +143,7 @@ def test_steps_that_are_not_known_are_said_to_be_so(url: str, pages) -> None:
     expect(page.get_by_text("8 ranks, steps 200 to 200")).to_be_visible()
 
 
-def test_a_round_of_which_nothing_is_known_is_said_to_be_so(url: str, pages) -> None:
+def test_unknown_round_is_shown_as_unknown(url: str, pages) -> None:
     page = pages.open(f"{url}#/stragglers?round=99")
     page.get_by_role("button", name="no records of round 99; the newest is shown").click()
     expect(page).to_have_url(f"{url}#/stragglers")

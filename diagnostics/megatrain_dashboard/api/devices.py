@@ -124,7 +124,7 @@ class HostDevicesDocument(Document):
     first_unix_s: float | None
     last_unix_s: float | None
     """Histories reach from `first_unix_s` to `last_unix_s`."""
-    trouble: str
+    problem: str
     """Why nothing newer is known; empty when all is well."""
     gpus: tuple[GpuDocument, ...]
     links: tuple[LinkDocument, ...]
@@ -134,7 +134,7 @@ class HostDevicesDocument(Document):
 
 def nothing_read(host: str) -> HostDevicesDocument:
     """Return the document for a host whose devices were never read."""
-    return HostDevicesDocument(host=host, first_unix_s=None, last_unix_s=None, trouble="", gpus=(), links=(), xids=())
+    return HostDevicesDocument(host=host, first_unix_s=None, last_unix_s=None, problem="", gpus=(), links=(), xids=())
 
 
 def host_devices_document(
@@ -149,7 +149,7 @@ def host_devices_document(
         host=host,
         first_unix_s=first_ns / 1e9,
         last_unix_s=last_ns / 1e9,
-        trouble=problem or _driver_problem(gpus),
+        problem=problem or _driver_problem(gpus),
         gpus=tuple(_gpu(one, first_ns, last_ns) for one in _gpus_of(gpus)),
         links=tuple(
             _link(_by_time(links, links.link == name), first_ns, last_ns) for name in sorted(set(links.link.tolist()))

@@ -23,7 +23,7 @@ from megatrain_dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.daemon_state import DaemonState
 from megatrain_diagnostics.store.rounds_and_hosts import last_rounds, newest_clocks, rounds_of_host
-from megatrain_job.failures.culprit import NOBODY, culprit_of_incident
+from megatrain_job.failures.culprit import NO_CULPRIT, culprit_of_incident
 from megatrain_job.jobs.host_view import HostView, host_views
 from megatrain_job.jobs.snapshot import JobSnapshot
 
@@ -163,7 +163,7 @@ def host_history_document(
 
 def blames_host(incident: Incident, host: str, host_of: HostOf) -> bool:
     """Return whether an incident blames a host, or a rank of it."""
-    culprit = culprit_of_incident(incident) or NOBODY
+    culprit = culprit_of_incident(incident) or NO_CULPRIT
     if culprit.hosts:
         return host in culprit.hosts
     return any(host_of(incident.round, rank) == host for rank in culprit.ranks)

@@ -143,14 +143,14 @@ class GpuState:
             yield degraded, f"is slowed down: {slowdown_text(row)}", self.throttled_since_s
         if row["is_reset_pending"] == 1.0:
             yield degraded, "has bad memory that a reset of the GPU will retire", None
-        for name, most, words in (
+        for name, most, noun in (
             ("corrected_errors", LIMITS.corrected_errors, "corrected memory errors"),
             ("nvlink_errors", LIMITS.nvlink_errors, "NVLink errors"),
             ("pcie_replays", LIMITS.pcie_replays, "PCIe replays"),
         ):
             counter = self.counters[name]
             if counter.grown >= most:
-                text = f"had {counter.grown:,} {words} within the hour (threshold: {most:,})"
+                text = f"had {counter.grown:,} {noun} within the hour (threshold: {most:,})"
                 yield degraded, text, counter.since_s
 
 

@@ -199,7 +199,7 @@ def _as_text(answer: HangAnswer) -> list[str]:
         [
             ("from", answer.source),
             ("round", f"{roster.round}, {roster.layout}"),
-            ("culprit", culprit.text or "nobody"),
+            ("culprit", culprit.text or "none"),
             ("confidence", culprit.confidence or "-"),
             ("because", culprit.reason),
             *([("incident", culprit.incident)] if culprit.incident else []),
@@ -221,9 +221,9 @@ def _as_text(answer: HangAnswer) -> list[str]:
         lines += ["", "collectives in which ranks wait:"]
         for entry in report.missing[:_MAX_ROWS]:
             held = [("never entered by", entry.absent), ("silent", entry.silent), ("left behind by", entry.loitering)]
-            words = "; ".join(f"{word} {_brief(ranks)}" for word, ranks in held if ranks)
+            text = "; ".join(f"{word} {_brief(ranks)}" for word, ranks in held if ranks)
             lines.append(
-                f"  {entry.sequence} of {entry.group}: {_brief(entry.waiting)} wait; {words or 'all ranks are in it'}"
+                f"  {entry.sequence} of {entry.group}: {_brief(entry.waiting)} wait; {text or 'all ranks are in it'}"
             )
         lines += _more(len(report.missing) - _MAX_ROWS, "collectives")
     for one in answer.disagreements:

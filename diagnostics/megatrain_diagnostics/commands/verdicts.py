@@ -70,11 +70,11 @@ def cases_lines(job: str, cases: Sequence[VerdictWithOutcome], now_s: float) -> 
     for case in reversed(cases):
         verdict, outcome = case.verdict, case.outcome
         at_s = verdict.created_unix_s if verdict is not None else outcome.at_unix_s if outcome is not None else now_s
-        words = ["?"] * 4
+        cells = ["?"] * 4
         if verdict is not None:
-            words = [verdict.kind, verdict.cause, names_text(verdict.hosts, most=3) or "-", verdict.confidence]
+            cells = [verdict.kind, verdict.cause, names_text(verdict.hosts, most=3) or "-", verdict.confidence]
         decision = ["-", "no outcome yet"] if outcome is None else [str(outcome.kind), short(outcome.reason)]
-        rows.append([case.verdict_id, age_text(at_s, now_s), *map(str, words), *decision])
+        rows.append([case.verdict_id, age_text(at_s, now_s), *map(str, cells), *decision])
     return [*lines, "", *table(rows, left=(0, 2, 3, 4, 5, 6, 7))]
 
 

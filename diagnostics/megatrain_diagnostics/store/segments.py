@@ -41,7 +41,7 @@ _ROWS_OF_GROUP = 131_072
 _ROWS_OF_OPERATION_GROUP = 16_384
 """Rows of a row group where rows are sorted by operation: about one operation of one step of 12,288 ranks."""
 _DELTA_COLUMNS = ("rank", "sequence", "start_ns", "at_ns", "duration_ns", "launch_ns", "sum_ns", "max_ns")
-"""Integers with so many distinct values that a dictionary would be built and then discarded."""
+"""Integers with too many distinct values for a dictionary: it would be built and then discarded."""
 _READ_BYTES = 1 << 20
 _CHECKED_ROWS = 65_536
 _LEVEL = 1  # of zstd: 3 is 4 % smaller and takes 1.4 times as long

@@ -233,8 +233,10 @@ class _Asker:
 
     def errors(self, kind: str, period: str) -> int | None:
         """Return the number of its memory errors. Raises: NVMLError when the GPU is broken."""
-        words = self.constant(f"NVML_MEMORY_ERROR_TYPE_{kind}", kind == "UNCORRECTED")
-        found = self("nvmlDeviceGetTotalEccErrors", words, self.constant(f"NVML_{period}_ECC", period == "AGGREGATE"))
+        error_type = self.constant(f"NVML_MEMORY_ERROR_TYPE_{kind}", kind == "UNCORRECTED")
+        found = self(
+            "nvmlDeviceGetTotalEccErrors", error_type, self.constant(f"NVML_{period}_ECC", period == "AGGREGATE")
+        )
         return None if found is None else int(found)
 
     def fields(self, names: tuple[str, ...]) -> dict[str, int]:

@@ -207,8 +207,8 @@ def _named_by_others(logs: list[RankLog]) -> RankLog | None:
             by_address.setdefault(address, []).append(index)
     votes: Counter[str] = Counter()
     for index, log in enumerate(logs):
-        words = (log.evidence.culprit or "").split() if log.evidence is not None else []
-        names = dict(zip(words[::2], words[1::2], strict=False)) if len(words) % 2 == 0 else {}
+        parts = (log.evidence.culprit or "").split() if log.evidence is not None else []
+        names = dict(zip(parts[::2], parts[1::2], strict=False)) if len(parts) % 2 == 0 else {}
         named = set(by_address.get((names.get("peer") or "").split(":")[0], ()))
         if names.get("rank") in by_rank:
             named.add(by_rank[names["rank"]])

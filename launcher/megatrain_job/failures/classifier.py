@@ -117,8 +117,8 @@ def culprit(rule: Rule, line: str, named: dict[str, str]) -> str | None:
     host = None if "host" in named or "peer" in named or rule.is_cascade else host_of_line(line)
     if host is not None and (rule.names_own_rank or named):
         named = {**named, "host": host}
-    words = [named[kind] if kind == "host" else f"{kind} {named[kind]}" for kind in CULPRIT_KINDS if kind in named]
-    return " ".join(words) or None
+    texts = [named[kind] if kind == "host" else f"{kind} {named[kind]}" for kind in CULPRIT_KINDS if kind in named]
+    return " ".join(texts) or None
 
 
 def clock_s(line: str) -> float | None:

@@ -85,7 +85,7 @@ class Culprit:
         return self.role(failure.rank, host, failure.label, is_victim=is_victim(failure))
 
 
-NOBODY: Final = Culprit()
+NO_CULPRIT: Final = Culprit()
 
 
 def is_victim(failure: RankFailure) -> bool:
@@ -140,7 +140,7 @@ def culprit_of_incident(incident: Incident) -> Culprit | None:
 
 def failures_by_role(incident: Incident, hosts: Mapping[int, str]) -> list[tuple[FailureRole, RankFailure]]:
     """Return how workers ended in an incident, the root first and the victims last. `hosts`: by rank, if known."""
-    culprit = culprit_of_incident(incident) or NOBODY
+    culprit = culprit_of_incident(incident) or NO_CULPRIT
     found = [(culprit.role_of(one, hosts.get(one.rank, "")), one) for one in incident.failures]
     order = list(FailureRole)
     return sorted(found, key=lambda pair: (order.index(pair[0]), pair[1].at_unix_s, pair[1].rank))

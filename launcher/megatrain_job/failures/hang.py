@@ -152,7 +152,7 @@ def _idle(
 
 def _of_immobile(report: HangReport, immobile: Mapping[int, str]) -> HangReport:
     """Return the report that blames only processes that cannot move."""
-    reasons = [f"rank {rank} {words}" for rank, words in islice(immobile.items(), _MAX_LISTED)]
+    reasons = [f"rank {rank} {state}" for rank, state in islice(immobile.items(), _MAX_LISTED)]
     reasons += [f"{len(immobile) - _MAX_LISTED} more cannot run either"] if len(immobile) > _MAX_LISTED else []
     entry = closest(entry for entry in report.missing if not immobile.keys().isdisjoint(entry.held_up_by))
     if entry is not None:

@@ -108,13 +108,13 @@ def _decoded(raw: bytes, path: Path) -> tuple[list[str], str, str, str]:
     try:
         value = json.loads(raw)
         endpoints = value["endpoints"] if isinstance(value, Mapping) else None
-        words = [value["job"], value.get("launch_id", ""), value.get("user", "")]
+        texts = [value["job"], value.get("launch_id", ""), value.get("user", "")]
         if not isinstance(endpoints, list) or not endpoints:
             raise TypeError("no endpoints")
-        if not all(isinstance(one, str) for one in [*endpoints, *words]):
+        if not all(isinstance(one, str) for one in [*endpoints, *texts]):
             raise TypeError("not strings")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         rule = 'expected {"endpoints": ["unix:/PATH"], "job": "NAME"}'
         raise DataError(f"{path}: {rule}; use --rdzv-endpoint HOST:PORT instead") from error
-    job, launch_id, user = words
+    job, launch_id, user = texts
     return endpoints, job, launch_id, user

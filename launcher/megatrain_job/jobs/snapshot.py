@@ -183,7 +183,7 @@ def snapshot_of(
     rounds, halts = ([item for item in items if item.create_revision > began] for items in (rounds, halts))
     leader = _leader(driver)
     reports = read(DriverReport, (item for item in report if item.mod_revision > began), unreadable)
-    said, answered = read(HostVerdict, verdicts, []), read(VerdictOutcome, outcomes, [])
+    host_verdicts, verdict_outcomes = read(HostVerdict, verdicts, []), read(VerdictOutcome, outcomes, [])
     daemon_reports = read(DaemonReport, (item for item in daemon_report if item.mod_revision > began), unreadable)
     written = read(Round, rounds, unreadable)
     served = next(iter(read(DashboardRecord, page, unreadable)), None)
@@ -202,8 +202,8 @@ def snapshot_of(
         cordons={one.host: one for one in read(Cordon, cordons, unreadable)},
         incidents=_by_id(read(Incident, new, unreadable)),
         earlier_incidents=_by_id(read(Incident, old, unreadable)),
-        waiting=_waiting(said, answered),
-        unanswered=_unanswered(said, answered, max((one.number for one in written), default=0)),
+        waiting=_waiting(host_verdicts, verdict_outcomes),
+        unanswered=_unanswered(host_verdicts, verdict_outcomes, max((one.number for one in written), default=0)),
         dashboard_url="" if served is None else served.url,
         dashboard_host="" if served is None else served.host,
         daemon_session=next((one.session for one in read(DaemonRecord, daemon, unreadable)), ""),

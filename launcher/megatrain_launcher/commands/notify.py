@@ -59,11 +59,11 @@ def _try(receiver: Receiver, job: str, links: PageLinks) -> str:
     """Send a test message and resolve it, so that no page stays open. Raises: DeliveryError."""
     now_s = time.time()
     topic = _test_topic(now_s, Stage.OPEN)
-    said = receiver.try_once(Message(job, (topic,), links, now_s))
+    answer = receiver.try_once(Message(job, (topic,), links, now_s))
     if receiver.rules.manner.keeps_state:
         receiver.try_once(Message(job, (_test_topic(now_s, Stage.CLOSED),), links, now_s))
-        return f"{said} (and resolved again)"
-    return said
+        return f"{answer} (and resolved again)"
+    return answer
 
 
 def _test_topic(now_s: float, stage: Stage) -> Topic:

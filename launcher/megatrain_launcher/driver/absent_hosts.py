@@ -104,7 +104,13 @@ def respond_to_vanished(
         return Decision(probes, f"{', '.join(names[:8])}: lease gone a moment ago")
     if _are_too_many(policy, round_, gone):
         return _hold(
-            now, state, round_, names, began, probes, "the loss of so many leases at once points to etcd or its network"
+            now,
+            state,
+            round_,
+            names,
+            began,
+            probes,
+            "the loss of this many leases at once points to etcd or its network",
         )
     # a status that arrives now may have a step that was completed one interval ago
     if _advanced_at(state, round_, gone, began) > began + max(_TOLERATED_S, policy.status_interval_s):

@@ -189,8 +189,8 @@ class _Draft:
         names = _OWN_NAMES.get(kind, ())
         own = tuple(getattr(record, name) for name in names)
         if names and own != (entry if isinstance(entry, tuple) else (entry,)):
-            said = ", ".join(f"{part}={value!r}" for part, value in zip(names, own, strict=True))
-            raise CoordinationError(f"{key}: {said}; expected {entry!r}")
+            found = ", ".join(f"{part}={value!r}" for part, value in zip(names, own, strict=True))
+            raise CoordinationError(f"{key}: {found}; expected {entry!r}")
         table = self._table(name)
         before = table.get(entry)
         if isinstance(record, HostRecord):

@@ -168,7 +168,7 @@ def kept_receipts(state: ClusterState, actions: Iterable[DriverAction] = ()) -> 
 
 def _receipts_of(state: ClusterState, incident: Incident) -> tuple[Receipt, ...]:
     """Return all receipts of an incident; a receiver's current record replaces the receipts kept for it."""
-    said = {name: record.receipts.get(incident.topic, ()) for name, record in state.receivers.items()}
-    kept = (one for one in incident.receipts if not said.get(one.receiver))
-    new = (one for receipts in said.values() for one in receipts)
+    current = {name: record.receipts.get(incident.topic, ()) for name, record in state.receivers.items()}
+    kept = (one for one in incident.receipts if not current.get(one.receiver))
+    new = (one for receipts in current.values() for one in receipts)
     return tuple(sorted((*kept, *new), key=lambda one: (one.receiver, one.at_unix_s, one.stage)))

@@ -23,7 +23,7 @@ from megatrain_job.coordination.settings import TlsFiles
 CLIENT_SOCKET = "client:0"
 _PEER_SOCKET = "peer:0"
 """Names that every etcd accepts as host and port. It creates its sockets in its working directory."""
-_NO_ORIGIN = "https://nobody.invalid:1"
+_NO_ORIGIN = "https://no-origin.invalid:1"
 """The one page that may read its answers in a browser. No such page exists: by default etcd allows every page."""
 NEW, EXISTING = (["--initial-cluster-state", state] for state in ("new", "existing"))
 _PROGRESS_OPTIONS = ("--experimental-watch-progress-notify-interval", "--watch-progress-notify-interval")

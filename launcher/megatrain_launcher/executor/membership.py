@@ -144,7 +144,7 @@ class Membership:
                 return LeaseView(0.0)
             if keeper is self._keeper and keeper.state is not LeaseState.LOST:
                 self._gone_at = None
-                return LeaseView(-keeper.valid_s)  # negative: valid for so many seconds
+                return LeaseView(-keeper.valid_s)  # negative: still valid for that many seconds
             if self._gone_at is None:
                 self._gone_at = now + min(0.0, keeper.valid_s)
             return LeaseView(now - self._gone_at)

@@ -44,16 +44,16 @@ def read_nvidia_smi(timeout_s: float) -> DriverReading | None:
             return DriverReading("nvidia-smi", error=f"no answer from nvidia-smi within {timeout_s:g} s")
         except OSError as error:
             return DriverReading("nvidia-smi", error=f"{program} cannot be run: {error.strerror}")
-        said = f"{end.stdout}\n{end.stderr}"
-        unknown = _UNKNOWN_FIELD.search(said)
+        printed = f"{end.stdout}\n{end.stderr}"
+        unknown = _UNKNOWN_FIELD.search(printed)
         if unknown and unknown[1] in fields[_NEEDED:]:  # an older program
             fields.remove(unknown[1])
             continue
-        return _reading(end.returncode, end.stdout, said, fields)
+        return _reading(end.returncode, end.stdout, printed, fields)
 
 
-def _reading(exit_code: int, output: str, said: str, fields: Sequence[str]) -> DriverReading:
-    if "no devices were found" in said.lower():
+def _reading(exit_code: int, output: str, printed: str, fields: Sequence[str]) -> DriverReading:
+    if "no devices were found" in printed.lower():
         return DriverReading("nvidia-smi")
     rows = [
         dict(zip(fields, row, strict=True))
@@ -61,7 +61,7 @@ def _reading(exit_code: int, output: str, said: str, fields: Sequence[str]) -> D
         if len(row) == len(fields) and row[0].isdigit()
     ]
     # Without a driver or with a wrong library there are no rows. One lost GPU ends the list with a line of text.
-    messages = [line.strip() for line in said.splitlines() if line.strip() and not re.match(r"\d+, ", line)]
+    messages = [line.strip() for line in printed.splitlines() if line.strip() and not re.match(r"\d+, ", line)]
     problem = messages[0][:_MAX_SHOWN] if messages else f"exit code {exit_code}"
     if not rows:
         return DriverReading("nvidia-smi", error=problem if messages or exit_code else "it names no GPU")

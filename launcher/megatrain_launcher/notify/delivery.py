@@ -78,17 +78,17 @@ def post(
     finally:
         if connection is not None:
             connection.close()
-    said = said_text(answer[:_MAX_ANSWER_BYTES].decode(errors="replace"), (*secrets, bearer, address.target))
+    text = answer_text(answer[:_MAX_ANSWER_BYTES].decode(errors="replace"), (*secrets, bearer, address.target))
     if 200 <= exchange.status < 300:
-        return f"{exchange.status} {said}".rstrip()
+        return f"{exchange.status} {text}".rstrip()
     raise DeliveryError(
-        f"{address} answers {exchange.status}{_redirect_text(exchange.status)}{f': {said}' if said else ''}",
+        f"{address} answers {exchange.status}{_redirect_text(exchange.status)}{f': {text}' if text else ''}",
         retry_after_s=_retry_after_s(exchange) if exchange.status in _BUSY else 0.0,
     )
 
 
 def failure_text(error: Exception, timeout_s: float) -> str:
-    """Return in a few words why a try of at most `timeout_s` failed."""
+    """Return a short text: why an attempt of at most `timeout_s` failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, TimeoutError):
@@ -96,7 +96,7 @@ def failure_text(error: Exception, timeout_s: float) -> str:
     return short(getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
 
-def said_text(text: str, secrets: Sequence[str]) -> str:
+def answer_text(text: str, secrets: Sequence[str]) -> str:
     """Return a receiver's answer, on one line, without the secrets."""
     for secret in secrets:
         if len(secret) > 1:  # the path of a plain address is one character

@@ -13,7 +13,7 @@ from email.message import EmailMessage
 from io import BufferedReader
 from typing import Literal
 
-from megatrain_launcher.notify.delivery import DeliveryError, failure_text, said_text
+from megatrain_launcher.notify.delivery import DeliveryError, answer_text, failure_text
 
 _MAX_ANSWER_BYTES = 64 << 10
 
@@ -62,7 +62,7 @@ def send_mail(mail: EmailMessage, server: MailServer, timeout_s: float) -> str:
     except (OSError, smtplib.SMTPException, ValueError) as error:
         # an interrupted session ends as if the server had gone
         reason = _reason(TimeoutError() if session.was_interrupted else error, timeout_s)
-        raise DeliveryError(f"{server}: {said_text(reason, server.secrets)}") from None
+        raise DeliveryError(f"{server}: {answer_text(reason, server.secrets)}") from None
     finally:
         watch.cancel()
         session.close()
@@ -70,8 +70,8 @@ def send_mail(mail: EmailMessage, server: MailServer, timeout_s: float) -> str:
 
 def _reason(error: Exception, timeout_s: float) -> str:
     match error:
-        case smtplib.SMTPResponseException(smtp_code=code, smtp_error=said):
-            text = said if isinstance(said, str) else said.decode(errors="replace")
+        case smtplib.SMTPResponseException(smtp_code=code, smtp_error=answer):
+            text = answer if isinstance(answer, str) else answer.decode(errors="replace")
             return f"answers {code}: {text}"
         case smtplib.SMTPRecipientsRefused(recipients=recipients):
             return f"refuses all recipients ({', '.join(sorted({str(code) for code, _ in recipients.values()}))})"
@@ -89,9 +89,9 @@ class _Session(smtplib.SMTP):
     def open(self) -> None:
         """Raises: OSError, smtplib.SMTPException."""
         self._host = self._server.host  # the name that STARTTLS expects in the certificate
-        code, said = self.connect(self._server.host, self._server.port)
+        code, answer = self.connect(self._server.host, self._server.port)
         if code != 220:
-            raise smtplib.SMTPConnectError(code, said)
+            raise smtplib.SMTPConnectError(code, answer)
 
     def interrupt(self) -> None:
         """End the session from another thread; its reader gets the end of the connection."""

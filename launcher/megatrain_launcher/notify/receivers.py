@@ -109,11 +109,11 @@ def _open_pagerduty(name: str, found: PagerDutyConfig, common: NotifyConfig) -> 
     address = WebAddress.parse(found.url)
 
     def send(message: Message, timeout_s: float) -> str:
-        said, context, deadline = "", _context(common), Deadline(timeout_s)
+        answer, context, deadline = "", _context(common), Deadline(timeout_s)
         for event in pagerduty_events(message, key):
             left_s = max(deadline.left_s, _MIN_TIMEOUT_S)
-            said = post(address, _encoded(event), context, secrets=(key,), timeout_s=left_s)
-        return said
+            answer = post(address, _encoded(event), context, secrets=(key,), timeout_s=left_s)
+        return answer
 
     return send
 

@@ -107,7 +107,7 @@ class NoticeSender:
         name = self._receiver.name
         message = Message(self._parts.keys.job, plan.topics, found.links, now_s, len(plan.waiting))
         try:
-            said = self._receiver.try_once(message, found.left_s)
+            answer = self._receiver.try_once(message, found.left_s)
         except DeliveryError as error:
             self._num_failures += 1
             pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(self._num_failures - 1, 10), _MAX_PAUSE_S)
@@ -115,7 +115,7 @@ class NoticeSender:
             self._record = refused(plan.record, plan, str(error), now_s)
             self._set_problem(_problem_text(name, str(error)))
             return self._not_before_s
-        _logger.info("sent to %s: %s (%s)", name, message.title, said)
+        _logger.info("sent to %s: %s (%s)", name, message.title, answer)
         self._num_failures, self._not_before_s, self._refreshed_s, self._problem = 0, 0.0, now_s, ""
         self._record = taken(plan.record, plan, now_s)
         return now_s  # there may be more

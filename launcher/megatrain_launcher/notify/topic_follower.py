@@ -19,8 +19,8 @@ from megatrain_launcher.notify.topics import Topic, topics_of
 
 _PERIOD_S = 1.0
 _PART_BUSY = 5.0
-"""Pause between two reads without a signal that something has happened: a second, and if hosts are so many that a read
-takes long, a multiple of that."""
+"""Pause between two reads without a signal of a change: a second, or a multiple of the time that the last read took,
+whichever is longer."""
 
 
 @dataclass(frozen=True, slots=True)

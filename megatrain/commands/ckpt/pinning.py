@@ -61,8 +61,8 @@ def run_unpin(args: argparse.Namespace) -> int:
 def _notes(text: str, checkpoint: Location) -> list[str]:
     """Return a note if a running job may remove the unpinned checkpoint."""
     try:
-        said = read_manifest(checkpoint).config.get("checkpoint", {})
-        keep_last = resolved_keep_last(said.get("keep_last", 0), said.get("interval", 0))
+        configured = read_manifest(checkpoint).config.get("checkpoint", {})
+        keep_last = resolved_keep_last(configured.get("keep_last", 0), configured.get("interval", 0))
         checkpoints = resolve_location(text).checkpoints
         activity = look_for_job(checkpoints) if keep_last and checkpoints is not None else None
     except CheckpointError:

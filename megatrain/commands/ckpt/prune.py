@@ -157,9 +157,9 @@ def _make_plan(checkpoints: Location, args: argparse.Namespace) -> _Plan:
 def _retention(args: argparse.Namespace, whole: Sequence[Candidate]) -> tuple[int, int]:
     """Return keep_last and keep_every: from the options, else from the job's configuration."""
     config = read_manifest(whole[0].location).config.get("checkpoint", {}) if whole else {}
-    said, interval, keep_every = (config.get(name, 0) for name in ("keep_last", "interval", "keep_every"))
+    configured, interval, keep_every = (config.get(name, 0) for name in ("keep_last", "interval", "keep_every"))
     return (
-        resolved_keep_last(said, interval) if args.keep_last is None else args.keep_last,
+        resolved_keep_last(configured, interval) if args.keep_last is None else args.keep_last,
         keep_every if args.keep_every is None else args.keep_every,
     )
 

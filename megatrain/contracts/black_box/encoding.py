@@ -250,7 +250,7 @@ def header_words(page: bytes) -> tuple[int, ...]:
 def decode_progress(words: Sequence[int], location: str) -> Progress:
     """Decode the progress words. Raises: DataError for an impossible phase or step."""
 
-    def said(word: Word) -> int | None:
+    def known(word: Word) -> int | None:
         return None if words[word] == NO_VALUE else words[word]
 
     try:
@@ -263,12 +263,12 @@ def decode_progress(words: Sequence[int], location: str) -> Progress:
     return Progress(
         phase=phase,
         phase_since_ns=words[Word.PHASE_SINCE_NS],
-        current_step=said(Word.CURRENT_STEP),
-        step_started_ns=said(Word.STEP_STARTED_NS),
-        completed_step=said(Word.COMPLETED_STEP),
-        completed_ns=said(Word.COMPLETED_NS),
-        last_step_ns=said(Word.LAST_STEP_NS),
-        median_step_ns=said(Word.MEDIAN_STEP_NS),
+        current_step=known(Word.CURRENT_STEP),
+        step_started_ns=known(Word.STEP_STARTED_NS),
+        completed_step=known(Word.COMPLETED_STEP),
+        completed_ns=known(Word.COMPLETED_NS),
+        last_step_ns=known(Word.LAST_STEP_NS),
+        median_step_ns=known(Word.MEDIAN_STEP_NS),
         obeyed_command=words[Word.OBEYED_COMMAND],
         num_lost_ends=words[Word.NUM_LOST_ENDS],
         awaited_group=words[Word.AWAITED] % MAX_GROUPS,

@@ -91,8 +91,8 @@ class BlackBox:
     def newest_ns(self) -> int:
         """Return the latest monotonic time that the rank itself recorded: it was alive at least until then."""
         ends = (record.start_ns + (record.duration_ns or 0) for record in self.records)
-        said = (self.progress.phase_since_ns, self.progress.step_started_ns, self.progress.completed_ns, self.ended_ns)
-        return max(self.clock.monotonic_ns, *(time_ns or 0 for time_ns in said), max(ends, default=0))
+        known = (self.progress.phase_since_ns, self.progress.step_started_ns, self.progress.completed_ns, self.ended_ns)
+        return max(self.clock.monotonic_ns, *(time_ns or 0 for time_ns in known), max(ends, default=0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Whether the snapshots of a host's ranks fit into its memory, and what is said where they do not."""
+"""Whether the snapshots of a host's ranks fit into its memory, and the error where they do not."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 @contextmanager
 def other_process(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Run Python beside us until the end of the block; it has said one line when the block begins."""
+    """Run a Python process until the end of the block; it has printed one line when the block begins."""
     with subprocess.Popen(
         [sys.executable, "-c", script, *map(str, arguments)],
         stdin=subprocess.PIPE,
@@ -147,7 +147,7 @@ def test_a_lock_on_a_file_that_was_removed_counts_for_nothing(tmp_path: Path) ->
     waiter = threading.Thread(target=lambda: found.append(hold_shared(path)))
     waiter.start()
     try:
-        wait_until(lambda: num_waiting(path) == 1, "somebody who waits for the lock")
+        wait_until(lambda: num_waiting(path) == 1, "a process that waits for the lock")
         path.unlink()
     finally:
         holder.release()
@@ -227,7 +227,7 @@ def test_a_removal_that_is_cut_short_is_finished_by_the_next(path: Path, number:
     lock.release()
     crash_at(number, REMOVE, f"remove_arena(Path({str(path)!r}))")
     if path.exists():
-        # The workers' lock goes last: whoever wants to join waits until nothing more is taken away.
+        # The workers' lock is removed last: a worker that joins waits until the removal is over.
         assert arena.workers_lock.exists() or list(path.iterdir()) == []
         arena, lock = join_arena(path)
         assert not remove_arena(path)
@@ -294,7 +294,7 @@ for number in range(num_rounds):
     arena, lock = join_arena(path)
     file = arena.slot(os.getpid(), 0)
     file.write_text(str(number))
-    # Nobody may take away what is ours while we are in.
+    # No process may remove our files while we hold the lock.
     for _ in range(3):
         assert file.read_text() == str(number)
         assert arena.workers_lock.exists() and arena.wake.exists()

@@ -59,7 +59,7 @@ def test_failed_side_stays_in_the_table() -> None:
 
 
 @pytest.mark.usefixtures("_usable")
-def test_a_figure_that_fails_is_said_in_its_place(record: Record, tmp_path: Path) -> None:
+def test_a_figure_that_fails_is_reported_in_its_place(record: Record, tmp_path: Path) -> None:
     stage = record.stage("Some")
     row = stage.row(operation="x")
     fill(stage, row, "eager, us", raises(ValueError("no such | thing\nat all")), is_ours=False)

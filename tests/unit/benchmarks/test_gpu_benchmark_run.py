@@ -172,7 +172,7 @@ def test_command_beyond_its_time_ends_with_its_children(tmp_path: Path) -> None:
     found, log = gpu.run_command(["sh", "-c", f"echo begun; exec 3>{held}; sleep 60 & wait"], 1.0)
 
     assert (found, log) == (None, "begun\n")
-    # readable when nobody holds the other end any more
+    # readable when no process holds the other end any more
     assert select.select([reader], [], [], 10.0)[0] == [reader]
     os.close(reader)
 

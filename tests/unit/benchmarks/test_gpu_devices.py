@@ -10,7 +10,7 @@ from benchmarks.gpu_devices import FIELDS, RECORDED, check_devices
 from benchmarks.gpu_record import Record
 from tests.helpers.fake_nvml import fake_nvml
 
-SAID = {
+PRINTED = {
     "temperature.gpu": "60", "clocks.max.sm": "1980", "clocks.max.memory": "2619", "enforced.power.limit": "700.00",
     "memory.total": "81559", "memory.used": "57220", "ecc.errors.corrected.volatile.total": "0",
     "ecc.errors.uncorrected.volatile.total": "0", "ecc.errors.uncorrected.aggregate.total": "0",
@@ -18,9 +18,9 @@ SAID = {
 }  # fmt: skip
 
 
-@pytest.mark.slow(kept=["said1-failed1"])
+@pytest.mark.slow(kept=["changed1-failed1"])
 @pytest.mark.parametrize(
-    ("said", "failed"),
+    ("changed", "failed"),
     [
         ({}, []),
         ({"clocks.max.sm": "1755"}, ["clocks.max.sm of GPU-00000000: ours 1980, nvidia-smi 1755"]),
@@ -31,11 +31,11 @@ SAID = {
     ],
 )
 def test_each_field_is_compared(
-    said: dict[str, str], failed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changed: dict[str, str], failed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml = fake_nvml(tmp_path, 1)
     program = tmp_path / "nvidia-smi"
-    row = ", ".join(["GPU-00000000", *({**SAID, **said}[field] for field in FIELDS)])
+    row = ", ".join(["GPU-00000000", *({**PRINTED, **changed}[field] for field in FIELDS)])
     program.write_text(f"#!/bin/sh\necho '{row}'\n")
     program.chmod(0o755)
     for name, value in {**nvml.environment, "PATH": f"{tmp_path}:/usr/bin:/bin"}.items():

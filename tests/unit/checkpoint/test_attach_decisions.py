@@ -90,7 +90,7 @@ def test_a_copy_of_another_plan_stands_in_for_nobody() -> None:
 
 
 def test_snapshot_in_a_foreign_slot_is_fetched_from_the_own_host() -> None:
-    # ranks were dealt out anew: rank 1 is now where its copy is, and rank 0 where rank 1 was
+    # ranks were reassigned: rank 1 is now where its copy is, and rank 0 where rank 1 was
     reports = [
         report(0, "a", held(0, 50, is_copy=True), held(1, 50)),
         report(1, "b", held(1, 50, is_copy=True), held(0, 50)),
@@ -123,5 +123,5 @@ def test_first_rank_with_the_newest_plan_describes_it() -> None:
     new_host = replace(report(0, "new"), last_round=-1)
     reports = [new_host, report(1, "a"), replace(report(2, "b"), last_round=3), replace(report(3, "c"), last_round=3)]
     assert newest_plan_rank(reports) == 2
-    # without any, nobody can say of which data and configuration a snapshot is
+    # without any, the data and configuration of a snapshot are unknown
     assert memory_point([replace(report(0, "a", held(0, 40)), last_round=-1)]) is None

@@ -1,4 +1,4 @@
-"""A snapshot goes to its keeper whole or not at all; what fails is said once and tried again with the next."""
+"""A snapshot goes to its keeper whole or not at all; a failure is reported once and tried again with the next."""
 
 from __future__ import annotations
 

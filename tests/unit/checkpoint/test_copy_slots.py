@@ -106,9 +106,9 @@ def test_copies_of_another_plan_give_way(arena: Arena, slots: list[SlotFiller], 
     assert missing_copy_bytes(arena, planned) == 2 * slot_bytes(planned.contents_bytes)
     assert arena.slots() == []
     assert missing_copy_bytes(arena, planned) == 2 * slot_bytes(planned.contents_bytes)
-    anew = open_copy_slots(arena, planned)
-    assert [slot.words().state for slot in anew] == [SlotState.EMPTY] * 2
-    for slot in anew:
+    reopened = open_copy_slots(arena, planned)
+    assert [slot.words().state for slot in reopened] == [SlotState.EMPTY] * 2
+    for slot in reopened:
         slot.close()
 
 

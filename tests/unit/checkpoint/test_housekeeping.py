@@ -43,11 +43,11 @@ def test_old_checkpoints_go_and_kept_ones_stay(checkpoints: Location) -> None:
     main = put_run(checkpoints, *range(10, 110, 10))
     open_branch(checkpoints, "main", 25, "")
     pin(main / "step-000000040", "good")
-    said = Housekeeping().run(checkpoints, replace(PLAN, keep_every=50))
+    notes = Housekeeping().run(checkpoints, replace(PLAN, keep_every=50))
     # the pinned one, every 50th, the last two, and the one from which branch-0002 goes on
     assert committed_steps(main) == [20, 40, 50, 90, 100]
     assert names(main) == [f"step-{step:09d}" for step in (20, 40, 50, 90, 100)]
-    assert said == [f"removed {main}/step-{step:09d}" for step in (10, 30, 60, 70, 80)]
+    assert notes == [f"removed {main}/step-{step:09d}" for step in (10, 30, 60, 70, 80)]
     assert Housekeeping().run(checkpoints, replace(PLAN, keep_every=50)) == []
 
 
@@ -88,15 +88,15 @@ def test_unfinished_checkpoint_without_a_writer_is_removed(checkpoints: Location
     begin(main, 12, round_number=1, started_unix_s=1e9)
     path_of(main / "step-000000013").mkdir()
     kept = ["step-000000020", "step-000000021", "step-000000022", "step-000000023", "step-000000050", "step-000000060"]
-    # the writer of an older round may be at it, a newer round is, COMMIT is damaged, or somebody wants to keep it
+    # an older round may still write it, a newer round writes it, COMMIT is damaged, or it is pinned
     begin(main, 20, round_number=1, started_unix_s=3e9)
     begin(main, 21, round_number=3, started_unix_s=1e9)
     (put_manifest(main, 22) / "COMMIT").write(b"?")
     (put_manifest(main, 23) / "PINNED").write(b"?")
     begin(main, 60, round_number=2, started_unix_s=1e9)
-    said = Housekeeping().run(checkpoints, replace(PLAN, keep_last=0))
+    notes = Housekeeping().run(checkpoints, replace(PLAN, keep_last=0))
     assert names(main) == kept
-    assert len(said) == 4
+    assert len(notes) == 4
 
 
 def test_checkpoint_without_commit_is_kept_like_a_whole_one(checkpoints: Location) -> None:
@@ -109,7 +109,7 @@ def test_checkpoint_without_commit_is_kept_like_a_whole_one(checkpoints: Locatio
     lacking = "it is complete except for a matching COMMIT"
     left = [f"kept {main}/step-0000000{step}0: {lacking}" for step in (1, 2, 3)]
     assert housekeeping.run(checkpoints, replace(PLAN, keep_last=0)) == left
-    # said once, and looked at once
+    # reported once and read once
     assert housekeeping.run(checkpoints, replace(PLAN, keep_last=0)) == []
     assert names(main) == [f"step-0000000{step}0" for step in (1, 2, 3, 4)]
     # as if it were whole: 30 is one of the newest two, and at 20 a branch begins
@@ -133,9 +133,9 @@ def test_removal_waits_for_a_commit(checkpoints: Location) -> None:
 def test_a_damaged_lineage_keeps_everything(checkpoints: Location) -> None:
     main = put_run(checkpoints, 10, 20, 30)
     (checkpoints / "branch-0002" / "BRANCH").write(b"?")
-    (said,) = Housekeeping().run(checkpoints, PLAN)
-    assert "older checkpoints were not removed: " in said
-    assert "branch-0002/BRANCH: not JSON" in said
+    (notes,) = Housekeeping().run(checkpoints, PLAN)
+    assert "older checkpoints were not removed: " in notes
+    assert "branch-0002/BRANCH: not JSON" in notes
     assert committed_steps(main) == [10, 20, 30]
 
 
@@ -146,8 +146,8 @@ def test_a_removal_that_fails_is_reported(checkpoints: Location) -> None:
         if action == "remove":
             raise CheckpointError(f"{path}: cannot be removed: Permission denied")
 
-    (said,) = Housekeeping().run(HookedLocation(checkpoints, fail), PLAN)
-    assert said.startswith("older checkpoints were not removed: main/step-000000010/")
+    (notes,) = Housekeeping().run(HookedLocation(checkpoints, fail), PLAN)
+    assert notes.startswith("older checkpoints were not removed: main/step-000000010/")
     assert committed_steps(checkpoints / "main") == [10, 20, 30]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from megatrain.checkpoint.gathered_items import stored_by_ranks
 from megatrain.checkpoint.image import key_of, plan_image
-from megatrain.checkpoint.load_plan import NOBODY, ItemCatalog, WantedBox, assign_readers, plan_load
+from megatrain.checkpoint.load_plan import NO_READER, ItemCatalog, WantedBox, assign_readers, plan_load
 from megatrain.checkpoint_format.stored_tensors import StoredItem, StoredTensor
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box, boxes_of_range, shared_box
@@ -158,7 +158,7 @@ def test_any_layout_loads_what_any_other_saved(case: Any, seed: int) -> None:
             for (_, shard), tensor in zip(state, tensors, strict=True):
                 assert torch.equal(shard.tensor, tensor)
         needed = {number for plan in plans for number in (read.number for read in plan)}
-        assert {number for number, reader in enumerate(readers) if reader != NOBODY} == needed
+        assert {number for number, reader in enumerate(readers) if reader != NO_READER} == needed
 
 
 # By hand
@@ -272,7 +272,7 @@ def test_many_boxes_of_many_items_are_not_compared_with_all(
 
 
 def test_item_for_one_rank_is_read_by_it() -> None:
-    assert assign_readers([[0], [2, 1], []], [5, 5, 5, 5]) == (0, 1, 1, NOBODY)
+    assert assign_readers([[0], [2, 1], []], [5, 5, 5, 5]) == (0, 1, 1, NO_READER)
 
 
 def test_shared_items_go_to_who_has_least_to_read() -> None:
@@ -299,7 +299,7 @@ def test_every_item_has_one_reader_and_bytes_are_even(data: st.DataObject) -> No
 
     assert len(readers) == len(lengths)
     for number, reader in enumerate(readers):
-        assert number in needs[reader] if reader != NOBODY else not any(number in numbers for numbers in needs)
+        assert number in needs[reader] if reader != NO_READER else not any(number in numbers for numbers in needs)
     # a permuted or repeated way of telling the same makes no difference
     assert assign_readers([sorted(numbers, reverse=True) * 2 for numbers in needs], lengths) == readers
 

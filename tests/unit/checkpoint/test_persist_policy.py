@@ -78,7 +78,7 @@ def reasons(slots: list[SealedSlot], known: dict[int, HostPlan], *, has_workers:
         ([slot(0, 10, 0), slot(1, 20, 1)], None),
         ([slot(0, 10, 0), slot(1, 10, 2)], None),
         ([slot(0, 10, 0), slot(1, 10, 0, round_number=3)], None),
-        # its writer was killed while it said that both are done, or both failed
+        # its writer was killed while it marked both as done, or both as failed
         ([slot(0, 10, 0, Persist.DONE), slot(1, 10, 0)], 10),
         ([slot(0, 10, 0), slot(1, 10, 0, Persist.FAILED)], 10),
         # another host's rank, from when it was here
@@ -125,7 +125,7 @@ def test_a_newer_round_supersedes_an_older_one_of_several_hosts() -> None:
     assert not is_superseded(SealedSnapshot(20, 3, 1), MANY, slots)
     assert due_step(slots, known) == 20
     assert reasons(slots, known) == {10: "round 3 needs a checkpoint, and hosts of round 2 may be gone"}
-    # alone, there is nobody to wait for
+    # alone, there is no host to wait for
     assert due_step(slots, plans(PLAN, replace(PLAN, round=3))) == 10
     assert not is_superseded(SealedSnapshot(10, 2, 0), PLAN, slots)
     # a newer round that wants nothing yet takes nothing away

@@ -1,4 +1,4 @@
-"""Two rounds race to commit the same step: whoever is held up, wherever, a committed checkpoint stays loadable."""
+"""Two rounds race to commit the same step: wherever either is delayed, a committed checkpoint stays loadable."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_commit_delayed_until_a_newer_round_is_too_late(tmp_path: Path) -> None:
     assert is_committed(checkpoints / "main/step-000000010")
     assert newest(checkpoints) == 5
     # it removes nothing either: step 5 is what the newer one went on from
-    (said,) = Housekeeping().run(checkpoints, old.plan)
-    assert said == "older checkpoints are left to round 3, which continues main"
+    (note,) = Housekeeping().run(checkpoints, old.plan)
+    assert note == "older checkpoints are left to round 3, which continues main"
     # the newer one comes to that step, and nothing of the older one's is in its way
     new.persist(checkpoints)
     assert newest(checkpoints) == STEP
@@ -127,8 +127,8 @@ def test_claim_without_a_resume_point_keeps_all_checkpoints(tmp_path: Path) -> N
     old, _ = two_rounds(tmp_path, str(checkpoints))
     old.persist(checkpoints)
     Claims(checkpoints).take(None, 3)
-    (said,) = Housekeeping().run(checkpoints, old.plan)
-    assert "are left to round 3" in said
+    (note,) = Housekeeping().run(checkpoints, old.plan)
+    assert "are left to round 3" in note
     assert committed_steps(checkpoints / "main") == [5, STEP]
 
 
@@ -139,8 +139,8 @@ def test_removal_does_not_count_an_unfinished_newest(tmp_path: Path) -> None:
     housekeeping = Housekeeping()
     old.persist(checkpoints)
     (checkpoints / "main/step-000000010/r000002-rank-00001.distcp").remove()
-    (said,) = housekeeping.run(checkpoints, old.plan)
-    assert said.startswith("older checkpoints were not removed: the newest one is not complete: ")
+    (note,) = housekeeping.run(checkpoints, old.plan)
+    assert note.startswith("older checkpoints were not removed: the newest one is not complete: ")
     assert committed_steps(checkpoints / "main") == [5, STEP]
 
 

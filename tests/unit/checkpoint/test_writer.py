@@ -113,8 +113,8 @@ def test_a_checkpoint_behind_a_url(job: Job, arena: Arena) -> None:
 def test_the_oldest_snapshot_comes_first(job: Job, arena: Arena) -> None:
     job.put_snapshot(step=20, snapshot=5)
     job.put_snapshot(step=10, snapshot=4)
-    said = drain(arena)
-    assert said.index("step 10 of main: committed") < said.index("step 20 of main: committed")
+    log = drain(arena)
+    assert log.index("step 10 of main: committed") < log.index("step 20 of main: committed")
     assert committed_steps(job.checkpoints / "main") == [10, 20]
     for step in (10, 20):
         assert verify_checkpoint(job.step(step)) == []
@@ -148,9 +148,9 @@ def test_old_checkpoints_are_removed(job: Job, arena: Arena) -> None:
         put_checkpoint(job.checkpoints / "main", step)
     job.change_plans(keep_last=2)
     job.put_snapshot(step=10, snapshot=4)
-    said = drain(arena)
+    log = drain(arena)
     assert committed_steps(job.checkpoints / "main") == [3, 10]
-    assert "removed" in said
+    assert "removed" in log
 
 
 def test_a_step_that_is_complete_already_is_left_alone(job: Job, arena: Arena) -> None:
@@ -190,7 +190,7 @@ def test_it_gives_way_to_everything_else(arena: Arena, monkeypatch: pytest.Monke
 
 
 def test_writer_started_by_hand_keeps_the_sessions_priority(arena: Arena) -> None:
-    """The kernel weighs a session as a whole where sched_autogroup is on: it would be that of somebody's shell."""
+    """The kernel weighs a session as a whole where sched_autogroup is on; the shell's must not change."""
     group = Path("/proc/self/autogroup")
     if not group.exists():
         pytest.skip("this kernel does not weigh sessions")
@@ -220,7 +220,7 @@ def test_arena_is_kept_for_a_while_and_longer_for_a_worker(job: Job, arena: Aren
         return now[0]
 
     def look() -> None:
-        """Let the writer look twice, so that one look began after all that was said before."""
+        """Let the writer poll twice, so that one poll began after all earlier changes."""
         for _ in range(2):
             seen = looks[0]
             wake_writer(arena)
@@ -252,11 +252,11 @@ def test_second_writer_ends_without_an_error(job: Job, arena: Arena) -> None:
     job.put_snapshot(step=10, snapshot=4)
     command = [sys.executable, "-m", "megatrain.checkpoint.writer", str(arena.root)]
     both = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = ""
+    log = ""
     for process in both:
-        said += process.communicate(timeout=DEADLINE_S)[1]
+        log += process.communicate(timeout=DEADLINE_S)[1]
         assert process.returncode == 0
-    assert said.count("step 10 of main: committed") == 1
+    assert log.count("step 10 of main: committed") == 1
     assert verify_checkpoint(job.step(10)) == []
 
 
@@ -276,9 +276,9 @@ def test_a_request_to_end_comes_after_the_write_at_hand(job: Job, arena: Arena) 
     with workers, writer_thread(arena, ask) as running:
         is_known.set()
         running.join()
-        words = job.persist_words()
+        persist = job.persist_words()
     assert committed_steps(job.checkpoints / "main") == [10]
-    assert words == {10: {Persist.DONE}, 20: {Persist.PENDING}}
+    assert persist == {10: {Persist.DONE}, 20: {Persist.PENDING}}
 
 
 def test_signals(job: Job, arena: Arena) -> None:

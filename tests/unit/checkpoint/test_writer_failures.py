@@ -124,8 +124,8 @@ def test_a_commit_that_only_seemed_to_fail_counts(job: Job, monkeypatch: pytest.
 def test_a_disk_that_takes_no_more(job: Job) -> None:
     """The system itself refuses, in the real process."""
     job.put_snapshot(step=10, snapshot=4)
-    said = drain(job.arena, "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1300, 1300))")
-    assert "r000002-rank-00000.distcp: cannot be written: File too large" in said
+    log = drain(job.arena, "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1300, 1300))")
+    assert "r000002-rank-00000.distcp: cannot be written: File too large" in log
     assert_nothing_is_left(job.step(10))
 
 
@@ -221,9 +221,9 @@ def test_a_slot_that_a_newer_round_goes_on_from_is_no_failure(job: Job, capfd: p
             return "\n" in "".join(heard)
 
         wait_until(is_reported, "what the writer says")
-        said = "".join(heard)
-        assert "step 10: left to a newer round: " in said
-        assert "slot-0: while snapshot 4 of step 10 was read from it, round 3 of the job took the slot over" in said
+        log = "".join(heard)
+        assert "step 10: left to a newer round: " in log
+        assert "slot-0: while snapshot 4 of step 10 was read from it, round 3 of the job took the slot over" in log
         put_description(job.arena, 3, described_by((0, 1), 3))
         job.change_plans(round=3)
         wake_writer(job.arena)
@@ -384,7 +384,7 @@ def test_consecutive_failures_are_counted_until_a_save(job: Job) -> None:
         second = wait_for(job.arena, failures=2)
     assert (first.num_failed, second.num_failed) == (1, 2)
     assert first.failing_unix_s == second.failing_unix_s is not None
-    # a writer that is started anew counts what it does anew, and goes on counting what is wrong
+    # a restarted writer counts its writes from 0, and goes on counting failures in a row
     with writer_thread(job.arena, failing):
         persist_next(job, 30, 6, failures=1)
         third = wait_for(job.arena, failures=1)

@@ -86,7 +86,7 @@ def test_a_coordinator_that_never_comes(tmp_path: Path) -> None:
     with writer_thread(job.arenas[1]):
         problem = wait_for(job.arenas[1], failures=1).last_error
         assert "waited 0.1 s for COMMIT, which the host of rank 0 writes" in problem
-    # done was said: a coordinator that has read it may yet commit these
+    # `.done` was written: a coordinator that has read it may still commit these
     assert all((job.step(10) / name).exists() for name in FILES[2:])
 
 
@@ -142,7 +142,7 @@ def test_the_next_snapshot_after_one_that_failed(tmp_path: Path) -> None:
         for arena in job.arenas:
             wait_for(arena, failures=1, persisted=1)
     assert verify_checkpoint(job.step(20)) == []
-    # nobody will finish it, and nobody waits for it
+    # no writer will finish it, and none waits for it
     assert not job.step(10).exists()
 
 

@@ -251,7 +251,7 @@ def test_removal_is_durable(place: Location, calls: Record) -> None:
 
 
 def test_removal_beside_another_one(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is gone when its turn comes was removed from outside else, which is as good."""
+    """An entry that another process has removed meanwhile counts as removed."""
     for name in ("tree/a/b", "tree/a/c", "tree/d"):
         (place / name).write(b"")
     real = os.unlink

@@ -157,8 +157,8 @@ def test_a_round_resumes_from_nothing_whose_removal_has_begun(tmp_path: Path) ->
         30: "committed",
     }
     # the next housekeeping ends it, whatever retention keeps; the record stays, as its writer may only be frozen
-    said = Housekeeping().run(checkpoints, replace(PLAN, keep_last=0))
-    assert said == [f"removed {checkpoints}/main/step-{step:09d}" for step in (10, 20)]
+    notes = Housekeeping().run(checkpoints, replace(PLAN, keep_last=0))
+    assert notes == [f"removed {checkpoints}/main/step-{step:09d}" for step in (10, 20)]
     assert set(being_removed(checkpoints)) == {("main", 10), ("main", 20)}
     assert Housekeeping().run(checkpoints, PLAN) == []
 
@@ -180,9 +180,9 @@ def test_removal_record_stays_until_the_rest_is_removed(tmp_path: Path) -> None:
             raise CheckpointError(f"{path}: cannot be removed: timed out")
 
     hooked = HookedLocation(checkpoints, fail_once)
-    said = housekeeping.run(hooked, PLAN)
-    assert said[0] == f"removed {checkpoints}/main/step-000000010"
-    assert "timed out" in said[1]
+    notes = housekeeping.run(hooked, PLAN)
+    assert notes[0] == f"removed {checkpoints}/main/step-000000010"
+    assert "timed out" in notes[1]
     assert set(being_removed(checkpoints)) == {("main", 10), ("main", 20)}
     assert housekeeping.run(hooked, PLAN) == [f"removed {checkpoints}/main/step-000000020"]
     assert being_removed(checkpoints) == {}

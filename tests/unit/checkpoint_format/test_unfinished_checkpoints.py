@@ -46,7 +46,7 @@ def test_a_directory_that_was_just_made_is_nothing(checkpoints: Location) -> Non
 
 @pytest.mark.parametrize("name", ["COMMIT", "r000002-metadata"])
 def test_anything_else_may_have_been_saved(checkpoints: Location, name: str) -> None:
-    """COMMIT: it was complete, and is damaged. Without WRITING: somebody has begun to remove it."""
+    """COMMIT: it was complete, and is damaged. Without WRITING: its removal has begun."""
     directory = begin(put_main(checkpoints), 10)
     (directory / name).write(b"?")
     if name != "COMMIT":

@@ -214,8 +214,8 @@ def test_a_tokenizer_with_an_end_of_its_own_comes_back(ckpt: Ckpt, tmp_path: Pat
         assert "give the token with --eod" in ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "x", code=65)
     else:
         assert notes[-1] == "documents end with <|stop|> (eos_token of tokenizer_config.json)"
-    words = [] if is_configured else ["--eod", "<|stop|>"]
-    ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "again", *words)
+    arguments = [] if is_configured else ["--eod", "<|stop|>"]
+    ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "again", *arguments)
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "again").eos_token == "<|stop|>"
 
 

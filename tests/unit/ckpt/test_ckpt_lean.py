@@ -14,10 +14,10 @@ HEAVY = ["torch", "numpy", "safetensors", "transformers", "tokenizers"]
 SCRIPT = f"""
 import json, sys
 from megatrain.cli import main
-for words in json.loads(sys.argv[1]):
-    code = main(["ckpt", *words])
+for arguments in json.loads(sys.argv[1]):
+    code = main(["ckpt", *arguments])
     heavy = [name for name in {HEAVY} if name in sys.modules]
-    print(json.dumps([words[0], code, heavy]), file=sys.stderr)
+    print(json.dumps([arguments[0], code, heavy]), file=sys.stderr)
 """
 
 
@@ -29,8 +29,13 @@ def test_no_verb_but_the_conversions_loads_torch(run: Path) -> None:
         ["diff", main / "step-000000010", main / "step-000000010", "--tensors"],
         ["restore", run, "--step", "20"], ["prune", run, "--keep-last", "1", "--abandoned", "--yes"],
     ]  # fmt: skip
-    words = json.dumps([[str(word) for word in line] for line in lines])
+    arguments = json.dumps([[str(word) for word in line] for line in lines])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, words], capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=True
+        [sys.executable, "-c", SCRIPT, arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=DEADLINE_S,
+        check=True,
     )
     assert [json.loads(line) for line in done.stderr.splitlines()] == [[line[0], 0, []] for line in lines]

@@ -129,9 +129,9 @@ def test_pinning_and_back(ckpt: Ckpt, line: Path) -> None:
 
 def test_a_branch_that_a_job_may_be_writing_to_is_left_alone(ckpt: Ckpt, run: Path) -> None:
     """The run went back to step 20 while its job was running, which goes on on main until it is started again."""
-    words = ("prune", run, "--abandoned", "--yes", "--json")
+    arguments = ("prune", run, "--abandoned", "--yes", "--json")
     with RunDirectory(run).locked():
-        document = ckpt(*words)
+        document = ckpt(*arguments)
     assert names(document) == []
     assert document["left_alone"] == [
         f"main/step-0000000{step}: a job may be writing to main" for step in (30, 40)
@@ -140,12 +140,12 @@ def test_a_branch_that_a_job_may_be_writing_to_is_left_alone(ckpt: Ckpt, run: Pa
     (run / "lock").unlink()  # as it is where the file system shows no locks of other hosts
     begun = LocalLocation(run / "checkpoints/main/step-000000050")
     WritingMark(2, "demo", time.time()).write(begun)
-    document = ckpt(*words)
+    document = ckpt(*arguments)
     assert names(document) == []
     assert len(document["left_alone"]) == 3
 
     WritingMark(2, "demo", time.time() - 3000.0).write(begun)
-    assert names(ckpt(*words)) == ["main/30", "main/40", "main/50"]
+    assert names(ckpt(*arguments)) == ["main/30", "main/40", "main/50"]
 
 
 def test_retention_prunes_while_a_job_is_running(ckpt: Ckpt, line: Path) -> None:

@@ -94,8 +94,8 @@ def test_layers_are_split_as_the_option_says(ckpt: Ckpt, tmp_path: Path) -> None
         job = replace(job, parallel=replace(job.parallel, layers_per_chunk=layers))
         expected[name] = write_as_job(tmp_path / name, job, state)
 
-    for name, words in (("b", ["--layers-per-chunk", 1, 3]), ("even", [])):
-        text = ckpt("reshard", tmp_path / "a", "--output", tmp_path / f"{name}-out", "--pp", 2, *words)
+    for name, arguments in (("b", ["--layers-per-chunk", 1, 3]), ("even", [])):
+        text = ckpt("reshard", tmp_path / "a", "--output", tmp_path / f"{name}-out", "--pp", 2, *arguments)
         assert ("layers 1 + 3" in text) is (name == "b")
         assert contents(tmp_path / f"{name}-out") == contents(tmp_path / name)
         assert read_manifest(LocalLocation(tmp_path / f"{name}-out")).config == expected[name].config
@@ -194,20 +194,20 @@ def test_a_place_that_is_taken_is_refused(ckpt: Ckpt, tmp_path: Path) -> None:
     write_as_job(tmp_path / "a", config, whole_state(config))
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.tex").touch()
-    words = ("reshard", tmp_path / "a", "--output")
-    assert "holds thesis.tex" in ckpt(*words, tmp_path / "out", code=66)
-    assert "is a complete checkpoint already" in ckpt(*words, tmp_path / "a", code=66)
-    assert "is a file" in ckpt(*words, tmp_path / "out/thesis.tex", code=66)
+    arguments = ("reshard", tmp_path / "a", "--output")
+    assert "holds thesis.tex" in ckpt(*arguments, tmp_path / "out", code=66)
+    assert "is a complete checkpoint already" in ckpt(*arguments, tmp_path / "a", code=66)
+    assert "is a file" in ckpt(*arguments, tmp_path / "out/thesis.tex", code=66)
 
 
 def test_a_failed_attempt_leaves_nothing(ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config()
     write_as_job(tmp_path / "a", config, whole_state(config))
     (tmp_path / "there").mkdir()
-    words = ("reshard", tmp_path / "a", "--dp", 2, "--output")
+    arguments = ("reshard", tmp_path / "a", "--dp", 2, "--output")
     monkeypatch.setattr(LocalLocation, "write", _fails_at(".metadata"))
     for name in ("new", "there"):
-        assert "no space left" in ckpt(*words, tmp_path / name, code=74)
+        assert "no space left" in ckpt(*arguments, tmp_path / name, code=74)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "there"]
     assert list((tmp_path / "there").iterdir()) == []
 

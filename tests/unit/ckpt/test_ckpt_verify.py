@@ -137,7 +137,7 @@ def test_damaged_checkpoint_is_not_resumed_until_verified_whole(ckpt: Ckpt, run:
     newest = run / "checkpoints/branch-0002/step-000000025"
     whole = (newest / DATA).read_bytes()
     flip(newest / DATA)
-    assert ckpt("ls", run, "--json")["resume"]["step"] == 25, "sizes are right, and nobody has read it"
+    assert ckpt("ls", run, "--json")["resume"]["step"] == 25, "sizes are right, and the content was not read"
     ckpt("verify", newest, code=66)
     found = ckpt("ls", run, "--json")["resume"]
     assert (found["step"], "`megatrain ckpt verify` found it damaged" in found["skipped"][0]) == (20, True)

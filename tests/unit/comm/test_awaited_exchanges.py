@@ -53,8 +53,8 @@ def awaited(recorder: Recorder) -> tuple[int, int, int]:
 
 def group_of_two(name: str, recorder: Recorder, number: int = 0) -> Group:
     planned = PlannedGroup(name, (0, 1))
-    nobody = dist.ProcessGroup(0, 2)
-    communicator = GlooCommunicator(ExchangeRunner(recorder), planned, nobody, timedelta(seconds=20), None)
+    stub_group = dist.ProcessGroup(0, 2)
+    communicator = GlooCommunicator(ExchangeRunner(recorder), planned, stub_group, timedelta(seconds=20), None)
     return Group(name, planned.ranks, 0, number, communicator)
 
 

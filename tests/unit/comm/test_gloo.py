@@ -50,9 +50,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 def group_of(new_lane: Callable[[str], AwaitedLane] | None) -> Group:
     """Return a group of three as its second member has it."""
-    planned, nobody = PlannedGroup("dp", RANKS), dist.ProcessGroup(1, len(RANKS))
+    planned, stub_group = PlannedGroup("dp", RANKS), dist.ProcessGroup(1, len(RANKS))
     runner: Any = ExchangeRunner(SilentRecorder())
-    return Group("dp", RANKS, 1, 0, GlooCommunicator(runner, planned, nobody, timedelta(seconds=20), new_lane))
+    return Group("dp", RANKS, 1, 0, GlooCommunicator(runner, planned, stub_group, timedelta(seconds=20), new_lane))
 
 
 def test_collectives_and_each_link_direction_have_own_lanes(calls: Calls) -> None:

@@ -59,7 +59,7 @@ def raw_connection(address: PeerAddress) -> socket.socket:
 
 
 def is_dropped(stranger: socket.socket) -> bool:
-    """Whether the server closes this connection; it may have said hello."""
+    """Return whether the server closes this connection; it may have sent its hello."""
     received = b""
     with suppress(ConnectionResetError):
         while chunk := stranger.recv(4096):
@@ -98,12 +98,12 @@ def test_a_message_may_be_empty_and_has_a_longest_size() -> None:
         assert outcomes.get(timeout=DEADLINE_S) == [b"", b"x" * MAX_MESSAGE_BYTES]
 
 
-@pytest.mark.parametrize("words", [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(64), b"x" * 100_000])
-def test_a_stranger_is_dropped_and_others_are_served(words: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(64), b"x" * 100_000])
+def test_a_stranger_is_dropped_and_others_are_served(data: bytes) -> None:
     serve, outcomes = outcome_of(lambda connection: connection.receive_message())
     with serving(serve) as (server, address), raw_connection(address) as stranger:
         with suppress(OSError):  # it may be dropped before it is through
-            stranger.sendall(words)
+            stranger.sendall(data)
             stranger.shutdown(socket.SHUT_WR)
         assert is_dropped(stranger)
         with connect_peer(address, SECRET, LIMITS) as connection:

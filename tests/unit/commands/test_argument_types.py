@@ -1,4 +1,4 @@
-"""Arguments that the command lines refuse: exit code 2, in words, without the names of our functions."""
+"""Arguments that the command lines refuse: exit code 2, a message, and no name of an internal function."""
 
 from __future__ import annotations
 
@@ -83,12 +83,14 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("words", "message"), REFUSED, ids=lambda value: value[0] if isinstance(value, tuple) else "")
+@pytest.mark.parametrize(
+    ("arguments", "message"), REFUSED, ids=lambda value: value[0] if isinstance(value, tuple) else ""
+)
 def test_commands_refuse_in_words(
-    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    assert cli.main(words) == 2
+    assert cli.main(arguments) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

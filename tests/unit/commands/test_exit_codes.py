@@ -56,7 +56,7 @@ OF_A_FILE = {
 
 @pytest.fixture(autouse=True)
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty directory, where all words are names of nothing."""
+    """Change to an empty directory, where no argument names anything."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(job_place, "_OWN_CALL_S", 0.05)
     monkeypatch.setattr(driver, "log_to_stderr", lambda: None)
@@ -78,14 +78,14 @@ def away() -> str:
     return json.dumps({"endpoints": [f"http://127.0.0.1:{free_ports(1)[0]}"], "job": "demo"})
 
 
-def check(capsys: pytest.CaptureFixture[str], words: str, code: ExitCode) -> str:
+def check(capsys: pytest.CaptureFixture[str], arguments: str, code: ExitCode) -> str:
     """Give a command line, and check that it ends so, with one error and no traceback; return what it says."""
-    found = main(words.split())
-    said = capsys.readouterr().err
-    assert found == code, f"megatrain {words}: {said}"
-    assert said.count("error: ") == 1, f"megatrain {words}: {said}"
-    assert "Traceback" not in said
-    return said
+    found = main(arguments.split())
+    errors = capsys.readouterr().err
+    assert found == code, f"megatrain {arguments}: {errors}"
+    assert errors.count("error: ") == 1, f"megatrain {arguments}: {errors}"
+    assert "Traceback" not in errors
+    return errors
 
 
 @pytest.mark.parametrize("verb", OF_A_JOB)
@@ -103,7 +103,7 @@ class TestVerbsOfAJob:
             assert "runs/demo and runs/one" in check(capsys, verb, ExitCode.USAGE)
 
     def test_there_is_no_such_job(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-        assert "nobody" in check(capsys, f"{verb} nobody", ExitCode.NOT_FOUND)
+        assert "unknown" in check(capsys, f"{verb} unknown", ExitCode.NOT_FOUND)
         if verb not in ALWAYS_ANSWERS:
             assert "no/where" in check(capsys, f"{verb} no/where", ExitCode.NOT_FOUND)
         nothing = "runs: no such directory" if verb in OF_ALL_JOBS else "which job?"
@@ -117,8 +117,8 @@ class TestVerbsOfAJob:
     def test_the_run_is_somebody_elses(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
         own_etcd(away(), mode=0o666)
         if verb not in ALWAYS_ANSWERS:
-            said = check(capsys, f"{verb} demo", ExitCode.NO_PERMISSION)
-            assert "only the user who launched a job can reach its etcd" in said
+            errors = check(capsys, f"{verb} demo", ExitCode.NO_PERMISSION)
+            assert "only the user who launched a job can reach its etcd" in errors
 
     def test_etcd_is_out_of_reach(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
         if verb not in (*PATIENT, *ALWAYS_ANSWERS):
@@ -152,15 +152,15 @@ def test_a_round_that_is_not_there(verb: str, empty: Path, capsys: pytest.Captur
     assert "--round=9" in check(capsys, f"{verb} events --round 9", ExitCode.NOT_FOUND)
 
 
-@pytest.mark.parametrize(("words", "code"), OF_A_FILE.items())
-def test_a_file_that_is_not_there(words: str, code: ExitCode, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "absent" in check(capsys, words.format("absent"), code)
+@pytest.mark.parametrize(("arguments", "code"), OF_A_FILE.items())
+def test_a_file_that_is_not_there(arguments: str, code: ExitCode, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "absent" in check(capsys, arguments.format("absent"), code)
 
 
 @pytest.mark.parametrize("flag", ["--nnodes=x", "--spares=-1", "--tee=some", "--label=x", "--rdzv-conf=a=b"])
 def test_flags_of_launch_that_are_wrong(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = check(capsys, f"launch {flag} absent", ExitCode.USAGE)
-    assert "the command line has 1 problem" in said
+    errors = check(capsys, f"launch {flag} absent", ExitCode.USAGE)
+    assert "the command line has 1 problem" in errors
 
 
 def test_every_verb_is_in_a_table() -> None:

@@ -64,12 +64,12 @@ def staging_directories(place: Path) -> list[Path]:
 def start_build(tmp_path: Path) -> Iterator[StartBuild]:
     """Return a function that starts a build, which waits for text once its staging directory is there."""
     require_module("tokenizers")
-    os.mkfifo(tmp_path / "never.txt")  # nobody writes
+    os.mkfifo(tmp_path / "never.txt")  # no process writes
     started: list[subprocess.Popen[str]] = []
 
     def start() -> subprocess.Popen[str]:
-        words = ["data", "build", "--input", str(tmp_path / "never.txt"), "--output", str(tmp_path / "out")]
-        command = [sys.executable, "-m", "megatrain", *words]
+        arguments = ["data", "build", "--input", str(tmp_path / "never.txt"), "--output", str(tmp_path / "out")]
+        command = [sys.executable, "-m", "megatrain", *arguments]
         started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT))
         wait_until(lambda: bool(staging_directories(tmp_path)), "a staging directory")
         return started[-1]

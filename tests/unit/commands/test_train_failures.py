@@ -34,16 +34,16 @@ def end_of(statement: str, *, has_torch: bool = True) -> tuple[int, str, str]:
 @pytest.mark.slow(kept=["True"])
 @pytest.mark.parametrize("has_torch", [True, False])
 def test_a_mistake_in_the_program(has_torch: bool) -> None:
-    code, output, errors = end_of("raise RuntimeError('nobody foresaw this')", has_torch=has_torch)
+    code, output, errors = end_of("raise RuntimeError('an unforeseen error')", has_torch=has_torch)
     assert code == 1
     assert output == "a last word"
     assert errors.startswith("Traceback (most recent call last):\n")
-    assert errors.endswith("RuntimeError: nobody foresaw this\n")
+    assert errors.endswith("RuntimeError: an unforeseen error\n")
 
 
 @pytest.mark.slow(kept=["sys.exit(7)-7-"])
 @pytest.mark.parametrize(
-    ("statement", "code", "said"),
+    ("statement", "code", "errors"),
     [
         ("sys.exit(7)", 7, ""),
         ("sys.exit('no more')", 1, "no more\n"),
@@ -52,5 +52,5 @@ def test_a_mistake_in_the_program(has_torch: bool) -> None:
          "megatrain: error: no file\n"),
     ],
 )  # fmt: skip
-def test_the_exit_code_is_what_it_would_have_been(statement: str, code: int, said: str) -> None:
-    assert end_of(statement) == (code, "a last word", said)
+def test_the_exit_code_is_what_it_would_have_been(statement: str, code: int, errors: str) -> None:
+    assert end_of(statement) == (code, "a last word", errors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-# What is set, and the whole of the one message that follows. The place is that of the first key that somebody wrote.
+# Arguments and the whole message. Its location is that of the first key that the user set.
 CASES = {
     "keeping of all checkpoints": (
         ["--checkpoint.keep_every=100", "--checkpoint.interval=50"],
@@ -179,7 +179,7 @@ CASES = {
         ),
     ),
     "a page with a token": (["--dashboard.address=0.0.0.0", "--dashboard.viewer_token_file=token"], None),
-    "actions for nobody": (
+    "actions without an operator": (
         ["--dashboard.enable_actions=true", "--dashboard.viewer_token_file=token"],
         (
             "dashboard.enable_actions=true lets operators act, but no operator can sign in; set "

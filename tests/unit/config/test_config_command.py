@@ -19,10 +19,10 @@ from tests.helpers.source_tree import ROOT
 DEMO = str(ROOT / "configs" / "demo.toml")
 
 
-def run(*words: str, overrides: tuple[str, ...] = ()) -> int:
+def run(*arguments: str, overrides: tuple[str, ...] = ()) -> int:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    return command.run(parser.parse_args(words, argparse.Namespace(overrides=list(overrides))))
+    return command.run(parser.parse_args(arguments, argparse.Namespace(overrides=list(overrides))))
 
 
 def test_show_prints_a_file_that_loads_again(small: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-# What is set, and the whole of the one message that follows. The place is that of the first key that somebody wrote.
+# Arguments and the whole message. Its location is that of the first key that the user set.
 CASES = {
     "grouped heads": (
         ["--model.num_kv_heads=8"],

@@ -26,7 +26,7 @@ PROBLEMS = {
     '[alertmanager]\nurl = "am:9093"': "must begin with https:// or http://",
     '[webhook]\nurl = "https://a"\nurl_file = "b"': "webhook.url and url_file are both set",
     '[webhook]\nurl = "https://a"\ncontent_type = "text/plain\\r\\nX: y"': "webhook.content_type",
-    '[email]\nrecipients = "nobody"': "email.recipients",
+    '[email]\nrecipients = "no-address"': "email.recipients",
     '[email]\nrecipients = "a@b.org\\nBcc: c@d.org"': "email.recipients",
     '[email]\nrecipients = "a@b.org"': "email.recipients needs email.sender",
     f'{MAIL}user = "me"': "email.user and password_file go together, and email.password_file is",

@@ -41,10 +41,10 @@ def refusal(key: str, value: str) -> str | None:
 @pytest.mark.parametrize(("key", "option"), NUMERIC, ids=[key for key, _ in NUMERIC])
 def test_absurd_numbers_are_refused_with_key_rule_and_hint(key: str, option: Option) -> None:
     for value in FLOATS if option.kind == "float" else INTEGERS:
-        said = refusal(key, value)
-        assert said is not None, f"--{key}={value} is taken"
-        assert key in said
-        assert "use " in said, said
+        message = refusal(key, value)
+        assert message is not None, f"--{key}={value} is taken"
+        assert key in message
+        assert "use " in message, message
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Files of a directory that somebody else made: no link is followed, nothing is waited for, and no more is read."""
+"""Files of an untrusted directory: no link is followed, no read blocks, and none exceeds its limit."""
 
 from __future__ import annotations
 

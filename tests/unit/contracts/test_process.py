@@ -36,7 +36,7 @@ def test_a_launcher_of_ours_names_the_host() -> None:
     [
         pytest.param({"MEGATRAIN_ROUND": "7"}, id="our launcher counts for all"),
         pytest.param({"LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8"}, id="one agent has all workers"),
-        pytest.param({"TORCHELASTIC_RESTART_COUNT": ""}, id="nobody counts"),
+        pytest.param({"TORCHELASTIC_RESTART_COUNT": ""}, id="no count"),
     ],
 )
 def test_round_number_is_the_same_on_all_ranks(known: dict[str, str]) -> None:

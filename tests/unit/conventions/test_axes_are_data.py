@@ -1,4 +1,4 @@
-"""Nothing but the list of axes spells them out: whoever is about all axes reads `contracts/layout.py`.
+"""Only the list of axes spells them out: code about all axes reads `contracts/layout.py`.
 
 Code about one axis may name it. What is looked for is a few lines of code, without comments and docstrings, that name
 data, pipeline and tensor parallelism together: there a further axis would be forgotten.

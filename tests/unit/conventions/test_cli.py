@@ -71,7 +71,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "reported"),
+    ("arguments", "reported"),
     [
         ("", "verbs:"),
         ("trian", "unknown verb 'trian'; did you mean 'train'?"),
@@ -84,26 +84,26 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_usage_error_names_what_is_wrong(
-    add_verb: AddVerb, capsys: pytest.CaptureFixture[str], words: str, reported: str
+    add_verb: AddVerb, capsys: pytest.CaptureFixture[str], arguments: str, reported: str
 ) -> None:
     add_verb("echo", ECHO)
 
-    assert cli.main(words.split()) == 2
+    assert cli.main(arguments.split()) == 2
     assert reported in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "taken"),
+    ("arguments", "taken"),
     [
         ("--train.steps -5 a.toml --dry-run --optimizer.lr=1e-4", "True ['--train.steps=-5', '--optimizer.lr=1e-4']"),
         ("a.toml --Model.hidden-size=3", "False ['--Model.hidden-size=3']"),
     ],
     ids=["both spellings, anywhere", "a misspelt one is left to the configuration"],
 )
-def test_overrides_are_taken(add_verb: AddVerb, capsys: pytest.CaptureFixture[str], words: str, taken: str) -> None:
+def test_overrides_are_taken(add_verb: AddVerb, capsys: pytest.CaptureFixture[str], arguments: str, taken: str) -> None:
     add_verb("echo", ECHO)
 
-    assert cli.main(["echo", *words.split()]) == 0
+    assert cli.main(["echo", *arguments.split()]) == 0
     assert capsys.readouterr().out == f"a.toml {taken}\n"
 
 
@@ -168,7 +168,7 @@ def test_closed_pipe_ends_quietly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "redirections", "code"),
+    ("arguments", "redirections", "code"),
     [
         ("--help", ">/dev/full", ExitCode.SAVE_FAILED),
         ("train --help", ">/dev/full", ExitCode.SAVE_FAILED),
@@ -182,8 +182,8 @@ def test_closed_pipe_ends_quietly() -> None:
         ("logs classify nowhere.jsonl", "2>&-", ExitCode.DATA),
     ],
 )
-def test_unwritable_output_keeps_the_exit_code_of_an_error(words: str, redirections: str, code: ExitCode) -> None:
-    command = f'exec "$0" -m megatrain {words} {redirections}'
+def test_unwritable_output_keeps_the_exit_code_of_an_error(arguments: str, redirections: str, code: ExitCode) -> None:
+    command = f'exec "$0" -m megatrain {arguments} {redirections}'
     done = subprocess.run(["sh", "-c", command, sys.executable], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == code
     assert "Traceback" not in done.stderr

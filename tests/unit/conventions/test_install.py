@@ -1,4 +1,4 @@
-"""`make venv` hands pip's configuration on to uv, and knows which build of torch a machine can get."""
+"""`make venv` passes pip's configuration to uv, and selects a build of torch that the machine can get."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ NAMING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.arg, ast.Name
 
 
 def defined_names(found: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
-    """Yield every name that a module gives: a keyword of somebody else's function is not one of them."""
+    """Yield every name that a module gives: keywords in calls of other modules' functions are not included."""
     for node in found:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):

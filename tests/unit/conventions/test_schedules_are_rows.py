@@ -31,7 +31,7 @@ def test_no_other_module_names_a_schedule() -> None:
 
 
 def _names_one(text: str) -> bool:
-    """Say whether a text is the name of a schedule or an option with it; prose may use the words."""
+    """Return whether a text is the name of a schedule or an option with it; prose may use the names."""
     return text in SCHEDULE_NAMES or _SET.search(text) is not None
 
 

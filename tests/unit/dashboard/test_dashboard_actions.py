@@ -96,7 +96,7 @@ def test_each_kind_says_what_it_would_do(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "changed", "status", "text"),
+    ("arguments", "changed", "status", "text"),
     [
         (("checkpoint",), {"confirmation": "dem"}, 400, "type the job's name"),
         (("checkpoint",), {"confirmation": "Demo"}, 400, "type the job's name"),
@@ -116,10 +116,10 @@ def test_each_kind_says_what_it_would_do(kind: str) -> None:
     ],
 )
 def test_a_wish_has_to_fit_the_job(
-    harness: ActionHarness, words: tuple[str, ...], changed: dict[str, Any], status: int, text: str
+    harness: ActionHarness, arguments: tuple[str, ...], changed: dict[str, Any], status: int, text: str
 ) -> None:
     for is_dry_run in (True, False):
-        refusal = harness.refused(*words, is_dry_run=is_dry_run, **changed)
+        refusal = harness.refused(*arguments, is_dry_run=is_dry_run, **changed)
         assert (refusal.status, text in refusal.text) == (status, True), refusal.text
     assert not harness.backend.done
     assert not harness.path.exists()

@@ -100,12 +100,12 @@ def test_two_servers_share_limits_and_keys(harness: ActionHarness) -> None:
     blind._trail = lambda: ActionTrail()  # type: ignore[method-assign]
     for number in range(4):
         other.take(request_of("restart", key=f"key-b-{number:08d}"), BOB)
-    for words, reported in (
+    for request, reported in (
         (request_of("restart", key="key-c-00000001"), "4 an hour"),
         (request_of(key="key-00000001"), "used"),
     ):
         with pytest.raises(RefusalError, match=reported):
-            blind.take(words, ADA)
+            blind.take(request, ADA)
     assert len(harness.backend.done) == 5
 
 

@@ -95,7 +95,7 @@ def test_the_newest_reading_and_how_it_was(page: TestClient) -> None:
     (xid,) = found["xids"]
     assert (xid["xid"], xid["kind"], xid["gpu"], xid["rank"], xid["step"]) == (94, "mended", 1, 3, 30)
     assert found["last_unix_s"] == BEGAN_S + EACH_S * (NUM_READINGS - 1)
-    assert found["trouble"] == ""
+    assert found["problem"] == ""
 
 
 def test_a_range_shows_how_devices_were_then(page: TestClient) -> None:

@@ -84,17 +84,17 @@ def test_the_answer_is_that_of_the_verb(
 ) -> None:
     found = ask(client, "hang")
     assert main(["diag", "hang", str(run.root), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (found["round"], found["source"]) == (ROUND, said["source"])
+    printed = json.loads(capsys.readouterr().out)
+    assert (found["round"], found["source"]) == (ROUND, printed["source"])
     assert (found["confidence"], found["reason"], found["suspects"]) == (
-        said["confidence"],
-        said["reason"],
-        said["suspects"],
+        printed["confidence"],
+        printed["reason"],
+        printed["suspects"],
     )
     assert [one["rank"] for one in found["suspects"]] == [LATE]
-    assert [one["waiting"] for one in found["missing"]] == [one["waiting"] for one in said["missing"]] == [[0, 1, 2]]
+    assert [one["waiting"] for one in found["missing"]] == [one["waiting"] for one in printed["missing"]] == [[0, 1, 2]]
     assert [one["num_ranks"] for one in found["stack_clusters"]] == [3, 1]
-    assert found["outlier_ranks"] == said["stacks"]["outliers"] == [LATE]
+    assert found["outlier_ranks"] == printed["stacks"]["outliers"] == [LATE]
 
 
 def test_a_rank_has_its_last_position(client: TestClient) -> None:

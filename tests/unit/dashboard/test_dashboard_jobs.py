@@ -1,4 +1,4 @@
-"""All jobs in a list: what each run directory and each etcd tells, in the words of `status`, whatever lies there."""
+"""The list of all jobs: each run directory and each etcd gives a row like that of `status`, whatever lies there."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ def test_rows_say_what_status_says(tmp_path: Path) -> None:
     lives = write_run(tmp_path / "lives", exit_code=None)
     with held(lives):
         rows = rows_of(tmp_path)
-        assert (rows["lives"].trouble, rows["lives"].state) == ("red", "unreachable")
+        assert (rows["lives"].severity, rows["lives"].state) == ("red", "unreachable")
         for name, row in rows.items():
             standing = run_standing(read_facts(tmp_path / name))
             assert row.headline == standing.headline
             assert row.level == standing.health.level.value
             assert [one.text for one in row.reasons] == [one.text for one in standing.health.reasons]
     for name, (_, expected) in KINDS.items():
-        assert (rows[name].trouble, rows[name].level, rows[name].state) == expected, name
+        assert (rows[name].severity, rows[name].level, rows[name].state) == expected, name
     assert counts_of(list(rows.values())).model_dump() == {"red": 3, "amber": 0, "green": 0, "ended": 3}
     names = [row.name for row in chosen_rows(list(rows.values()), Choice())]
     assert set(names[:3]) == {"failed", "killed", "lives"}
@@ -185,7 +185,7 @@ def test_damage_is_reported_in_its_row_and_breaks_no_other(tmp_path: Path) -> No
     bad = write_run(runs / "bad-incident")
     (bad.incidents / "20270115-0009.json").write_text("{")
     (runs / "notes").mkdir()
-    (runs / "notes.txt").write_text("of somebody\n")
+    (runs / "notes.txt").write_text("of a user\n")
     write_run(tmp_path / "elsewhere")
     (runs / "led").symlink_to(tmp_path / "elsewhere")
     catalog = JobCatalog(runs, period_s=60.0)
@@ -264,7 +264,7 @@ def test_jobs_of_an_etcd_agree_with_status_and_outlive_it(tmp_path: Path) -> Non
                     assert (row.job, row.is_live, row.headline) == (job, True, expected.headline)
                     assert (row.level, row.state) == (expected.health.level.value, str(expected.state))
                     assert [one.code for one in row.reasons] == [one.code.value for one in expected.health.reasons[:3]]
-                assert rows["etcd:away"].trouble == "red"
+                assert rows["etcd:away"].severity == "red"
                 assert rows["etcd:away"].why_not_opened == "its run directory is not on this machine"
                 assert rows["here"].why_not_opened == ""
                 assert (rows["here"].num_hosts, rows["here"].num_ranks, rows["here"].train_steps) == (2, 4, 100)
@@ -276,7 +276,7 @@ def test_jobs_of_an_etcd_agree_with_status_and_outlive_it(tmp_path: Path) -> Non
     assert "cannot list its jobs" in catalog.last_poll().problems[0]
     assert set(rows) == {"here", "etcd:away"}
     assert {row.reasons[0].code for row in rows.values()} == {"unreachable"}
-    assert {row.trouble for row in rows.values()} == {"red"}
+    assert {row.severity for row in rows.values()} == {"red"}
 
 
 def test_a_run_that_one_was_sent_asks_no_server(tmp_path: Path) -> None:

@@ -137,9 +137,9 @@ def test_a_page_of_the_list_is_a_part_of_it(runs: Path) -> None:
 
 def test_session_is_required_and_holds_for_all_jobs(runs: Path) -> None:
     with served_jobs(runs, CLOSED) as served:
-        for path in ("/api/v1/jobs", "/api/v1/compare?jobs=a,b", "/jobs/a/api/v1/job", "/jobs/nobody/api/v1/job"):
+        for path in ("/api/v1/jobs", "/api/v1/compare?jobs=a,b", "/jobs/a/api/v1/job", "/jobs/unknown/api/v1/job"):
             ask(served.port, path).assert_refused(401)
-        assert served.dashboard.open_jobs.names == (), "nothing is opened for somebody whom nobody knows"
+        assert served.dashboard.open_jobs.names == (), "no job is opened for an unknown caller"
         # the page of a job signs in at its own address
         body = json.dumps({"token": OPERATOR_TOKEN}).encode()
         entered = ask(served.port, "/jobs/a/api/v1/session", from_page(served.port), method="POST", body=body)
@@ -153,7 +153,7 @@ def test_session_is_required_and_holds_for_all_jobs(runs: Path) -> None:
 
 
 NAMES = (
-    "..", ".", "..%2foutside", "%2e%2e", "led", "nobody", "a%00", "a%0a", "outside", "%2fetc", "etcd:a", "api",
+    "..", ".", "..%2foutside", "%2e%2e", "led", "unknown", "a%00", "a%0a", "outside", "%2fetc", "etcd:a", "api",
 )  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def test_few_are_open_at_a_time_and_idle_ones_are_closed(runs: Path, monkeypatch
         finally:
             for client in listening:
                 client.close()
-        wait_until(lambda: opened.names == (), "jobs that nobody looks at are closed")
+        wait_until(lambda: opened.names == (), "jobs without viewers are closed")
         assert ask(served.port, "/jobs/a/api/v1/job").status == 200
 
 
@@ -235,9 +235,9 @@ def test_the_program_of_all_jobs(runs: Path) -> None:
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as program:
         try:
             assert program.stderr is not None
-            said = program.stderr.readline()
-            found = re.search(r"dashboard of 2 jobs at http://127\.0\.0\.1:(\d+)/jobs", said)
-            assert found is not None, said
+            line = program.stderr.readline()
+            found = re.search(r"dashboard of 2 jobs at http://127\.0\.0\.1:(\d+)/jobs", line)
+            assert found is not None, line
             reported = ask(int(found[1]), "/jobs/a/api/v1/overview").json
             assert (reported["state"], reported["step"]) == ("finished", 60)
             program.terminate()
@@ -319,7 +319,7 @@ REFUSED = {
     "?jobs=a": (400, "expected 2 to 4 names"),
     "?jobs=a,a": (400, "expected 2 to 4 names"),
     "?jobs=a,b,c,d,e": (400, "expected 2 to 4 names"),
-    "?jobs=a,nobody": (404, "no such job"),
+    "?jobs=a,unknown": (404, "no such job"),
     "?jobs=a,b&first=9&last=3": (400, "last=3"),
     "?jobs=a,b&more=1": (400, "no such parameter"),
 }

@@ -27,8 +27,8 @@ def test_it_is_installed() -> None:
 def test_the_page_gets_the_run_and_its_etcd() -> None:
     found = job_commands(config=CONFIG, run=Path("/run"), etcd=ETCD)
     assert found.keys() == {"dashboard"}
-    *words, section = found["dashboard"][1:]
-    assert words == ["-m", "megatrain_dashboard", "--run", "/run", "--job", "a job", *ETCD, "--section"]
+    *arguments, section = found["dashboard"][1:]
+    assert arguments == ["-m", "megatrain_dashboard", "--run", "/run", "--job", "a job", *ETCD, "--section"]
     assert decode(DashboardConfig, section, "--section") == CONFIG.dashboard
 
 

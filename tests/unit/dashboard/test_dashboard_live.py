@@ -1,4 +1,4 @@
-"""The stream of changes to pages: to all of them, at most once a second, and at most so many of them."""
+"""The stream of changes to pages: to all of them, at most once a second, up to a limit on their number."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def next_event(events: AsyncIterator[bytes]) -> Event:
 
 
 async def looked(source: MadeUpJob, num_times: int) -> None:
-    """Return when the source was asked so many times more."""
+    """Return when the source was read `num_times` more times."""
     wanted = source.num_looks + num_times
     what = f"{num_times} looks at the source"
     await asyncio.to_thread(wait_until, lambda: source.num_looks >= wanted, what, PATIENCE_S)
@@ -82,7 +82,7 @@ def test_a_change_is_reported_once(tmp_path: Path) -> None:
         first = await next_event(events)
         assert (first.id, first.name) == ("life-1-1", "change")
         assert first.data == {"session": "life-1", "at_unix_s": 17.0, "step": None, "versions": {"overview": 1}}
-        await looked(source, 3)  # nothing is said while nothing is new
+        await looked(source, 3)  # nothing is sent while nothing changes
         source.state = LiveState(7, {"overview": 2, "heat": 1})
         second = await next_event(events)
         assert (second.id, second.data["step"]) == ("life-1-2", 7)

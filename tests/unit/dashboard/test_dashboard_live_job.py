@@ -190,7 +190,7 @@ def test_streamed_steps_are_shown_with_the_daemons_judgement(running: Running) -
     write_state(running.run.diagnosis, replace(STATE, round=2))
     running.wait(lambda: running.source.daemon_state() is not None, "the daemon's state")
     running.wait(lambda: running.source.live().versions["stragglers"] > before, "the word of it")
-    # no daemon is registered, so nobody believes what one has left
+    # no daemon is registered, so the record of an earlier one is ignored
     running.wait(lambda: running.source.facts().is_daemon_alive is False, "the look at the daemon")
     assert daemon_state_of_round(running.source, None) is None
     running.put(running.keys.daemon, DaemonRecord("h", "d1", "127.0.0.1", 1, "token"))

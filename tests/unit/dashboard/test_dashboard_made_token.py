@@ -22,14 +22,14 @@ from tests.helpers.other_user import OTHER_USER, as_other_user, everybodys_place
 from tests.helpers.waiting import wait_until
 
 OPEN = DashboardSettings(port=0, enable_actions=True)
-WISH = b'{"kind":"stop","target":"","reason":"mine now","confirmation":"demo","idempotency_key":"0123456789abcdef"}'
+REQUEST = b'{"kind":"stop","target":"","reason":"mine now","confirmation":"demo","idempotency_key":"0123456789abcdef"}'
 
 
 def test_token_is_made_once_where_actions_are_open(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     for settled in (
         DashboardSettings(port=0),
-        DashboardSettings(port=0, enable_actions=True, operator_token="a token of somebody's"),
+        DashboardSettings(port=0, enable_actions=True, operator_token="a configured token"),
     ):
         assert with_token(settled, run) == (settled, None)
     settings, path = with_token(OPEN, run)
@@ -88,7 +88,7 @@ def test_local_visitor_needs_a_token_for_actions(tmp_path: Path) -> None:
             "Origin": page.url.rstrip("/"),
             "X-Megatrain-Request": "1",
         }
-        ask(page.port, "/api/v1/actions", headers, method="POST", body=WISH).assert_refused(401, "not logged in")
+        ask(page.port, "/api/v1/actions", headers, method="POST", body=REQUEST).assert_refused(401, "not logged in")
         ask(page.port, "/api/v1/job").assert_refused(401, "not logged in")
         path = run.diagnosis / TOKEN_NAME
         token = path.read_text().strip()
@@ -102,6 +102,6 @@ def test_local_visitor_needs_a_token_for_actions(tmp_path: Path) -> None:
         assert str(path).encode() in item.value
         assert token.encode() not in item.value
 
-        # and its log is there for whoever looks, also when somebody has removed it
+        # and its log is restored after its removal
         log.unlink()
         wait_until(lambda: log.exists() and "removed from outside" in log.read_text(), "another log")

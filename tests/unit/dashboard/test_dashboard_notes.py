@@ -99,7 +99,7 @@ def test_a_note_of_the_command_line_is_reported_as_one(page: Page) -> None:
     [
         (VIEWER_TOKEN, {}, 403, "viewers may only read"),
         ("", {}, 401, "not logged in"),
-        ("wrong-token-of-nobody", {}, 401, "not a token"),
+        ("some-unknown-token-00", {}, 401, "not a token"),
         (OPERATOR_TOKEN, {"Content-Type": "text/plain"}, 400, ""),
         (OPERATOR_TOKEN, {"Host": "evil.example"}, 403, "not a name of this dashboard"),
     ],

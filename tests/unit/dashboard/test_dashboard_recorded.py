@@ -260,23 +260,27 @@ def test_the_cause_of_a_failure_comes_before_what_followed(page: Page, capsys: p
     found = page.ask("logs/causes?round=1")
     assert [(one["rank"], one["role"]) for one in found["causes"]] == [(3, "root"), (1, "follows")]
     assert main(["logs", "classify", str(page.run.root), "--round", "1", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (found["label"], found["root_rank"], found["reason"]) == (said["label"], said["root_rank"], said["reason"])
+    printed = json.loads(capsys.readouterr().out)
+    assert (found["label"], found["root_rank"], found["reason"]) == (
+        printed["label"],
+        printed["root_rank"],
+        printed["reason"],
+    )
 
 
 def test_stragglers_are_what_the_verb_says(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     found = page.ask("stragglers")
     assert main(["diag", "stragglers", str(page.run.root), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (found["source"], found["round"], found["is_enough"]) == ("events", 2, said["is_enough"])
+    printed = json.loads(capsys.readouterr().out)
+    assert (found["source"], found["round"], found["is_enough"]) == ("events", 2, printed["is_enough"])
     same = ("cause", "confidence", "hosts", "ranks", "first_step", "last_step", "gain_s", "evidence", "is_over")
     assert [{key: one[key] for key in same} for one in found["findings"]] == [
-        {key: one[key] for key in same} for one in said["findings"]
+        {key: one[key] for key in same} for one in printed["findings"]
     ]
     assert found["findings"][0]["hosts"] == ["host-1"]
-    assert {one["host"]: one["score"] for one in found["scores"]} == said["host_scores"]
+    assert {one["host"]: one["score"] for one in found["scores"]} == printed["host_scores"]
     assert found["scores"][0] == {"host": "host-1", "score": found["findings"][0]["score"]}
-    assert found["thresholds"] == said["thresholds"]
+    assert found["thresholds"] == printed["thresholds"]
     assert found["scores"][0]["score"] >= found["thresholds"]["score"]
 
 
@@ -400,9 +404,9 @@ def test_key_of_a_cached_response_is_small(page: Page, monkeypatch: pytest.Monke
     keys: list[object] = []
     get = ResponseCache.get
 
-    def noted(self: ResponseCache, key: Hashable, *words: Any, **more: Any) -> CachedResponse:
+    def noted(self: ResponseCache, key: Hashable, *arguments: Any, **more: Any) -> CachedResponse:
         keys.append(key)
-        return get(self, key, *words, **more)
+        return get(self, key, *arguments, **more)
 
     monkeypatch.setattr(ResponseCache, "get", noted)
     assert page.ask("logs?ranks=0:999998&round=1")["num_searched"] == 3

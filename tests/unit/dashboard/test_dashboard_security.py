@@ -114,7 +114,7 @@ def test_the_cookie_alone_reads_and_does_nothing(locked: Served) -> None:
             ask(locked.port, path, forged).assert_refused(401)
         ask(locked.port, "/api/v1/actions", forged, method="POST", body=action()).assert_refused(401)
         ask(locked.port, "/api/v1/session", forged, method="DELETE")
-        assert ask(locked.port, JOB_PATH, session).status == 200, "nobody else ends the session"
+        assert ask(locked.port, JOB_PATH, session).status == 200, "no other caller ends the session"
 
 
 def login_body(token: str) -> bytes:

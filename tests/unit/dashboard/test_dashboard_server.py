@@ -185,10 +185,10 @@ def test_the_memory_of_answers_is_bounded() -> None:
         responses.get(name, lambda: b"x" * 400)
     responses.get("b", lambda: b"y" * 400)  # used again, so that c is the oldest
     responses.get("d", lambda: b"x" * 400)
-    assert responses.get("b", lambda: b"made anew").body == b"x" * 400
-    assert responses.get("c", lambda: b"made anew").body == b"made anew"
+    assert responses.get("b", lambda: b"made again").body == b"x" * 400
+    assert responses.get("c", lambda: b"made again").body == b"made again"
     assert responses.get("large", lambda: b"x" * 5000).body == b"x" * 5000
-    assert responses.get("d", lambda: b"made anew").body == b"made anew"
+    assert responses.get("d", lambda: b"made again").body == b"made again"
 
 
 def test_known_response_is_not_sent_again() -> None:
@@ -262,13 +262,13 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
         yield servers
 
 
-def started(*words: str, directory: Path) -> subprocess.Popen[str]:
+def started(*arguments: str, directory: Path) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "launcher", "diagnostics")),
     }
     return subprocess.Popen(
-        [sys.executable, "-m", *words], cwd=directory, env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", *arguments], cwd=directory, env=environment, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -326,7 +326,7 @@ def test_the_program_of_a_running_job(etcd: EtcdServers, tmp_path: Path) -> None
         wait_until(lambda: ask(port, "/readyz").status == 200, "the first look at etcd")
         assert ask(port, "/api/v1/job").json["job"] == "demo"
         wait_until(lambda: announced_url(client, keys) == url, "the announcement")
-        # one that somebody starts beside it does not take its place
+        # a second one, started by hand, does not replace it
         other = started("megatrain", "dashboard", "demo", *reached, directory=tmp_path)
         stack.callback(reaped, other)
         line_with(other, "dashboard of job demo at ")
@@ -361,7 +361,7 @@ def test_the_history_of_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "text"),
+    ("arguments", "code", "text"),
     [
         (("--replay", "nowhere"), ExitCode.NOT_FOUND, "no such directory"),
         (("--replay", "old", "demo"), ExitCode.USAGE, "give only one of them"),
@@ -375,7 +375,7 @@ def test_failed_view_is_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    words: tuple[str, ...],
+    arguments: tuple[str, ...],
     code: ExitCode,
     text: str,
 ) -> None:
@@ -385,7 +385,7 @@ def test_failed_view_is_reported(
     monkeypatch.chdir(tmp_path)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        assert main(["dashboard", *words]) == code
+        assert main(["dashboard", *arguments]) == code
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -21,7 +21,7 @@ NOT_STARTED = {
         "can be reached from other machines, so users must be authenticated",
     ),
     "a name without tokens": ({"address": "node-7"}, "viewer_token_file or operator_token_file"),
-    "proxies that name nobody": ({"trusted_proxies": "10.0.0.1"}, "needs dashboard.user_header"),
+    "proxies without a user header": ({"trusted_proxies": "10.0.0.1"}, "needs dashboard.user_header"),
     "everybody is a proxy": ({"trusted_proxies": "0.0.0.0/0", "user_header": "X-User"}, "contains every address"),
     "no network": ({"trusted_proxies": "10.0.0.300", "user_header": "X-User"}, "is not an address or network"),
     "a header from anybody": ({"user_header": "X-User"}, "does nothing without dashboard.trusted_proxies"),

@@ -195,7 +195,7 @@ def test_verdicts_of_etcd_are_named_by_their_ids(tmp_path: Path) -> None:
 
 
 def test_program_error_in_a_poll_is_reported_and_polling_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*words: object, **named: object) -> JobSnapshot:
+    def read(*arguments: object, **named: object) -> JobSnapshot:
         raise ValueError("no answer is like this")
 
     monkeypatch.setattr(etcd_job, "read_job", read)

@@ -52,10 +52,10 @@ def drawn(client: TestClient, query: str = "", path: str = "/timeline") -> tuple
     return unpack(response.content)
 
 
-def trace_of(run: Path, tmp_path: Path, *words: str) -> dict[str, Any]:
+def trace_of(run: Path, tmp_path: Path, *arguments: str) -> dict[str, Any]:
     """Return what the verb writes of the same events."""
     path = tmp_path / "trace.json"
-    assert main(["diag", "timeline", str(run), "--output", str(path), *words]) == 0
+    assert main(["diag", "timeline", str(run), "--output", str(path), *arguments]) == 0
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 

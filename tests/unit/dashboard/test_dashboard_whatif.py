@@ -72,14 +72,14 @@ def ask(source: RecordedJob, path: str, status: int = 200) -> Any:
 def test_the_figures_are_those_of_the_verb(source: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     found = ask(source, "whatif")
     assert main(["diag", "whatif", str(source.run.root), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert found["slowdown"] == pytest.approx(said["blocking_slowdown"], rel=1e-9)
-    assert (found["m_w"], found["m_s"]) == (pytest.approx(said["Mw"]), pytest.approx(said["Ms"]))
-    assert found["steps"] == sorted(map(int, said["step_t_base"]))
-    assert found["worst_ranks"] == said["worst_ranks"]
+    printed = json.loads(capsys.readouterr().out)
+    assert found["slowdown"] == pytest.approx(printed["blocking_slowdown"], rel=1e-9)
+    assert (found["m_w"], found["m_s"]) == (pytest.approx(printed["Mw"]), pytest.approx(printed["Ms"]))
+    assert found["steps"] == sorted(map(int, printed["step_t_base"]))
+    assert found["worst_ranks"] == printed["worst_ranks"]
     by_stage = {one["name"]: one["slowdown"] for one in found["by_stage"]}
-    assert by_stage == pytest.approx(said["blocking_decompose_by_stage"])
-    by_step = [said["blocking_step_slowdown"][str(step)] for step in found["steps"]]
+    assert by_stage == pytest.approx(printed["blocking_decompose_by_stage"])
+    by_step = [printed["blocking_step_slowdown"][str(step)] for step in found["steps"]]
     assert found["slowdown_by_step"] == pytest.approx(by_step)
     assert found["worst_ranks"] == [SLOW_RANK]
 

@@ -1,4 +1,4 @@
-"""A part of a run: by steps, by time, as far back as somebody asks; the same in every view, each step seen."""
+"""A part of a run: by steps, by time, as far back as a request asks; the same in every view, without a gap."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_few_minutes_of_long_ago_are_shown_step_by_step(made: Path) -> None:
     # steps 50 to 59 were done again by round 2: the first ones were taken back
     assert part.column("round").tolist() == [1] * 10 + [2] * 10
     assert part.column("at").tolist() == [end_s(1 if step < 50 else 2, step) for step in range(40, 60)]
-    assert detail.part(whole, rounds, 40, 59) is part, "kept: nobody reads it twice"
+    assert detail.part(whole, rounds, 40, 59) is part, "it is cached, not read twice"
     assert detail.part(whole, rounds, 90, 99).column("loss")[SPIKE_STEP - 90] == 100.0
 
 
@@ -169,7 +169,7 @@ def run(made: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     shutil.copytree(made, own.root)
     writer = NoteWriter(ActionLog(log_path(own.root)), clock=lambda: START_S + 500)
     writer.add("learning rate lowered", Author("ada", "operator"), step=100)
-    writer.add("somebody pulled a cable", Author("bob", "operator"), at_unix_s=FAILED_S)
+    writer.add("a cable was pulled", Author("bob", "operator"), at_unix_s=FAILED_S)
     keys = changed_keys({"optimizer.lr": "0.0003"}, {"optimizer.lr": "0.001", "train.steps": "240"})
     append_change(own.diagnosis / CHANGES_NAME, ConfigChange(2, 50, end_s(2, 50), keys))
     return own
@@ -206,7 +206,7 @@ def test_every_view_obeys_the_same_range(page: Page) -> None:
     times = sorted(one["at_unix_s"] for one in everything)
     some = page.ask("logs", round=1, to=iso(times[0] + 0.5))
     assert 0 < len(some["lines"]) < len(everything)
-    assert {one["text"] for one in page.ask("notes", **FAILURE)["notes"]} == {"somebody pulled a cable"}
+    assert {one["text"] for one in page.ask("notes", **FAILURE)["notes"]} == {"a cable was pulled"}
     assert page.ask("series", 400, **{"from": "yesterday"})["error"] == "bad-request"
 
 
@@ -220,7 +220,7 @@ def test_marks_stand_at_their_step_and_at_their_time(page: Page) -> None:
     )
     notes = [one for one in found["marks"] if one["kind"] == "note"]
     assert [(one["step"], one["at_unix_s"], one["text"]) for one in notes] == [
-        (49, FAILED_S, "bob: somebody pulled a cable"),
+        (49, FAILED_S, "bob: a cable was pulled"),
         (100, end_s(2, 100), "ada: learning rate lowered"),
     ]
     assert marks["round"]["step"] == 50
@@ -235,7 +235,7 @@ def test_marks_stand_at_their_step_and_at_their_time(page: Page) -> None:
 
 def test_a_replayed_run_shows_notes_and_takes_none(page: Page) -> None:
     found = page.ask("notes")
-    assert [one["text"] for one in found["notes"]] == ["somebody pulled a cable", "learning rate lowered"]
+    assert [one["text"] for one in found["notes"]] == ["a cable was pulled", "learning rate lowered"]
     incident = page.ask("incidents")["incidents"][0]["incident_id"]
     assert [one["incident_ids"] for one in found["notes"]] == [[incident], []]
     assert (found["can_write"], "history of a run" in found["why_not_write"]) == (False, True)

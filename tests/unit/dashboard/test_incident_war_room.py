@@ -129,11 +129,11 @@ def test_many_ends_of_ranks_are_reported_together() -> None:
 def test_notified_receivers_and_failed_notifications() -> None:
     receipts = (Receipt("slack", "open", BEGAN_S + 2), Receipt("email", "open", BEGAN_S + 1, "answers 535", 2))
     story = story_of(make_incident(receipts=receipts))
-    assert [(one.what, one.text) for one in story.told] == [
-        ("not-told", "email: not notified that it began, after 2 tries: answers 535"),
-        ("told", "slack: notified that it began"),
+    assert [(one.what, one.text) for one in story.notifications] == [
+        ("not-notified", "email: not notified that it began, after 2 tries: answers 535"),
+        ("notified", "slack: notified that it began"),
     ]
-    assert story.why_not_told == ""
+    assert story.why_not_notified == ""
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_notified_receivers_and_failed_notifications() -> None:
     ],
 )
 def test_reason_why_nobody_was_notified(tmp_path: Path, sections: str, changes: dict[str, Any], why: str) -> None:
-    assert why in story_of(make_incident(**changes), config=config_with(tmp_path, sections)).why_not_told
+    assert why in story_of(make_incident(**changes), config=config_with(tmp_path, sections)).why_not_notified
 
 
 ACTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]]]] = {
@@ -167,11 +167,11 @@ ACTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]]]]
     ),
     "its host is a spare": ({"culprit_hosts": ("host-3",)}, {}, [("cordon", "host-3")]),
     "its host is gone": ({"culprit_hosts": ("host-9",)}, {}, []),
-    "nobody is blamed": ({"culprit_hosts": ()}, {}, []),
+    "no host is blamed": ({"culprit_hosts": ()}, {}, []),
     "half the job is blamed": ({"culprit_hosts": tuple(f"host-{number}" for number in range(9))}, {}, []),
     "leases are held": ({"kind": IncidentKind.CONTROL_PLANE, "state": IncidentState.HELD}, {}, [("checkpoint", "")]),
     "it went back": ({"kind": IncidentKind.NUMERICS}, {}, [("stop", "")]),
-    "somebody wanted it": ({"kind": IncidentKind.REQUEST}, {}, []),
+    "it was requested": ({"kind": IncidentKind.REQUEST}, {}, []),
     "a launch was lost": ({"kind": IncidentKind.LAUNCH_LOST, "culprit_hosts": ()}, {}, []),
     "the job is over": ({}, {"end": JobEnd(1, "over", NOW_S, 2)}, []),
     "there is no round": ({}, {"rounds": {}}, []),
@@ -180,8 +180,8 @@ ACTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]]]]
 
 @pytest.mark.parametrize("case", ACTIONS)
 def test_only_what_makes_sense_is_offered(case: str) -> None:
-    incident, job, wishes = ACTIONS[case]
-    assert list(offered_actions(make_incident(**incident), make_snapshot(**job))) == wishes
+    incident, job, expected = ACTIONS[case]
+    assert list(offered_actions(make_incident(**incident), make_snapshot(**job))) == expected
 
 
 def test_recorded_job_offers_no_actions() -> None:
@@ -232,9 +232,9 @@ def test_lines_of_the_culprit_come_first(lines: Callable[..., Any]) -> None:
     found = lines()
     assert found.culprit_text == "rank 3 on host-2"
     assert texts(found.culprit_lines) == [LINES[0][3], LINES[1][3]]
-    assert [one.is_telling for one in found.culprit_lines] == [False, True]
+    assert [one.is_cause for one in found.culprit_lines] == [False, True]
     assert texts(found.other_lines) == [LINES[2][3], LINES[3][3]]
-    assert (found.label, found.telling_rank, found.telling_line) == ("gpu_hardware", 3, LINES[1][3])
+    assert (found.label, found.cause_rank, found.cause_line) == ("gpu_hardware", 3, LINES[1][3])
     assert found.problem == ""
 
 
@@ -259,12 +259,12 @@ def test_lost_launch_shows_lines_before_its_last_sign_of_life(lines: Callable[..
     moments = Moments(BEGAN_S - 4, BEGAN_S + 3000, BEGAN_S + 3001, BEGAN_S + 3001)
     found = lines(kind=IncidentKind.LAUNCH_LOST, culprit_hosts=(), culprit_ranks=(), failures=(), moments=moments)
     assert texts(found.other_lines) == [LINES[0][3]]
-    assert (found.label, found.telling_line) == ("", ""), "no log tells why a launcher was killed"
+    assert (found.label, found.cause_line) == ("", ""), "no log tells why a launcher was killed"
 
 
 def test_a_culprit_that_logged_nothing_has_no_line_of_others(lines: Callable[..., Any]) -> None:
     found = lines(culprit_ranks=(2,))
-    assert (texts(found.culprit_lines), found.telling_line) == ([], "")
+    assert (texts(found.culprit_lines), found.cause_line) == ([], "")
     assert LINES[1][3] in texts(found.other_lines)
     assert "no line of the culprit is stored for this incident" in found.problem
     assert "rank-00002.log is not here: it was removed" in found.problem

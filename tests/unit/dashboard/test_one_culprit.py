@@ -75,4 +75,4 @@ def test_the_score_of_a_host_is_the_same_wherever_it_is_shown(
     assert json.loads(capsys.readouterr().out)["host_scores"] == by_host
     assert hosts["thresholds"] == stragglers["thresholds"]
     assert stragglers["findings"] == []
-    assert max(by_host.values()) < stragglers["thresholds"]["score"], "nobody is slow, so nobody scores as if"
+    assert max(by_host.values()) < stragglers["thresholds"]["score"], "no host is slow, so none has a high score"

@@ -99,8 +99,8 @@ def test_names_of_a_job_are_quoted_for_a_shell() -> None:
 
 
 def test_output_of_programs_is_shown_unchanged() -> None:
-    said = "optimizer.lr: host-2 has 0.5, but host-1, the first host of job 'my', has 0.001"
-    assert filled_code(said, OWN_ETCD) == said
+    code = "optimizer.lr: host-2 has 0.5, but host-1, the first host of job 'my', has 0.001"
+    assert filled_code(code, OWN_ETCD) == code
     assert filled_code("<run>/logs/diagnostics.log", OWN_ETCD) == "/data2/runs/big/logs/diagnostics.log"
 
 
@@ -114,15 +114,15 @@ def test_markdown_becomes_steps() -> None:
     assert (first.title, second.title, second.anchor) == ("First", "When it came", "when-it-came")
     paragraph, commands = first.blocks
     assert [(one.kind, one.text, one.target) for one in paragraph.texts] == [
-        ("words", "First: ", ""),
+        ("text", "First: ", ""),
         ("strong", "look", ""),
-        ("words", " at ", ""),
+        ("text", " at ", ""),
         ("code", "/data2/runs/big", ""),
-        ("words", " (", ""),
+        ("text", " (", ""),
         ("runbook", "hang", "hang.md#now"),
-        ("words", ", ", ""),
+        ("text", ", ", ""),
         ("document", "guide", "docs/guides/recovery.md"),
-        ("words", ").", ""),
+        ("text", ").", ""),
     ]
     assert (commands.commands, commands.example) == (("megatrain status /data2/runs/big",), "demo: green")
     table, *items = second.blocks

@@ -21,7 +21,7 @@ VOCAB_SIZE = 270
 
 @pytest.fixture
 def built(tmp_path: Path) -> Path:
-    """A data directory with a tokenizer of just so many tokens."""
+    """A data directory with a tokenizer of a given number of tokens."""
     for number in range(9):
         (tmp_path / f"{number}.txt").write_text(f"this is text number {number}, in common words\n" * 20)
     build([str(path) for path in sorted(tmp_path.glob("*.txt"))], tmp_path / "out", vocab_size=VOCAB_SIZE)

@@ -65,8 +65,8 @@ def test_rows_are_moved_by_the_offset_of_their_time(jump: int) -> None:
     wrong = np.abs(moved.start_ns - true[shuffled]) > 1000
     if abs(jump) > 30 * SECOND:
         assert not wrong.any()
-    # a step smaller than the time between two comparisons: when in that time it was, nobody knows, and a row that the
-    # other offset would move there may be of then
+    # a step smaller than the time between two comparisons: its exact time is unknown, so a row that the
+    # other offset would move there may belong to it
     near = min(abs(jump), 30 * SECOND)
     unknown = (true[shuffled] >= BEGIN - near) & (true[shuffled] <= BEGIN + 30 * SECOND + near)
     assert not wrong[~unknown].any()

@@ -223,11 +223,11 @@ def test_silent_ranks_are_reported_once_a_minute(client: EtcdClient, caplog: pyt
     stream.run(job, 5)
     with caplog.at_level(logging.WARNING):
         stream.run(job, 90, silent=3)
-    said = [record.getMessage() for record in caplog.records if "sent no telemetry" in record.getMessage()]
-    assert said
-    assert len(said) <= 2
-    assert "rank" in said[0]
-    assert said[0].endswith(": 3")
+    messages = [record.getMessage() for record in caplog.records if "sent no telemetry" in record.getMessage()]
+    assert messages
+    assert len(messages) <= 2
+    assert "rank" in messages[0]
+    assert messages[0].endswith(": 3")
     assert stream.controller.silent_ranks() == (3,)
 
 

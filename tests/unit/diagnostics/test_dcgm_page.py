@@ -77,8 +77,8 @@ def test_a_line_that_cannot_be_read_costs_no_gpu(line: str, is_first: bool, capl
     found = exporter.read()
     assert (found.error, found.gpus) == ("", reading(page(0, 1)).gpus)
     exporter.read()
-    (said,) = caplog.messages
-    assert f"{1 if is_first else 2} lines of the page cannot be read and are skipped, the first: {line!r}" in said
+    (message,) = caplog.messages
+    assert f"{1 if is_first else 2} lines of the page cannot be read and are skipped, the first: {line!r}" in message
 
 
 def test_a_gpu_of_which_only_mig_instances_are_reported() -> None:

@@ -32,10 +32,10 @@ HOT = replace(GPU, temperature_c=91.0, sm_clock_mhz=1050.0, throttle_reasons=0x4
 LINK = LinkReading("mlx5_0:1", True, "ACTIVE", 400_000.0, num_downs=2, rx_errors=5, symbol_errors=0)
 
 
-def events(*said: tuple[int, GpuReading | LinkReading]) -> MemoryEvents:
-    """Return the rows of readings, each (step, what was said), ten seconds apart."""
+def events(*readings: tuple[int, GpuReading | LinkReading]) -> MemoryEvents:
+    """Return the rows of (step, reading), ten seconds apart."""
     found: dict[Any, list[Any]] = {Gpus: [], NetworkLinks: []}
-    for number, (step, one) in enumerate(said):
+    for number, (step, one) in enumerate(readings):
         at_s = 1_800_000_000.0 + 10 * number
         is_gpu = isinstance(one, GpuReading)
         sample = HostSample(at_s, 0.0, DriverReading("nvml", gpus=(one,) if is_gpu else ()), () if is_gpu else (one,))
@@ -45,7 +45,7 @@ def events(*said: tuple[int, GpuReading | LinkReading]) -> MemoryEvents:
 
 
 @pytest.mark.parametrize(
-    ("cause", "said", "sentence"),
+    ("cause", "readings", "sentence"),
     [
         (
             Cause.COMPUTE, [(1100, GPU), (1150, GPU), (1200, HOT), (1250, HOT), (1300, HOT)],
@@ -90,16 +90,16 @@ def events(*said: tuple[int, GpuReading | LinkReading]) -> MemoryEvents:
         (Cause.COMPUTE, [], ""),
     ],
 )  # fmt: skip
-def test_device_evidence_of_a_finding(cause: Cause, said: list[Any], sentence: str) -> None:
-    found = with_devices(events(*said), replace(FINDING, cause=cause), 1)
+def test_device_evidence_of_a_finding(cause: Cause, readings: list[Any], sentence: str) -> None:
+    found = with_devices(events(*readings), replace(FINDING, cause=cause), 1)
     assert found.evidence == ("rank 5 computes longer", *([sentence] if sentence else []))
 
 
 def test_other_ranks_and_rounds_say_nothing() -> None:
-    said = events((1100, GPU), (1200, HOT))
-    assert with_devices(said, FINDING, 2).evidence == FINDING.evidence
-    assert with_devices(said, replace(FINDING, ranks=(6,)), 1).evidence == FINDING.evidence
-    assert with_devices(said, FINDING, 1, first_ns=2 * 10**18).evidence == FINDING.evidence
+    readings = events((1100, GPU), (1200, HOT))
+    assert with_devices(readings, FINDING, 2).evidence == FINDING.evidence
+    assert with_devices(readings, replace(FINDING, ranks=(6,)), 1).evidence == FINDING.evidence
+    assert with_devices(readings, FINDING, 1, first_ns=2 * 10**18).evidence == FINDING.evidence
 
 
 def test_device_readings_are_kept_for_a_while() -> None:

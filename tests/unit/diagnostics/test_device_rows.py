@@ -1,4 +1,4 @@
-"""Rows of devices: whose GPU it is, what is not said, and what of them the daemon takes."""
+"""Rows of devices: the ranks of a GPU, unknown values, and what the daemon accepts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tables(sample: HostSample = SAMPLE, place: HostPlace = PLACE) -> dict[Any, A
     return dict(device_tables(sample, place))
 
 
-def test_a_gpu_is_its_ranks_and_what_is_not_said_is_no_number() -> None:
+def test_gpu_rows_name_their_ranks_and_unknown_values_are_nan() -> None:
     gpus = tables()[Gpus]
     assert (gpus.rank.tolist(), gpus.step.tolist(), gpus.gpu.tolist()) == ([19, -1], [1200, 1199], [3, 4])
     assert (gpus.temperature_c[0], gpus.is_reset_pending[0], gpus.has_remap_failed[0]) == (91.0, 1.0, 0.0)

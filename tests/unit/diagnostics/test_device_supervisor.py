@@ -39,11 +39,11 @@ def test_a_driver_that_hangs_is_reported_and_heard_again(tmp_path: Path) -> None
         wait_until(lambda: running.problem != "", "the silence")
         assert "the GPU driver has not answered for 2 s" in running.problem
         running.take()
-        # whoever streams does not wait for the driver, which answers only after the end of the hang below
+        # streaming does not wait for the driver, which answers only after the end of the hang below
         (kind, table) = devices.poll((), 0, 10**18)[0]
         assert kind is Gpus
         assert (table.gpu.tolist(), table.error.tolist()) == ([-1], [running.problem])
-        assert devices.poll((), 0, 10**18 + 1) == [], "it is not said again at once"
+        assert devices.poll((), 0, 10**18 + 1) == [], "the error is not repeated at once"
         nvml.say({1: {"hang": 0}})
         wait_until(lambda: running.problem == "" and bool(running.take()), "samples again")
         assert devices.reading is not None

@@ -32,21 +32,21 @@ NETWORK, SILENT = DeviceProblemKind.NETWORK_DEGRADED, DeviceProblemKind.TELEMETR
 Step = GpuReading | LinkReading | XidEvent | DriverReading
 
 
-def sample(at_s: float, said: Step) -> HostSample:
-    if isinstance(said, GpuReading):
-        return HostSample(at_s, 0.0, DriverReading("nvml", gpus=(said,)))
-    if isinstance(said, LinkReading):
-        return HostSample(at_s, 0.0, links=(said,))
-    if isinstance(said, XidEvent):
-        return HostSample(at_s, 0.0, DriverReading("nvml", gpus=(GPU,)), xids=(replace(said, at_unix_s=at_s),))
-    return HostSample(at_s, 0.0, said)
+def sample(at_s: float, reading: Step) -> HostSample:
+    if isinstance(reading, GpuReading):
+        return HostSample(at_s, 0.0, DriverReading("nvml", gpus=(reading,)))
+    if isinstance(reading, LinkReading):
+        return HostSample(at_s, 0.0, links=(reading,))
+    if isinstance(reading, XidEvent):
+        return HostSample(at_s, 0.0, DriverReading("nvml", gpus=(GPU,)), xids=(replace(reading, at_unix_s=at_s),))
+    return HostSample(at_s, 0.0, reading)
 
 
-def watched(said: Sequence[Step], interval_s: float = INTERVAL_S) -> DeviceWatch:
+def watched(readings: Sequence[Step], interval_s: float = INTERVAL_S) -> DeviceWatch:
     """Return a watch that has heard readings, one each interval, the last of them now."""
     watch = DeviceWatch(lambda: interval_s)
-    for number, one in enumerate(said):
-        at_s = NOW_S - interval_s * (len(said) - 1 - number)
+    for number, one in enumerate(readings):
+        at_s = NOW_S - interval_s * (len(readings) - 1 - number)
         watch.tick(at_s)
         for kind, table in device_tables(sample(at_s, one), PLACE):
             watch.consume(kind, table)
@@ -75,7 +75,7 @@ CASES: dict[str, tuple[Sequence[Step], DeviceProblemKind | None, str]] = {
     "a counter that began again": (
         [GPU, replace(GPU, uncorrected_errors=1)], FAILING, "had 1 uncorrected memory errors",
     ),
-    "a driver that was loaded anew": ([GPU, replace(GPU, uncorrected_errors=0, corrected_errors=0)], None, ""),
+    "a driver that was loaded again": ([GPU, replace(GPU, uncorrected_errors=0, corrected_errors=0)], None, ""),
     "a lost GPU": ([GPU, LOST], FAILING, "GPU 3 of host-2 .*not answer its driver: GPU is lost"),
     "a lost GPU that came back": ([GPU, LOST, GPU], None, ""),
     "the driver asks for a reset": ([replace(GPU, recovery_action="gpu reset")], FAILING, "asks for gpu reset"),
@@ -105,8 +105,8 @@ CASES: dict[str, tuple[Sequence[Step], DeviceProblemKind | None, str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_device_problem_of_readings(case: str) -> None:
-    said, kind, text = CASES[case]
-    found = watched(said).problems({"host-2"})
+    readings, kind, text = CASES[case]
+    found = watched(readings).problems({"host-2"})
     assert [one.kind for one in found] == ([] if kind is None else [kind])
     if kind is not None:
         assert re.search(text, found[0].text), found[0].text

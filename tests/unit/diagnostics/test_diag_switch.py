@@ -38,8 +38,8 @@ def diag(client: EtcdClient, capsys: pytest.CaptureFixture[str]) -> Switch:
     client.put(KEYS.record, encode(JobRecord("demo", "", "", config, 1, 1, 1, "run", "a", 0.0)))
     endpoint = f"--rdzv-endpoint={client.gateway.ring.endpoints[0]}"
 
-    def run(*words: str) -> DiagSettings:
-        assert main(["diag", *words, "demo", endpoint]) == 0
+    def run(*arguments: str) -> DiagSettings:
+        assert main(["diag", *arguments, "demo", endpoint]) == 0
         item = client.get(KEYS.diag_settings)
         return DiagSettings() if item is None else decode(DiagSettings, item.value, KEYS.diag_settings)
 
@@ -116,7 +116,7 @@ def test_two_wishes_at_once_are_both_fulfilled(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["set", "--without=gc,forward"], "'forward' is not an operation; use step, data-wait"),
         (["set", "--sample-period=0"], "from 1 to 2147483647"),
@@ -124,8 +124,10 @@ def test_two_wishes_at_once_are_both_fulfilled(
         (["off", "--sample-period=3"], "unknown argument '--sample-period=3'"),
     ],
 )
-def test_contradictory_switch_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diag", *words, "demo"]) == ExitCode.USAGE
+def test_contradictory_switch_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["diag", *arguments, "demo"]) == ExitCode.USAGE
     assert message in capsys.readouterr().err
 
 

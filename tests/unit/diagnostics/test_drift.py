@@ -108,7 +108,7 @@ def test_slow_rank_is_named_while_others_wait_for_it(slow: Op) -> None:
     cause = change.moved[0]
     assert (cause.operation, cause.ranks, cause.hosts) == (slow, (5,), ("host-2",))
     assert cause.explained == pytest.approx(1.0, abs=0.1)
-    # the collectives of seven ranks grew as much, but of each group somebody waits no longer than ever
+    # the collectives of seven ranks grew as much, but in each group one rank waits no longer than before
     assert [one.operation for one in change.moved if one.explained > 0.4] == [slow]
     assert not change.is_of_work
 

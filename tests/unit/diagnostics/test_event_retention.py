@@ -1,4 +1,4 @@
-"""What is kept: so many hours and bytes, and who the ranks are for as long as anything of them is left."""
+"""Retention: by hours and bytes; the tables of ranks stay as long as any of their events."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_torchs_own_analyser_names_the_same_rank(tmp_path: Path) -> None:
             entry["frames"] = [{"name": "f", "filename": "x.py", "line": 1}]
             entry["state"] = "completed" if entry["retired"] else "scheduled"
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump))
-    words = [
+    arguments = [
         sys.executable,
         "-m",
         "torch.distributed.flight_recorder.fr_trace",
@@ -70,7 +70,7 @@ def test_torchs_own_analyser_names_the_same_rank(tmp_path: Path) -> None:
         "nccl_trace_rank_",
         str(tmp_path),
     ]
-    reported = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
+    reported = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, check=False)
     output = reported.stdout + reported.stderr
     missing = re.search(r"missing ranks: \{([\d, ]+)\}", output)
     assert missing is not None, output

@@ -140,8 +140,8 @@ def test_culprit_of_the_incident_is_the_suspect() -> None:
 
     assert ([one.rank for one in finding.suspects], finding.hosts) == ([2, 3], ("host-1",))
     assert (finding.culprit, finding.report.suspects) == (recorded, (0,))
-    nobody = find_hang(standings, roster_groups(roster), roster, recorded=Culprit(reason="nobody is named"))
-    assert nobody.suspects == ()
+    report = find_hang(standings, roster_groups(roster), roster, recorded=Culprit(reason="no rank is named"))
+    assert report.suspects == ()
 
 
 def test_positions_come_from_the_newest_exchange_of_each_group() -> None:

@@ -65,8 +65,8 @@ def stuck_rank(directory: Path, rank: int, round_number: int = 3, run_key: str =
     return recorder
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    assert main(["diag", "hang", *words, "--json"]) == 0
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main(["diag", "hang", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 

@@ -44,10 +44,10 @@ def test_daemon_gets_the_checkpoint_directory() -> None:
 
 
 def test_the_streamer_learns_where_its_ranks_leave_their_traces(tmp_path: Path) -> None:
-    words = streamer_command(config=CONFIG, run=tmp_path, host="h 1", logs=tmp_path / "logs" / "h", etcd=ETCD)
-    assert words[1:4] == ["-m", "megatrain_diagnostics.streamer", "--settings"]
-    assert words[5:] == ETCD
-    settings = decode(StreamerSettings, words[4], "--settings")
+    arguments = streamer_command(config=CONFIG, run=tmp_path, host="h 1", logs=tmp_path / "logs" / "h", etcd=ETCD)
+    assert arguments[1:4] == ["-m", "megatrain_diagnostics.streamer", "--settings"]
+    assert arguments[5:] == ETCD
+    settings = decode(StreamerSettings, arguments[4], "--settings")
     assert settings == StreamerSettings(
         job="a job", host="h 1", run=str(tmp_path), host_logs=str(tmp_path / "logs" / "h"),
         black_box_directory="/boxes", spool_bytes=3_000_000, patience=CONFIG.patience, metrics_port=9,
@@ -79,7 +79,7 @@ def test_an_executor_loads_nothing_of_it_but_the_command() -> None:
 
 
 def test_a_streamer_with_settings_that_make_no_sense_says_so() -> None:
-    words = [sys.executable, "-m", "megatrain_diagnostics.streamer", "--settings", "{}", *ETCD]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    arguments = [sys.executable, "-m", "megatrain_diagnostics.streamer", "--settings", "{}", *ETCD]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "streamer: --settings: schema_version=None" in done.stderr

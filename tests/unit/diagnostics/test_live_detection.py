@@ -88,7 +88,7 @@ def test_steps_without_any_compute_or_time_give_finite_scores() -> None:
 
 
 def test_findings_do_not_depend_on_the_order_of_rows() -> None:
-    said = []
+    assessments = []
     for seed in (None, 1, 2):
         job = SyntheticJob(LAYOUT, compute_factor={2: 1.3})
         live = LiveDetection(job.roster(), Thresholds())
@@ -103,9 +103,9 @@ def test_findings_do_not_depend_on_the_order_of_rows() -> None:
                     np.random.default_rng(seed).shuffle(order)
                 stream(live, select(kept, order), float(step))
                 kept = joined(StepTotals, [])
-        said.append(live.assessment)
-    assert said[0].findings
-    assert said[0] == said[1] == said[2]
+        assessments.append(live.assessment)
+    assert assessments[0].findings
+    assert assessments[0] == assessments[1] == assessments[2]
 
 
 def test_lone_rank_is_not_judged() -> None:

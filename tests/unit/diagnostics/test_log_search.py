@@ -90,8 +90,8 @@ def place(tmp_path: Path) -> str:
     return str(tmp_path / "events")
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    assert main(["logs", *words, "--json"]) == 0
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main(["logs", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -105,8 +105,8 @@ def test_the_verb_searches(place: str, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_search_that_finds_nothing_says_so(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", place, "--grep", "no such"]) == 0
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "megatrain: none of 6 lines matches\n")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "megatrain: none of 6 lines matches\n")
 
 
 def test_the_verb_judges(place: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,8 +121,8 @@ def test_the_verb_judges(place: str, capsys: pytest.CaptureFixture[str]) -> None
 def test_the_lines_of_one_host(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     hosts = {one["host"] for one in printed(capsys, place, "--host", "host-1")["lines"]}
     assert hosts == {"host-1"}
-    assert main(["logs", place, "--host", "nobody"]) == 72
-    assert "no line is from host 'nobody'; there are host-0" in capsys.readouterr().err
+    assert main(["logs", place, "--host", "unknown"]) == 72
+    assert "no line is from host 'unknown'; there are host-0" in capsys.readouterr().err
 
 
 def test_rounds_that_failed_before_they_had_ranks_are_found(place: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Whoever reaches the port of /metrics takes neither memory nor a place from the scraper."""
+"""Clients of /metrics cannot exhaust its memory, and cannot take the scraper's connection."""
 
 from __future__ import annotations
 

@@ -97,11 +97,11 @@ def test_exchange_awaited_late_was_overlapped_before() -> None:
 
 
 def test_awaited_exchange_comes_before_the_first_to_end() -> None:
-    for said, expected in ((0, (20, 40)), (attended(1.0), (0, 60))):
+    for flags, expected in ((0, (20, 40)), (attended(1.0), (0, 60))):
         drawing = drawn_step()
         drawing.span(Op.BACKWARD_COMPUTE, 0, 20)
         exchange(drawing, Op.FORWARD_SEND, 20, 20, collective=1)
-        exchange(drawing, Op.FORWARD_RECV, 20, 60, collective=2, flags=said)
+        exchange(drawing, Op.FORWARD_RECV, 20, 60, collective=2, flags=flags)
 
         found = kinds(drawing)
 

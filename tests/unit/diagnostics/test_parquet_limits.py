@@ -1,4 +1,4 @@
-"""Parquet files of anybody: small ones that would become gigabytes are refused in words, before they are read."""
+"""Untrusted Parquet files: small ones that would become gigabytes are refused with a message before they are read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def same_rows(kind: type[Table], count: int, text: str = "x" * 1000) -> pa.Table
 
 
 def write_bomb(events: Path, kind: type[Table], num_groups: int, name: str = "foreign.parquet") -> Path:
-    """Write so many million rows, which are kilobytes."""
+    """Write `num_groups` million rows, which take kilobytes."""
     path = events / kind.NAME / "2026-11-23" / "10" / name
     path.parent.mkdir(parents=True)
     rows = same_rows(kind, ROWS)
@@ -128,19 +128,19 @@ def lying_page(path: Path) -> None:
 
 @pytest.mark.parametrize("is_trace", [False, True])
 def test_a_page_that_says_more_than_the_footer_is_not_unpacked(tmp_path: Path, is_trace: bool) -> None:
-    said = "its rows unpack to 2048 MiB or more; at most 512 MiB are read"
+    message = "its rows unpack to 2048 MiB or more; at most 512 MiB are read"
     if is_trace:
         path = tmp_path / "trace.parquet"
         write_trace_of(path, 1000)
         lying_page(path)
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             read_trace(path)
         return
     path = write_bomb(tmp_path / "events", Spans, 1)
     lying_page(path)
     stored = StoredEvents(tmp_path / "events")
     assert num_rows(stored.read(Spans)) == 0
-    assert said in stored.problems()[0]
+    assert message in stored.problems()[0]
 
 
 def test_heads_of_pages_agree_with_footers(tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ from tests.helpers.stored_events import segment_paths, step_totals
 from tests.helpers.synthetic_steps import SyntheticJob
 
 
-def parsed(*words: str) -> argparse.Namespace:
+def parsed(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="megatrain diag test", exit_on_error=False)
     for add in (add_run, add_json, add_round, add_steps, add_ranks):
         add(parser)
-    return parser.parse_args(words)
+    return parser.parse_args(arguments)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--steps", "20:10"], "'20:10' ends before it begins"),
         (["--steps", "a"], "'a' is not a whole number"),
@@ -112,9 +112,9 @@ def test_ranks() -> None:
         (["--round", "-1"], "'-1' is not a whole number of at least 0"),
     ],
 )
-def test_contradictory_arguments_are_refused(words: list[str], message: str) -> None:
+def test_contradictory_arguments_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(argparse.ArgumentError, match=message):
-        parsed("x", *words)
+        parsed("x", *arguments)
 
 
 def test_problems_are_reported_on_stderr(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,5 +140,5 @@ def test_problems_are_reported_where_they_leave_no_answer(run: Path, capsys: pyt
 
     assert main(["diag", "stragglers", "demo"]) != 0
 
-    said = capsys.readouterr().err
-    assert said.index("not a whole Parquet file") < said.index("has no sums of steps")
+    errors = capsys.readouterr().err
+    assert errors.index("not a whole Parquet file") < errors.index("has no sums of steps")

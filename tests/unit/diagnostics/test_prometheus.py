@@ -44,8 +44,10 @@ def program(name: str) -> str:
     return found
 
 
-def promtool(*words: str) -> str:
-    done = subprocess.run([program("promtool"), *words], capture_output=True, text=True, cwd=RULES, timeout=DEADLINE_S)
+def promtool(*arguments: str) -> str:
+    done = subprocess.run(
+        [program("promtool"), *arguments], capture_output=True, text=True, cwd=RULES, timeout=DEADLINE_S
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

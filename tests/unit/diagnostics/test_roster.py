@@ -40,7 +40,7 @@ def test_without_a_majority_there_is_no_answer() -> None:
 
 
 def test_a_layout_that_no_job_has_is_not_believed() -> None:
-    """Who looks at a directory of somebody else's must not make tables of two billion ranks."""
+    """An untrusted directory must not make its reader build tables of two billion ranks."""
     with pytest.raises(DataError, match="no job is that large"):
         make_roster(replace(RANKS, dp_size=np.full_like(RANKS.dp_size, 2**31 - 1)), empty_groups(), 1)
 

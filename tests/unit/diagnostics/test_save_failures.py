@@ -13,7 +13,7 @@ from tests.helpers.launched_job import make_snapshot, make_status
 
 
 def poll(*failed: int | None) -> EtcdPoll:
-    """Return a snapshot of hosts that report so many failures in a row; None: a host without a report about saves."""
+    """Return a snapshot of hosts with these numbers of failures in a row; None: a host without a report about saves."""
     statuses = {
         f"host-{number}": make_status(number, saves=None if count is None else HostSaves(num_failed=count))
         for number, count in enumerate(failed, start=1)

@@ -63,7 +63,7 @@ def test_rows_in_any_order_and_twice_come_to_the_same() -> None:
             expected = [(step * 1000 + rank * 10 + number) / 1000 for rank in range(4)]
             np.testing.assert_allclose(row.of(number), expected, rtol=1e-6)
         assert row.of(Operation.GC.number).tolist() == [0.0] * 4
-    assert taken == list(range(20, 29))  # of the newest somebody's rows may still be on their way
+    assert taken == list(range(20, 29))  # rows of the newest step may still be on their way
     assert ring.due(11.0, 10.0) == 29
 
 

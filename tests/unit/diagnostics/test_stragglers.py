@@ -27,8 +27,8 @@ Change = Callable[[SyntheticJob], object]
 def watch(
     job: SyntheticJob, num_steps: int, change: Change | None = None
 ) -> tuple[LiveDetection, dict[int, StragglerAssessment]]:
-    """Stream a job step by step; return the detection and what it said after each step."""
-    live, said = LiveDetection(job.roster(), Thresholds()), {}
+    """Stream a job step by step; return the detection and its assessment after each step."""
+    live, assessments = LiveDetection(job.roster(), Thresholds()), {}
     for step in range(num_steps):
         if step == CHANGE_AT and change is not None:
             change(job)
@@ -36,29 +36,29 @@ def watch(
         live.add_values(values)
         live.add_totals(totals, float(step))
         live.advance(float(step))
-        said[step] = live.assessment
-    return live, said
+        assessments[step] = live.assessment
+    return live, assessments
 
 
-def first_with(said: dict[int, StragglerAssessment], is_it: Callable[[Finding], bool]) -> int | None:
-    return next((step for step, one in said.items() if any(map(is_it, one.findings))), None)
+def first_with(assessments: dict[int, StragglerAssessment], is_it: Callable[[Finding], bool]) -> int | None:
+    return next((step for step, one in assessments.items() if any(map(is_it, one.findings))), None)
 
 
-def all_findings(said: dict[int, StragglerAssessment]) -> list[Finding]:
-    return [one for assessment in said.values() for one in assessment.findings]
+def all_findings(assessments: dict[int, StragglerAssessment]) -> list[Finding]:
+    return [one for assessment in assessments.values() for one in assessment.findings]
 
 
 @pytest.mark.slow(kept=["10", "17", "19"])
 @pytest.mark.parametrize("seed", range(20))
 def test_no_straggler_is_named_where_none_is_slow(seed: int) -> None:
-    _, said = watch(SyntheticJob(DP4, seed=seed, noise=0.04), 120)
-    assert [one for one in all_findings(said) if one.confidence is HIGH] == []
+    _, assessments = watch(SyntheticJob(DP4, seed=seed, noise=0.04), 120)
+    assert [one for one in all_findings(assessments) if one.confidence is HIGH] == []
 
 
 @pytest.mark.parametrize("layout", [Layout(dp_size=16, tp_size=2, pp_size=4)])
 def test_no_straggler_is_named_among_many_equal_ranks(layout: Layout) -> None:
-    _, said = watch(SyntheticJob(layout, ranks_per_host=8, noise=0.05), 60)
-    assert [one for one in all_findings(said) if one.confidence is HIGH] == []
+    _, assessments = watch(SyntheticJob(layout, ranks_per_host=8, noise=0.05), 60)
+    assert [one for one in all_findings(assessments) if one.confidence is HIGH] == []
 
 
 LAYOUTS = [
@@ -81,8 +81,8 @@ LAYOUTS = [
 @pytest.mark.parametrize("seed", range(3))
 def test_a_slow_rank_is_named_within_20_steps(layout: Layout, seed: int) -> None:
     job = SyntheticJob(layout, seed=seed, noise=0.03)
-    live, said = watch(job, CHANGE_AT + WITHIN + 1, lambda job: job.compute_factor.update({1: 1.3}))
-    found = first_with(said, lambda one: one.confidence is HIGH)
+    live, assessments = watch(job, CHANGE_AT + WITHIN + 1, lambda job: job.compute_factor.update({1: 1.3}))
+    found = first_with(assessments, lambda one: one.confidence is HIGH)
     assert found is not None
     assert found - CHANGE_AT < WITHIN
     (finding,) = live.assessment.findings
@@ -91,7 +91,7 @@ def test_a_slow_rank_is_named_within_20_steps(layout: Layout, seed: int) -> None
     assert 0.2 < finding.excess < 0.4
     assert finding.num_victims > 0
     assert 1 not in finding.victims
-    assert all(one.confidence is not HIGH for step in range(CHANGE_AT) for one in said[step].findings)
+    assert all(one.confidence is not HIGH for step in range(CHANGE_AT) for one in assessments[step].findings)
 
 
 def test_a_slow_host_is_named_with_all_its_ranks() -> None:
@@ -113,8 +113,8 @@ def test_two_slow_hosts_are_one_finding() -> None:
 
 def test_slow_rank_with_one_peer_is_uncertain() -> None:
     job = SyntheticJob(Layout(dp_size=2, pp_size=2), compute_factor={1: 1.3})
-    _, said = watch(job, 80)
-    found = all_findings(said)
+    _, assessments = watch(job, 80)
+    found = all_findings(assessments)
     assert {one.cause for one in found} == {Cause.COMPUTE}
     assert {one.confidence for one in found} == {LOW}
     assert any("with a single peer" in sentence for sentence in found[-1].evidence)
@@ -127,7 +127,7 @@ def test_single_signal_is_not_enough() -> None:
     def hide(job: SyntheticJob) -> None:
         job.compute_factor[1] = 1.3
 
-    live, said = LiveDetection(job.roster(), Thresholds()), []
+    live, findings = LiveDetection(job.roster(), Thresholds()), []
     for step in range(60):
         if step == CHANGE_AT:
             hide(job)
@@ -135,10 +135,10 @@ def test_single_signal_is_not_enough() -> None:
         totals, _ = job.step(step, {Operation.GRADS_REDUCE_SCATTER: wait})
         live.add_totals(totals, float(step))
         live.advance(float(step))
-        said += live.assessment.findings
-    assert said
-    assert {one.confidence for one in said} == {LOW}
-    assert "the second signal does not agree" in said[-1].evidence[1]
+        findings += live.assessment.findings
+    assert findings
+    assert {one.confidence for one in findings} == {LOW}
+    assert "the second signal does not agree" in findings[-1].evidence[1]
 
 
 @pytest.mark.parametrize("dp_size", [2, 4])
@@ -199,15 +199,15 @@ CAUSES: list[tuple[str, SyntheticJob, Change, Cause, tuple[str, ...]]] = [
 @pytest.mark.slow(kept=["gc between steps", "a slow link", "gc within passes", "late data"])
 @pytest.mark.parametrize(("job", "change", "cause", "hosts"), [case[1:] for case in CAUSES], ids=[c[0] for c in CAUSES])
 def test_the_right_cause_is_named(job: SyntheticJob, change: Change, cause: Cause, hosts: tuple[str, ...]) -> None:
-    _, said = watch(job, CHANGE_AT + 30, change)
-    before = [one for step in range(CHANGE_AT) for one in said[step].findings if one.confidence is HIGH]
+    _, assessments = watch(job, CHANGE_AT + 30, change)
+    before = [one for step in range(CHANGE_AT) for one in assessments[step].findings if one.confidence is HIGH]
     assert before == []
-    found = first_with(said, lambda one: one.cause is cause and one.hosts == hosts)
+    found = first_with(assessments, lambda one: one.cause is cause and one.hosts == hosts)
     assert found is not None
     assert found - CHANGE_AT < WITHIN
-    sure = {one.cause for one in all_findings(said) if one.confidence is HIGH}
+    sure = {one.cause for one in all_findings(assessments) if one.confidence is HIGH}
     assert sure <= {cause}
-    for one in all_findings(said):
+    for one in all_findings(assessments):
         assert np.isfinite([one.excess, one.score, one.gain_s, one.wait_deficit_s, *one.scores.values()]).all()
 
 
@@ -351,7 +351,7 @@ def test_longer_sequences_are_told_from_slow_hosts() -> None:
 
 @pytest.mark.parametrize("slow", [Operation.FORWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE])
 def test_tensor_parallel_neighbour_is_a_victim(slow: Operation) -> None:
-    """Whoever shares a layer with a slow rank has passes as long as its own."""
+    """A rank that shares a layer with a slow rank has passes as long as those of the slow rank."""
     job = SyntheticJob(Layout(tp_size=2, dp_size=4), ranks_per_host=2, noise=0.01)
     live = LiveDetection(job.roster(), Thresholds())
     passes, waits = np.full(8, 0.3), np.full(8, 0.02)

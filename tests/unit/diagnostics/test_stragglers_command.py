@@ -32,8 +32,8 @@ def write(directory: Path, job: SyntheticJob, num_steps: int, slow_from: int = -
         store.commit()
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main(["diag", "stragglers", *words, "--json"]) == 0
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["diag", "stragglers", *arguments, "--json"]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     return document
 
@@ -56,9 +56,9 @@ def test_the_slow_host_is_named_with_figures_and_sentences(slow_run: Path, capsy
     assert finding["is_over"] is False
     assert document["num_steps"] == 88
     assert main(["diag", "stragglers", str(slow_run / "events")]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("slow by its compute: host-1, high confidence")
-    assert "the others wait for it" in said
+    text = capsys.readouterr().out
+    assert text.startswith("slow by its compute: host-1, high confidence")
+    assert "the others wait for it" in text
 
 
 def test_steps_before_hold_nothing(slow_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,8 +103,8 @@ def test_a_rank_that_reports_future_steps_hides_no_straggler(
         store.append(StepTotals, to_arrow(select(totals, totals.rank == 0)))
         store.commit()
 
-    for words in ((), ("--steps", "0:")):
-        document = printed(capsys, str(tmp_path), *words)
+    for arguments in ((), ("--steps", "0:")):
+        document = printed(capsys, str(tmp_path), *arguments)
 
         assert [one["hosts"] for one in document["findings"]] == [["host-1"]]
         assert document["last_step"] == 89

@@ -72,7 +72,7 @@ def idle_state() -> SenderState:
 
 @dataclass
 class Host:
-    """A host with ranks that are this process, and streamers that may begin anew."""
+    """A host whose ranks are this process, with streamers that can be restarted."""
 
     root: Path
     idle: SenderState
@@ -328,7 +328,7 @@ def test_a_box_that_becomes_garbage_harms_no_other(host: Host, caplog: pytest.Lo
     take_steps(bad, range(2))
     with host.path(1).open("r+b") as file:
         file.seek(1024)
-        file.write(b"\xfe" * 256)  # the words that change, among them the cursor
+        file.write(b"\xfe" * 256)  # the header words, among them the cursor
     streamer.poll(LONG_S + 2)
     take_steps(good, range(2, 4))
     streamer.end()

@@ -63,8 +63,8 @@ def start() -> Iterator[Start]:
     """Return a function that starts a Python program, ready when it says so; all are ended after the test."""
     started: list[subprocess.Popen[str]] = []
 
-    def run(program: str, *words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", program, *words]
+    def run(program: str, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", program, *arguments]
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None

@@ -39,13 +39,13 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stored(tmp_path_factory.mktemp("events"), drawing)
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    assert main(["diag", *words, "--json"]) == 0
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main(["diag", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
 
 
-def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["diag", *words]) == 0
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["diag", *arguments]) == 0
     return capsys.readouterr().out
 
 
@@ -85,7 +85,7 @@ def test_explain_lists_stages_with_different_overlap(tmp_path: Path, capsys: pyt
     lines = shown(capsys, "explain", str(stored(tmp_path, drawing)), "--step", "1").splitlines()
 
     (place,) = [number for number, line in enumerate(lines) if line.startswith("share overlapped")]
-    # gathers are overlapped on both; nobody waited for the end of the second stage's reduction
+    # gathers are overlapped on both; no rank waited for the end of the second stage's reduction
     assert [line.split() for line in lines[place : place + 3]] == [
         ["share", "overlapped", "grads-reduce-scatter"],
         ["stage", "0", "50.0", "%"],
@@ -113,9 +113,9 @@ def test_explain_names_the_steps_that_there_are(events: Path, capsys: pytest.Cap
 
 def test_timeline_is_written(events: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "out.json.gz"
-    words = ("timeline", str(events), "--ranks", "0:3", "--steps", "10:11", "--output", str(path))
+    arguments = ("timeline", str(events), "--ranks", "0:3", "--steps", "10:11", "--output", str(path))
 
-    document = printed(capsys, *words)
+    document = printed(capsys, *arguments)
 
     with gzip.open(path, "rt") as file:
         trace = json.load(file)
@@ -125,7 +125,7 @@ def test_timeline_is_written(events: Path, tmp_path: Path, capsys: pytest.Captur
     assert {event["args"]["step"] for event in slices} == {10, 11}
     assert trace["otherData"]["base_unix_ns"] == str(document["base_unix_ns"])
     first = path.read_bytes()
-    assert "perfetto" in shown(capsys, *words)
+    assert "perfetto" in shown(capsys, *arguments)
     assert path.read_bytes() == first
     assert list(tmp_path.iterdir()) == [path]
 
@@ -142,7 +142,7 @@ def test_timeline_defaults_to_the_newest_two_steps(
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (("--steps", "20:21"), "no span of steps 20 to 21"),
         (("--steps", "20:"), "no step was recorded span by span"),
@@ -150,9 +150,9 @@ def test_timeline_defaults_to_the_newest_two_steps(
     ],
 )
 def test_timeline_that_cannot_be(
-    events: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], expected: str
+    events: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
 ) -> None:
-    assert main(["diag", "timeline", str(events), "--output", str(tmp_path / "t.json"), *words]) != 0
+    assert main(["diag", "timeline", str(events), "--output", str(tmp_path / "t.json"), *arguments]) != 0
 
     assert expected in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -230,7 +230,7 @@ def test_a_job_of_one_stage_has_no_last_stage(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ([], "name either RUN ("),
         (["--trace", "a.parquet", "RUN"], "name either RUN ("),
@@ -241,9 +241,9 @@ def test_a_job_of_one_stage_has_no_last_stage(tmp_path: Path, capsys: pytest.Cap
     ],
 )
 def test_refusals_say_what_to_do(
-    words: list[str], message: str, run_directory: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, run_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = main(["diag", "whatif", *(str(run_directory) if word == "RUN" else word for word in words)])
+    code = main(["diag", "whatif", *(str(run_directory) if word == "RUN" else word for word in arguments)])
     assert code != 0
     assert message in capsys.readouterr().err
 

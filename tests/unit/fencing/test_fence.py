@@ -47,7 +47,7 @@ def test_deadlines_follow_from_the_interval(interval_s: float, silent_s: float, 
 
 
 @pytest.mark.parametrize(
-    ("gone_s", "silence", "action", "words"),
+    ("gone_s", "silence", "action", "text"),
     [
         (-1.0, StepSilence(900.0), FenceAction.GO_ON, ""),  # the driver will deal with it
         (0.0, StepSilence(900.0), FenceAction.GO_ON, ""),
@@ -62,11 +62,11 @@ def test_deadlines_follow_from_the_interval(interval_s: float, silent_s: float, 
     ],
 )
 def test_decisions_of_a_host_without_a_lease(
-    gone_s: float, silence: StepSilence, action: FenceAction, words: str
+    gone_s: float, silence: StepSilence, action: FenceAction, text: str
 ) -> None:
     found, reason = fence(LIMITS, LeaseView(gone_s), silence)
     assert found is action
-    assert words in reason
+    assert text in reason
     assert bool(reason) == (action is not FenceAction.GO_ON)
 
 
@@ -92,7 +92,7 @@ def test_how_the_ranks_of_a_host_stand(ranks: dict[int, Progress], silence: Step
 
 
 @pytest.mark.parametrize(
-    ("words", "interval_s"),
+    ("changed", "interval_s"),
     [
         ({}, None),
         ({"last_step_ns": 3 * S}, 3.0),  # the first step stands in for the median
@@ -101,8 +101,8 @@ def test_how_the_ranks_of_a_host_stand(ranks: dict[int, Progress], silence: Step
         ({"median_step_ns": S, "longest_checkpoint_ns": 4 * S, "longest_evaluation_ns": 5 * S}, 5.0),
     ],
 )
-def test_the_interval_of_a_rank(words: dict[str, int], interval_s: float | None) -> None:
-    assert interval_of(replace(PROGRESS, **words)) == interval_s
+def test_the_interval_of_a_rank(changed: dict[str, int], interval_s: float | None) -> None:
+    assert interval_of(replace(PROGRESS, **changed)) == interval_s
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_save_without_a_lease_gets_the_measured_stop_time(stop_s: float, save_s:
 
 
 @pytest.mark.parametrize(
-    ("words", "parts"),
+    ("changed", "parts"),
     [
         ({}, None),
         ({"last_step_ns": 3 * S}, (3.0, 0.0, 0.0, 0.0)),
@@ -190,7 +190,7 @@ def test_save_without_a_lease_gets_the_measured_stop_time(stop_s: float, save_s:
         ),
     ],
 )  # fmt: skip
-def test_stop_time_of_a_rank(words: dict[str, int], parts: tuple[float, ...] | None) -> None:
-    found = stop_times(replace(PROGRESS, **words))
+def test_stop_time_of_a_rank(changed: dict[str, int], parts: tuple[float, ...] | None) -> None:
+    found = stop_times(replace(PROGRESS, **changed))
     assert found == (None if parts is None else StopTimes(*parts))
     assert found is None or found.total_s == sum(parts or ())

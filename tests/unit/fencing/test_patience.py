@@ -16,7 +16,7 @@ PATIENCE = Patience(init_s=300, first_step_s=600, checkpoint_s=400, evaluation_s
 def progress(
     phase: Phase = Phase.STEP, *, median_s: float | None = 0.1, last_s: float | None = 0.1, since_s: float = 0
 ) -> Progress:
-    """Return the words of a rank that entered its phase and did nothing since."""
+    """Return the progress of a rank that entered its phase and did nothing since."""
 
     def ns(seconds: float | None) -> int | None:
         return None if seconds is None else int(seconds * S)
@@ -36,7 +36,7 @@ def progress(
 
 
 @pytest.mark.parametrize(
-    ("words", "limit_s"),
+    ("state", "limit_s"),
     [
         (progress(), 5.0),  # ten times 0.1 s is below the floor
         (progress(median_s=2.0), 20.0),
@@ -50,20 +50,20 @@ def progress(
         (progress(Phase.STOPPING), 400.0),
     ],
 )
-def test_each_phase_has_its_own_patience(words: Progress, limit_s: float) -> None:
-    assert PATIENCE.limit_s(words) == limit_s
-    assert find_stall({3: words}, PATIENCE, int((limit_s - 0.01) * S), 1000.0) is None
-    stall = find_stall({3: words}, PATIENCE, int((limit_s + 0.01) * S), 1000.0)
+def test_each_phase_has_its_own_patience(state: Progress, limit_s: float) -> None:
+    assert PATIENCE.limit_s(state) == limit_s
+    assert find_stall({3: state}, PATIENCE, int((limit_s - 0.01) * S), 1000.0) is None
+    stall = find_stall({3: state}, PATIENCE, int((limit_s + 0.01) * S), 1000.0)
     assert stall is not None
     assert (stall.ranks, stall.limit_s, stall.step, stall.at_unix_s) == ((3,), limit_s, 7, 1000.0)
-    assert stall.phase == words.phase.name.lower().replace("_", "-")
+    assert stall.phase == state.phase.name.lower().replace("_", "-")
 
 
 @pytest.mark.parametrize("field", ["phase_since_ns", "step_started_ns", "completed_ns"])
 def test_whatever_a_rank_does_counts_as_a_sign_of_life(field: str) -> None:
-    words = replace(progress(), **{field: 50 * S})
-    assert find_stall({0: words}, PATIENCE, 54 * S, 0.0) is None
-    assert find_stall({0: words}, PATIENCE, 56 * S, 0.0) is not None
+    state = replace(progress(), **{field: 50 * S})
+    assert find_stall({0: state}, PATIENCE, 54 * S, 0.0) is None
+    assert find_stall({0: state}, PATIENCE, 56 * S, 0.0) is not None
 
 
 def test_stall_names_all_late_ranks_and_describes_the_longest() -> None:
@@ -86,5 +86,5 @@ def test_stall_names_all_late_ranks_and_describes_the_longest() -> None:
 )
 def test_a_phase_that_came_before_is_judged_by_how_long_it_took(phase: Phase, longest_s: float, limit_s: float) -> None:
     longest_ns = int(longest_s * S)
-    words = replace(progress(phase), longest_checkpoint_ns=longest_ns, longest_evaluation_ns=longest_ns)
-    assert PATIENCE.limit_s(words) == limit_s
+    state = replace(progress(phase), longest_checkpoint_ns=longest_ns, longest_evaluation_ns=longest_ns)
+    assert PATIENCE.limit_s(state) == limit_s

@@ -15,25 +15,25 @@ MILESTONE = UpdateIncident(INCIDENT)
 HALT = HaltRound(Halt(1, "a rank died", False, 0.0, ""))
 
 
-def said(*decisions: tuple[float, str, tuple[DriverAction, ...]]) -> list[str]:
+def logged(*decisions: tuple[float, str, tuple[DriverAction, ...]]) -> list[str]:
     log = DecisionLog()
     lines = (log.line(Decision(actions, reason), now) for now, reason, actions in decisions)
     return [line for line in lines if line]
 
 
 def test_retried_action_is_logged_once() -> None:
-    assert said((0, "a rank died", (HALT,)), (0.1, "a rank died", (HALT,))) == ["a rank died"]
+    assert logged((0, "a rank died", (HALT,)), (0.1, "a rank died", (HALT,))) == ["a rank died"]
 
 
 def test_lasting_states_are_logged_once_and_short_ones_never() -> None:
     waits = "round 1 is halted: waiting for host-1 to stop"
-    assert said((0, waits, ()), (0.9, waits, ())) == []
-    assert said((0, waits, ()), (1, waits, ()), (2, waits, ()), (60, waits, ())) == [waits]
+    assert logged((0, waits, ()), (0.9, waits, ())) == []
+    assert logged((0, waits, ()), (1, waits, ()), (2, waits, ()), (60, waits, ())) == [waits]
 
 
 def test_other_numbers_are_no_news() -> None:
     texts = [f"round 2 begins: {number} of 1000 hosts train" for number in range(5)]
-    assert said(*((float(now), text, (MILESTONE,)) for now, text in enumerate(texts))) == [texts[1]]
+    assert logged(*((float(now), text, (MILESTONE,)) for now, text in enumerate(texts))) == [texts[1]]
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,10 @@ def test_other_numbers_are_no_news() -> None:
     ],
 )
 def test_another_host_or_another_word_is_news(first: str, second: str) -> None:
-    assert said((0, first, ()), (1, first, ()), (2, second, ()), (3, second, ())) == [first, second]
+    assert logged((0, first, ()), (1, first, ()), (2, second, ()), (3, second, ())) == [first, second]
 
 
 def test_the_same_wait_is_news_again_after_an_act() -> None:
     waits = "waiting for 1 of 2 hosts"
-    reported = said((0, waits, ()), (1, waits, ()), (2, "round 2", (HALT,)), (3, waits, ()), (4, waits, ()))
+    reported = logged((0, waits, ()), (1, waits, ()), (2, "round 2", (HALT,)), (3, waits, ()), (4, waits, ()))
     assert reported == [waits, "round 2", waits]

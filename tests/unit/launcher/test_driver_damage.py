@@ -79,7 +79,7 @@ def test_overwritten_live_round_is_ended_first() -> None:
     drive(job)
     assert halted(job, 1).reason.startswith("round 1 cannot be read")
     for _ in range(5):
-        drive(job)  # who was in it cannot be known: nobody who runs something is taken
+        drive(job)  # its members are unknown: no host with workers is taken
     assert list(job.rounds()) == []
     go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 5.0)
 

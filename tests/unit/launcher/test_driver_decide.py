@@ -220,7 +220,7 @@ def test_returned_host_delays_the_next_round() -> None:
     go_on(job, 1.0)
     lost.is_connected = True
     lost.register(job.now)
-    for _ in range(100):  # without hearing anything
+    for _ in range(100):  # without receiving any event
         job.now += 0.2
         job.driver.decide(job.now)
     assert list(job.rounds()) == [1]
@@ -354,7 +354,7 @@ def test_host_must_pass_its_check_also_where_a_spare_goes_on() -> None:
     job.hosts[other].kill()
     job.hosts[other].lose_lease()
     go_on(job, 30.0)
-    assert list(job.rounds()) == [1, 2], "nobody else is there, and this host is not known to be fit"
+    assert list(job.rounds()) == [1, 2], "there is no other host, and this one is not known to be fit"
     (command,) = records_of(job, HostCommand, "commands")
     report = CheckReport(name, job.hosts[name].session, job.now, ())
     job.etcd.put(KEYS.check(command.request, name), encode(report))
@@ -414,7 +414,7 @@ def test_stop_by_the_system_ends_with_the_code_that_it_asks_for() -> None:
 
 def test_requests_that_lead_nowhere_are_refused() -> None:
     job = begin(up=0)
-    for kind, host in [(RequestKind.CHECKPOINT, ""), (RequestKind.EVICT, "nobody"), (RequestKind.CHECK, "nobody")]:
+    for kind, host in [(RequestKind.CHECKPOINT, ""), (RequestKind.EVICT, "unknown"), (RequestKind.CHECK, "unknown")]:
         request_id = ask(job, kind, host)
         go_on(job, 0.2)
         assert (answer(job, request_id).is_accepted, answer(job, request_id).is_done) == (False, True)

@@ -104,7 +104,7 @@ def test_dead_driver_is_followed_before_its_lease_ends(etcd: EtcdServers, tmp_pa
 
 
 def test_halt_without_a_cause_changes_nothing(etcd: EtcdServers, tmp_path: Path) -> None:
-    """A proxy keeps the halt back until its driver has given it up, read anew, and found that all is well."""
+    """A proxy holds the halt back until its driver has abandoned it, read the state again, and found no cause."""
     halt_key = base64.b64encode(KEYS.halt(1).encode())
     trains = "round 1 trains on 2 hosts"
     with ExitStack() as stack:
@@ -127,7 +127,7 @@ def test_halt_without_a_cause_changes_nothing(etcd: EtcdServers, tmp_path: Path)
         hosts.say(0, HostPhase.FAILED, 1)
         wait_until(lambda: proxy.kept, "the halt")
         hosts.train(1)
-        wait_until(lambda: one.driver.is_leading and is_reported(), "it to read anew")
+        wait_until(lambda: one.driver.is_leading and is_reported(), "the driver to read the state again")
         proxy.deliver()
         assert hosts.read(Halt, KEYS.halt(1)) is None
 
@@ -152,12 +152,12 @@ def test_old_keys_are_trimmed() -> None:
     }
 
 
-def test_a_candidacy_without_a_lease_keeps_nobody_from_driving(etcd: EtcdServers, tmp_path: Path) -> None:
+def test_a_candidacy_without_a_lease_blocks_no_driver(etcd: EtcdServers, tmp_path: Path) -> None:
     with ExitStack() as stack:
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
         strays = [f"{KEYS.election}/{name}" for name in ("0", "ffff", "")]
         for stray in strays:
-            client.put(stray, "nobody")
+            client.put(stray, "stray")
         one = Candidate(etcd, "one", tmp_path)
         stack.callback(one.close)
         wait_until(lambda: one.driver.is_leading, "a driver")

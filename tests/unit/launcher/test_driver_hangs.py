@@ -58,7 +58,7 @@ def test_a_stopped_process_is_the_plainest_sign() -> None:
     )
 
 
-def test_beside_a_stopped_process_nothing_is_said_of_the_network() -> None:
+def test_a_stopped_process_leaves_the_network_unnamed() -> None:
     reported = {"a": WAITING, "b": evidence("b", rank(2, 5, 4, "T"), rank(3, 5, 4))}
     found = find_culprit(ROUND, reported)
     assert (found.ranks, found.confidence) == ((2,), "certain")

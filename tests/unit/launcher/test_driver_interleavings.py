@@ -191,7 +191,7 @@ class Interleavings(RuleBasedStateMachine):
         self.job.check()
         for number in range(1, self.verdicts + 1):
             outcome = self.job.outcomes.get(f"v-{number}")
-            assert outcome is not None, f"nothing was said of v-{number}"
+            assert outcome is not None, f"v-{number} has no outcome"
             assert outcome.kind is not OutcomeKind.WAITING or self.job.policy.eviction == "approval"
 
 

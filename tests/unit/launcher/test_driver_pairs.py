@@ -194,7 +194,7 @@ def go_on_until(job: SimulatedJob, is_met: Callable[[], bool], answer: Answer, *
             for host, partner in command.partners.items():
                 key = SIMULATED_KEYS.check(command.request, host)
                 if key not in job.etcd.items and job.hosts[host].can_write:
-                    assert not job.hosts[host].running, "pairs disturb nobody's training"
+                    assert not job.hosts[host].running, "pairs disturb no training"
                     report = CheckReport(host, job.hosts[host].session, job.now, (answer(host, partner),))
                     job.etcd.put(key, encode(report))
         job.driver.hear(1000, job.now)

@@ -66,7 +66,7 @@ def test_probe_of_a_closed_port() -> None:
 
 @pytest.mark.parametrize("port", [-1, 0, 65536, 10**6])
 def test_invalid_port_proves_no_death(port: int) -> None:
-    """Linux refuses a connection to port 0, and a candidate ends the lease of whoever refuses."""
+    """Linux refuses a connection to port 0, and a candidate ends the lease of a leader that refuses."""
     assert ask("127.0.0.1", port, "mine")[0] is Vitality.UNKNOWN
 
 

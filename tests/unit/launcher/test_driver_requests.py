@@ -44,14 +44,14 @@ def test_eviction_during_a_saving_halt_is_done() -> None:
     restart = begin_to_save(job)
     eviction = ask(job, RequestKind.EVICT, first[0])
     drive(job)
-    said = answer(job, eviction)
-    assert (said.is_accepted, said.is_done) == (True, False)
-    assert said.text == f"{first[0]} is cordoned; round 1 saves and stops already, and the next one begins without it"
+    reply = answer(job, eviction)
+    assert (reply.is_accepted, reply.is_done) == (True, False)
+    assert reply.text == f"{first[0]} is cordoned; round 1 saves and stops already, and the next one begins without it"
     assert KEYS.cordon(first[0]) in job.etcd.items
     revision = job.etcd.revision
     for _ in range(3):
         drive(job)
-    assert job.etcd.revision == revision, "said once is enough"
+    assert job.etcd.revision == revision, "the answer is written once"
     go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 2.0)
     go_on(job, 1.0)
     assert first[0] not in members(job, 2)
@@ -92,9 +92,9 @@ def test_restart_while_a_round_is_stopped_is_what_comes_anyway(stop) -> None:
     stop(job)
     request_id = ask(job, RequestKind.RESTART)
     drive(job)
-    said = answer(job, request_id)
-    assert (said.is_accepted, said.is_done) == (True, False)
-    assert "already; then a new one begins" in said.text
+    reply = answer(job, request_id)
+    assert (reply.is_accepted, reply.is_done) == (True, False)
+    assert "already; then a new one begins" in reply.text
     go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 2.0)
     go_on(job, 1.0)
     assert answer(job, request_id).text == "done: round 2 trains; it began after this was asked for"

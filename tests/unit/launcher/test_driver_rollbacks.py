@@ -124,7 +124,7 @@ def test_a_rollback_asks_as_an_eviction_does(policy: Policy, kind: OutcomeKind) 
 
 
 def test_workers_that_end_with_67_go_back_without_these_batches() -> None:
-    """The trainer's own alarm: so many steps in a row changed nothing."""
+    """The trainer's own alarm: a number of steps in a row changed nothing."""
     job = begin(replace(POLICY, max_skipped_steps=4))
     go_on(job, 1.0)
     job.hosts["host-0"].fail(job.now, is_cascade=False, exit_code=67)

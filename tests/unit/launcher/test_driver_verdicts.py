@@ -235,8 +235,8 @@ def test_an_approved_verdict_is_carried_out() -> None:
     assert job.etcd.revision == revision, "it waits without a word"
     request = ask_about(job, RequestKind.APPROVE, verdict_id)
     drive(job)
-    said = answer(job, request)
-    assert (said.is_accepted, said.is_done) == (True, False)
+    reply = answer(job, request)
+    assert (reply.is_accepted, reply.is_done) == (True, False)
     outcome = outcome_of(job, verdict_id)
     assert outcome is not None
     assert (outcome.kind, outcome.by) == (OutcomeKind.ACTED, "me@here")
@@ -328,7 +328,7 @@ def test_a_verdict_that_nobody_can_read_is_declined(raw: bytes) -> None:
     drive(job)
     decision = job.driver.decide(job.now)
     assert decision is not None
-    assert decision.actions == (), "no alarm for ever, and nothing is said twice"
+    assert decision.actions == (), "alarms end, and no outcome is written twice"
 
 
 def test_a_key_that_cannot_be_a_verdict_is_taken_away() -> None:
@@ -389,7 +389,7 @@ def test_a_flood_is_answered_in_turns_and_kept_bounded() -> None:
     assert job.driver.state is not None
     trims = trims_of(KEYS, job.driver.state.seen, num_verdicts=140)
     gone = [one.keys.start.decode() for one in trims]
-    # each verdict before its outcome: alone it would be judged anew
+    # each verdict before its outcome: alone it would be judged again
     assert gone == [key for name in names[:10] for key in (KEYS.verdict(name), KEYS.outcome(name))]
     job.etcd.delete([KEYS.verdict(names[20])])
     drive(job)

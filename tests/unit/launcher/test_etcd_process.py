@@ -1,4 +1,4 @@
-"""An etcd of our own: found, started, started anew when it dies, closed to strangers before anybody comes, gone."""
+"""The job's own etcd: found, started, restarted when it dies, closed to strangers from the start, ended."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_client_without_key_or_password_is_refused(place: Path, tmp_path: Path, 
     ],
 )
 def test_no_web_page_reads_an_answer(place: Path, program: Path, headers: dict[str, str], status: int) -> None:
-    """Should a browser ever reach it: by a port that somebody forwards, for instance."""
+    """Should a browser ever reach it: by a forwarded port, for instance."""
     with EtcdProcess(place, OWN, program=program) as etcd:
         connection = http.client.HTTPConnection("localhost")
         connection.sock = socket.socket(socket.AF_UNIX)

@@ -1,4 +1,4 @@
-"""Files of an etcd of our own that somebody removes: they are put back as they were, and none begins empty."""
+"""Removed files of the job's own etcd: they are restored as they were, and none begins empty."""
 
 from __future__ import annotations
 

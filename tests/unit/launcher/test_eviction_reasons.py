@@ -1,4 +1,4 @@
-"""The table of reasons for evictions is the only place that words them, and the runbook has the same rows."""
+"""The table of reasons for evictions has all their texts, and the runbook has the same rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from tests.helpers.source_tree import ROOT, nodes, python_files
 
 RUNBOOK = ROOT / "docs" / "runbooks" / "host-evicted-or-cordoned.md"
 MODULES = [path for path in python_files("launcher/megatrain_launcher/driver") if path.stem != "evictions"]
-WORDED_ELSEWHERE = {("verdict_actions", "_incident"): "outcome_rules words it: a verdict that waits has the reason too"}
+WORDED_ELSEWHERE = {
+    ("verdict_actions", "_incident"): "outcome_rules has its text: a verdict that waits has the reason too"
+}
 
 
 def reasons_in(tree: ast.AST) -> set[str]:

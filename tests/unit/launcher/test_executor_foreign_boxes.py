@@ -37,7 +37,7 @@ def places(tmp_path: Path) -> BoxPlaces:
 
 @pytest.fixture
 def far_box(tmp_path: Path) -> bytes:
-    """Return a black box whose rank is at step 999999, as whoever reads /proc and our source can make one."""
+    """Return a black box whose rank is at step 999999, as any user who reads /proc and our source can make one."""
     directory = tmp_path / "elsewhere"
     recorder = open_recorder(IDENTITY, directory=str(directory), run_key="key", num_records=256)
     recorder.set_step(FAR_STEP)

@@ -52,7 +52,7 @@ def test_a_registered_host_is_there_until_it_closes(
     assert registered(client, keys) == a_host()
     assert one.is_registered
     assert one.set_unfit_reason(FitnessCheck.HEALTH, "no disk")
-    assert not one.lease().is_gone  # while the key is written anew
+    assert not one.lease().is_gone  # while the key is rewritten
     wait_until(lambda: registered(client, keys) == one.record, "the change")
     assert one.record.unfit_reason == "no disk"
     one.close()
@@ -111,7 +111,7 @@ def test_a_lost_lease_is_replaced_under_the_same_session(
     [
         (LeaseState.HELD, 3.0, -3.0),
         (LeaseState.DOUBTFUL, -2.0, 2.0),
-        (LeaseState.LOST, -2.0, 2.0),  # it ran out before etcd said so
+        (LeaseState.LOST, -2.0, 2.0),  # it ran out before etcd reported it
         (LeaseState.LOST, 3.0, 0.0),  # it was ended before its time, which is now at the earliest
     ],
 )
@@ -144,7 +144,7 @@ def test_a_second_executor_of_the_same_name_is_refused(keys: JobKeys, member: Ca
     port = LivenessPort("1", "127.0.0.1")
     member(a_host(liveness_port=port.port))
     with pytest.raises(ConfigError, match=r"host 'a': job .* has a live executor .*hosts/a.* --host-id") as error:
-        # the first keeps its lease, and nobody waits for the end of such a long one
+        # the first keeps its lease, and the second does not wait for its end
         member(a_host(session="2", liveness_port=1, pid=1), LeaseTimes(3600, 0.2))
     assert str(os.getpid()) in str(error.value)
     port.close()
@@ -153,9 +153,9 @@ def test_a_second_executor_of_the_same_name_is_refused(keys: JobKeys, member: Ca
 def test_dead_local_executor_is_replaced_at_once(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
-    (nobody,) = free_ports(1)
+    (unused_port,) = free_ports(1)
     lease = client.grant_lease(60)
-    client.put(keys.host("a"), encode(a_host(session="0", liveness_port=nobody, pid=1)), lease_id=lease.lease_id)
+    client.put(keys.host("a"), encode(a_host(session="0", liveness_port=unused_port, pid=1)), lease_id=lease.lease_id)
     member(a_host())
     assert registered(client, keys) == a_host()
 
@@ -191,7 +191,7 @@ def test_own_key_with_an_ending_lease_replaces_no_host(
     port = LivenessPort("1", "127.0.0.1")
     one = member(a_host(liveness_port=port.port))
     lost = one.keeper
-    # as if etcd said that the lease is lost a moment before its keys are gone
+    # as if etcd reported the lease as lost a moment before it removes the keys
     client.put(keys.host("a"), encode(one.record))
     client.revoke_lease(lost.lease_id)
     wait_until(lambda: "this host's key under the lost lease" in one.problem, "the host to notice")
@@ -296,7 +296,7 @@ def test_foreign_key_among_the_hosts_blocks_no_host(client: EtcdClient, keys: Jo
     assert claim_job(client, keys, a_job(keys, "b", "L"), 1.0) == first
     assert read_job(client, keys).hosts == ()
     lease = client.grant_lease(60)
-    client.put(keys.host("newer"), b'{"schema_version": 2}', lease_id=lease.lease_id)  # somebody keeps it
+    client.put(keys.host("newer"), b'{"schema_version": 2}', lease_id=lease.lease_id)  # this test keeps its lease
     with pytest.raises(CoordinationError, match=r"hosts/newer: schema_version=2"):
         claim_job(client, keys, a_job(keys, "b", "L"), 1.0)
 

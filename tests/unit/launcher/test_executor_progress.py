@@ -32,7 +32,7 @@ from megatrain_launcher.executor.round_follower import unfinished
 from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
 from megatrain_launcher.interfaces import Assignment, WorkerEnd
 
-NOBODY = 2**22 + 1
+UNUSED_PID = 2**22 + 1
 """Above the largest process number that Linux gives."""
 NOW_S = 1_700_000_000.0
 
@@ -138,7 +138,7 @@ def test_slowest_rank_decides_progress_and_milestones(boxes: Boxes) -> None:
     first.close()
     ended = round_progress.poll()
     assert (ended[2].is_closed, ended[3].is_closed) == (True, False)
-    assert ended[2].progress.completed_step == 11  # what it said last stays known
+    assert ended[2].progress.completed_step == 11  # its last progress stays known
     round_progress.close()
     second.close()
 
@@ -160,7 +160,7 @@ def test_moments_that_nobody_looked_at_are_found_in_the_spans(boxes: Boxes) -> N
 
 
 def test_a_box_of_another_process_is_not_this_ranks(boxes: Boxes) -> None:
-    left = boxes.open(2, pid=NOBODY)
+    left = boxes.open(2, pid=UNUSED_PID)
     watch = boxes.watch(2)
     assert watch.poll() is None
     recorder = boxes.open(2)  # sets the other aside, as a worker does
@@ -196,7 +196,7 @@ def test_evidence_has_positions_and_process_states(boxes: Boxes) -> None:
     assert (rank.awaited_group, rank.awaited, rank.is_at_storage) == ("dp:0+2x2", 2, True)
     assert rank.process_state in ("R", "S")
     assert rank.newest_unix_s <= time.time()
-    assert process_state(NOBODY) == ""
+    assert process_state(UNUSED_PID) == ""
     for watch in watches.values():
         watch.close()
     recorder.close()
@@ -229,7 +229,7 @@ def test_process_without_a_black_box_may_hang_at_its_end(boxes: Boxes) -> None:
     now_ns = time.monotonic_ns()
     assert find_stall({2: left}, patience, now_ns + 50 * 10**9, 0.0) is None
     assert find_stall({2: left}, patience, now_ns + 70 * 10**9, 0.0) is not None
-    progress.watches[2].pid = NOBODY
+    progress.watches[2].pid = UNUSED_PID
     assert unfinished(ranks, progress) == {}
     progress.close()
 
@@ -347,13 +347,13 @@ def test_positions_before_the_halt_count(boxes: Boxes, crash: Callable[..., Cras
 
 
 def test_black_boxes_of_own_dead_processes_are_removed(boxes: Boxes, crash: Callable[..., CrashEvidence]) -> None:
-    living, dead = boxes.open(2), boxes.open(3, round_number=2, pid=NOBODY)
+    living, dead = boxes.open(2), boxes.open(3, round_number=2, pid=UNUSED_PID)
     dead.close(keep=True)
     foreign = own_box_directory(boxes.directory) / "megatrain.another.12345678.main.000001.rank-00000.blackbox"
     foreign.write_bytes(b"not ours")
     elsewhere = boxes.paths(1)[3]
     other_boot = ClockBase(time.monotonic_ns() + 60 * 10**9, time.time_ns(), 0)
-    identity = Identity("demo", "main", 1, 3, Layout(dp_size=4), NOBODY, "host-2")
+    identity = Identity("demo", "main", 1, 3, Layout(dp_size=4), UNUSED_PID, "host-2")
     elsewhere.write_bytes(encode_header(identity, other_boot, 1).ljust(box_bytes(1), b"\0"))
     damaged = boxes.paths(1)[2]
     damaged.write_bytes(b"cut short")
@@ -392,7 +392,7 @@ def test_only_the_newest_broken_rounds_are_kept(
     for number in range(1, 25):
         (boxes.places.run.incidents / f"round-{number:06d}").mkdir()
     keeper = crash(num_ranks)
-    boxes.open(2, round_number=25, pid=NOBODY).close(keep=True)
+    boxes.open(2, round_number=25, pid=UNUSED_PID).close(keep=True)
     keeper.keep_boxes(25, boxes.paths(25))
     keeper.close()
     kept = sorted(path.name for path in boxes.places.run.incidents.iterdir())

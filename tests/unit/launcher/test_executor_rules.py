@@ -31,7 +31,7 @@ def a_round(number: int, *hosts: tuple[str, str]) -> Round:
         (3, a_round(4, ("b", "1")), True),
         (3, a_round(4, ("a", "2")), True),
         (5, a_round(4, ("b", "1")), False),  # an etcd that was restored from a backup: round 5 will come again
-        (3, None, False),  # etcd lost everything: nobody has gone on
+        (3, None, False),  # etcd lost everything: no host has gone on
     ],
 )
 def test_new_session_begins_when_the_job_went_on_without(named_in: int, newest: Round | None, is_needed: bool) -> None:

@@ -229,7 +229,7 @@ def test_host_with_unreadable_deadlines_is_awaited(damage: str, is_new_driver: b
     reported = decode(RoundDeadlines, job.etcd.items[key].value, key)
     assert POLICY.fence_rule.deadlines(reported.interval_s).silent_s >= 180.0
     other.fail(job.now, is_cascade=False)
-    job.go_on(400.0, 800)  # which checks that nobody runs an older round
+    job.go_on(400.0, 800)  # which checks that no host runs an older round
     assert (cut_off.running, len(job.rounds())) == (0, 2)
 
 
@@ -245,7 +245,7 @@ def test_dead_host_counts_as_stuck_from_its_death() -> None:
     job.go_on(POLICY.lease_ttl_s + 1.0, 11)
     dies.kill()
     fails.fail(job.now, is_cascade=True)
-    job.go_on(50.0, 100)  # which checks that nobody runs an older round
+    job.go_on(50.0, 100)  # which checks that no host runs an older round
     assert (cut_off.running, len(job.rounds())) == (0, 2)
 
 
@@ -273,7 +273,7 @@ def test_saving_host_is_awaited_for_the_measured_stop_time(step_s: float, least_
     for host in job.timed():
         host.start(job.now)
     job.go_on(4 * step_s + 10.0, 40)
-    round_, halt = job.rounds()[1], Halt(1, "somebody asked", is_saving=True, created_unix_s=0.0)
+    round_, halt = job.rounds()[1], Halt(1, "a stop was requested", is_saving=True, created_unix_s=0.0)
     members = [one for one in job.timed() if round_.part_of(one.name, one.session) is not None]
     for host in members:
         reported = host.deadlines.get(1, RoundDeadlines(1))

@@ -1,4 +1,4 @@
-"""Verbs that are given a run directory which somebody else filled: they end, say what is left out, and obey nothing."""
+"""Verbs on an untrusted run directory: they end, report what they leave out, and obey nothing in it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-def printed(capfd: pytest.CaptureFixture[str], *words: object) -> str:
+def printed(capfd: pytest.CaptureFixture[str], *arguments: object) -> str:
     """Return all that a command line prints."""
-    main([str(word) for word in words])
+    main([str(word) for word in arguments])
     captured = capfd.readouterr()
     return captured.out + captured.err
 

@@ -65,17 +65,17 @@ def test_a_stuck_check_does_not_hold_the_gate(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "detail"),
     [(OSError("no"), "could not be run: no"), (DataError("x"), ": x"), (KeyError("bug"), "see the log")],
 )
-def test_a_check_that_breaks_says_nothing_about_the_host(tmp_path: Path, error: Exception, said: str) -> None:
+def test_a_check_that_breaks_says_nothing_about_the_host(tmp_path: Path, error: Exception, detail: str) -> None:
     def broken(context: HealthContext, history: HealthHistory) -> list[HealthFinding]:
         raise error
 
     report = run_checks(context(tmp_path), [Check(("one",), broken, 5.0)])
     assert report.is_fit
     assert report.results[0].outcome is CheckOutcome.WARNING
-    assert said in report.results[0].detail
+    assert detail in report.results[0].detail
 
 
 def test_check_results_are_remembered(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_all_checks_of_a_host(tmp_path: Path) -> None:
     """The whole list on this machine, with probes that answer at once; the report goes through etcd."""
 
     def probe(name, arguments, *, environment, deadline_s):
-        return ProbeEnd(-6, "", "last words\n", deadline_s)
+        return ProbeEnd(-6, "", "last line\n", deadline_s)
 
     one = context(tmp_path, probe=probe, places=Places(proc=tmp_path, sys=tmp_path, kernel_log=tmp_path / "kmsg"))
     report = run_checks(one)
@@ -127,7 +127,7 @@ def test_all_checks_of_a_host(tmp_path: Path) -> None:
     assert {name for name, outcome in outcomes(report).items() if outcome == "failed"} == {
         "disk", "matmul", "memory-copy", "loopback",
     }  # fmt: skip
-    assert "its probe was killed by SIGABRT (6): last words" in unfit_reason(report)
+    assert "its probe was killed by SIGABRT (6): last line" in unfit_reason(report)
 
 
 def test_context_of_a_configuration(tmp_path: Path) -> None:

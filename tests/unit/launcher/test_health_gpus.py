@@ -32,7 +32,7 @@ def of(*readings: GpuReading, **changes) -> DriverReading:
 
 
 @pytest.mark.parametrize(
-    ("reading", "changes", "outcomes", "said"),
+    ("reading", "changes", "outcomes", "detail"),
     [
         (of(GOOD), {}, ("passed", "passed", "passed"), "550.54.15"),
         (DriverReading(""), {}, ("skipped", "skipped", "skipped"), "neither"),
@@ -61,11 +61,11 @@ def of(*readings: GpuReading, **changes) -> DriverReading:
         (of(GOOD, error="GPU 1 is lost"), {}, ("failed", "passed", "passed"), "GPU 1 is lost"),
     ],
 )
-def test_outcome_of_each_gpu_reading(reading: DriverReading, changes: dict, outcomes: OUTCOMES, said: str) -> None:
+def test_outcome_of_each_gpu_reading(reading: DriverReading, changes: dict, outcomes: OUTCOMES, detail: str) -> None:
     findings = judged(reading, **changes)
     assert tuple(finding.name for finding in findings) == gpus.NAMES
     assert tuple(finding.outcome for finding in findings) == outcomes
-    assert said in " ".join(finding.detail for finding in findings)
+    assert detail in " ".join(finding.detail for finding in findings)
 
 
 def test_a_lost_gpu_stays_missed() -> None:
@@ -317,7 +317,7 @@ def record(number: int, at_s: float, text: str = "pid=1234, name=python") -> byt
 
 
 @pytest.mark.parametrize(
-    ("lines", "outcome", "said"),
+    ("lines", "outcome", "detail"),
     [
         ([b"6,1,100,-;usb 1-1: new device", b"no record"], "passed", "no hardware error"),
         ([record(79, 9000.0)], "failed", "Xid 79 of GPU PCI:0000:3b:00 1000 s ago"),
@@ -327,10 +327,10 @@ def record(number: int, at_s: float, text: str = "pid=1234, name=python") -> byt
         ([record(48, 9990.0), record(95, 9995.0), record(31, 9999.0)], "failed", "2 hardware errors"),
     ],
 )
-def test_xid_messages(lines: list[bytes], outcome: str, said: str) -> None:
+def test_xid_messages(lines: list[bytes], outcome: str, detail: str) -> None:
     finding = kernel_log.judge_kernel_log(lines, now_s=10000.0)
     assert finding.outcome == outcome
-    assert said in finding.detail
+    assert detail in finding.detail
 
 
 def test_kernel_log_that_is_read_or_not(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def write_tree(root: Path, files: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "outcome", "said"),
+    ("changes", "outcome", "detail"),
     [
         ({}, "passed", "100.0 of 200.0 GB"),
         ({"free_bytes": 4 * GB}, "failed", "min_free_disk_gb=5"),
@@ -54,11 +54,11 @@ def write_tree(root: Path, files: dict[str, str]) -> None:
         ({"error": "Read-only file system"}, "failed", "Read-only"),
     ],
 )
-def test_outcome_of_each_disk_reading(changes: dict, outcome: str, said: str) -> None:
+def test_outcome_of_each_disk_reading(changes: dict, outcome: str, detail: str) -> None:
     answer = {"free_bytes": 100 * GB, "total_bytes": 200 * GB, "free_files": 10**6, "write_s": 0.01, **changes}
     finding = storage.judge_disk(answer, "run directory runs/x", 5.0)
     assert finding.outcome == outcome
-    assert said in finding.detail
+    assert detail in finding.detail
 
 
 def test_the_disk_is_written_and_left_as_it_was(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_disk_that_hangs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "outcome", "said"),
+    ("free", "outcome", "detail"),
     [
         (500 * MIB, "passed", "500 MiB free"),
         (130 * MIB, "warning", "NCCL"),
@@ -98,10 +98,10 @@ def test_a_disk_that_hangs(tmp_path: Path) -> None:
         ("No such file or directory", "failed", "black_box_directory"),
     ],
 )
-def test_shared_memory(free: int | str, outcome: str, said: str) -> None:
+def test_shared_memory(free: int | str, outcome: str, detail: str) -> None:
     finding = storage.judge_shared_memory(Path("/dev/shm"), 100 * MIB, free)
     assert finding.outcome == outcome
-    assert said in finding.detail
+    assert detail in finding.detail
 
 
 def test_shared_memory_of_this_machine(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_no_network_at_all_is_a_single_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "chosen", "outcome", "said"),
+    ("files", "chosen", "outcome", "detail"),
     [
         (interface("eth0"), "", "passed", "eth0 up 100 Gbit/s"),
         (interface("eth0", speed="-1"), "eth0", "passed", "eth0 up"),
@@ -230,14 +230,14 @@ def test_no_network_at_all_is_a_single_host(tmp_path: Path) -> None:
         (interface("tun0", "unknown", "") | {"sys/class/net/tun0/carrier": "1"}, "tun0", "passed", "tun0 up"),
     ],
 )
-def test_interfaces(tmp_path: Path, files: dict[str, str], chosen: str, outcome: str, said: str) -> None:
+def test_interfaces(tmp_path: Path, files: dict[str, str], chosen: str, outcome: str, detail: str) -> None:
     finding = network_findings(tmp_path, files, HealthHistory(), chosen)[0]
     assert finding.outcome == outcome
-    assert said in finding.detail
+    assert detail in finding.detail
 
 
 @pytest.mark.parametrize(
-    ("now", "chosen", "outcome", "said"),
+    ("now", "chosen", "outcome", "detail"),
     [
         (interface("eth0"), "", "passed", ""),
         (interface("eth0", speed="1000"), "", "warning", "at 1 Gbit/s, before at 100 Gbit/s"),
@@ -248,16 +248,16 @@ def test_interfaces(tmp_path: Path, files: dict[str, str], chosen: str, outcome:
         (interface("eth0", changes="0"), "", "passed", ""),
     ],
 )
-def test_interfaces_against_before(tmp_path: Path, now: dict, chosen: str, outcome: str, said: str) -> None:
+def test_interfaces_against_before(tmp_path: Path, now: dict, chosen: str, outcome: str, detail: str) -> None:
     before = interface("eth0") | interface("eth1")
     history = HealthHistory().with_findings(network_findings(tmp_path, before, HealthHistory()))
     finding = network_findings(tmp_path, now, history, chosen)[0]
     assert finding.outcome == outcome
-    assert said in finding.detail
+    assert detail in finding.detail
 
 
 @pytest.mark.parametrize(
-    ("now", "outcome", "said"),
+    ("now", "outcome", "detail"),
     [
         ({}, "passed", "mlx5_0:1 up 400 Gbit/s, mlx5_1:1 DOWN"),
         (port("mlx5_0", "1: DOWN"), "failed", "mlx5_0:1 is DOWN"),
@@ -266,13 +266,13 @@ def test_interfaces_against_before(tmp_path: Path, now: dict, chosen: str, outco
         (port("mlx5_1", "4: ACTIVE"), "passed", "mlx5_1:1 up"),
     ],
 )
-def test_rdma_ports(tmp_path: Path, now: dict[str, str], outcome: str, said: str) -> None:
+def test_rdma_ports(tmp_path: Path, now: dict[str, str], outcome: str, detail: str) -> None:
     """A port that never was up is not in use; one that was is missing until it is back."""
     before = port("mlx5_0") | port("mlx5_1", "1: DOWN", "")
     history = HealthHistory().with_findings(network_findings(tmp_path, before, HealthHistory()))
     findings = network_findings(tmp_path, now, history)
     assert findings[1].outcome == outcome
-    assert said in findings[1].detail
+    assert detail in findings[1].detail
     if outcome == "failed":
         history = history.with_findings(findings)
         assert network_findings(tmp_path, {}, history)[1].outcome == "failed"
@@ -323,7 +323,7 @@ def servers(*off_s: float | None) -> Iterator[list[Server]]:
 
 
 @pytest.mark.parametrize(
-    ("off_s", "outcome", "said"),
+    ("off_s", "outcome", "detail"),
     [
         ((0.0,), "passed", "etcd, give or take"),
         ((60.0,), "failed", "s behind etcd"),
@@ -333,12 +333,12 @@ def servers(*off_s: float | None) -> Iterator[list[Server]]:
         ((None,), "warning", "not compared"),
     ],
 )
-def test_clock(tmp_path: Path, off_s: tuple[float | None, ...], outcome: str, said: str) -> None:
+def test_clock(tmp_path: Path, off_s: tuple[float | None, ...], outcome: str, detail: str) -> None:
     with servers(*off_s) as some:
         etcd = EtcdSettings.of([server.url for server in some])
         (finding,) = clock.check_clock(context(tmp_path, etcd=etcd), HealthHistory())
         assert finding.outcome == outcome
-        assert said in finding.detail
+        assert detail in finding.detail
         assert [server.num_asked for server in some] == [1] * len(some)  # one answer makes it clear
 
 

@@ -81,7 +81,7 @@ def test_everybody_meets_both_neighbours_once(count: int) -> None:
     for turn in range(num_turns(count)):
         some = pairs(hosts, turn)
         both = partners(some)
-        assert len(both) == 2 * len(some)  # nobody twice in a turn
+        assert len(both) == 2 * len(some)  # no host twice in a turn
         assert all(both[both[host]] == host for host in both)
         for host, partner in both.items():
             met[host].append(partner)
@@ -124,7 +124,7 @@ def test_healthy_host_is_never_named(count: int, data: st.DataObject) -> None:
     schedule = schedule_of(count)
     verdict = judge_pairs(schedule, results_of(schedule, broken=broken), 1.5)
     assert set(verdict.culprits) <= broken
-    # and every pair that went wrong is explained by somebody who is named
+    # and every failed pair has a host that is named
     named = set(verdict.culprits) | set(verdict.suspects)
     assert all(set(pair) & named for pair in schedule if set(pair) & broken)
 
@@ -133,7 +133,7 @@ def test_a_sound_host_between_two_culprits() -> None:
     schedule = schedule_of(6)
     verdict = judge_pairs(schedule, results_of(schedule, broken={"host-1", "host-3"}), 1.5)
     assert list(verdict.culprits) == ["host-1", "host-3"]
-    assert not verdict.suspects  # host-2 met nobody else: its bad pairs are explained
+    assert not verdict.suspects  # host-2 met no other host: its bad pairs are explained
 
 
 def test_two_hosts_alone_prove_nothing() -> None:

@@ -62,10 +62,10 @@ def outcomes(some: list[dict], history: HealthHistory, problem: str = "") -> tup
 def test_the_first_times_are_only_remembered() -> None:
     history = HealthHistory()
     for matmul_s in (0.02, 0.08, 0.05):
-        found, is_slow, said = outcomes(lines(matmul_s), history)
+        found, is_slow, detail = outcomes(lines(matmul_s), history)
         assert found == ["passed"] * 3
         assert not is_slow
-        assert "no history yet" in said
+        assert "no history yet" in detail
         history = history.with_findings(timed.judge_speed(timed.timings_of(lines(matmul_s), ""), history, 1.5)[0])
     assert history.usual(f"matmul/{CPU}/cpu") == 0.05
     assert history.usual(f"loopback/{CPU}/all-reduce") == 0.003  # the slower of its ranks
@@ -74,18 +74,18 @@ def test_the_first_times_are_only_remembered() -> None:
 def test_slowness_against_the_own_history() -> None:
     history = usual()
     assert outcomes(lines(0.029), history)[:2] == (["passed"] * 3, False)
-    found, is_slow, said = outcomes(lines(0.031), history)
+    found, is_slow, detail = outcomes(lines(0.031), history)
     assert (found, is_slow) == (["failed", "passed", "passed"], True)
-    assert "cpu 31.00 ms, usually 20.00; recovery.max_slowdown=1.5" in said
+    assert "cpu 31.00 ms, usually 20.00; recovery.max_slowdown=1.5" in detail
     assert outcomes(lines(reduce_s=0.006), history)[0] == ["passed", "passed", "failed"]
     assert outcomes(lines(reduce_s=0.0048), history)[0] == ["passed"] * 3  # 1.6 times, but 1.8 ms are noise
 
 
 def test_others_on_the_processor_excuse_it_but_not_a_gpu() -> None:
     history = usual()
-    found, is_slow, said = outcomes(lines(0.1, busy=0.5), history)
+    found, is_slow, detail = outcomes(lines(0.1, busy=0.5), history)
     assert (found, is_slow) == (["warning", "passed", "passed"], False)
-    assert "others use 50%" in said
+    assert "others use 50%" in detail
     for _ in range(3):
         history = history.with_findings(
             timed.judge_speed(timed.timings_of(lines(kind="cuda"), ""), history, 1.5)[0],
@@ -108,21 +108,21 @@ def test_other_hardware_has_a_history_of_its_own() -> None:
 def test_a_device_that_computes_wrong() -> None:
     some = lines()
     some[1]["is_repeatable"] = False
-    found, is_slow, said = outcomes(some, HealthHistory())
+    found, is_slow, detail = outcomes(some, HealthHistory())
     assert (found, is_slow) == (["failed", "passed", "passed"], False)
-    assert "computes wrong" in said
+    assert "computes wrong" in detail
 
 
 def test_a_gpu_that_torch_does_not_see_any_more() -> None:
     findings = timed.judge_speed(timed.timings_of(lines(kind="cuda"), ""), HealthHistory(), 1.5)[0]
     history = HealthHistory().with_findings(findings)
-    found, _, said = outcomes(lines(), history)
+    found, _, detail = outcomes(lines(), history)
     assert found == ["failed", "skipped", "skipped"]
-    assert "saw 1" in said
+    assert "saw 1" in detail
 
 
 @pytest.mark.parametrize(
-    ("some", "problem", "expected", "said"),
+    ("some", "problem", "expected", "detail"),
     [
         ([], "SIGSEGV", ["failed"] * 3, "SIGSEGV"),
         ([{"part": "device", "error": "torch sees no CUDA device"}], "", ["failed"] * 3, "no CUDA device"),
@@ -143,12 +143,12 @@ def test_a_gpu_that_torch_does_not_see_any_more() -> None:
     ],
 )
 def test_kinds_of_broken_measurements_are_distinguished(
-    some: list[dict], problem: str, expected: list[str], said: str
+    some: list[dict], problem: str, expected: list[str], detail: str
 ) -> None:
     found, is_slow, text = outcomes(some, usual(), problem)
     assert found == expected
     assert not is_slow  # measuring again is for slowness only
-    assert said in text
+    assert detail in text
 
 
 def context(tmp_path: Path, **changes) -> HealthContext:
@@ -228,7 +228,7 @@ def test_broken_measurement_leaves_the_others() -> None:
     end = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     found = measurements("noise\n[1]\n" + end.stdout)
     reported = {(line["part"], line.get("number")): line.get("error", "") for line in found}
-    assert {key: said for key, said in reported.items() if key[1] is not None} == {
+    assert {key: error for key, error in reported.items() if key[1] is not None} == {
         ("mixed", 0): "",
         ("mixed", 1): "RuntimeError: first line",
         ("dead", 0): "was killed by SIGSEGV (11)",  # and nothing of the one that waited for it

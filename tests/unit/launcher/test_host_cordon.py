@@ -173,7 +173,7 @@ def test_another_authority_is_not_trusted(tmp_path: Path, api: ApiServer) -> Non
 
 
 def program(directory: Path, name: str, body: str) -> dict[str, str]:
-    """Make a program that writes its words to calls.txt, and return an environment that has it on PATH."""
+    """Make a program that writes its arguments to calls.txt, and return an environment that has it on PATH."""
     path = directory / name
     path.write_text(f'#!/bin/sh\nfor word in "$@"; do echo "$word"; done >>{directory}/calls.txt\n{body}\n')
     path.chmod(0o755)
@@ -183,8 +183,8 @@ def program(directory: Path, name: str, body: str) -> dict[str, str]:
 def test_kubectl_is_used_where_there_is_no_account(tmp_path: Path) -> None:
     environment = program(tmp_path, "kubectl", "exit 0")
     assert KubernetesPlatform(environment, tmp_path / "none").cordon("node-a", "gpu lost") == "node node-a is cordoned"
-    words = (tmp_path / "calls.txt").read_text().splitlines()
-    assert words == ["cordon", "--", "node-a", "annotate", "--overwrite", "node", "node-a",
+    calls = (tmp_path / "calls.txt").read_text().splitlines()
+    assert calls == ["cordon", "--", "node-a", "annotate", "--overwrite", "node", "node-a",
                      f"{REASON_ANNOTATION}=gpu lost"]  # fmt: skip
 
     environment = program(tmp_path, "kubectl", "echo 'no configuration' >&2; exit 1")
@@ -200,8 +200,8 @@ def test_kubectl_is_used_where_there_is_no_account(tmp_path: Path) -> None:
 def test_slurm_drains_a_node_where_it_may(tmp_path: Path) -> None:
     environment = program(tmp_path, "scontrol", "exit 0")
     assert SlurmPlatform(environment).cordon("node7", "two hangs") == "Slurm drains node7"
-    words = (tmp_path / "calls.txt").read_text().splitlines()
-    assert words == ["update", "NodeName=node7", "State=DRAIN", "Reason=megatrain: two hangs"]
+    calls = (tmp_path / "calls.txt").read_text().splitlines()
+    assert calls == ["update", "NodeName=node7", "State=DRAIN", "Reason=megatrain: two hangs"]
 
     environment = program(tmp_path, "scontrol", "echo 'slurm_update error: Access/permission denied' >&2; exit 1")
     with pytest.raises(CordonError, match=r"Access/permission denied; ask an operator to"):

@@ -28,7 +28,7 @@ from tests.helpers.writer_process import is_alive
 PROGRAM = """
 import json, os, signal, sys
 with open(sys.argv[1], "a") as file:
-    report = {"pid": os.getpid(), "words": sys.argv[2:], "threads": os.environ.get("OMP_NUM_THREADS"),
+    report = {"pid": os.getpid(), "arguments": sys.argv[2:], "threads": os.environ.get("OMP_NUM_THREADS"),
             "password": os.environ.get("MEGATRAIN_ETCD_PASSWORD", "")}
     file.write(json.dumps(report) + "\\n")
 print("a line of its own", flush=True)
@@ -46,13 +46,13 @@ class Entry:
         if self.name == "broken":
             raise ImportError("no pyarrow")
 
-        def words(*, config: Config, run: Path, host: str, logs: Path, etcd: Sequence[str]) -> Sequence[str]:
+        def arguments(*, config: Config, run: Path, host: str, logs: Path, etcd: Sequence[str]) -> Sequence[str]:
             if self.name == "idle":
                 return []
             reported = [config.job.name, str(run), host, str(logs), *etcd]
             return [sys.executable, "-S", "-c", PROGRAM, str(self.notes), *reported]
 
-        return words
+        return arguments
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_program_is_reported_and_ends_with_its_host(
 ) -> None:
     (life,) = running()
     logs = next(settings.logs.iterdir())
-    assert life["words"] == [
+    assert life["arguments"] == [
         *("demo", str(settings.run_directory.root), "host 1", str(logs)),
         *("--rdzv-endpoint=http://127.0.0.1:1,http://127.0.0.1:2", "--etcd-user=ann"),
     ]
@@ -133,8 +133,8 @@ def test_program_leaves_nothing_when_its_host_leaves(
 
 def test_flags_lead_to_the_same_etcd(tmp_path: Path) -> None:
     files = TlsFiles(tmp_path / "ca.pem", tmp_path / "own.pem", tmp_path / "own.key")
-    words = etcd_arguments(replace(EtcdSettings.of("https://[::1]:5"), tls=files))
-    assert words == [
+    arguments = etcd_arguments(replace(EtcdSettings.of("https://[::1]:5"), tls=files))
+    assert arguments == [
         *("--rdzv-endpoint=https://[::1]:5", f"--etcd-cacert={files.ca}"),
         *(f"--etcd-cert={files.certificate}", f"--etcd-key={files.key}"),
     ]

@@ -1,4 +1,4 @@
-"""Whatever somebody wrote under a job's keys: driver, executors and command line outlast it, and obey none of it.
+"""Hostile values under a job's keys: driver, executors and command line survive them, and obey none.
 
 Records of every kind are made from their own type hints, with values at the edge of what the codec takes: names that
 are no names, halves of surrogate pairs, terminal escapes, numbers without bounds, keys that say something else.
@@ -167,7 +167,7 @@ def test_the_driver_decides_whatever_it_reads(scribe: Scribe) -> None:
 
 
 class _Etcd:
-    """Answers one transaction of reads from a few items. Of its alarms it tells root alone, and nobody here is root."""
+    """Answers one transaction of reads from a few items. Its alarms are for root only, and no client here is root."""
 
     def __init__(self, items: tuple[KeyValue, ...]) -> None:
         self.items = items

@@ -68,7 +68,7 @@ def test_a_host_that_lives_is_proof_enough_that_its_launch_runs(
     try:
         member(a_host(liveness_port=liveness.port))
         with pytest.raises(ConfigError, match="another launch of this name is running"):
-            claim_job(client, keys, a_job(keys, "b", "second"), 3600.0)  # which nobody waits for
+            claim_job(client, keys, a_job(keys, "b", "second"), 3600.0)  # which must not be waited for
     finally:
         liveness.close()
 

@@ -23,7 +23,7 @@ def test_a_template_is_printed_and_nothing_started(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "expected"),
+    ("arguments", "code", "expected"),
     [
         (["--nnodes=5"], 78, "batch.global_batch_size=12 must be divisible by"),
         (["--train.stepz=3"], 78, "train.stepz"),
@@ -33,9 +33,9 @@ def test_a_template_is_printed_and_nothing_started(tmp_path: Path, capsys: pytes
     ],
 )
 def test_mistakes_end_it_before_anything_is_started(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, expected: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, expected: str
 ) -> None:
-    assert main(["launch", "--platform=local", *words, str(write_config(tmp_path))]) == code
+    assert main(["launch", "--platform=local", *arguments, str(write_config(tmp_path))]) == code
     assert expected in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 

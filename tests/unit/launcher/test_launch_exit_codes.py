@@ -48,11 +48,11 @@ def end_with(monkeypatch: pytest.MonkeyPatch, *program: str, end: JobEnd | None 
     """Have hosts run a program in place of `megatrain`, and the driver say how the job ended."""
 
     class Hosts(LocalHosts):
-        def __init__(self, words: Sequence[str], count: int, environment: Any, tell: Any) -> None:
+        def __init__(self, arguments: Sequence[str], count: int, environment: Any, tell: Any) -> None:
             parser = argparse.ArgumentParser()
             add_etcd_arguments(parser)
-            self._etcd = etcd_flags(parser.parse_known_args(words)[0]).settings({})
-            super().__init__(words, count, environment, tell, [sys.executable, "-S", "-c", *program])
+            self._etcd = etcd_flags(parser.parse_known_args(arguments)[0]).settings({})
+            super().__init__(arguments, count, environment, tell, [sys.executable, "-S", "-c", *program])
 
         def wait(self) -> list[int]:
             codes = super().wait()

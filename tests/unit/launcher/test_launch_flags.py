@@ -14,17 +14,17 @@ from megatrain_launcher.launch.flags import LaunchFlags, add_launch_arguments, l
 from megatrain_launcher.launch.torchrun_flags import REFUSED
 
 
-def parse(*words: str, overrides: tuple[str, ...] = ()) -> LaunchFlags:
+def parse(*arguments: str, overrides: tuple[str, ...] = ()) -> LaunchFlags:
     parser = argparse.ArgumentParser(prog="megatrain launch", allow_abbrev=False)
     add_launch_arguments(parser)
-    args = parser.parse_args([*words, "run.toml"])
+    args = parser.parse_args([*arguments, "run.toml"])
     args.overrides = list(overrides)
     return launch_flags(args)
 
 
-def problems_of(*words: str, overrides: tuple[str, ...] = ()) -> tuple[str, ...]:
+def problems_of(*arguments: str, overrides: tuple[str, ...] = ()) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as caught:
-        parse(*words, overrides=overrides)
+        parse(*arguments, overrides=overrides)
     return caught.value.problems
 
 
@@ -34,13 +34,13 @@ def test_a_bare_command_line() -> None:
 
 @pytest.mark.parametrize("is_underscored", [False, True])
 def test_torchruns_names_in_both_spellings(is_underscored: bool) -> None:
-    words = ["--nnodes=2:4", "--nproc-per-node=8", "--rdzv-endpoint=e1:1,e2:2", "--rdzv-id=big", "--log-dir=l",
+    arguments = ["--nnodes=2:4", "--nproc-per-node=8", "--rdzv-endpoint=e1:1,e2:2", "--rdzv-id=big", "--log-dir=l",
              "--local-addr=10.0.0.1", "--rdzv-conf=user=u,password_file=p,cacert=a,cert=c,key=k"]  # fmt: skip
     if is_underscored:
-        words = [f"{name.replace('-', '_').replace('__', '--', 1)}={value}" for name, value in
-                 (word.split("=", 1) for word in words)]  # fmt: skip
+        arguments = [f"{name.replace('-', '_').replace('__', '--', 1)}={value}" for name, value in
+                 (word.split("=", 1) for word in arguments)]  # fmt: skip
 
-    flags = parse(*words, "-t", "3", "-m", "own.module", "--label", "switch=s1,rack=r2")
+    flags = parse(*arguments, "-t", "3", "-m", "own.module", "--label", "switch=s1,rack=r2")
 
     assert (flags.min_hosts, flags.max_hosts, flags.workers) == (2, 4, "8")
     assert flags.etcd == EtcdFlags("e1:1,e2:2", "u", "p", "a", "c", "k")
@@ -65,14 +65,14 @@ def test_torchruns_other_flags_say_what_to_use(option: str, capsys: pytest.Captu
 
 
 def test_a_refused_flag_with_a_value_is_refused_too(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--max-restarts", "3"], ["--max_restarts=3"], ["-r", "3"]):
+    for arguments in (["--max-restarts", "3"], ["--max_restarts=3"], ["-r", "3"]):
         with pytest.raises(SystemExit):
-            parse(*words)
+            parse(*arguments)
     assert capsys.readouterr().err.count("is not used here") == 3
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (["--nnodes=0"], "--nnodes=0: expected a number of hosts, or MIN:MAX"),
         (["--nnodes=4:2"], "--nnodes=4:2: expected"),
@@ -94,8 +94,8 @@ def test_a_refused_flag_with_a_value_is_refused_too(capsys: pytest.CaptureFixtur
         (["--rdzv-conf=user=a", "--etcd-user=b"], "--rdzv-conf user=a and --etcd-user=b differ"),
     ],
 )
-def test_wrong_values_are_named(words: list[str], expected: str) -> None:
-    (problem,) = problems_of(*words)
+def test_wrong_values_are_named(arguments: list[str], expected: str) -> None:
+    (problem,) = problems_of(*arguments)
     assert expected in problem
 
 

@@ -1,4 +1,4 @@
-"""A launch that finds its run in use takes nothing away from whoever trains there."""
+"""A launch that finds its run in use changes nothing of the job that trains there."""
 
 from __future__ import annotations
 

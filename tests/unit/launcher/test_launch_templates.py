@@ -334,12 +334,12 @@ def test_pods_page_needs_a_token_and_has_few_rights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["--dashboard.is_served=false", "--diagnostics.is_streamed=false", "--dashboard.operator_token_file=/own",
-             "--dashboard.viewer_token_file=/own"],
+    "override", ["--dashboard.is_served=false", "--diagnostics.is_streamed=false",
+                 "--dashboard.operator_token_file=/own", "--dashboard.viewer_token_file=/own"],
 )  # fmt: skip
-def test_configured_page_gets_no_generated_token(tmp_path: Path, said: str) -> None:
+def test_configured_page_gets_no_generated_token(tmp_path: Path, override: str) -> None:
     for template in ("jobset", "slurm"):
-        text = written(tmp_path, template, overrides=(said,))
+        text = written(tmp_path, template, overrides=(override,))
         assert "token_file=" not in text.replace("_token_file=/own", "")
         assert "secret" not in text
 

@@ -121,7 +121,7 @@ def test_the_host_that_drives_hands_its_cordons_on(client: EtcdClient) -> None:
         with CordonWatch(client, KEYS, "h1", leading), CordonWatch(client, KEYS, "h2", other):
             # until the watch has begun, a cordon is one from before
             wait_until(lambda: bool(leading.cordoned) or put("refused", "driver") is not None, "the watch")
-            put("by-hand", "somebody@machine")
+            put("by-hand", "user@machine")
             client.delete(KEYS.cordon("refused"))
             put("host-7", "driver")
             wait_until(lambda: leading.cordoned[-1] == ("host-7", "two hangs"), "the cordon")

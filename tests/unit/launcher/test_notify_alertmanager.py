@@ -72,9 +72,9 @@ def test_alerts_fire_and_are_over(tmp_path: Path) -> None:
         assert one["status"]["state"] == "active"
         assert one["labels"]["alertname"] == "MegatrainIncident"
         assert one["annotations"]["runbook_url"].endswith("worker-ended.md")
-        # repeated with other words it is the same alert
+        # repeated with another text it is the same alert
         receiver.try_once(make_message(replace(topic, what="known better"), other, now_unix_s=now_s))
-        wait_until(lambda: "known better" in json.dumps(_get(f"{url}/api/v2/alerts")), "the words")
+        wait_until(lambda: "known better" in json.dumps(_get(f"{url}/api/v2/alerts")), "the new text")
         assert len(_get(f"{url}/api/v2/alerts")) == 2
         receiver.try_once(make_message(over(topic, now_s - 1.0), now_unix_s=now_s))
         wait_until(lambda: len(_get(f"{url}/api/v2/alerts")) == 1, "the end of one")

@@ -44,7 +44,7 @@ def test_every_receiver_is_tried_and_what_it_keeps_is_taken_back(
     assert receiver.documents[4]["text"].count("this is a test message")
 
 
-def test_a_failure_is_said_and_the_others_are_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_is_reported_and_the_others_are_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with HttpReceiver(Reply(403, body=f"no such key {KEY}".encode())) as receiver:
         assert main(["notify", "test", str(write_config(tmp_path, receiver))]) == 1
     out = capsys.readouterr().out

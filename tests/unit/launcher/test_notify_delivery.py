@@ -109,9 +109,9 @@ def test_a_strange_answer_ends_in_time(raw: Any, text: str) -> None:
 
 def test_an_answer_without_end_is_cut() -> None:
     with HttpReceiver(Reply(raw=_flood)) as receiver:
-        said = post_to(receiver.url)
-    assert said.startswith("200 endless endless ")
-    assert len(said) <= 210
+        answer = post_to(receiver.url)
+    assert answer.startswith("200 endless endless ")
+    assert len(answer) <= 210
 
 
 def test_secrets_are_in_no_text() -> None:
@@ -255,7 +255,11 @@ def test_invalid_template_is_reported_early(tmp_path: Path) -> None:
     config = config_with(tmp_path, f'[webhook]\nurl = "http://127.0.0.1:9/hook"\ntemplate_file = "{template}"\n')
     (receiver,) = receivers_of(config)
     assert "No such file" in receiver.problem()
-    for text, problem in (("$nobody", "has the unknown name $nobody"), ("$", "does not begin a name"), ("{$title", "")):
+    for text, problem in (
+        ("$unknown", "has the unknown name $unknown"),
+        ("$", "does not begin a name"),
+        ("{$title", ""),
+    ):
         template.write_text(text)
         assert problem in receiver.problem(), text
     with pytest.raises(DeliveryError, match="is not JSON once it is filled in"):

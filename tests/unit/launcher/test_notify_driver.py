@@ -1,4 +1,4 @@
-"""Real drivers on a real etcd tell real receivers: what happened, once, whoever drives, whatever the receiver does."""
+"""Real drivers on a real etcd notify real receivers once, whichever host drives and whatever a receiver answers."""
 
 from __future__ import annotations
 

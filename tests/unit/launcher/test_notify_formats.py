@@ -95,7 +95,7 @@ def test_alert_keeps_its_labels_and_expires() -> None:
         for message in (
             make_message(),
             make_message(now_unix_s=NOW_S + 60),
-            make_message(over(make_topic(what="other words"), NOW_S + 70), now_unix_s=NOW_S + 70),
+            make_message(over(make_topic(what="another text"), NOW_S + 70), now_unix_s=NOW_S + 70),
         )
     )
     assert opened["labels"] == again["labels"] == ended["labels"]

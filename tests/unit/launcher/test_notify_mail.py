@@ -63,7 +63,7 @@ def test_a_server_without_a_trusted_certificate_gets_no_password(tmp_path: Path,
 
 
 def test_a_server_without_starttls_gets_no_password(tmp_path: Path) -> None:
-    """Somebody on the way may have taken the word STARTTLS out."""
+    """An attacker on the network path may have removed STARTTLS from the answer."""
     with MailReceiver("none", login=LOGIN) as server, pytest.raises(DeliveryError, match="STARTTLS"):
         receiver_for(tmp_path, server.port, "starttls").try_once(make_message())
     assert server.mails == []

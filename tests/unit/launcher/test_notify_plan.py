@@ -120,7 +120,7 @@ def test_missing_reason_is_over(manner: Manner) -> None:
     receiver.look([], NOW_S + 6)
     assert receiver.marks == [["verdict/v1=open:amber"], ["verdict/v1=closed:amber"]]
     assert receiver.messages[-1][0].event is Event.VERDICT
-    # and may begin anew
+    # and it may be opened again
     receiver.look([make_topic("verdict/v1", event=Event.VERDICT)], NOW_S + 7)
     assert receiver.marks[-1] == ["verdict/v1=open:amber"]
 
@@ -166,7 +166,7 @@ def test_a_restart_loop_does_not_page_a_hundred_times(manner: Manner, *, stays_o
     most = max(sum(begin <= moment < begin + HOUR_S for moment in opened) for begin in opened)
     assert most <= 10, most
     assert opened[:3] == [NOW_S, NOW_S + 10, NOW_S + 20]  # the first ones at once
-    # and nobody loses sight of it: never an hour without a word
+    # and reminders go on: never an hour without a message
     assert max(after - before for before, after in pairwise(opened)) <= 1000
     assert len(receiver.record.notified) <= 60
     assert sum(map(len, receiver.record.opened_unix_s.values())) <= 10

@@ -118,7 +118,7 @@ def test_programs_run_on_the_drivers_host(client: EtcdClient) -> None:
         kept.leading.clear()
         client.delete(KeyRange.prefix(f"{kept.keys.election}/"))
         kept.await_poll()
-        assert kept.programs.is_running.is_set(), "nobody leads: nobody else runs them"
+        assert kept.programs.is_running.is_set(), "there is no leader, so no other host runs them"
         kept.elect("host-1")
         wait_until(lambda: not kept.programs.is_running.is_set(), "the end")
         kept.elect("host-0")
@@ -157,7 +157,7 @@ def test_programs_of_a_finished_job_do_not_start(client: EtcdClient, etcd: EtcdS
         closing = threading.Thread(target=kept.runner.close)
         closing.start()
         wait_until(lambda: asked.num_reads >= 2, "two looks at the hosts")
-        assert kept.programs.is_running.is_set(), "another host's streamer has not said all"
+        assert kept.programs.is_running.is_set(), "another host's streamer has not sent everything"
         client.delete(KeyRange.key(kept.keys.host("host-1")))
         closing.join(DEADLINE_S)
         assert not kept.programs.is_running.is_set()

@@ -1,4 +1,4 @@
-"""Agents' handlers against a real etcd: rounds, deaths, joins, lost leases, and what is said when it cannot be."""
+"""Agents' handlers against a real etcd: rounds, deaths, joins, lost leases, and errors where no round is possible."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_lost_lease_is_taken_anew(etcd: EtcdServers, run_id: str) -> None:
         after = client.get(key)
         assert after is not None
         assert after.value == before.value
-        # nobody led meanwhile, and the one who does now gives the others time to come back
+        # there was no leader meanwhile, and the new one gives the others time to come back
         assert one.num_nodes_waiting() == 0
 
 
@@ -210,7 +210,7 @@ def test_a_round_outlives_the_loss_of_all_leases(etcd: EtcdServers, run_id: str)
 
         wait_until(are_back, "both hosts to be there again")
         assert [one.num_nodes_waiting() for one in pair] == [0, 0]
-        # and somebody leads
+        # and one of them leads
         (asking,) = job.ask(pair[0])
         wait_until(is_over(pair[1]), "the other agent to hear")
         job.meet(pair[1])

@@ -161,7 +161,7 @@ class Agents(RuleBasedStateMachine):
             assert decision.number == self.view.newest_number + 1
             assert LIMITS.min_hosts <= len(decision.hosts) <= LIMITS.max_hosts
             assert len(set(decision.hosts)) == len(decision.hosts)
-            # nobody still has workers, unless the time to stop them is over
+            # no host has workers left, unless the time to stop them is over
             assert not self.workers or self.now_s - self.halted_s >= LIMITS.stop_timeout_s
             parts = tuple(
                 RoundHost(host, self.view.records[host].session, "a", rank, 1)
@@ -246,7 +246,7 @@ class Agents(RuleBasedStateMachine):
 
     @invariant()
     def a_round_comes_about_once_everybody_acts(self) -> None:
-        """Faults stop: after a few turns of all, whoever can train does."""
+        """Faults stop: after a few turns of all agents, every agent that can train does."""
         saved = self.view, self.since, self.now_s, self.halted_s, dict(self.workers)
         for _ in range(12):
             for host in sorted(self.view.records):

@@ -1,4 +1,4 @@
-"""Directories of a run that somebody removes: the driver makes them anew, writes what it has again, and says so."""
+"""Removed directories of a run: the driver creates them again, writes its state again, and reports it."""
 
 from __future__ import annotations
 

@@ -204,9 +204,9 @@ def test_hosts_stopped_before_listening_count_as_stopped(tmp_path: Path, monkeyp
     plan = make_plan(small_flags(tmp_path, is_standalone=True, min_hosts=2, max_hosts=2), {})
 
     class Hosts(LocalHosts):
-        def __init__(self, words: Sequence[str], count: int, environment: Any, tell: Any) -> None:
+        def __init__(self, arguments: Sequence[str], count: int, environment: Any, tell: Any) -> None:
             program = [sys.executable, "-S", "-c", "import signal; signal.pause()"]
-            super().__init__(words, count, environment, tell, program)
+            super().__init__(arguments, count, environment, tell, program)
 
         def wait(self) -> list[int]:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -253,9 +253,9 @@ def test_hosts_die_with_the_launch(tmp_path: Path) -> None:
         "    print(*hosts.pids.values(), flush=True)\n"
         "    hosts.wait()\n"
     )
-    words = [sys.executable, "-c", source, sys.executable, "-S", "-c", EXECUTOR, str(tmp_path), "0"]
+    arguments = [sys.executable, "-c", source, sys.executable, "-S", "-c", EXECUTOR, str(tmp_path), "0"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as launch:
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as launch:
         assert launch.stdout is not None
         pids = [int(word) for word in launch.stdout.readline().split()]
         assert len(pids) == 2
@@ -270,9 +270,9 @@ def test_several_hosts_end_as_the_driver_said(tmp_path: Path, monkeypatch: pytes
     started: list[Sequence[str]] = []
 
     class Hosts(LocalHosts):
-        def __init__(self, words: Sequence[str], count: int, environment: Any, tell: Any) -> None:
-            started.append(words)
-            super().__init__(words, count, environment, tell, [sys.executable, "-S", "-c", "raise SystemExit(68)"])
+        def __init__(self, arguments: Sequence[str], count: int, environment: Any, tell: Any) -> None:
+            started.append(arguments)
+            super().__init__(arguments, count, environment, tell, [sys.executable, "-S", "-c", "raise SystemExit(68)"])
 
         def wait(self) -> list[int]:
             codes = super().wait()
@@ -285,12 +285,12 @@ def test_several_hosts_end_as_the_driver_said(tmp_path: Path, monkeypatch: pytes
 
     assert run_launch(plan, {}, lambda _: 1, lambda _: None) == (75 if has_end else 68)
 
-    (words,) = started
+    (arguments,) = started
     password = f"--etcd-password-file={plan.files.password}"
-    assert words[0].startswith("--rdzv-endpoint=unix:/")
-    assert list(words[1:3]) == ["--etcd-user=megatrain", password]
-    assert words[-1] == str(tmp_path / "small.toml")
-    assert {"--nnodes=2:2", "--spares=1", "--nproc-per-node=1", "--platform=local"} < set(words)
+    assert arguments[0].startswith("--rdzv-endpoint=unix:/")
+    assert list(arguments[1:3]) == ["--etcd-user=megatrain", password]
+    assert arguments[-1] == str(tmp_path / "small.toml")
+    assert {"--nnodes=2:2", "--spares=1", "--nproc-per-node=1", "--platform=local"} < set(arguments)
 
 
 @pytest.mark.slow
@@ -305,8 +305,8 @@ def test_an_installed_daemon_runs_beside_the_job(
             if self.name == "broken":
                 raise ImportError("no duckdb")
             source = "import signal, sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); signal.pause()"
-            words = [sys.executable, "-S", "-c", source]
-            return lambda config, run, etcd: {self.name: [*words, run / "reported", *etcd, config.job.name]}
+            arguments = [sys.executable, "-S", "-c", source]
+            return lambda config, run, etcd: {self.name: [*arguments, run / "reported", *etcd, config.job.name]}
 
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry("broken"), Entry("diagnostics")])
     assert job_programs.ENTRY_POINT_GROUP == "megatrain.job_programs"

@@ -51,12 +51,12 @@ def test_worker_has_its_own_environment_and_arguments(shared: Programs) -> None:
     text, found = shared.run(
         """
         import json, os, sys
-        words = {
+        reported = {
             "arguments": sys.argv[1:], "program": sys.argv[0], "environment": dict(os.environ), "name": __name__,
             "directory": os.getcwd(), "comm": open("/proc/self/comm").read().strip(),
             "group": os.getpgrp() == os.getpid(), "main": sys.modules["__main__"].__dict__ is globals(),
         }
-        print(json.dumps(words))
+        print(json.dumps(reported))
         """,
         "--a",
         "b c",
@@ -64,12 +64,17 @@ def test_worker_has_its_own_environment_and_arguments(shared: Programs) -> None:
         A="1",
         ODD="\udcff=\n",
     )
-    words = json.loads(text)
-    assert words["arguments"] == ["--a", "b c"]
-    assert Path(words["program"]).parent == shared.directory
-    assert words["environment"] == {"A": "1", "ODD": "\udcff=\n"}
-    assert Path(words["directory"]) == shared.directory
-    assert (words["name"], words["comm"], words["group"], words["main"]) == ("__main__", "mt-rank-12345", True, True)
+    reported = json.loads(text)
+    assert reported["arguments"] == ["--a", "b c"]
+    assert Path(reported["program"]).parent == shared.directory
+    assert reported["environment"] == {"A": "1", "ODD": "\udcff=\n"}
+    assert Path(reported["directory"]) == shared.directory
+    assert (reported["name"], reported["comm"], reported["group"], reported["main"]) == (
+        "__main__",
+        "mt-rank-12345",
+        True,
+        True,
+    )
     assert found.exit_code == 0
 
 
@@ -102,7 +107,7 @@ def test_signals_are_as_in_a_new_interpreter(shared: Programs) -> None:
     """
     text, _ = shared.run(source)
     fresh = subprocess.run([sys.executable, "-m", shared.write(source)], cwd=shared.directory, capture_output=True)
-    ours, theirs = (re.sub(r" at 0x\w+|SigQ:[^']*", "", words) for words in (text, fresh.stdout.decode()))
+    ours, theirs = (re.sub(r" at 0x\w+|SigQ:[^']*", "", reported) for reported in (text, fresh.stdout.decode()))
     assert ours == theirs
 
 
@@ -179,7 +184,7 @@ def test_traceback_shows_the_program_only(shared: Programs) -> None:
     assert "megatrain_launcher" not in text
 
 
-def test_module_that_is_not_there_is_said_in_its_log(shared: Programs, tmp_path: Path) -> None:
+def test_missing_module_is_reported_in_its_log(shared: Programs, tmp_path: Path) -> None:
     read_fd, write_fd = os.pipe()
     (pid,) = shared.client.start_workers([WorkerStart(0, "no_such_module", (), {}, str(tmp_path))], [write_fd])
     os.close(write_fd)
@@ -276,13 +281,13 @@ def test_executor_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
         text=True,
     )
     assert executor.stdout is not None
-    words = json.loads(executor.stdout.readline())
+    reported = json.loads(executor.stdout.readline())
     executor.kill()
     executor.wait()
     try:
-        wait_until_gone(*words["pids"])
+        wait_until_gone(*reported["pids"])
     finally:
-        os.kill(words["outside"], signal.SIGKILL)
+        os.kill(reported["outside"], signal.SIGKILL)
         executor.stdout.close()
 
 
@@ -311,8 +316,8 @@ def test_worker_dies_with_its_server_although_nobody_else_acts(tmp_path: Path) -
         text=True,
     )
     assert executor.stdout is not None
-    words = json.loads(executor.stdout.readline())
-    worker, inside, server = words["pids"]
+    reported = json.loads(executor.stdout.readline())
+    worker, inside, server = reported["pids"]
     try:
         executor.send_signal(signal.SIGSTOP)
         os.kill(server, signal.SIGKILL)
@@ -323,7 +328,7 @@ def test_worker_dies_with_its_server_although_nobody_else_acts(tmp_path: Path) -
         executor.kill()
         executor.wait()
         executor.stdout.close()
-        os.kill(words["outside"], signal.SIGKILL)
+        os.kill(reported["outside"], signal.SIGKILL)
 
 
 def test_preload_that_fails_is_reported_and_does_no_harm(tmp_path: Path) -> None:

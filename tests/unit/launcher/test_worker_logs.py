@@ -253,7 +253,7 @@ class TestWorkerLogs:
 
     def test_alarm_comes_while_the_worker_runs(self, tmp_path: Path) -> None:
         heard: list[tuple[int, int, Verdict]] = []
-        with WorkerLogs(tmp_path, tee="none", on_alarm=lambda *words: heard.append(words)) as logs:
+        with WorkerLogs(tmp_path, tee="none", on_alarm=lambda *arguments: heard.append(arguments)) as logs:
             fd = logs.open_rank(4, 9)
             write(fd, BROKEN_GPU)
             wait_until(lambda: bool(heard), "the alarm")
@@ -274,7 +274,7 @@ class TestWorkerLogs:
     def test_stopped_reader_stops_no_worker(self, tmp_path: Path) -> None:
         with logs_with_pipe(tmp_path, tee="all") as (logs, _):
             fd = logs.open_rank(1, 0)
-            write(fd, b"a line of a worker that talks much\n" * 200_000)  # nobody reads what is shown
+            write(fd, b"a line of a worker that talks much\n" * 200_000)  # the terminal is not read
             logs.close_round(DEADLINE_S)
             os.close(fd)
             assert rank_log_path(tmp_path, 1, 0).stat().st_size == 200_000 * 35

@@ -59,7 +59,7 @@ def test_deviation_of_every_parameter(style: str, is_scaled: bool) -> None:
         "bias": num_norm_biases + (3 * 4 if has_bias else 0),
         "scale": num_norms,
         "residual": 3 * 2,
-        "matrix": 3 * 2 + 2,  # qkv and up; words and positions, or words and head
+        "matrix": 3 * 2 + 2,  # qkv and up; token and position embeddings, or token embeddings and head
     }
 
 

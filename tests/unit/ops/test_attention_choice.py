@@ -1,4 +1,4 @@
-"""The table of attention kernels: what is chosen where, and what is said of the others."""
+"""The table of attention kernels: which kernel each case gets, and why the others were rejected."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def slow_pattern(**options: bool) -> AttentionPattern:
     return AttentionPattern(6, 3, device_kind=DeviceKind("cuda", TURING), **options)
 
 
-def test_a_slow_path_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_path_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     q = draw(6, 1, 2, 56)  # no other test of this process has such heads
     with caplog.at_level(logging.INFO, logger="megatrain.ops.attention"):
         for _ in range(3):

@@ -18,7 +18,7 @@ from megatrain.parallel.deferred_wgrads import DeferredWgrads, Wgrads
 from tests.helpers.lone_buckets import bucket_gradients, put_in_buckets
 
 CPU = torch.device("cpu")
-PRODUCTS, SMALL = {"first", "second"}, {"words", "bias"}
+PRODUCTS, SMALL = {"first", "second"}, {"table", "bias"}
 
 
 class Net(nn.Module):
@@ -26,13 +26,13 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words = nn.Parameter(torch.empty(5, 8))
+        self.table = nn.Parameter(torch.empty(5, 8))
         self.first = nn.Parameter(torch.empty(6, 8))
         self.bias = nn.Parameter(torch.empty(6))
         self.second = nn.Parameter(torch.empty(3, 6))
 
     def forward(self, tokens_SB: Tensor) -> Tensor:
-        hidden = linear(embedding(tokens_SB, self.words), self.first, self.bias)
+        hidden = linear(embedding(tokens_SB, self.table), self.first, self.bias)
         return linear(hidden.tanh(), self.second).square().sum()
 
 

@@ -1,7 +1,7 @@
-"""Activations in host memory: the same numbers bit by bit, the device's memory really given back, in time and in order.
+"""Activations in host memory: the same numbers bit by bit, device memory really released, in time and in order.
 
-Copies here are made at the last moment that a GPU's streams would allow: results are not-a-number until somebody
-waits for them, and what was given back is overwritten at once.
+Copies here are made at the last moment that a GPU's streams would allow: results are NaN until they are waited
+for, and released memory is overwritten at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 class LateCopies:
-    """Makes copies when somebody waits for them and not before. `story` has what happened, with numbers of bytes."""
+    """Makes copies when they are waited for and not before. `story` has what happened, with numbers of bytes."""
 
     def __init__(self) -> None:
         self.story: list[tuple[str, tuple[int, ...]]] = []

@@ -140,9 +140,9 @@ class Stage:
     def train(self, schedule: Schedule) -> Tensor:
         return self.pipeline.train(schedule, inputs(schedule.num_microbatches), lambda: torch.tensor(1.0))
 
-    def wanted(self, *words: str) -> list[str]:
-        """Return the notes that begin with one of the words."""
-        return [note for note in self.log if note.startswith(words)]
+    def wanted(self, *prefixes: str) -> list[str]:
+        """Return the notes that begin with one of the prefixes."""
+        return [note for note in self.log if note.startswith(prefixes)]
 
 
 def inputs(count: int) -> list[PipelineInput]:

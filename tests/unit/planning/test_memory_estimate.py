@@ -19,7 +19,7 @@ SMALL = {
     "model.seq_len": 128,
     "model.hidden_size": 128,
     "model.vocab_size": 1024,
-    # so many sequences that activations are most of the memory
+    # enough sequences that activations are most of the memory
     "batch.micro_batch_size": 4,
     "batch.global_batch_size": 8,
 }

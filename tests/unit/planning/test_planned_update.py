@@ -12,7 +12,7 @@ from megatrain.planning.run_plan import RunPlan, grouped_parameters, plan_run
 
 SMALL = {"model.vocab_size": 64, "model.seq_len": 16, "model.hidden_size": 32, "model.num_layers": 2}
 EMBEDDING = (128 + 16) * 32
-"""Elements of words, padded, and positions."""
+"""Elements of the padded token embeddings and of the position embeddings."""
 GROUPS = {"parameter_group.pattern": "embedding.*", "parameter_group.lr_scale": 0.5}
 
 

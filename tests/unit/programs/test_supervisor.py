@@ -24,20 +24,20 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def supervised(log: Path, program: str, argument: object, max_reports: int) -> tuple[Supervisor, list[str]]:
     """Run a program of Python until it is not started again, or has ended so often; return what was reported."""
-    said: list[str] = []
+    reports: list[str] = []
     closed = threading.Event()
 
     def start(log: Path) -> ChildProcess:
         return ChildProcess([sys.executable, "-S", "-c", program, str(argument)], log=log)
 
     def report(text: str) -> None:
-        said.append(text)
-        if len(said) == max_reports:
+        reports.append(text)
+        if len(reports) == max_reports:
             closed.set()
 
     found = Supervisor("diagnostics", start, log, report)
     found.run(closed)
-    return found, said
+    return found, reports
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_repeated_error_is_reported_and_ends_the_restarts(
     tmp_path: Path, code: ExitCode, num_lives: int, ended: str
 ) -> None:
     log = tmp_path / "logs" / "diagnostics.log"
-    found, said = supervised(log, FAILS, int(code), num_lives + 1)
-    assert len(log.read_text().splitlines()) == num_lives == len(said)
-    assert said[0] == f"diagnostics {ended}; it is started again in 0 s; see {log}"
-    assert f"diagnostics has failed 2 times with the same error: it {ended}: error: " in said[1]
-    assert "cannot open the door" in said[1]
-    assert said[-1].endswith(f"it is not started again: launch the job again after that is mended; see {log}")
+    found, reports = supervised(log, FAILS, int(code), num_lives + 1)
+    assert len(log.read_text().splitlines()) == num_lives == len(reports)
+    assert reports[0] == f"diagnostics {ended}; it is started again in 0 s; see {log}"
+    assert f"diagnostics has failed 2 times with the same error: it {ended}: error: " in reports[1]
+    assert "cannot open the door" in reports[1]
+    assert reports[-1].endswith(f"it is not started again: launch the job again after that is mended; see {log}")
     assert f"failed {num_lives} times with the same error: it {ended}; error: " in found.problem
 
 
@@ -70,9 +70,9 @@ def test_program_is_restarted_where_a_restart_may_help(
 ) -> None:
     """After exit code 68 (etcd cannot be reached) each time, and while it ends with another error each time."""
     monkeypatch.chdir(tmp_path)
-    _, said = supervised(tmp_path / "diagnostics.log", program, argument, 7)
-    assert len(said) == 7
-    assert all("it is started again" in text for text in said)
+    _, reports = supervised(tmp_path / "diagnostics.log", program, argument, 7)
+    assert len(reports) == 7
+    assert all("it is started again" in text for text in reports)
 
 
 def test_a_problem_ends_with_the_next_other_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,12 +111,12 @@ def test_lock_goes_to_the_newer_round_after_the_frozen_one(run: RunDirectory) ->
 def test_late_round_is_fenced_and_changes_nothing(run: RunDirectory, late: JobRound) -> None:
     """It was held up between its start and its claim. That the newer one has just ended makes no difference."""
     with run.locked(NEW) as new:
-        said = run.holder()
+        before = run.holder()
         is_late = rf"{PROCESS}, round 2 of demo .* has it, and round .* is not newer"
         with pytest.raises(FencedError, match=is_late), run.locked(late):
             pass
         new.check()
-        assert run.holder() == said
+        assert run.holder() == before
     with pytest.raises(FencedError), run.locked(late):
         pass
     with run.locked(NEWEST):

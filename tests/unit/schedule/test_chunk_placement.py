@@ -47,7 +47,7 @@ def test_a_v_shaped_schedule_is_proved_right() -> None:
     assert check_schedule(forward_only(V, 5)) == []
     # the forward that gives the loss is on stage 0, once the first micro-batch has come back to it
     assert render(schedule).splitlines()[0].startswith("stage 0 | F0a F1a F2a F3a .   .   .   .   F0b F1b")
-    # nobody tells stage 0 what it does next itself, and the last stage sends the turning point to itself
+    # stage 0 gets no message about its own next action, and the last stage sends the turning point to itself
     sent = [action for action in schedule.stages[0] if action.kind is ActionKind.SEND_FORWARD]
     assert {action.chunk for action in sent} == {0}
     assert Action(ActionKind.RECV_FORWARD, 1, 0) in schedule.stages[2]

@@ -47,9 +47,9 @@ def swapped(schedule: Schedule, stage: int, one: Action, other: Action) -> Sched
     return with_stage(schedule, stage, actions)
 
 
-def expect_one_problem(schedule: Schedule, *words: str) -> str:
-    """Return the only problem that has all these words."""
-    found = [problem for problem in check_schedule(schedule) if all(word in problem for word in words)]
+def expect_one_problem(schedule: Schedule, *texts: str) -> str:
+    """Return the only problem that contains all these texts."""
+    found = [problem for problem in check_schedule(schedule) if all(word in problem for word in texts)]
     assert len(found) == 1, check_schedule(schedule)
     return found[0]
 

@@ -1,4 +1,4 @@
-"""The file: made whole or not at all, read while it is written, and by whoever comes after kill -9."""
+"""The file: created whole or not at all, read while it is written, and readable after kill -9."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ signal.pause()
 
 @pytest.fixture
 def spinner(tmp_path: Path):
-    """Start processes that record so many steps of some 22 records; they are killed after the test."""
+    """Start processes that record a number of steps of about 22 records; they are killed after the test."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(num_records: int, num_steps: int = 10**9) -> tuple[subprocess.Popen[bytes], Path]:
@@ -97,7 +97,7 @@ def test_records_are_whole_beside_the_writer_and_after_kill_9(spinner, num_recor
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=DEADLINE_S)
     box = read_black_box(path)
-    assert box == read_black_box(path), "nobody writes any more"
+    assert box == read_black_box(path), "there is no writer any more"
     assert box.state is State.RUNNING
     assert box.ended_ns is None
     assert box.num_torn <= 1

@@ -24,11 +24,11 @@ Print = Callable[..., str]
 def show(capsys: pytest.CaptureFixture[str]) -> Print:
     """Return a function that runs the verb and returns what it printed."""
 
-    def run(*words: str | Path) -> str:
+    def run(*arguments: str | Path) -> str:
         parser = argparse.ArgumentParser()
         blackbox.add_arguments(parser)
         capsys.readouterr()
-        assert blackbox.run(parser.parse_args([str(word) for word in words])) == 0
+        assert blackbox.run(parser.parse_args([str(word) for word in arguments])) == 0
         return capsys.readouterr().out
 
     return run
@@ -70,10 +70,10 @@ def test_the_table_says_who_what_and_what_hangs(hung: Boxed, show: Print) -> Non
 
 
 def test_filters(hung: Boxed, show: Print) -> None:
-    def records(*words: str) -> list[Any]:
+    def records(*arguments: str) -> list[Any]:
         return [
             (record["operation"], record["microbatch"])
-            for record in json.loads(show(hung.path, "--json", *words))["records"]
+            for record in json.loads(show(hung.path, "--json", *arguments))["records"]
         ]
 
     forward = [("forward-compute", microbatch) for microbatch in range(3)]
@@ -119,9 +119,9 @@ def test_a_dead_rank_is_not_called_running(hung: Boxed, show: Print) -> None:
 def test_bad_arguments_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     blackbox.add_arguments(parser)
-    for words in (["f", "--last", "0"], ["f", "--last", "x"], ["f", "--operation", "forward"], []):
+    for arguments in (["f", "--last", "0"], ["f", "--last", "x"], ["f", "--operation", "forward"], []):
         with pytest.raises(SystemExit):
-            parser.parse_args(words)
+            parser.parse_args(arguments)
     errors = capsys.readouterr().err
     assert "argument --last: '0' is not a whole number of at least 1" in errors
     assert "argument --last: 'x' is not a whole number of at least 1" in errors

@@ -60,7 +60,7 @@ def test_every_step_is_on_record_whichever_are_streamed(boxed: Boxes) -> None:
             pass
         assert recorder.complete_step().totals[Operation.TP_ALL_REDUCE].num_bytes == 5
     found = box.read()
-    assert [record.step for record in found.records] == list(range(7)), "nobody knows which step will hang"
+    assert [record.step for record in found.records] == list(range(7)), "the step that will hang is unknown"
     assert [total.step for total in found.totals] == list(range(7))
     assert (found.groups[tp].entered, found.groups[tp].left) == (7, 7), "the hang rule works in every step"
 

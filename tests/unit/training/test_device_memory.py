@@ -1,4 +1,4 @@
-"""A GPU's memory, by counters as torch gives them: what is said of it, and when."""
+"""A GPU's memory, by torch's counters: what is logged about it, and when."""
 
 from __future__ import annotations
 

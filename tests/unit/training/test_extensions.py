@@ -52,7 +52,7 @@ def test_the_sum_has_the_dtype_of_accumulation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("returned", "words"),
+    ("returned", "message"),
     [
         (lambda logits: 1.0, "returned a float; return the sum of the tokens' losses"),
         (lambda logits: logits[0], r"returned a tensor of shape \[5\]"),
@@ -60,9 +60,9 @@ def test_the_sum_has_the_dtype_of_accumulation() -> None:
     ],
     ids=["float", "vector", "detached"],
 )
-def test_loss_that_is_not_a_sum_is_refused(returned: Any, words: str) -> None:
+def test_loss_that_is_not_a_sum_is_refused(returned: Any, message: str) -> None:
     loss = CustomLoss(lambda logits, labels: returned(logits), VOCAB_SIZE)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         loss(LOGITS_TV.clone().requires_grad_(), LABELS_T)
 
 
@@ -95,10 +95,10 @@ def test_all_problems_of_tables_are_reported_together() -> None:
     tables = {"model": {"hidden_size": "wide", "colour": 1}, "train": {"steps": -1}, "modle": {}}
     with pytest.raises(ConfigError) as caught:
         _ = megatrain.Trainer(tables, ["--optimizer.lr=0"]).config
-    for words in ('model.hidden_size="wide" must be an integer', "model.colour=1 is not a known key", "[modle]",
+    for message in ('model.hidden_size="wide" must be an integer', "model.colour=1 is not a known key", "[modle]",
                   "<= 2147483647 (given by the program)", "(--optimizer.lr on the command line)",
                   "model.vocab_size is missing and has no default; add vocab_size = N under [model]\n"):  # fmt: skip
-        assert words in str(caught.value)
+        assert message in str(caught.value)
 
 
 def test_another_thread_cannot_train(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from megatrain.training.worker import _keep_config
 from tests.helpers.source_tree import ROOT
 
 
-class Said:
+class Reporter:
     """A reporter that holds the run."""
 
     def __init__(self) -> None:
@@ -34,33 +34,33 @@ def config() -> Config:
 
 
 def test_changed_keys_of_a_round_are_reported(config: Config, tmp_path: Path) -> None:
-    run, said = RunDirectory(tmp_path), Said()
+    run, reporter = RunDirectory(tmp_path), Reporter()
     run.create()
     path = run.diagnosis / CHANGES_NAME
-    _keep_config(config, run, said, 1, 0)
-    _keep_config(config, run, said, 2, 40)
+    _keep_config(config, run, reporter, 1, 0)
+    _keep_config(config, run, reporter, 2, 40)
     assert read_changes(path) == (), "the first one, and the same one again, are no change"
     warmer = replace(config, optimizer=replace(config.optimizer, lr=config.optimizer.lr * 2))
-    _keep_config(warmer, run, said, 3, 50)
+    _keep_config(warmer, run, reporter, 3, 50)
     (change,) = read_changes(path)
     assert (change.round, change.first_step) == (3, 50)
     assert change.keys == (ChangedKey("optimizer.lr", str(config.optimizer.lr), str(warmer.optimizer.lr)),)
     assert recorded_values(tmp_path) == config_values(warmer)
     assert (tmp_path / CONFIG_NAME).read_text() == to_toml(warmer)
-    assert said.notes == []
+    assert reporter.notes == []
 
 
 def test_configuration_of_another_version_is_compared_by_keys(config: Config, tmp_path: Path) -> None:
-    run, said = RunDirectory(tmp_path), Said()
+    run, reporter = RunDirectory(tmp_path), Reporter()
     run.create()
     (tmp_path / CONFIG_NAME).write_text(to_toml(config) + "\n[of_before]\nanswer = 42\n")
-    _keep_config(config, run, said, 2, 10)
+    _keep_config(config, run, reporter, 2, 10)
     (change,) = read_changes(run.diagnosis / CHANGES_NAME)
     assert change.keys == (ChangedKey("of_before.answer", "42", ""),)
 
 
 def test_training_goes_on_where_no_file_can_be_written(config: Config, tmp_path: Path) -> None:
-    run, said = RunDirectory(tmp_path), Said()  # without its directories
+    run, reporter = RunDirectory(tmp_path), Reporter()  # without its directories
     (tmp_path / CONFIG_NAME).write_text("[train]\nsteps = 1\n")
-    _keep_config(config, run, said, 2, 10)
-    assert "training goes on" in said.notes[0]
+    _keep_config(config, run, reporter, 2, 10)
+    assert "training goes on" in reporter.notes[0]

@@ -165,14 +165,14 @@ def test_draws_are_those_of_the_seed(loaded: LoadedModel) -> None:
 
 def test_the_command_takes_what_ckpt_takes(run: TrainedRun, capfd: pytest.CaptureFixture[str]) -> None:
     checkpoint = checkpoint_of(run)
-    for words in (
+    for arguments in (
         [str(run.root / "checkpoints")],
         [str(checkpoint)],
         [f"file://{run.root}"],
         [f"file://{checkpoint}"],
         [str(run.root), "--step", "2", "--branch", "main"],
     ):
-        assert main(["sample", *words, "--max-tokens", "1", "--device", "cpu", "--json"]) == 0
+        assert main(["sample", *arguments, "--max-tokens", "1", "--device", "cpu", "--json"]) == 0
         found = json.loads(capfd.readouterr().out)
         assert found["step"] == 2
         assert found["checkpoint"].removeprefix("file://") == str(checkpoint)
@@ -204,24 +204,35 @@ def test_a_tokenizer_that_is_not_the_one_saved_is_refused(run: TrainedRun, tmp_p
     shutil.copytree(str(checkpoint_of(run)), place.path)
     saved = saved_tokenizer(place)
     saved.write(saved.read() + b"\n")
-    words = r"copy/r000000-tokenizer\.json: differs from its entry in the manifest"
-    with pytest.raises(CheckpointError, match=words):
+    message = r"copy/r000000-tokenizer\.json: differs from its entry in the manifest"
+    with pytest.raises(CheckpointError, match=message):
         load_checkpoint(place, CPU)
 
 
 def test_the_command_prints_text_or_json(run: TrainedRun, capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["sample", str(run.root), "--prompt", PROMPT, "--temperature", "0", "--max-tokens", "6", "--device", "cpu"]
+    arguments = [
+        "sample",
+        str(run.root),
+        "--prompt",
+        PROMPT,
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "6",
+        "--device",
+        "cpu",
+    ]
     prompt = run.tokenizer.encode(PROMPT)
     tokens = run.greedy(prompt, 6)
 
-    assert main([*words, "--json"]) == 0
+    assert main([*arguments, "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
     assert (found["schema_version"], found["step"], found["prompt"]) == (1, 2, PROMPT)
     assert found["tokens"] == tokens
     assert found["text"] == run.tokenizer.decode(tokens)
     assert found["checkpoint"] == str(checkpoint_of(run))
 
-    assert main(words) == 0
+    assert main(arguments) == 0
     printed = capfd.readouterr().out
     # what cannot be printed as it is may be written otherwise
     assert printed.startswith(PROMPT)
@@ -230,8 +241,8 @@ def test_the_command_prints_text_or_json(run: TrainedRun, capfd: pytest.CaptureF
 
 def test_the_function_writes_what_the_command_prints(run: TrainedRun, capfd: pytest.CaptureFixture[str]) -> None:
     options = {"max_tokens": 5, "temperature": 1.2, "top_k": 50, "top_p": 0.9, "seed": 4}
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    assert main(["sample", str(run.root), "--prompt", PROMPT, "--device", "cpu", "--json", *words]) == 0
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    assert main(["sample", str(run.root), "--prompt", PROMPT, "--device", "cpu", "--json", *arguments]) == 0
     printed = json.loads(capfd.readouterr().out)
 
     for place in (run.root, Path(str(checkpoint_of(run)))):
@@ -255,7 +266,7 @@ def test_logits_are_those_of_the_weights_saved(run: TrainedRun) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "words"),
+    ("tokens", "message"),
     [
         ([VOCAB_SIZE], f"token {VOCAB_SIZE} is not in the vocabulary of this model .model.vocab_size={VOCAB_SIZE}"),
         ([3, -1], "token -1 is not in the vocabulary"),
@@ -267,8 +278,8 @@ def test_logits_are_those_of_the_weights_saved(run: TrainedRun) -> None:
     ],
     ids=["above", "below", "long", "fraction", "none", "scalar", "ragged"],
 )
-def test_tokens_of_another_form_are_refused(tokens: Any, words: str, loaded: LoadedModel) -> None:
-    with pytest.raises(DataError, match=words):
+def test_tokens_of_another_form_are_refused(tokens: Any, message: str, loaded: LoadedModel) -> None:
+    with pytest.raises(DataError, match=message):
         loaded.logits(tokens)
 
 
@@ -279,11 +290,11 @@ def test_the_function_says_what_is_wrong_with_a_place_or_a_value(run: TrainedRun
         load(tmp_path)
     with pytest.raises(CheckpointError, match="no committed checkpoint of step 1"):
         load(run.root, step=1)
-    for options, words in (
+    for options, message in (
         ({"dtype": "fp8"}, "dtype='fp8' is unknown; use one of fp32, bf16, fp64"),
         ({"device": "abacus"}, "device='abacus' is no device that models run on"),
     ):
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=message):
             load(run.root, **options)
     with pytest.raises(ConfigError, match=r"max_tokens=-1 must be at least 0\n2. temperature=-1 .*\n3. top_p=0 "):
         load(run.root, device="cpu").generate(max_tokens=-1, temperature=-1.0, top_p=0.0)

@@ -1,4 +1,4 @@
-"""What is said of a stop that takes longer than runtime.save_grace_s."""
+"""The warning about a stop that takes longer than runtime.save_grace_s."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_no_warning_while_the_grace_period_suffices(seconds: int | None) -> None
     assert notice.after_step(completed_step(7)) == ""  # without a median only the first step, which compiles, is known
 
 
-def test_figures_and_hint_are_said_once_and_again_when_they_grow() -> None:
+def test_figures_and_hint_are_logged_once_and_when_they_grow() -> None:
     slow = replace(PROGRESS, median_step_ns=50 * S)
     saved = replace(slow, longest_evaluation_ns=20 * S, longest_checkpoint_ns=S // 2, longest_write_ns=int(9.5 * S))
     measured = iter([slow, slow, saved, saved])

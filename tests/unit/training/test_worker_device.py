@@ -22,24 +22,24 @@ def test_more_workers_than_gpus_are_refused(cpu_binding: str, monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr("megatrain.training.worker.gpu_pci_address", bind)
     monkeypatch.setattr("megatrain.training.worker.bind_process", bind)
-    nobody: Any = None
+    unused: Any = None
 
     problem = r"worker 2 of this host has no GPU of its own: there are 2; start at most 2 workers here"
     with pytest.raises(ConfigError, match=problem):
-        run_worker(make_config(runtime={"cpu_binding": cpu_binding}), Process(2, 4, 2, 4), nobody, nobody)
+        run_worker(make_config(runtime={"cpu_binding": cpu_binding}), Process(2, 4, 2, 4), unused, unused)
 
 
 def test_a_gpu_that_is_asked_for_and_absent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    nobody: Any = None
+    unused: Any = None
 
     with pytest.raises(ConfigError, match=r'runtime\.device="cuda": torch sees no CUDA device here'):
-        run_worker(make_config(runtime={"device": "cuda"}), Process(), nobody, nobody)
+        run_worker(make_config(runtime={"device": "cuda"}), Process(), unused, unused)
 
 
 def test_a_backend_of_gpus_is_refused_on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    nobody: Any = None
+    unused: Any = None
 
     with pytest.raises(ConfigError, match=r'kernels\.norm="apex" runs on GPUs only, and torch sees none here'):
-        run_worker(make_config(kernels={"norm": "apex"}), Process(), nobody, nobody)
+        run_worker(make_config(kernels={"norm": "apex"}), Process(), unused, unused)

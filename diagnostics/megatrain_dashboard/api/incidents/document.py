@@ -104,7 +104,7 @@ class HappenedDocument(Document):
     """Something that happened in an incident."""
 
     at_unix_s: float
-    what: Literal["fault", "noticed", "verdict", "decision", "step", "over", "told", "not-told"]
+    what: Literal["fault", "noticed", "verdict", "decision", "step", "over", "notified", "not-notified"]
     text: str
 
 
@@ -122,13 +122,13 @@ class StoryDocument(Document):
     incident_id: str
     happened: tuple[HappenedDocument, ...]
     """In order of time."""
-    told: tuple[HappenedDocument, ...]
-    """Who was notified of it, in order of time."""
-    why_not_told: str
-    """Why nobody was notified, as far as that is known; empty where somebody was."""
+    notifications: tuple[HappenedDocument, ...]
+    """Attempts to notify receivers of the incident, in order of time."""
+    why_not_notified: str
+    """Why no receiver was notified, as far as that is known; empty if `notifications` has entries."""
     actions: tuple[OfferedActionDocument, ...]
     runbooks: tuple[str, ...]
-    """The runbook to begin with is the first; empty: nobody has to do anything."""
+    """The runbook to begin with is the first; empty: no action is needed."""
 
 
 class IncidentLineDocument(Document):
@@ -136,7 +136,7 @@ class IncidentLineDocument(Document):
     host: str
     at_unix_s: float
     line: str
-    is_telling: bool
+    is_cause: bool
     """Whether the line shows the cause, by the rules that classify logs."""
 
 
@@ -152,8 +152,8 @@ class IncidentLogsDocument(Document):
     label: str
     """The failure class that the logs show; empty: the logs do not show it, or the incident is not a failure."""
     action: str
-    telling_line: str
-    telling_rank: int | None
+    cause_line: str
+    cause_rank: int | None
     problem: str
     """Why there are no lines, or none of the culprit; empty where there are."""
     log_file: str

@@ -20,7 +20,7 @@ from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import LogLines
 from megatrain_diagnostics.store.log_query import logged_round, newest_lines, newest_tails, no_lines
 from megatrain_diagnostics.store.reader import StoredEvents, TooSlowError
-from megatrain_job.failures.culprit import NOBODY, Culprit, culprit_of_incident, is_break
+from megatrain_job.failures.culprit import NO_CULPRIT, Culprit, culprit_of_incident, is_break
 
 _NS = 1_000_000_000
 _MAX_LINES = 40
@@ -55,19 +55,19 @@ class _Found:
     problem: str = ""
 
     @property
-    def telling_line(self) -> str:
+    def cause_line(self) -> str:
         return "" if self.finding is None else self.finding.classification.line.strip()
 
     @property
-    def telling_rank(self) -> int | None:
+    def cause_rank(self) -> int | None:
         """The rank that wrote the line that shows the cause."""
-        failures = () if self.finding is None or not self.telling_line else self.finding.failures
-        return next((one.rank for one in failures if one.line.strip() == self.telling_line), None)
+        failures = () if self.finding is None or not self.cause_line else self.finding.failures
+        return next((one.rank for one in failures if one.line.strip() == self.cause_line), None)
 
 
 def incident_logs(incident: Incident, places: LogPlaces, now_s: float) -> IncidentLogsDocument:
     """Return the lines of an incident; where there are none, the reason."""
-    culprit = culprit_of_incident(incident) or NOBODY
+    culprit = culprit_of_incident(incident) or NO_CULPRIT
     until_s = _until_s(incident, now_s)
     found = _found(incident, culprit, places, int(until_s * _NS))
     file = _log_file(incident, culprit, places)
@@ -81,8 +81,8 @@ def incident_logs(incident: Incident, places: LogPlaces, now_s: float) -> Incide
         other_lines=_lines(found.others, found, lambda rank, host: not culprit.blames(rank, host)),
         label="" if found.finding is None else found.finding.label,
         action="" if found.finding is None else found.finding.action,
-        telling_line=found.telling_line[:_MAX_CHARACTERS],
-        telling_rank=found.telling_rank,
+        cause_line=found.cause_line[:_MAX_CHARACTERS],
+        cause_rank=found.cause_rank,
         problem=f"{problem}{_file_text(file)}" if problem else "",
         log_file="" if file is None else str(file),
     )
@@ -130,14 +130,14 @@ def _finding(incident: Incident, places: LogPlaces) -> LogFinding | None:
 
 def _lines(lines: LogLines, found: _Found, is_shown: Callable[[int, str], bool]) -> tuple[IncidentLineDocument, ...]:
     rows = [row for row in range(len(lines.rank)) if is_shown(int(lines.rank[row]), str(lines.host[row]))]
-    telling = found.telling_line
+    cause_line = found.cause_line
     return tuple(
         IncidentLineDocument(
             rank=int(lines.rank[row]),
             host=str(lines.host[row]),
             at_unix_s=int(lines.at_ns[row]) / _NS,
             line=str(lines.line[row])[:_MAX_CHARACTERS],
-            is_telling=bool(telling) and telling in str(lines.line[row]),
+            is_cause=bool(cause_line) and cause_line in str(lines.line[row]),
         )
         for row in rows[-_MAX_LINES:]
     )

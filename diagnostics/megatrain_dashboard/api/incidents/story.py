@@ -57,14 +57,14 @@ def story_document(
     ]
     order = {what: place for place, what in enumerate(("verdict", "fault", "noticed", "decision", "step", "over"))}
     receipts = [
-        _at(one.at_unix_s, "not-told" if one.problem else "told", f"{one.receiver}: {receipt_text(one)}")
+        _at(one.at_unix_s, "not-notified" if one.problem else "notified", f"{one.receiver}: {receipt_text(one)}")
         for one in incident.receipts
     ]
     return StoryDocument(
         incident_id=incident.incident_id,
         happened=tuple(sorted(happened, key=lambda one: (round(one.at_unix_s, 3), order[one.what]))),
-        told=tuple(sorted(receipts, key=lambda one: one.at_unix_s)),
-        why_not_told="" if receipts else _why_not_notified(incident, config, now_s),
+        notifications=tuple(sorted(receipts, key=lambda one: one.at_unix_s)),
+        why_not_notified="" if receipts else _why_not_notified(incident, config, now_s),
         actions=tuple(
             OfferedActionDocument(kind=kind, target=target) for kind, target in offered_actions(incident, snapshot)
         ),

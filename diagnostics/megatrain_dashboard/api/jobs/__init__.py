@@ -1,1 +1,1 @@
-"""All jobs, those in trouble first."""
+"""All jobs, the most severe first."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from megatrain_dashboard.responses.document import Document
 
-Trouble = Literal["red", "amber", "green", "ended"]
+Severity = Literal["red", "amber", "green", "ended"]
 
 
 class RowReason(Document):
@@ -24,8 +24,8 @@ class JobRow(Document):
     """The name in addresses: jobs/NAME/ is the job's page, and its API is below jobs/NAME/api/v1/."""
     job: str
     """The name in the configuration."""
-    trouble: Trouble
-    """The place in the list: the health level of a job that runs or that broke within a day; else ended."""
+    severity: Severity
+    """Sorts the list: the health level of a job that runs or that broke within the last day; else ended."""
     level: Literal["green", "amber", "red"]
     """The health, as `megatrain status` reports it."""
     state: str
@@ -67,7 +67,7 @@ class JobRow(Document):
     """The address of the page that the job's launch serves; empty: no address is known."""
 
 
-class TroubleCounts(Document):
+class SeverityCounts(Document):
     red: int
     amber: int
     green: int
@@ -83,12 +83,12 @@ class JobsDocument(Document):
     jobs: tuple[JobRow, ...]
     num_found: int
     """The number of jobs that match the request; `jobs` holds some of them."""
-    counts: TroubleCounts
+    counts: SeverityCounts
     """Counts over all jobs."""
     problems: tuple[str, ...]
     """Problems because of which jobs may be missing from the list."""
-    look_s: float
-    """How long the last look at all jobs took."""
+    poll_s: float
+    """How long the last poll of all jobs took."""
     role: Literal["viewer", "operator"]
     has_session: bool
     """Whether the caller logged in through the page, and can log out."""

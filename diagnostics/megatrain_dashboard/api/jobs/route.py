@@ -26,14 +26,14 @@ def router(parts: JobsParts) -> APIRouter:
     @routes.get("/jobs", response_model=JobsDocument)
     def jobs(
         request: Request,
-        trouble: Literal["", "red", "amber", "green", "ended"] = "",
+        severity: Literal["", "red", "amber", "green", "ended"] = "",
         text: Annotated[str, Query(max_length=200)] = "",
-        order: Literal["trouble", "newest", "name"] = "trouble",
+        order: Literal["severity", "newest", "name"] = "severity",
         first: Annotated[int, Query(ge=0, le=100_000)] = 0,
         count: Annotated[int, Query(ge=1, le=_MAX_COUNT)] = 100,
     ) -> Response:
-        """Return `count` of the jobs that match the filters, from number `first` on; those in trouble come first."""
-        caller, choice = caller_of(request), Choice(trouble, text, order, first, count)
+        """Return `count` of the jobs that match the filters, from number `first` on; the most severe come first."""
+        caller, choice = caller_of(request), Choice(severity, text, order, first, count)
         # the number of the poll: a client that was notified of a change must not get an older response
         key = ("jobs", parts.catalog.live().versions["jobs"], choice, caller.role, caller.proof)
         response = parts.responses.get(key, lambda: document_bytes(_document(parts, choice, caller)), fresh_s=_FRESH_S)
@@ -53,7 +53,7 @@ def _document(parts: JobsParts, choice: Choice, caller: Caller) -> JobsDocument:
         num_found=len(found),
         counts=counts_of(rows),
         problems=poll.problems,
-        look_s=poll.took_s,
+        poll_s=poll.took_s,
         role=caller.role.value,
         has_session=caller.proof is Proof.SESSION,
         version=megatrain.__version__,

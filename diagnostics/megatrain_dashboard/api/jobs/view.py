@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatrain.contracts.natural_order import natural_order
-from megatrain_dashboard.api.jobs.document import JobRow, RowReason, Trouble, TroubleCounts
+from megatrain_dashboard.api.jobs.document import JobRow, RowReason, Severity, SeverityCounts
 from megatrain_dashboard.sources.runs.catalog import JobSeen
 from megatrain_dashboard.sources.runs.metrics_history import Outline
 from megatrain_dashboard.sources.runs.time_spent import TimeSpent, incidents_of, time_of
@@ -16,11 +16,11 @@ from megatrain_job.jobs.health import Health, HealthLevel, Reason, ReasonCode
 from megatrain_job.jobs.run_standing import RunKind
 from megatrain_job.jobs.snapshot import JobSnapshot
 
-FRESH_TROUBLE_S = 86_400.0
-"""A job that broke or is unreachable counts as trouble for this long; after that it counts as ended."""
+FRESH_FAILURE_S = 86_400.0
+"""A job that broke or is unreachable keeps its health level for this long; after that it counts as ended."""
 _MAX_REASONS = 3
-_ORDER: dict[Trouble, int] = {"red": 0, "amber": 1, "green": 2, "ended": 3}
-_TROUBLE_OF: dict[HealthLevel, Trouble] = {
+_ORDER: dict[Severity, int] = {"red": 0, "amber": 1, "green": 2, "ended": 3}
+_SEVERITY_OF: dict[HealthLevel, Severity] = {
     HealthLevel.RED: "red", HealthLevel.AMBER: "amber", HealthLevel.GREEN: "green",
 }  # fmt: skip
 _NOTHING = Outline()
@@ -28,11 +28,11 @@ _NOTHING = Outline()
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Selects jobs. `trouble`: empty for all. `text`: must occur in one of the texts of a job."""
+    """Selects jobs. `severity`: empty for all. `text`: must occur in one of the texts of a job."""
 
-    trouble: str = ""
+    severity: str = ""
     text: str = ""
-    order: str = "trouble"
+    order: str = "severity"
     first: int = 0
     count: int = 100
 
@@ -49,17 +49,17 @@ class _RowStanding:
 
 def chosen_rows(rows: Sequence[JobRow], choice: Choice) -> list[JobRow]:
     """Return all rows that match a choice, in its order, without a limit on their number."""
-    found = [row for row in rows if choice.trouble in ("", row.trouble) and _contains(row, choice.text.casefold())]
+    found = [row for row in rows if choice.severity in ("", row.severity) and _contains(row, choice.text.casefold())]
     if choice.order == "name":
         return sorted(found, key=lambda row: natural_order(row.name))
     if choice.order == "newest":
         return sorted(found, key=lambda row: -(row.began_unix_s or 0.0))
-    return sorted(found, key=lambda row: (_ORDER[row.trouble], -_when_s(row), natural_order(row.name)))
+    return sorted(found, key=lambda row: (_ORDER[row.severity], -_when_s(row), natural_order(row.name)))
 
 
-def counts_of(rows: Sequence[JobRow]) -> TroubleCounts:
-    counts = Counter(row.trouble for row in rows)
-    return TroubleCounts(red=counts["red"], amber=counts["amber"], green=counts["green"], ended=counts["ended"])
+def counts_of(rows: Sequence[JobRow]) -> SeverityCounts:
+    counts = Counter(row.severity for row in rows)
+    return SeverityCounts(red=counts["red"], amber=counts["amber"], green=counts["green"], ended=counts["ended"])
 
 
 def job_row(seen: JobSeen, now_s: float) -> JobRow:
@@ -80,7 +80,7 @@ def job_row(seen: JobSeen, now_s: float) -> JobRow:
     return JobRow(
         name=seen.name,
         job=snapshot.job if snapshot is not None else summary.job if summary is not None else seen.name,
-        trouble=_trouble(seen, standing, spent, now_s),
+        severity=_severity(seen, standing, spent, now_s),
         level=standing.health.level.value,
         state=standing.state,
         headline=standing.headline,
@@ -141,15 +141,15 @@ def _standing(seen: JobSeen, assessment: Assessment | None) -> _RowStanding:
     return _RowStanding(found.state, found.headline, found.health, is_over)
 
 
-def _trouble(seen: JobSeen, standing: _RowStanding, spent: TimeSpent, now_s: float) -> Trouble:
+def _severity(seen: JobSeen, standing: _RowStanding, spent: TimeSpent, now_s: float) -> Severity:
     level = standing.health.level
     has_launch = seen.snapshot is not None or (seen.summary is not None and seen.summary.facts.is_held)
     if has_launch and not standing.is_over:
-        return _TROUBLE_OF[level]
+        return _SEVERITY_OF[level]
     last_s = _last_sign_s(seen, spent)
-    if level is HealthLevel.GREEN or last_s is None or now_s - last_s >= FRESH_TROUBLE_S:
+    if level is HealthLevel.GREEN or last_s is None or now_s - last_s >= FRESH_FAILURE_S:
         return "ended"
-    return _TROUBLE_OF[level]
+    return _SEVERITY_OF[level]
 
 
 def _last_sign_s(seen: JobSeen, spent: TimeSpent) -> float | None:

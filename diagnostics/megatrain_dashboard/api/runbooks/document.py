@@ -10,7 +10,7 @@ from megatrain_dashboard.responses.document import Document
 class TextDocument(Document):
     """A piece of a line."""
 
-    kind: Literal["words", "code", "strong", "runbook", "document"]
+    kind: Literal["text", "code", "strong", "runbook", "document"]
     text: str
     target: str
     """A runbook's name, "hang.md" or "health.md#recovering"; a document's path in the project; else empty."""

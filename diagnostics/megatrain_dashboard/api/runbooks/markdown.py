@@ -116,7 +116,7 @@ def _texts(line: str, names: Names) -> tuple[TextDocument, ...]:
 
 
 def _words(text: str) -> list[TextDocument]:
-    return [TextDocument(kind="words", text=text, target="")] if text else []
+    return [TextDocument(kind="text", text=text, target="")] if text else []
 
 
 def _piece(piece: re.Match[str], names: Names) -> TextDocument:

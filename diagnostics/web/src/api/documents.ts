@@ -171,7 +171,7 @@ export interface HostDevicesDocument {
   host: string;
   first_unix_s: number | null;
   last_unix_s: number | null;
-  trouble: string;
+  problem: string;
   gpus: readonly GpuDocument[];
   links: readonly LinkDocument[];
   xids: readonly XidDocument[];
@@ -349,7 +349,7 @@ export interface IncidentsDocument {
 
 export interface HappenedDocument {
   at_unix_s: number;
-  what: "fault" | "noticed" | "verdict" | "decision" | "step" | "over" | "told" | "not-told";
+  what: "fault" | "noticed" | "verdict" | "decision" | "step" | "over" | "notified" | "not-notified";
   text: string;
 }
 
@@ -361,8 +361,8 @@ export interface OfferedActionDocument {
 export interface StoryDocument {
   incident_id: string;
   happened: readonly HappenedDocument[];
-  told: readonly HappenedDocument[];
-  why_not_told: string;
+  notifications: readonly HappenedDocument[];
+  why_not_notified: string;
   actions: readonly OfferedActionDocument[];
   runbooks: readonly string[];
 }
@@ -372,7 +372,7 @@ export interface IncidentLineDocument {
   host: string;
   at_unix_s: number;
   line: string;
-  is_telling: boolean;
+  is_cause: boolean;
 }
 
 export interface IncidentLogsDocument {
@@ -383,8 +383,8 @@ export interface IncidentLogsDocument {
   other_lines: readonly IncidentLineDocument[];
   label: string;
   action: string;
-  telling_line: string;
-  telling_rank: number | null;
+  cause_line: string;
+  cause_rank: number | null;
   problem: string;
   log_file: string;
 }
@@ -428,7 +428,7 @@ export interface RowReason {
 export interface JobRow {
   name: string;
   job: string;
-  trouble: "red" | "amber" | "green" | "ended";
+  severity: "red" | "amber" | "green" | "ended";
   level: "green" | "amber" | "red";
   state: string;
   headline: string;
@@ -460,7 +460,7 @@ export interface JobRow {
   url: string;
 }
 
-export interface TroubleCounts {
+export interface SeverityCounts {
   red: number;
   amber: number;
   green: number;
@@ -472,9 +472,9 @@ export interface JobsDocument {
   runs_directory: string;
   jobs: readonly JobRow[];
   num_found: number;
-  counts: TroubleCounts;
+  counts: SeverityCounts;
   problems: readonly string[];
-  look_s: number;
+  poll_s: number;
   role: "viewer" | "operator";
   has_session: boolean;
   version: string;
@@ -769,7 +769,7 @@ export interface StackClusterDocument {
 }
 
 export interface TextDocument {
-  kind: "words" | "code" | "strong" | "runbook" | "document";
+  kind: "text" | "code" | "strong" | "runbook" | "document";
   text: string;
   target: string;
 }

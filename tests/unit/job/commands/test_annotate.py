@@ -22,26 +22,26 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
-    assert main(["annotate", *words]) == code
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert main(["annotate", *arguments]) == code
     reported = capsys.readouterr()
     return reported.out + reported.err
 
 
 def test_a_note_is_written_and_taken_back(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "at step 1,200" in said(capsys, str(run), "--text", "learning rate lowered", "--step", "1200")
-    said(capsys, str(run), "--text", "a switch was replaced", "--at", "2026-11-23T09:30:00Z")
-    reported = json.loads(said(capsys, str(run), "--text", "looks well", "--json"))
+    assert "at step 1,200" in output_of(capsys, str(run), "--text", "learning rate lowered", "--step", "1200")
+    output_of(capsys, str(run), "--text", "a switch was replaced", "--at", "2026-11-23T09:30:00Z")
+    reported = json.loads(output_of(capsys, str(run), "--text", "looks well", "--json"))
     assert reported["note"]["text"] == "looks well"
     found = read_notes(RunDirectory(run))
     assert [(one.step, one.at_unix_s) for one in found[:2]] == [(1200, None), (None, 1_795_426_200.0)]
     assert all("@" in one.user for one in found)
-    assert "is retracted" in said(capsys, str(run), "--text", "it was not", "--retract", found[2].note_id)
+    assert "is retracted" in output_of(capsys, str(run), "--text", "it was not", "--retract", found[2].note_id)
     assert read_notes(RunDirectory(run))[2].is_retracted
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "text"),
+    ("arguments", "code", "text"),
     [
         (["--text", "ab"], ExitCode.USAGE, "3 to 500 characters"),
         (["--text", "a note", "--at", "tomorrow"], ExitCode.USAGE, "write one with its zone"),
@@ -51,10 +51,10 @@ def test_a_note_is_written_and_taken_back(run: Path, capsys: pytest.CaptureFixtu
     ],
 )
 def test_impossible_annotation_is_refused(
-    words: list[str], code: int, text: str, run: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], code: int, text: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        found = main(["annotate", str(run), *words])
+        found = main(["annotate", str(run), *arguments])
     except SystemExit as end:  # the parser of the command line
         found = int(end.code or 0)
     assert found == code
@@ -71,15 +71,15 @@ def test_a_link_in_the_runs_place_is_reported(run: Path, tmp_path: Path, capsys:
     mine = tmp_path / "mine"
     mine.write_text("mine\n")
     log_path(run).symlink_to(mine)
-    assert "cannot be written" in said(capsys, str(run), "--text", "a note", code=ExitCode.DATA)
+    assert "cannot be written" in output_of(capsys, str(run), "--text", "a note", code=ExitCode.DATA)
     assert mine.read_text() == "mine\n"
 
 
 def test_incidents_show_the_notes_of_their_time(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     incident = make_incident()
     (run / "incidents" / f"{incident.incident_id}.json").write_bytes(encode(incident))
-    said(capsys, str(run), "--text", "a cable was pulled", "--step", "1234")
-    said(capsys, str(run), "--text", "long after", "--step", "9999")
+    output_of(capsys, str(run), "--text", "a cable was pulled", "--step", "1234")
+    output_of(capsys, str(run), "--text", "long after", "--step", "9999")
     assert main(["incidents", str(run)]) == 0
     listed = capsys.readouterr().out
     assert "notes by people" in listed

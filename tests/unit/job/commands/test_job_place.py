@@ -1,4 +1,4 @@
-"""Where a command line finds a job, and what it believes of a directory that somebody else may have made."""
+"""Where a command line finds a job, and what it trusts in a directory that another user may have made."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmU\n---
 
 @pytest.fixture
 def server() -> Iterator[socket.socket]:
-    """A server of somebody else, on a port of this machine. It must get no connection."""
+    """A server of another user, on a port of this machine. It must get no connection."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
         yield listening
@@ -60,10 +60,10 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
     path.chmod(mode)
 
 
-def parsed(*words: str) -> argparse.Namespace:
+def parsed(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_job(parser)
-    return parser.parse_args(words)
+    return parser.parse_args(arguments)
 
 
 def test_ones_own_run_says_the_password(server: socket.socket, place: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_file_cannot_name_the_password(server: socket.socket, place: Path, key
 
 
 def test_a_fifo_and_then_a_link_send_no_key_of_ours(server: socket.socket, place: Path, key: Path) -> None:
-    """The file is the attacker's when it is read, and ours when somebody asks whose it is."""
+    """The file is the attacker's when it is read, and ours when its owner is checked."""
     endpoint = place / "endpoint"
     os.mkfifo(endpoint)
 
@@ -151,15 +151,15 @@ def emptied(place: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "words", [("--etcd-user=u",), ("--etcd-password-file=f", "--etcd-user=u"), ("--etcd-cacert=f",)]
+    "arguments", [("--etcd-user=u",), ("--etcd-password-file=f", "--etcd-user=u"), ("--etcd-cacert=f",)]
 )
 def test_credentials_go_to_the_etcd_of_the_command_line(
-    server: socket.socket, place: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    server: socket.socket, place: Path, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PASSWORD_VARIABLE, "mine")
     write(place / "endpoint", reported(server))
     with pytest.raises(PlaceError, match=r"--etcd-\* and --rdzv-conf apply only to the etcd of --rdzv-endpoint"):
-        job_place(parsed(str(place.parent), *words))
+        job_place(parsed(str(place.parent), *arguments))
 
 
 def test_a_password_goes_to_no_other_machine_in_the_clear(place: Path) -> None:
@@ -170,16 +170,16 @@ def test_a_password_goes_to_no_other_machine_in_the_clear(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [("78", "ended with exit code 78"), ("\x1b[2J", "no coordination/endpoint there"), ("7" * 99, "no c")],
 )
-def test_how_the_last_job_ended_is_a_number(place: Path, code: str, said: str) -> None:
+def test_how_the_last_job_ended_is_a_number(place: Path, code: str, message: str) -> None:
     (place / "exit-code").write_text(code)
-    with pytest.raises(PlaceError, match=said):
+    with pytest.raises(PlaceError, match=message):
         job_place(parsed(str(place.parent)))
 
 
-def test_a_job_is_said_in_either_way_but_only_one(server: socket.socket, place: Path) -> None:
+def test_job_is_named_in_exactly_one_of_two_ways(server: socket.socket, place: Path) -> None:
     write(place / "endpoint", reported(server))
     run = str(place.parent)
     assert job_place(parsed("--job", run)).job == "demo"

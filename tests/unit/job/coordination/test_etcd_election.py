@@ -198,11 +198,11 @@ def test_never_two_leaders_and_no_stale_write(etcd: EtcdServers, client: EtcdCli
 
 def test_etcdctl_takes_part(etcd: EtcdServers, client: EtcdClient, prefix: str) -> None:
     name = prefix + "driver"
-    words = [etcd_program("etcdctl"), "--endpoints", etcd.urls[0], "elect", name, "theirs"]
+    arguments = [etcd_program("etcdctl"), "--endpoints", etcd.urls[0], "elect", name, "theirs"]
     with LeaseKeeper(client) as keeper:
         ours = Election(client, name).campaign(keeper, "ours")
         assert ours is not None
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
             try:
                 wait_for_candidates(client, prefix, 2)
                 ours.resign()
@@ -229,12 +229,12 @@ def test_abandoned_transaction_is_not_applied_later(etcd: EtcdServers) -> None:
         with pytest.raises(UnknownOutcomeError):
             leadership.txn([Put("/marked", "late")])
         with pytest.raises(RuntimeError, match="renewed"):
-            leadership.txn([Put("/marked", "anew")])
+            leadership.txn([Put("/marked", "new")])
         proxy.keeps_back = lambda request: False
         leadership.renew_revision()
         proxy.deliver()
         assert client.get("/marked") is None
-        assert leadership.txn([Put("/marked", "anew")]).succeeded
+        assert leadership.txn([Put("/marked", "new")]).succeeded
         client.put(leadership.key, "etcdctl", lease_id=keeper.lease_id)
         with pytest.raises(UnknownOutcomeError, match="another client wrote"):
             leadership.txn([Put("/marked", "again")])

@@ -93,7 +93,7 @@ def test_silent_etcd_means_doubt_not_loss(etcd: EtcdServers) -> None:
         LeaseKeeper(client, ttl_s=2, period_s=0.2, on_change=reported.append) as keeper,
     ):
         proxy.conduct = Conduct.SWALLOW
-        # somebody else keeps it alive, as a new etcd leader would by extending all leases
+        # another client keeps it alive, as a new etcd leader would by extending all leases
         wait_until(lambda: other.renew_lease(keeper.lease_id) > 0 and keeper.state is LeaseState.DOUBTFUL, "doubt")
         wait_until(lambda: reported == [LeaseState.DOUBTFUL], "the report of the doubt")
         kept = keeper.lease_id

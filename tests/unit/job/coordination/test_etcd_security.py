@@ -69,7 +69,7 @@ def test_watch_of_a_partly_allowed_range_is_refused(guarded: EtcdServers) -> Non
         watch.next(10.0)
 
 
-@pytest.mark.parametrize("user", ["bob", "nobody"])
+@pytest.mark.parametrize("user", ["bob", "unknown"])
 def test_wrong_password_is_refused_at_once_and_shown_nowhere(
     guarded: EtcdServers, user: str, caplog: pytest.LogCaptureFixture
 ) -> None:

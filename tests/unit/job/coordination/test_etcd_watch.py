@@ -312,7 +312,7 @@ def test_stream_that_is_swallowed_is_replaced(own: EtcdServers) -> None:
         snapshot = take_snapshot(watch)
         revisions(watch, writer.put("w/a", ""))
         proxy.conduct = Conduct.SWALLOW
-        missed = writer.put("w/a", "while nobody could hear")
+        missed = writer.put("w/a", "while the watch was cut")
         proxy.conduct = Conduct.PASS
 
         assert missed == snapshot.revision + 2

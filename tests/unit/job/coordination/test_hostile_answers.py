@@ -249,9 +249,9 @@ def test_tale_of_the_future_is_found_out(etcd: EtcdServers, prefix: str, proxy: 
         reported = watch.next(10.0)
         assert isinstance(reported, Changes)
         assert reported.revision == 2**62
-        anew = watch.next(10.0)
-        assert isinstance(anew, Snapshot)
-        assert "went back" in anew.reason
+        restarted = watch.next(10.0)
+        assert isinstance(restarted, Snapshot)
+        assert "went back" in restarted.reason
         written = writer.put(key, "")
 
         heard = watch.next(10.0)

@@ -29,10 +29,10 @@ HEALTHY = GpuReading(
 
 
 def samples(nvml: FakeNvml | None, count: int = 1) -> tuple[list[HostSample], str]:
-    """Run the program that reads devices; return what it said, and what it complained of."""
+    """Run the program that reads devices; return its samples and its stderr."""
     environment = {**os.environ, **(nvml.environment if nvml else {})}
-    words = [*PROGRAM, "--count", str(count)]
-    end = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    arguments = [*PROGRAM, "--count", str(count)]
+    end = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     return [decode(HostSample, line, "a sample") for line in end.stdout.splitlines()], end.stderr
 
 
@@ -86,7 +86,7 @@ def test_without_gpus_it_says_so_once(case: str, tmp_path: Path) -> None:
     nvml = None if case == "no library" else fake_nvml(tmp_path, 0)
     if nvml is not None and case == "no driver":
         nvml.say(driver=9)
-    found, said = samples(nvml, 3)
+    found, errors = samples(nvml, 3)
     assert [one.driver.gpus for one in found] == [(), (), ()]
     assert {one.driver.error for one in found} == {""}
-    assert said.count("no GPU is read") == 1
+    assert errors.count("no GPU is read") == 1

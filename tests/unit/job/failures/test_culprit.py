@@ -9,7 +9,7 @@ import pytest
 
 from megatrain.contracts.records.incident import Incident, IncidentKind, Moments
 from megatrain_job.failures.culprit import (
-    NOBODY,
+    NO_CULPRIT,
     Culprit,
     FailureRole,
     culprit_of_incident,
@@ -65,7 +65,7 @@ def roles(incident: Incident) -> list[tuple[int, FailureRole]]:
             ),
             [(1, FailureRole.ROOT), (3, FailureRole.CAUSE), (2, FailureRole.FOLLOWS)],
         ),
-        # stopped: whoever gave up waiting for it is no cause, whatever its log calls that
+        # stopped: a rank that gave up waiting for it is no cause, whatever its log calls that
         (
             broken(
                 IncidentKind.HANG,
@@ -87,7 +87,7 @@ def roles(incident: Incident) -> list[tuple[int, FailureRole]]:
             ),
             [(2, FailureRole.ROOT), (0, FailureRole.FOLLOWS)],
         ),
-        # nobody is blamed: victims say so themselves
+        # no rank is blamed: victims say so themselves
         (
             broken(failures=(make_failure(0, 69, **CASCADE), make_failure(1, 1, **LOST))),
             [(1, FailureRole.CAUSE), (0, FailureRole.FOLLOWS)],
@@ -105,7 +105,7 @@ def test_the_newest_incident_that_broke_the_round_is_the_answer() -> None:
     found = recorded_culprit([newer, older, asked], 2)
     assert found is not None
     assert (found.ranks, found.incident, found.confidence) == ((3,), "20260101-2", "certain")
-    assert recorded_culprit([asked], 2) is None, "somebody asked: nothing broke"
+    assert recorded_culprit([asked], 2) is None, "it was requested: nothing broke"
     assert recorded_culprit([older], 3) is None
 
 
@@ -144,4 +144,4 @@ def test_the_root_is_the_earliest_that_is_no_victim(
 
 def test_words() -> None:
     assert Culprit((3, 4), ("host-1", "host-2")).text == "ranks 3-4 on host-1 and host-2"
-    assert (Culprit((), ("host-1",)).text, Culprit((3,)).text, NOBODY.text) == ("host-1", "rank 3", "")
+    assert (Culprit((), ("host-1",)).text, Culprit((3,)).text, NO_CULPRIT.text) == ("host-1", "rank 3", "")

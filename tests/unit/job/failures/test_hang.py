@@ -88,7 +88,7 @@ def test_several_collectives_of_one_group() -> None:
 
 @given(st.integers(2, 24), st.integers(0, 23), st.integers(0, 1000))
 def test_late_rank_in_a_grid_is_found(num_ranks: int, late: int, step: int) -> None:
-    # a grid of rows and columns: whoever waits for the late one in a row never enters its column's collective
+    # a grid of rows and columns: a rank that waits for the late one in a row never enters its column's collective
     late %= num_ranks
     width = 4
     groups = {f"row{row}": range(row, min(row + width, num_ranks)) for row in range(0, num_ranks, width)}

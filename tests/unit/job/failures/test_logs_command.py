@@ -131,8 +131,8 @@ def test_file_that_is_not_a_log_is_refused(
     file = tmp_path / "worker.log"
     file.write_bytes(content)
     assert cli.main(["logs", "classify", "--text", str(file)]) == ExitCode.DATA
-    assert error in (said := capsys.readouterr().err)
-    assert str(file) in said
+    assert error in (errors := capsys.readouterr().err)
+    assert str(file) in errors
 
 
 def test_compressed_standard_input_is_refused(

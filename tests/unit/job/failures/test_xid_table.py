@@ -55,7 +55,7 @@ MESSAGES = [
     ("150, MSE Non-fatal XC0 i0 Link 2 (0x1 0x0 0x0 0x0 0x0 0x0)", HANDLED),
     ("149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6 0x00000000 0x00000000 0x0 0x0 0x0)", HARDWARE),
     ("145, RLW_CTRL Fatal XC1 i0 Link 7 (0x1 0x0 0x0 0x0 0x0 0x0)", HARDWARE),
-    ("155, NVLINK: Nonfatal is not said of this number", HARDWARE),
+    ("155, NVLINK: this number has no Nonfatal", HARDWARE),
     ("154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", HARDWARE),
     ("154, pid='<unknown>', GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", HARDWARE),
     ("154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x4 (Drain and Reset)", HARDWARE),
@@ -98,8 +98,8 @@ def test_a_consequence_and_its_cause() -> None:
 
 
 def test_a_corrected_error_is_not_the_cause_of_another_failure() -> None:
-    said = "NVRM: Xid (PCI:0000:dc:00): 63, pid=1, Row Remapper: New row marked for remapping, reset gpu to activate."
-    assert classify(f"{said}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.").label == "cuda_oom"
+    line = "NVRM: Xid (PCI:0000:dc:00): 63, pid=1, Row Remapper: New row marked for remapping, reset gpu to activate."
+    assert classify(f"{line}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.").label == "cuda_oom"
 
 
 def test_a_gpu_that_needs_no_recovery_any_more_is_healthy() -> None:

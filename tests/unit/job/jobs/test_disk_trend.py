@@ -31,7 +31,7 @@ def test_bursts_that_retention_takes_back_fill_nothing() -> None:
         [5 * GB],
         [100 * GB - GB * number for number in range(30)],  # five minutes: it may be one checkpoint
         [100 * GB] * 50 + [60 * GB] * 310,  # one burst, and nothing since
-        [100 * GB + GB * number for number in range(360)],  # somebody tidies up
+        [100 * GB + GB * number for number in range(360)],  # files are removed
     ],
 )
 def test_trend_without_information_is_unknown(free: list[int]) -> None:

@@ -105,7 +105,7 @@ GREEN = {
         },
     },
     "finished": {"end": JobEnd(0, "all steps are done", NOW_S), "hosts": {}, "statuses": {}},
-    "saved and stopped": {"end": JobEnd(75, "somebody asked for it", NOW_S), "hosts": {}, "statuses": {}},
+    "saved and stopped": {"end": JobEnd(75, "a stop was requested", NOW_S), "hosts": {}, "statuses": {}},
 }  # fmt: skip
 
 
@@ -124,7 +124,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
         ReasonCode.HOST_LOST, {"hosts": {"host-1": make_host(1), "host-3": make_host(3)}},
         r"host-2 \(ranks 2-3\) is lost: its lease is gone",
     ),
-    "nobody there": (ReasonCode.NOT_RUNNING, {"hosts": {}, "statuses": {}, "driver": ""}, "no executor is registered"),
+    "no executor": (ReasonCode.NOT_RUNNING, {"hosts": {}, "statuses": {}, "driver": ""}, "no executor is registered"),
     "failed": (ReasonCode.FAILED, {"end": JobEnd(66, "nothing to load", NOW_S)}, "exit code 66: nothing to load"),
     "restart limit": (
         ReasonCode.RESTART_LIMIT,
@@ -167,7 +167,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
         ReasonCode.RECOVERING, {"halts": {2: make_halt()}, "incidents": (OPEN,)},
         r"incident 20270115-0002 is open \(restart, now: decide\): rank 1 was killed",
     ),
-    "a stop that somebody asked for": (
+    "a requested stop": (
         ReasonCode.REQUESTED,
         {
             "halts": {2: make_halt()},
@@ -343,7 +343,7 @@ def test_dead_host_is_shown_with_its_proof() -> None:
     later = dead_host(rounds={2: make_round(2), 3: make_round(3, hosts=(make_round().hosts[0],))})
     assert {view.host: str(view.state) for view in assess(later, NOW_S).hosts}["host-2"] == "gone"
     # another life of it is a host like any other
-    back = dead_host(hosts={**make_snapshot().hosts, "host-2": make_host(2, session="anew")})
+    back = dead_host(hosts={**make_snapshot().hosts, "host-2": make_host(2, session="new")})
     assert {view.host: str(view.state) for view in assess(back, NOW_S).hosts}["host-2"] == "returned"
 
 

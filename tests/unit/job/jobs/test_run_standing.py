@@ -30,7 +30,7 @@ HERE = f"process 17 on {socket.gethostname()}"
 
 
 @pytest.mark.parametrize(
-    ("facts", "kind", "said"),
+    ("facts", "kind", "headline"),
     [
         (RunFacts(is_run=False), RunKind.NEVER_STARTED, "no launch has written anything there"),
         (RunFacts(is_run=True, exit_code=0, has_launch=True), RunKind.ENDED, r"it finished \(exit code 0\)"),
@@ -47,11 +47,11 @@ HERE = f"process 17 on {socket.gethostname()}"
         (RunFacts(is_run=True), RunKind.UNREACHABLE, "use --rdzv-endpoint as the launch did"),
     ],
 )  # fmt: skip
-def test_standing_follows_from_the_facts(facts: RunFacts, kind: RunKind, said: str) -> None:
+def test_standing_follows_from_the_facts(facts: RunFacts, kind: RunKind, headline: str) -> None:
     found = run_standing(facts)
     assert found.kind is kind
     assert found.exit_code == (facts.exit_code if kind is RunKind.ENDED else None)
-    assert re.search(said, found.headline)
+    assert re.search(headline, found.headline)
     codes = {RunKind.KILLED: ReasonCode.NOT_RUNNING, RunKind.UNREACHABLE: ReasonCode.UNREACHABLE}
     code = ReasonCode.FAILED if found.exit_code == 66 else codes.get(kind)
     assert [(one.code, one.text) for one in found.health.reasons] == ([] if code is None else [(code, found.headline)])

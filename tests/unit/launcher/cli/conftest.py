@@ -36,14 +36,14 @@ def run(tmp_path: Path, etcd: EtcdServers, keys: JobKeys, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def megatrain(capfd: pytest.CaptureFixture[str], run: Path) -> Run:
-    """Run a command line; return its output, parsed where it is JSON. What it said beside that: `notes`."""
+    """Run a command line; return its output, parsed where it is JSON. `notes` has its stderr."""
 
-    def call(*words: object, code: int = 0) -> Any:
+    def call(*arguments: object, code: int = 0) -> Any:
         capfd.readouterr()
-        found = main([str(word) for word in words])
+        found = main([str(word) for word in arguments])
         captured = capfd.readouterr()
         assert found == code, captured.err
         call.notes = captured.err  # type: ignore[attr-defined]
-        return json.loads(captured.out) if "--json" in words and captured.out else captured.out
+        return json.loads(captured.out) if "--json" in arguments and captured.out else captured.out
 
     return call

@@ -217,7 +217,7 @@ def test_the_drivers_report_shows_its_activity_and_what_to_fix() -> None:
     snapshot = make_snapshot(report=report, incidents=(held,), etcd_alarms=("NOSPACE",))
     answer = assess(snapshot, NOW_S)
 
-    # nothing is said twice
+    # no reason is listed twice
     assert texts(answer) == [
         "etcd raises NOSPACE: nothing can be decided until this is fixed",
         "held 12 min ago, no host evicted: 2 leases vanished",

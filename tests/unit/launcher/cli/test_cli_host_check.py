@@ -10,7 +10,7 @@ from megatrain.contracts.records.host_records import CheckOutcome, CheckReport, 
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.job_requests import JobRequest
 from megatrain_job.coordination.client import EtcdClient
-from tests.helpers.answering_driver import AnsweringDriver, Said, answer
+from tests.helpers.answering_driver import AnsweringDriver, Record, answer
 from tests.helpers.written_job import fill
 from tests.unit.launcher.cli.conftest import Run
 
@@ -24,7 +24,7 @@ def make_report(host: str, outcome: CheckOutcome) -> CheckReport:
 def test_checks_are_gathered(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     fill(client, keys, has_driver=False)
 
-    def reply(request: JobRequest) -> list[Said]:
+    def reply(request: JobRequest) -> list[Record]:
         hosts = [request.host] if request.host else ["host-1", "host-2", "host-3"]
         outcomes = {"host-2": CheckOutcome.FAILED, "host-3": CheckOutcome.WARNING}
         reports = [make_report(host, outcomes.get(host, CheckOutcome.PASSED)) for host in hosts]
@@ -52,7 +52,7 @@ def test_pairs_of_hosts_are_part_of_their_reports(
         outcome = CheckOutcome.PASSED if is_good else CheckOutcome.WARNING
         return CheckReport(host, "s", time.time(), (CheckResult("pair", outcome, "met", 1.0, partner=partner),))
 
-    def reply(request: JobRequest) -> list[Said]:
+    def reply(request: JobRequest) -> list[Record]:
         own = [make_report(host, CheckOutcome.PASSED) for host in ("host-1", "host-2", "host-3")]
         return [*own, met("host-1", "host-2"), met("host-2", "host-1"), answer(request, "1 pair met")]
 
@@ -66,9 +66,9 @@ def test_pairs_of_hosts_are_part_of_their_reports(
 def test_a_host_that_reports_nothing_is_named(client: EtcdClient, keys: JobKeys, megatrain: Run, is_last: bool) -> None:
     fill(client, keys, has_driver=False)
 
-    def reply(request: JobRequest) -> list[Said]:
-        said: list[Said] = [answer(request, "sent", is_done=False), make_report("host-1", CheckOutcome.PASSED)]
-        return [*said, answer(request, "host-2 left; host-3 left")] if is_last else said
+    def reply(request: JobRequest) -> list[Record]:
+        records: list[Record] = [answer(request, "sent", is_done=False), make_report("host-1", CheckOutcome.PASSED)]
+        return [*records, answer(request, "host-2 left; host-3 left")] if is_last else records
 
     with AnsweringDriver(client, keys, reply):
         found = megatrain("host", "check", "--timeout", "0.5", "--json", code=1)

@@ -28,7 +28,7 @@ from megatrain_job.jobs.send_request import make_request, news_of
 from megatrain_job.jobs.snapshot import read_job
 from megatrain_launcher.commands.status import StatusCode
 from megatrain_launcher.commands.wait_for_answer import wait_for_answer
-from tests.helpers.answering_driver import AnsweringDriver, Said, answer
+from tests.helpers.answering_driver import AnsweringDriver, Record, answer
 from tests.helpers.etcd_server import EtcdServers, enable_users, post
 from tests.helpers.launched_job import make_cordon, make_failure, make_incident, make_snapshot
 from tests.helpers.ports import free_ports
@@ -82,12 +82,12 @@ def test_a_record_of_somebody_else_hides_nothing(client: EtcdClient, keys: JobKe
     assert "hosts/host-8" in megatrain("status", code=StatusCode.AMBER)
 
 
-@pytest.mark.parametrize("words", [(), ("demo",), ("runs/demo",), ("by endpoint",)])
+@pytest.mark.parametrize("arguments", [(), ("demo",), ("runs/demo",), ("by endpoint",)])
 def test_status_finds_its_job(
-    client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run, words: tuple[str, ...]
+    client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run, arguments: tuple[str, ...]
 ) -> None:
     fill(client, keys)
-    reported = ("--rdzv_endpoint", etcd.urls[0].removeprefix("http://")) if words == ("by endpoint",) else words
+    reported = ("--rdzv_endpoint", etcd.urls[0].removeprefix("http://")) if arguments == ("by endpoint",) else arguments
     text = megatrain("status", *reported)  # the only job that this etcd knows
 
     assert text.splitlines()[0].startswith(f"{keys.job}: green, training: step 1,240, 80 ms a step, 4 ranks on 2")
@@ -113,8 +113,8 @@ def test_jobs_are_distinguished(client: EtcdClient, keys: JobKeys, etcd: EtcdSer
 
 
 def test_places_that_say_nothing(keys: JobKeys, etcd: EtcdServers, megatrain: Run, run: Path) -> None:
-    megatrain("status", "nobody", code=72)
-    assert "job 'nobody': no run directory of that name" in megatrain.notes
+    megatrain("status", "unknown", code=72)
+    assert "job 'unknown': no run directory of that name" in megatrain.notes
     megatrain("status", "runs/demo/coordination", code=StatusCode.NEVER_STARTED)
     megatrain("status", "a/b", "--rdzv-endpoint", etcd.urls[0], code=72)
     megatrain("status", "runs/demo", code=StatusCode.UNREACHABLE)
@@ -206,7 +206,7 @@ def test_cordons_are_written_directly(client: EtcdClient, keys: JobKeys, megatra
 
 @pytest.mark.parametrize("kind", ["checkpoint", "restart", "stop"])
 def test_a_request_waits_for_the_driver(client: EtcdClient, keys: JobKeys, megatrain: Run, kind: str) -> None:
-    def reply(request: JobRequest) -> list[Said]:
+    def reply(request: JobRequest) -> list[Record]:
         return [answer(request, "taken up", is_done=False), answer(request, f"{kind} at step 1,250")]
 
     fill(client, keys, has_driver=False)
@@ -233,7 +233,7 @@ def test_an_accepted_request_stands_without_its_asker(client: EtcdClient, keys: 
 def test_an_eviction_that_is_refused(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     fill(client, keys, has_driver=False)
 
-    def reply(request: JobRequest) -> list[Said]:
+    def reply(request: JobRequest) -> list[Record]:
         return [answer(request, f"no spare could take the place of {request.host}", is_accepted=False)]
 
     with AnsweringDriver(client, keys, reply) as driver:
@@ -265,7 +265,7 @@ def test_a_request_that_nobody_answers_is_taken_back(client: EtcdClient, keys: J
 def test_the_end_of_the_job_answers_a_stop(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     fill(client, keys, has_driver=False)
 
-    def reply(request: JobRequest) -> list[Said]:
+    def reply(request: JobRequest) -> list[Record]:
         return [answer(request, "saving", is_done=False), JobEnd(75, "saved at step 1,260", time.time())]
 
     with AnsweringDriver(client, keys, reply):
@@ -327,20 +327,20 @@ def test_a_password_comes_from_a_file(tmp_path: Path, megatrain: Run) -> None:
         secret = tmp_path / "runs" / "demo" / "coordination" / "password"
         secret.write_text(f"{word}\n")
         secret.chmod(0o600)
-        words = ("status", "demo", "--rdzv-endpoint", servers.urls[0], "--etcd-user", "ops")
+        arguments = ("status", "demo", "--rdzv-endpoint", servers.urls[0], "--etcd-user", "ops")
         reported = {"endpoints": servers.urls, "job": "demo", "user": "ops"}
         (tmp_path / "runs" / "demo" / "coordination" / "endpoint").write_text(json.dumps(reported))
         assert "green, training" in megatrain("status")
         (tmp_path / "runs" / "demo" / "coordination" / "endpoint").unlink()
-        assert "green, training" in megatrain(*words, "--etcd-password-file", secret)
+        assert "green, training" in megatrain(*arguments, "--etcd-password-file", secret)
         secret.write_text("wrong")
-        megatrain(*words, "--etcd-password-file", secret, code=77)
+        megatrain(*arguments, "--etcd-password-file", secret, code=77)
         assert "wrong" not in megatrain.notes.replace("wrong user", "")
 
 
-def in_a_process(*words: str, at: Path, script: str = "") -> subprocess.CompletedProcess[str]:
+def in_a_process(*arguments: str, at: Path, script: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command line, or a script, as a program of its own."""
-    program = ["-c", script] if script else ["-m", "megatrain", *words]
+    program = ["-c", script] if script else ["-m", "megatrain", *arguments]
     environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"}
     command = [sys.executable, *program]
     return subprocess.run(
@@ -364,7 +364,7 @@ def test_verbs_load_no_torch(client: EtcdClient, keys: JobKeys, run: Path) -> No
     client.put(keys.cordon("host-3"), encode(make_cordon(3)))
     script = (
         "import sys\nfrom megatrain.cli import main\n"
-        "codes = [main(words) for words in (['status'], ['host', 'ls'], ['incidents'], ['job', '--help'])]\n"
+        "codes = [main(arguments) for arguments in (['status'], ['host', 'ls'], ['incidents'], ['job', '--help'])]\n"
         "heavy = [name for name in ('torch', 'numpy') if name in sys.modules]\nprint(codes, heavy, file=sys.stderr)\n"
     )
     assert in_a_process(at=run.parent.parent, script=script).stderr.strip() == "[0, 0, 0, 0] []"

@@ -57,7 +57,7 @@ def test_only_what_is_not_answered_waits(client: EtcdClient) -> None:
         client.put(KEYS.outcome(name), encode(VerdictOutcome(name, kind, "why", "host-1", NOW_S)))
     snapshot = read_job(client, KEYS)
     assert [(one.verdict_id, verdict) for one, verdict in snapshot.waiting] == [("v-1", STRAGGLER)]
-    assert snapshot.unreadable == (), "what nobody can read is answered by the driver"
+    assert snapshot.unreadable == (), "the driver answers unreadable verdicts"
     client.put(KEYS.outcome("v-1"), encode(VerdictOutcome("v-1", OutcomeKind.ACTED, "done", "host-1", NOW_S)))
     assert read_job(client, KEYS).waiting == ()
 
@@ -73,7 +73,7 @@ def test_a_person_decides(
         return [Answer(request.request_id, True, True, "it is done", NOW_S)]
 
     with AnsweringDriver(client, KEYS, reply) as driver:
-        words = [
+        arguments = [
             "job",
             str(kind),
             "demo",
@@ -84,7 +84,7 @@ def test_a_person_decides(
             "--reason",
             "seen",
         ]
-        assert main([*words, "--json"]) == 0
+        assert main([*arguments, "--json"]) == 0
     (request,) = driver.requests
     assert (request.kind, request.verdict, request.reason) == (kind, "v-1", "seen")
     reported = json.loads(capsys.readouterr().out)

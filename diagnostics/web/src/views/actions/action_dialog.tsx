@@ -65,7 +65,7 @@ export function ActionDialog({ kind, target, onClose }: ActionDialogProps): JSX.
   const requestKey = useRef(newKey());
   const hint = useId();
   const name = job.value?.job ?? "";
-  const words = WORDINGS[kind];
+  const wording = WORDINGS[kind];
   const hasReason = reason.trim().length >= LEAST_REASON;
   const isConfirmed = confirmation === name;
   const isOver = outcome !== null && "answer" in outcome && !outcome.answer.is_dry_run && outcome.answer.is_accepted;
@@ -80,7 +80,7 @@ export function ActionDialog({ kind, target, onClose }: ActionDialogProps): JSX.
   };
 
   return (
-    <Dialog title={target === "" ? words.label : `${words.label}: ${target}`} onClose={onClose}>
+    <Dialog title={target === "" ? wording.label : `${wording.label}: ${target}`} onClose={onClose}>
       <form
         class="stack tight"
         onSubmit={(event) => {
@@ -90,7 +90,7 @@ export function ActionDialog({ kind, target, onClose }: ActionDialogProps): JSX.
           }
         }}
       >
-        <p>{words.effect}</p>
+        <p>{wording.effect}</p>
         <label class="field">
           <span>Why? The reason is recorded in the audit.</span>
           <textarea
@@ -128,12 +128,12 @@ export function ActionDialog({ kind, target, onClose }: ActionDialogProps): JSX.
           </button>
           <button
             type="button"
-            class={words.isDangerous ? "button danger" : "button primary"}
+            class={wording.isDangerous ? "button danger" : "button primary"}
             disabled={!hasReason || !isConfirmed || isSending || isOver}
             data-carry-out=""
             onClick={() => void carryOut(false)}
           >
-            {words.label}
+            {wording.label}
           </button>
         </div>
       </form>

@@ -251,12 +251,12 @@ export function HostDevices({ host }: { host: string }): JSX.Element | null {
   }
   return (
     <>
-      {data.trouble === "" ? null : (
-        <p class="devices-trouble">
+      {data.problem === "" ? null : (
+        <p class="devices-problem">
           <Badge tone="warning" shape="triangle">
             silent
           </Badge>{" "}
-          {data.trouble}
+          {data.problem}
         </p>
       )}
       <Tables document={data} />

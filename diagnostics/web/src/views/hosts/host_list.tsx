@@ -107,7 +107,7 @@ export function chosenHosts(hosts: readonly HostDocument[], show: string, text: 
       show === "all" ||
       (show === "training" && host.first_rank !== null) ||
       (show === "spare" && host.state === "spare") ||
-      (show === "trouble" && !host.is_in_order) ||
+      (show === "problem" && !host.is_in_order) ||
       (show === "cordoned" && host.cordon_unix_s !== null);
     return isShown && (text === "" || host.host.includes(text) || host.remark.includes(text));
   });
@@ -117,7 +117,7 @@ const SHOWN = [
   { value: "all", label: "all" },
   { value: "training", label: "in the round" },
   { value: "spare", label: "spare" },
-  { value: "trouble", label: "need attention" },
+  { value: "problem", label: "need attention" },
   { value: "cordoned", label: "cordoned" },
 ];
 

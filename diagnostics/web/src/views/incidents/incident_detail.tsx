@@ -225,10 +225,10 @@ function Notifications({ story, since }: { story: Resource<StoryDocument>; since
     <Section title="Notifications">
       <Loaded resource={story} lines={2}>
         {(document) =>
-          document.told.length === 0 ? (
-            <p class="soft">{sentence(document.why_not_told)}</p>
+          document.notifications.length === 0 ? (
+            <p class="soft">{sentence(document.why_not_notified)}</p>
           ) : (
-            <InOrder list={document.told} since={since} />
+            <InOrder list={document.notifications} since={since} />
           )
         }
       </Loaded>

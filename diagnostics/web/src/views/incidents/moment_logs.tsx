@@ -17,15 +17,15 @@ function Lines({ lines, title }: { lines: readonly IncidentLineDocument[]; title
   useEffect(() => {
     // scroll to the line that shows the cause, else to the end
     const found = box.current;
-    const telling = found?.querySelector<HTMLElement>(".is-telling");
+    const causeLine = found?.querySelector<HTMLElement>(".is-cause");
     if (found !== null) {
-      found.scrollTop = telling == null ? found.scrollHeight : telling.offsetTop - found.clientHeight / 2;
+      found.scrollTop = causeLine == null ? found.scrollHeight : causeLine.offsetTop - found.clientHeight / 2;
     }
   }, [lines]);
   return (
     <div class="moment-lines" ref={box} tabIndex={0} role="region" aria-label={title}>
       {lines.map((one, index) => (
-        <div key={index} class={one.is_telling ? "moment-line is-telling" : "moment-line"}>
+        <div key={index} class={one.is_cause ? "moment-line is-cause" : "moment-line"}>
           <time class="log-time" title={fullTimeText(one.at_unix_s, zone)}>
             {clockText(one.at_unix_s, zone)}
           </time>
@@ -40,12 +40,12 @@ function Lines({ lines, title }: { lines: readonly IncidentLineDocument[]; title
 }
 
 function Cause({ logs }: { logs: IncidentLogsDocument }): JSX.Element | null {
-  return logs.telling_line === "" ? null : (
+  return logs.cause_line === "" ? null : (
     <p class="moment-cause" data-label={logs.label}>
       Cause in the logs: <strong>{logs.label}</strong>
-      {logs.telling_rank === null ? "" : ` (rank ${logs.telling_rank})`}
+      {logs.cause_rank === null ? "" : ` (rank ${logs.cause_rank})`}
       {logs.action === "" ? "" : <span class="faint">, recommended action: {logs.action.replaceAll("_", " ")}</span>}:{" "}
-      <span class="log-text">{logs.telling_line}</span>
+      <span class="log-text">{logs.cause_line}</span>
     </p>
   );
 }

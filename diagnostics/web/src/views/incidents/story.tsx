@@ -46,8 +46,8 @@ const SHAPES: Record<StoryEntry["what"], { tone: string; shape: Shape }> = {
   "decision": { tone: "accent", shape: "square" },
   "step": { tone: "quiet", shape: "ring" },
   "over": { tone: "good", shape: "circle" },
-  "told": { tone: "good", shape: "circle" },
-  "not-told": { tone: "bad", shape: "octagon" },
+  "notified": { tone: "good", shape: "circle" },
+  "not-notified": { tone: "bad", shape: "octagon" },
   "requested": { tone: "accent", shape: "diamond" },
 };
 

@@ -65,7 +65,7 @@ export function ticketText({ incident, story, logs, audit, notes, job, run }: Ti
     `- cost: ${cost(incident)}`,
   ];
   const happened = story === null ? [] : storyInOrder(story, audit).map((one) => `- ${utc(one.at_unix_s)}: ${one.text}`);
-  const notifications = story === null ? [] : story.told.map((one) => `- ${utc(one.at_unix_s)}: ${one.text}`);
+  const notifications = story === null ? [] : story.notifications.map((one) => `- ${utc(one.at_unix_s)}: ${one.text}`);
   const links = [
     `- incident: ${address(hrefOf(["incidents", incident.incident_id], { round: null }))}`,
     `- ranks: ${address(hrefOf("ranks", { round: incident.round, rank: incident.ranks[0] }))}`,
@@ -73,7 +73,7 @@ export function ticketText({ incident, story, logs, audit, notes, job, run }: Ti
     `- logs: ${address(hrefOf("logs", { round: incident.round }))}`,
     ...(story?.runbooks ?? []).map((name) => `- runbook: ${address(runbookHref(name, incident.incident_id))}`),
   ];
-  const cause = logs === null || logs.telling_line === "" ? [] : [`- cause in the logs, ${logs.label}: ${logs.telling_line}`];
+  const cause = logs === null || logs.cause_line === "" ? [] : [`- cause in the logs, ${logs.label}: ${logs.cause_line}`];
   return [
     `**Incident ${incident.incident_id} of ${job}: ${incident.kind_text} (${incident.state})**\n${incident.reason}`,
     facts.join("\n"),
@@ -83,7 +83,7 @@ export function ticketText({ incident, story, logs, audit, notes, job, run }: Ti
     part(`Log lines of ${logs?.culprit_text ?? ""} (UTC)`, fenced(logs?.culprit_lines ?? [])),
     part("Log lines of other ranks (UTC)", fenced(logs?.other_lines ?? [])),
     part("Logs", logs === null || logs.problem === "" ? [] : [logs.problem]),
-    part("Notifications", notifications.length === 0 && story !== null ? [story.why_not_told] : notifications),
+    part("Notifications", notifications.length === 0 && story !== null ? [story.why_not_notified] : notifications),
     part("Links", links),
   ]
     .filter((one) => one !== "")

@@ -1,4 +1,4 @@
-// The list of all jobs, by default those in trouble first. Each row links to the job's page; two to four jobs can be compared.
+// The list of all jobs, by default the most severe first. Each row links to the job's page; two to four jobs can be compared.
 
 import "./jobs.css";
 
@@ -16,7 +16,7 @@ import { JobTable } from "./table";
 const PAGE = 50;
 const MOST_COMPARED = 4;
 const ORDERS = [
-  { value: "trouble", label: "trouble first" },
+  { value: "severity", label: "severity" },
   { value: "newest", label: "newest first" },
   { value: "name", label: "name" },
 ];
@@ -32,7 +32,7 @@ function Kinds({ list, chosen }: { list: JobsDocument | null; chosen: string }):
     { value: "green", label: `green ${countText(counts?.green)}`, title: "Jobs without known problems" },
     { value: "ended", label: `ended ${countText(counts?.ended)}`, title: "Jobs that ended; jobs that failed within the last day are red" },
   ];
-  return <Segmented label="Filter of jobs" options={options} value={chosen} onChange={(value) => setParams({ trouble: value, page: null })} />;
+  return <Segmented label="Filter of jobs" options={options} value={chosen} onChange={(value) => setParams({ severity: value, page: null })} />;
 }
 
 function Pages({ list, first }: { list: JobsDocument; first: number }): JSX.Element | null {
@@ -81,7 +81,7 @@ function None({ list }: { list: JobsDocument }): JSX.Element {
       <EmptyState
         title="No matching jobs"
         action={
-          <button type="button" class="button small" onClick={() => setParams({ trouble: null, text: null, page: null })}>
+          <button type="button" class="button small" onClick={() => setParams({ severity: null, text: null, page: null })}>
             Show all
           </button>
         }
@@ -99,13 +99,13 @@ function None({ list }: { list: JobsDocument }): JSX.Element {
 }
 
 export function JobsView(): JSX.Element {
-  const [trouble] = useParam("trouble", "");
+  const [severity] = useParam("severity", "");
   const [text] = useParam("text", "");
-  const [order, setOrder] = useParam("order", "trouble");
+  const [order, setOrder] = useParam("order", "severity");
   const [pick] = useParam("pick", "");
   const [page] = useNumberParam("page");
   const first = Math.max(0, page ?? 0) * PAGE;
-  const found = useResource<JobsDocument>("jobs", { trouble, text, order, first, count: PAGE }, "jobs");
+  const found = useResource<JobsDocument>("jobs", { severity, text, order, first, count: PAGE }, "jobs");
   const picked = pick === "" ? [] : pick.split(",");
   const choose = (name: string): void => {
     const next = picked.includes(name) ? picked.filter((one) => one !== name) : [...picked, name].slice(-MOST_COMPARED);
@@ -114,7 +114,7 @@ export function JobsView(): JSX.Element {
   return (
     <>
       <ViewHead title="Jobs">
-        <Kinds list={found.data} chosen={trouble} />
+        <Kinds list={found.data} chosen={severity} />
         <TextField
           label="Find"
           value={text}

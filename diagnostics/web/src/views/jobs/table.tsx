@@ -14,9 +14,9 @@ import type { Shape } from "../../ui/icons";
 /** Return the badge of a job. An ended job that failed keeps the shape of a failure. */
 function signOf(row: JobRow): { tone: Tone; shape: Shape } {
   if (row.level === "red") {
-    return { tone: row.trouble === "ended" ? "quiet" : "bad", shape: "octagon" };
+    return { tone: row.severity === "ended" ? "quiet" : "bad", shape: "octagon" };
   }
-  if (row.trouble === "ended") {
+  if (row.severity === "ended") {
     return { tone: "quiet", shape: "ring" };
   }
   return row.level === "amber" ? { tone: "warning", shape: "triangle" } : { tone: "good", shape: "circle" };
@@ -28,7 +28,7 @@ function Why({ row }: { row: JobRow }): JSX.Element | null {
   return (
     <>
       {text === "" ? null : (
-        <p class={first === undefined || row.trouble === "ended" ? "job-why" : `job-why tone-${first.level === "red" ? "bad" : "warning"}`} title={text}>
+        <p class={first === undefined || row.severity === "ended" ? "job-why" : `job-why tone-${first.level === "red" ? "bad" : "warning"}`} title={text}>
           {text}
           {row.num_reasons > 1 ? <span class="faint"> and {countText(row.num_reasons - 1)} more</span> : null}
         </p>
@@ -140,7 +140,7 @@ const CELLS: readonly Cell[] = [
     render: (row) => (
       <Badge {...signOf(row)} title={row.headline}>
         {row.state}
-        <span class="visually-hidden"> ({row.trouble})</span>
+        <span class="visually-hidden"> ({row.severity})</span>
       </Badge>
     ),
   },
@@ -203,7 +203,7 @@ export function JobTable({ rows, picked, choose }: JobTableProps): JSX.Element {
         </thead>
         <tbody>
           {rows.map((row) => (
-            <tr key={row.name} data-job={row.name} data-trouble={row.trouble}>
+            <tr key={row.name} data-job={row.name} data-severity={row.severity}>
               <td class="job-pick">
                 <input type="checkbox" aria-label={`Compare ${row.name}`} checked={picked.includes(row.name)} onChange={() => choose(row.name)} />
               </td>
