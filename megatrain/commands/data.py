@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="SRC",
-        help=".txt, .jsonl, .json or .parquet files, also compressed (.gz, .zst, .bz2, .xz), folders of them, or "
-        "python-stdlib (this Python's own library)",
+        help=".txt, .jsonl, .json, .parquet or .arrow files, also compressed (.gz, .zst, .bz2, .xz), folders of them, "
+        "patterns ('docs/*.jsonl'), URLs (s3://...), or python-stdlib (this Python's own library)",
     )
     build.add_argument("--output", type=utf8_path, required=True, metavar="DIR", help="the directory to create")
     build.add_argument(
