@@ -39,7 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="vocabulary size of the tokenizer to train (default %(default)s)",
     )
-    build.add_argument("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json to use instead of training one")
+    build.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FILE",
+        help="a tokenizer.json or SentencePiece .model to use instead of training one, or: bytes",
+    )
     build.add_argument("--eod", type=utf8_text, default="", metavar="TOKEN",
                        help="the tokenizer's token that ends documents (default: eos_token of the "
                        "tokenizer_config.json beside it, else the one of a known model)")  # fmt: skip
@@ -55,6 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     build.add_argument(
         "--seed", type=seed, default=1, metavar="N", help="seed of the order of documents (default %(default)s)"
+    )
+    build.add_argument(
+        "--workers",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="processes that tokenize; the files are the same for any number (default: one per core)",
     )
     build.add_argument("--strict", action="store_true", help="refuse a folder with files that are not read")
     build.add_argument("--force", action="store_true", help="replace a data directory that exists")
@@ -81,18 +93,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build(args: argparse.Namespace) -> int:
-    from megatrain.data.build import build
+    from megatrain.data.build import BuildOptions, build
 
+    options = BuildOptions(
+        vocab_size=args.vocab_size,
+        tokenizer_path=args.tokenizer,
+        end=args.eod,
+        text_key=args.text_key,
+        validation_fraction=args.validation,
+        seed=args.seed,
+    )
     with orderly_end():
         meta = build(
             args.input,
             args.output,
-            vocab_size=args.vocab_size,
-            tokenizer_path=args.tokenizer,
-            end=args.eod,
-            text_key=args.text_key,
-            validation_fraction=args.validation,
-            seed=args.seed,
+            options,
+            num_workers=args.workers,
             is_forced=args.force,
             is_strict=args.strict,
             report=lambda line: print(line, flush=True),
@@ -112,7 +128,7 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME
+    from megatrain.data.dataset import tokenizer_beside
     from megatrain.data.indexed import IndexedDataset
     from megatrain.data.meta import META_NAME, read_meta
     from megatrain.data.summary import summarize
@@ -123,7 +139,7 @@ def _inspect(args: argparse.Namespace) -> int:
     meta = read_meta(args.prefix.parent / META_NAME)
     texts = []
     if args.documents > 0:
-        tokenizer = load_tokenizer(args.tokenizer or args.prefix.parent / TOKENIZER_NAME)
+        tokenizer = load_tokenizer(args.tokenizer or tokenizer_beside(args.prefix))
         count = min(args.documents, dataset.num_documents)
         texts = [tokenizer.decode(dataset.document(document).tolist()) for document in range(count)]
     if args.json:

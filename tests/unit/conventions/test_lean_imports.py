@@ -14,7 +14,7 @@ from tests.helpers.waiting import DEADLINE_S
 
 HEAVY_MODULES = [
     "torch", "torch.distributed.checkpoint", "torch._dynamo", "sympy", "numpy", "pyarrow", "tokenizers", "safetensors",
-    "transformers", "tensorboard", "wandb",
+    "sentencepiece", "transformers", "tensorboard", "wandb",
 ]  # fmt: skip
 
 REPORT = f"""
