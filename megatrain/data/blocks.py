@@ -17,7 +17,7 @@ _BLOCK_DOCUMENTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class DocumentBlock:
     """Some documents in the order of the corpus.
 
     `end`: the place after the last one. `skipped`: the records that were left out from the start of the corpus to
@@ -34,7 +34,9 @@ class Block:
         return sum(document.num_bytes for document in self.documents)
 
 
-def blocks(corpus: Corpus, file_sizes: Sequence[int], skipped: Counter[str], first: CorpusPlace) -> Iterator[Block]:
+def blocks(
+    corpus: Corpus, file_sizes: Sequence[int], skipped: Counter[str], first: CorpusPlace
+) -> Iterator[DocumentBlock]:
     """Yield the documents of the corpus from `first` on, which is the end of a block.
 
     `skipped`: the records that were left out before `first`; those from there on are added.
@@ -53,7 +55,7 @@ def blocks(corpus: Corpus, file_sizes: Sequence[int], skipped: Counter[str], fir
 
 def _block(
     corpus: Corpus, file_sizes: Sequence[int], documents: Sequence[CorpusDocument], skipped: Counter[str]
-) -> Block:
+) -> DocumentBlock:
     last = documents[-1]
     file_bytes = sum(file_sizes[: last.file]) + corpus.files[last.file].file.position()
-    return Block(tuple(documents), CorpusPlace(last.file, last.record + 1), dict(skipped), file_bytes)
+    return DocumentBlock(tuple(documents), CorpusPlace(last.file, last.record + 1), dict(skipped), file_bytes)

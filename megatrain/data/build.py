@@ -13,16 +13,13 @@ its files are those of a build that nothing interrupted.
 from __future__ import annotations
 
 import hashlib
-import heapq
 import importlib.metadata
 import json
 import os
 import shutil
 import time
-from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,27 +27,23 @@ from numpy.typing import NDArray
 
 from megatrain.checkpoint_format.checkpoint_files import SENTENCEPIECE_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.files.whole_files import temporary_name
 from megatrain.data.blocks import blocks
 from megatrain.data.build_progress import BuildProgress
-from megatrain.data.corpus import Corpus, CorpusDocument, open_corpus
+from megatrain.data.build_tokenizer import BuildOptions, build_tokenizer, held_out_documents
+from megatrain.data.corpus import Corpus, open_corpus
 from megatrain.data.end_of_document import tokenizer_config
 from megatrain.data.indexed import IndexedDataset, IndexedWriter, token_dtype
 from megatrain.data.input_file import FileVersion
 from megatrain.data.meta import META_NAME, DataMeta, SplitMeta
 from megatrain.data.output import resumable_directory
-from megatrain.data.spool import Spool
+from megatrain.data.spool import TokenSpool
 from megatrain.data.summary import entropy_nats, token_counts
 from megatrain.data.tokenizer import (
     BYTES,
-    Tokenizer,
     TokenizerSource,
-    byte_tokenizer,
-    load_tokenizer,
     read_tokenizer_file,
-    train_tokenizer,
 )
-from megatrain.data.tokenizing import identity_hash, tokenized
+from megatrain.data.tokenizing import tokenized
 from megatrain.formatting.quantities import count_text
 
 TRAIN = "train"
@@ -63,28 +56,9 @@ FILE_NAMES = (
     META_NAME,
 )
 """All names that a data directory may have; its tokenizer has one of two."""
-_TRAINING_SAMPLE_BYTES = 8_000_000
-"""The text from which a tokenizer is trained: more text costs time and changes few merges of a small vocabulary."""
 _BYTES_PER_WORKER = 8_000_000
 """A process starts within a fraction of a second, in which another one tokenizes a few megabytes."""
 _LIBRARIES = ("tokenizers", "sentencepiece", "pyarrow")
-
-
-@dataclass(frozen=True, slots=True)
-class BuildOptions:
-    """What a build does with its inputs; the same inputs and options give the same files.
-
-    The tokenizer comes from `tokenizer_path`, or is the one of bytes for the path `bytes`; `end` is its token that ends
-    documents, "" finds it. Without a path, a byte-level BPE of `vocab_size` is trained on at most 8 MB of the training
-    documents.
-    """
-
-    vocab_size: int = 4096
-    tokenizer_path: Path | None = None
-    end: str = ""
-    text_key: str = "text"
-    validation_fraction: float = 0.02
-    seed: int = 1
 
 
 def build(
@@ -112,12 +86,12 @@ def build(
     versions = [found.file.version() for found in corpus.files]
     digest = _digest(corpus, versions, options)
     with resumable_directory(output, FILE_NAMES, is_forced, digest) as (staging, kept):
-        source, tokenizer = _tokenizer(corpus, options, kept, report)
+        source, tokenizer = build_tokenizer(corpus, options, kept, report)
         (staging / TOKENIZER_CONFIG_NAME).write_text(tokenizer_config(tokenizer.end), encoding="utf-8")
         shutil.copyfile(kept / tokenizer.file_name, staging / tokenizer.file_name)
 
         start_s = time.perf_counter()
-        with Spool(kept) as spool:
+        with TokenSpool(kept) as spool:
             sizes = [version.num_bytes for version in versions]
             _fill(spool, corpus, sizes, source, options.seed, num_workers or _num_workers(sum(sizes)), report)
             _check_number(corpus, spool.progress.documents)
@@ -126,7 +100,7 @@ def build(
             start_s = time.perf_counter()
             documents = spool.documents()
             tokens = spool.tokens(token_dtype(tokenizer.vocab_size))
-            held_out = _held_out(documents["split_key"], options.validation_fraction)
+            held_out = held_out_documents(documents["split_key"], options.validation_fraction)
             train = _write_split(tokens, documents, ~held_out, staging / TRAIN)
             validation = _write_split(tokens, documents, held_out, staging / VALIDATION)
         meta = DataMeta(
@@ -189,50 +163,12 @@ def _version(library: str) -> str:
         return ""
 
 
-def _tokenizer(
-    corpus: Corpus, options: BuildOptions, kept: Path, report: Callable[[str], None]
-) -> tuple[TokenizerSource, Tokenizer]:
-    """Return the tokenizer, and its source for other processes: the file in `kept`, where a killed build finds it."""
-    start_s = time.perf_counter()
-    path = options.tokenizer_path
-    if path is None:
-        stored = kept / TOKENIZER_NAME
-        if not stored.exists():
-            sample = _training_sample(corpus, options.validation_fraction)
-            _store(train_tokenizer(sample, options.vocab_size), stored)
-        tokenizer = load_tokenizer(stored)
-        source = TokenizerSource(stored, tokenizer.end)
-    elif str(path) == BYTES:
-        tokenizer = byte_tokenizer(options.end)
-        _store(tokenizer, kept / tokenizer.file_name)
-        source = TokenizerSource(None, tokenizer.end)
-    else:
-        tokenizer = load_tokenizer(path, options.end)
-        shutil.copyfile(path, kept / tokenizer.file_name)
-        source = TokenizerSource(kept / tokenizer.file_name, tokenizer.end)
-    named = f", {tokenizer.end_source}" if path is not None else ""
-    report(
-        f"tokenizer: {tokenizer.vocab_size} tokens; {tokenizer.end} ({tokenizer.eod_id}{named}) ends documents "
-        f"({time.perf_counter() - start_s:.1f} s)"
-    )
-    for note in tokenizer.notes:
-        report(f"tokenizer: switched off: {note}")
-    return source, tokenizer
-
-
-def _store(tokenizer: Tokenizer, path: Path) -> None:
-    """Write a tokenizer's file at once: a killed build leaves a whole one or none."""
-    temporary = path.with_name(temporary_name(path.name))
-    tokenizer.save(temporary)
-    temporary.replace(path)
-
-
 def _num_workers(total_bytes: int) -> int:
     return min(len(os.sched_getaffinity(0)), 1 + total_bytes // _BYTES_PER_WORKER)
 
 
 def _fill(
-    spool: Spool,
+    spool: TokenSpool,
     corpus: Corpus,
     file_sizes: Sequence[int],
     source: TokenizerSource,
@@ -273,31 +209,6 @@ def _write_split(
         documents=len(members),
         tokens=int(lengths[members].sum()),
         text_bytes=int(documents["text_bytes"][members].sum()),
+        bin_sha256=writer.bin_sha256,
+        idx_sha256=writer.idx_sha256,
     )
-
-
-def _training_sample(corpus: Corpus, validation_fraction: float) -> list[str]:
-    """Return up to 8 MB of documents that will not be held out, in the order of the corpus.
-
-    It keeps the documents with the largest split keys, because every fraction holds these out last.
-    """
-    split_keys = array("Q")
-    kept: list[tuple[int, int, CorpusDocument]] = []  # a heap: (split key, position in the corpus, document)
-    num_bytes = 0
-    for position, document in enumerate(corpus.documents()):
-        split_keys.append(identity_hash(document))
-        heapq.heappush(kept, (split_keys[-1], position, document))
-        num_bytes += document.num_bytes
-        while num_bytes > _TRAINING_SAMPLE_BYTES and len(kept) > 1:
-            num_bytes -= heapq.heappop(kept)[2].num_bytes
-    held_out = _held_out(np.frombuffer(split_keys, np.uint64), validation_fraction)
-    return [document.text for _, position, document in sorted(kept, key=lambda item: item[1]) if not held_out[position]]
-
-
-def _held_out(split_keys: NDArray[np.uint64], fraction: float) -> NDArray[np.bool_]:
-    """Return which documents are held out for validation: about `fraction` of them, at least one, and not all."""
-    held_out = split_keys < np.uint64(fraction * 2.0**64)
-    if len(split_keys) > 1:
-        held_out[np.argmin(split_keys)] = True
-        held_out[np.argmax(split_keys)] = False
-    return np.asarray(held_out)

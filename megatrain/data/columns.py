@@ -7,16 +7,15 @@ index is at its end.
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any, BinaryIO
 
 from megatrain.compression import COMPRESSIONS, opened
 from megatrain.contracts.errors import DataError
+from megatrain.data.arrow_library import part_of_pyarrow
 from megatrain.data.formats import empty, kind_of, not_utf8
 from megatrain.data.input_file import InputFile
 
@@ -31,7 +30,7 @@ def read_parquet(path: InputFile, text_key: str) -> Iterator[str]:
     Raises: DataError when pyarrow is absent, the file is unreadable, is not Parquet, has no rows or lacks the column,
     or a row is not text.
     """
-    parquet = _part_of_pyarrow("parquet", path, "Parquet")
+    parquet = part_of_pyarrow("parquet", path, "reading Parquet")
     with (
         _seekable(path, ".parquet") as raw,
         _naming_damage(path, "Parquet", raw) as place,
@@ -43,7 +42,7 @@ def read_parquet(path: InputFile, text_key: str) -> Iterator[str]:
 
 def read_arrow(path: InputFile, text_key: str) -> Iterator[str]:
     """Yield the column `text_key`, row by row. Raises: DataError as `read_parquet`."""
-    ipc = _part_of_pyarrow("ipc", path, "Arrow")
+    ipc = part_of_pyarrow("ipc", path, "reading Arrow")
     with _seekable(path, "") as file, _naming_damage(path, "Arrow", file) as place:
         is_file = file.read(len(_ARROW_FILE_MAGIC)) == _ARROW_FILE_MAGIC
         file.seek(0)
@@ -93,7 +92,7 @@ def _naming_damage(path: InputFile, kind: str, file: BinaryIO) -> Iterator[_Plac
     place = _Place()
     try:
         yield place
-    except (_part_of_pyarrow("lib", path, kind).ArrowException, OSError) as error:
+    except (part_of_pyarrow("lib", path, f"reading {kind}").ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise
         raise DataError(
@@ -113,11 +112,3 @@ def _python_values(column: Any, path: InputFile, first_row: int) -> list[Any]:
     except UnicodeDecodeError as error:
         last_row = first_row + len(column) - 1
         raise not_utf8(f"{path}: rows {first_row} to {last_row}", error) from error
-
-
-def _part_of_pyarrow(name: str, path: InputFile, kind: str) -> ModuleType:
-    try:
-        importlib.import_module("pyarrow")
-        return importlib.import_module(f"pyarrow.{name}")
-    except ImportError as error:
-        raise DataError(f"{path}: reading {kind} needs pyarrow; pip install 'megatrain[data]'") from error

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.files.whole_files import write_private
-from megatrain.data.blocks import Block
+from megatrain.data.blocks import DocumentBlock
 from megatrain.data.corpus import START, CorpusPlace
 from megatrain.data.tokenizing import DOCUMENT_DTYPE, TokenizedBlock
 
@@ -41,7 +41,7 @@ class SpoolProgress:
     is_complete: bool = False
 
 
-class Spool:
+class TokenSpool:
     """The spool in `directory`, opened where a killed build left it. As a context it is closed, not removed."""
 
     def __init__(self, directory: Path) -> None:
@@ -58,7 +58,7 @@ class Spool:
         self._tokens.close()
         self._documents.close()
 
-    def add(self, block: Block, tokenized: TokenizedBlock) -> None:
+    def add(self, block: DocumentBlock, tokenized: TokenizedBlock) -> None:
         """Append the next block."""
         self._tokens.write(tokenized.tokens)
         self._documents.write(tokenized.documents)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatrain.contracts.errors import MegatrainError
-from megatrain.data.blocks import Block
+from megatrain.data.blocks import DocumentBlock
 from megatrain.data.corpus import CorpusDocument
 from megatrain.data.indexed import token_dtype
 from megatrain.data.tokenizer import Tokenizer, TokenizerSource
@@ -48,8 +48,8 @@ class TokenizedBlock:
 
 
 def tokenized(
-    blocks: Iterable[Block], source: TokenizerSource, seed: int, num_workers: int
-) -> Iterator[tuple[Block, TokenizedBlock]]:
+    blocks: Iterable[DocumentBlock], source: TokenizerSource, seed: int, num_workers: int
+) -> Iterator[tuple[DocumentBlock, TokenizedBlock]]:
     """Yield each block with its tokens, in order.
 
     num_workers: processes beside this one, which reads; with 1 this process does all.
@@ -60,7 +60,7 @@ def tokenized(
         for block in blocks:
             yield block, tokenize(block, tokenizer, seed)
         return
-    waiting: deque[tuple[Block, Future[TokenizedBlock]]] = deque()
+    waiting: deque[tuple[DocumentBlock, Future[TokenizedBlock]]] = deque()
     pool = ProcessPoolExecutor(num_workers, multiprocessing.get_context("spawn"), _begin, (os.getpid(),))
     try:
         for block in blocks:
@@ -80,7 +80,7 @@ def tokenized(
         pool.shutdown(cancel_futures=True)
 
 
-def tokenize(block: Block, tokenizer: Tokenizer, seed: int) -> TokenizedBlock:
+def tokenize(block: DocumentBlock, tokenizer: Tokenizer, seed: int) -> TokenizedBlock:
     """Return the tokens of a block. Each document ends with the tokenizer's end of a document."""
     dtype = token_dtype(tokenizer.vocab_size)
     ids = tokenizer.encode_batch([document.text for document in block.documents])
@@ -108,7 +108,7 @@ def _begin(parent: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-def _tokenize_in_worker(block: Block, source: TokenizerSource, seed: int) -> TokenizedBlock:
+def _tokenize_in_worker(block: DocumentBlock, source: TokenizerSource, seed: int) -> TokenizedBlock:
     return tokenize(block, _loaded(source), seed)
 
 

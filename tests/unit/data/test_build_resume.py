@@ -17,7 +17,7 @@ from megatrain.data import blocks as blocks_module
 from megatrain.data import spool as spool_module
 from megatrain.data.build_progress import BuildProgress
 from megatrain.data.indexed import IndexedWriter
-from megatrain.data.spool import Spool
+from megatrain.data.spool import TokenSpool
 from tests.helpers.built_data import build_data
 from tests.helpers.child_process import in_child
 from tests.helpers.require import require_module
@@ -75,8 +75,8 @@ def build(source: Path, output: Path, **options: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("kind", "method", "count", "is_continued"),
     [
-        *((Spool, "add", count, count >= 2) for count in range(1, NUM_BLOCKS + 1)),
-        (Spool, "finish", 1, True),
+        *((TokenSpool, "add", count, count >= 2) for count in range(1, NUM_BLOCKS + 1)),
+        (TokenSpool, "finish", 1, True),
         (IndexedWriter, "add_document", 5, True),
         (IndexedWriter, "close", 1, True),
         (IndexedWriter, "close", 2, True),
@@ -107,7 +107,7 @@ def test_build_killed_again_and_again_replaces_the_old(source: Path, tmp_path: P
     build(source, tmp_path / "whole", tokenizer_path=None, vocab_size=300)
 
     def be_killed() -> None:
-        kill_at(Spool, "add", 3)
+        kill_at(TokenSpool, "add", 3)
         build(source, output, tokenizer_path=None, vocab_size=300, is_forced=True)
 
     while in_child(be_killed) == -signal.SIGKILL:
@@ -120,7 +120,7 @@ def test_build_killed_again_and_again_replaces_the_old(source: Path, tmp_path: P
 @pytest.mark.parametrize("change", ["text", "seed", "file"])
 def test_progress_of_another_build_is_removed(source: Path, tmp_path: Path, change: str) -> None:
     def be_killed() -> None:
-        kill_at(Spool, "add", 4)
+        kill_at(TokenSpool, "add", 4)
         build(source, tmp_path / "out")
 
     assert in_child(be_killed) == -signal.SIGKILL
@@ -152,7 +152,7 @@ def test_stopped_build_goes_on_and_a_refused_one_leaves_nothing(source: Path, tm
 
 def test_spool_cut_by_a_crash_begins_again(source: Path, tmp_path: Path) -> None:
     def be_killed() -> None:
-        kill_at(Spool, "add", 4)
+        kill_at(TokenSpool, "add", 4)
         build(source, tmp_path / "out")
 
     assert in_child(be_killed) == -signal.SIGKILL

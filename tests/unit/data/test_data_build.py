@@ -149,7 +149,7 @@ def test_the_tokenizer_learns_nothing_from_held_out_documents(tmp_path: Path) ->
 
 def test_large_batches_and_many_documents_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megatrain.data.blocks._BLOCK_DOCUMENTS", 7)
-    monkeypatch.setattr("megatrain.data.build._TRAINING_SAMPLE_BYTES", 2000)
+    monkeypatch.setattr("megatrain.data.build_tokenizer._TRAINING_SAMPLE_BYTES", 2000)
     path = tmp_path / "docs.jsonl"
     path.write_text("".join(json.dumps({"text": f"text {number} " * 5}) + "\n" for number in range(100)))
     meta = build_data([str(path)], tmp_path / "out", vocab_size=300)
@@ -270,7 +270,10 @@ def test_damaged_meta_is_named(tmp_path: Path, content: str, message: str) -> No
         ({"vocab_size": "300"}, r"is damaged \(vocab_size='300' is not of type int\); build the data again"),
         ({"vocab_size": True}, r"is damaged \(vocab_size=True is not of type int\)"),
         ({"tokenizer_sha256": None}, r"is damaged \(tokenizer_sha256=None is not of type str\)"),
-        ({"train": {"documents": 1, "tokens": 2.5, "text_bytes": 3}}, r"is damaged \(tokens=2.5 is not of type int\)"),
+        (
+            {"train": {"documents": 1, "tokens": 2.5, "text_bytes": 3, "bin_sha256": "", "idx_sha256": ""}},
+            r"is damaged \(tokens=2.5 is not of type int\)",
+        ),
         ({"train": {"documents": 1}}, r"is damaged \(TypeError"),
     ],
 )
