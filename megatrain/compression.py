@@ -14,8 +14,7 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 from megatrain.contracts.errors import DataError
 
@@ -31,47 +30,58 @@ _MAGIC: Mapping[bytes, str] = {
 _LONGEST_MAGIC = max(map(len, _MAGIC))
 
 
-def _open_zstd(path: Path) -> BinaryIO:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise DataError(f"{path}: reading .zst needs pyarrow; pip install 'megatrain[data]'") from error
-    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
+class Readable(Protocol):
+    """A path, or what stands for a file elsewhere. Its text form names it in errors."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def suffix(self) -> str: ...
+
+    def open(self, mode: Any, /) -> Any:
+        """Open the file's own bytes. Raises: OSError."""
 
 
-_OPENERS: Mapping[str, Callable[[Path], BinaryIO]] = {
-    ".gz": cast("Callable[[Path], BinaryIO]", gzip.open),
-    ".bz2": cast("Callable[[Path], BinaryIO]", bz2.open),
-    ".xz": cast("Callable[[Path], BinaryIO]", lzma.open),
+def _open_zstd(file: BinaryIO) -> BinaryIO:
+    import pyarrow
+
+    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd"))
+
+
+_DECOMPRESSORS: Mapping[str, Callable[[BinaryIO], BinaryIO]] = {
+    ".gz": cast("Callable[[BinaryIO], BinaryIO]", gzip.open),
+    ".bz2": cast("Callable[[BinaryIO], BinaryIO]", bz2.open),
+    ".xz": cast("Callable[[BinaryIO], BinaryIO]", lzma.open),
     ".zst": _open_zstd,
 }
-COMPRESSIONS = tuple(_OPENERS)
+COMPRESSIONS = tuple(_DECOMPRESSORS)
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading; the block receives the bytes of its text, uncompressed.
+def opened(path: Readable, own_kind: str = "") -> Iterator[BinaryIO]:
+    """Open a file for reading; the block receives its bytes, uncompressed.
 
+    own_kind: the kind of content (`kind_of_content`) that the file has when it is not compressed; "" for text.
     Raises: DataError when the file cannot be read, is damaged, or is of another kind than its name says.
     """
     suffix = path.suffix.lower()
-    with _naming(path, suffix):
-        _check_kind(path, suffix)
-        with _OPENERS.get(suffix, _open_plain)(path) as file:
-            yield file
+    compression = suffix if suffix in _DECOMPRESSORS else ""
+    with path_opened(path, suffix) as raw:
+        _check_kind(path, raw, compression, own_kind)
+        yield _decompressed(path, raw, compression)
 
 
 @contextmanager
-def opened_by_content(path: Path) -> Iterator[BinaryIO]:
+def opened_by_content(path: Readable) -> Iterator[BinaryIO]:
     """Open a file for reading; the block receives its bytes, uncompressed if its content is that of a compression.
 
     Raises: DataError when the file cannot be read or is damaged.
     """
-    with _naming(path, "compressed"):
-        with path.open("rb") as file:
-            kind = kind_of_content(file.read(_LONGEST_MAGIC))
-        with _OPENERS.get(kind, _open_plain)(path) as file:
-            yield file
+    with path_opened(path, "compressed") as raw:
+        kind = kind_of_content(raw.read(_LONGEST_MAGIC))
+        raw.seek(0)
+        yield _decompressed(path, raw, kind)
 
 
 def kind_of_content(start: bytes) -> str:
@@ -80,36 +90,51 @@ def kind_of_content(start: bytes) -> str:
 
 
 @contextmanager
-def _naming(path: Path, suffix: str) -> Iterator[None]:
-    """Turn errors of reading into errors that name the file. Raises: DataError."""
+def path_opened(path: Readable, kind: str) -> Iterator[BinaryIO]:
+    """Open a file's own bytes; errors of the block name the file, and the place in it if its content is damaged.
+
+    kind: what the file is in the error. Raises: DataError.
+    """
+    position = 0
     try:
-        yield
+        with path.open("rb") as raw:
+            try:
+                yield raw
+            finally:
+                position = 0 if raw.closed else raw.tell()
     except (EOFError, zlib.error, lzma.LZMAError) as error:
-        raise _damaged(path, suffix, error) from error
+        raise _damaged(path, kind, position, error) from error
     except OSError as error:
         # gzip, bz2 and zstd report damaged bytes as OSError without an error number
-        raise (unreadable(path, error) if error.errno else _damaged(path, suffix, error)) from error
+        raise (unreadable(path, error) if error.errno else _damaged(path, kind, position, error)) from error
 
 
-def unreadable(path: Path, error: OSError) -> DataError:
+def _decompressed(path: Readable, raw: BinaryIO, kind: str) -> BinaryIO:
+    """Return the uncompressed bytes of an open file, which its closing ends."""
+    decompress = _DECOMPRESSORS.get(kind)
+    try:
+        return raw if decompress is None else decompress(raw)
+    except ImportError as error:
+        raise DataError(f"{path}: reading {kind} needs pyarrow; pip install 'megatrain[data]'") from error
+
+
+def unreadable(path: object, error: OSError) -> DataError:
     """Return the error for a file that the operating system cannot read."""
     return DataError(f"{path}: cannot be read: {error.strerror or error}; check the path and its permissions")
 
 
-def _open_plain(path: Path) -> BinaryIO:
-    return path.open("rb")
-
-
-def _check_kind(path: Path, suffix: str) -> None:
-    with path.open("rb") as file:
-        start = file.read(_LONGEST_MAGIC)
+def _check_kind(path: Readable, raw: BinaryIO, compression: str, own_kind: str) -> None:
+    start = raw.read(_LONGEST_MAGIC)
+    raw.seek(0)
     found = kind_of_content(start)
-    if found and found != suffix:
-        hint = f"rename it to {path.name}{found}" if found in _OPENERS else f"give it as what it is, a {found} file"
+    if found and found != (compression or own_kind):
+        hint = f"rename it to {path.name}{found}" if found in COMPRESSIONS else f"give it as what it is, a {found} file"
         raise DataError(f"{path}: its content is that of a {found} file, not of text; {hint}")
-    if start and suffix in _OPENERS and not found:
-        raise DataError(f"{path}: is not a {suffix} file: it starts with {start!r}; rename it as what it is")
+    if start and compression and not found:
+        raise DataError(f"{path}: is not a {compression} file: it starts with {start!r}; rename it as what it is")
 
 
-def _damaged(path: Path, suffix: str, error: Exception) -> DataError:
-    return DataError(f"{path}: the {suffix} file is damaged or cut short: {error}; compress or copy it again")
+def _damaged(path: Readable, kind: str, position: int, error: Exception) -> DataError:
+    return DataError(
+        f"{path}: the {kind} file is damaged or cut short before byte {position}: {error}; compress or copy it again"
+    )

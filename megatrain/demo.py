@@ -128,10 +128,12 @@ def build_data(args: argparse.Namespace) -> DataMeta:
 
 
 def has_changed_since(inputs: Sequence[str], built: Path) -> bool:
-    """Return whether a file of the corpus, or its directory, is newer than `built`. A newer directory shows that a file
-    was added or removed.
+    """Return whether a file of the corpus, or its directory, is newer than `built`, or behind a URL. A newer directory
+    shows that a file was added or removed.
     """
-    paths = [file.path for file in open_corpus(inputs).files]
+    paths = [Path(str(found.file)) for found in open_corpus(inputs).files]
+    if not all(path.exists() for path in paths):
+        return True  # files behind URLs
     times = [path.stat().st_mtime for path in {*paths, *(path.parent for path in paths)}]
     return max(times) > built.stat().st_mtime
 

@@ -43,11 +43,13 @@ from megatrain.checkpoint_format.checkpoint_files import (
     COMMIT_NAME,
     INDEX_NAME,
     METADATA_NAME,
+    SENTENCEPIECE_NAME,
     TOKENIZER_CONFIG_NAME,
     TOKENIZER_NAME,
     Commit,
     expose_metadata,
     is_committed,
+    is_sentencepiece,
     manifest_location,
     matching_commit,
     read_commit,
@@ -228,7 +230,8 @@ class Persistence:
         }
         if self._plan.tokenizer:
             tokenizer = Path(self._plan.tokenizer)
-            fixed[self._name_of(TOKENIZER_NAME)] = _read(tokenizer)
+            name = SENTENCEPIECE_NAME if is_sentencepiece(tokenizer.name) else TOKENIZER_NAME
+            fixed[self._name_of(name)] = _read(tokenizer)
             beside = tokenizer.with_name(TOKENIZER_CONFIG_NAME)  # names the token that ends documents
             if beside.exists():
                 fixed[self._name_of(TOKENIZER_CONFIG_NAME)] = _read(beside)

@@ -32,12 +32,18 @@ COMMIT_NAME = "COMMIT"
 PINNED_NAME = "PINNED"
 WRITING_NAME = "WRITING"
 TOKENIZER_NAME = "tokenizer.json"
+SENTENCEPIECE_NAME = "tokenizer.model"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 COMMIT_SCHEMA_VERSION = 3
 PINNED_SCHEMA_VERSION = 1
 _LATER_COMMIT = re.compile(rf"{COMMIT_NAME}-r[0-9]{{6,}}")
 _MANIFEST_NAME = re.compile(r"r[0-9]{6,}-manifest-[0-9a-f]{8}\.json")
 _DIRECTORY_NAME = re.compile(r"step-([0-9]{9,})")
+
+
+def is_sentencepiece(name: str) -> bool:
+    """Return whether a tokenizer's file is a SentencePiece model, by its name; else it is a tokenizer.json."""
+    return name.endswith(".model")
 
 
 def step_directory_name(step: int) -> str:

@@ -7,9 +7,7 @@ fsspec too, so that tests can exercise all of this on a disk. fsspec is imported
 
 from __future__ import annotations
 
-import errno
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,9 +16,9 @@ from typing import Any
 
 from megatrain.checkpoint_format.location import LocalLocation, Location, Sink, is_relative_name
 from megatrain.contracts.errors import CheckpointError, MissingFileError
+from megatrain.contracts.files.url_drivers import driver, reason, split_url
 from megatrain.contracts.files.whole_files import MISSING_ERRORS, is_temporary_name, sync_directory, temporary_name
 
-_URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "tos", "memory"})
 """Schemes whose put is atomic and that need no directories."""
 _CONDITIONAL_PUTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
@@ -29,9 +27,6 @@ _BLOCK_BYTES = 16 * 2**20
 """Size of the parts in which a large file is sent. S3 accepts 10,000 parts, so a file may have 160 GB."""
 _MAX_UNCHECKED_BYTES = 64 * 2**20
 """Largest range to read without asking for the file's size first: that of the largest item."""
-_MAX_REASON_LENGTH = 300
-_ERRORS = {FileNotFoundError: errno.ENOENT, IsADirectoryError: errno.EISDIR, NotADirectoryError: errno.ENOTDIR,
-           FileExistsError: errno.EEXIST, PermissionError: errno.EACCES}  # fmt: skip
 
 
 def open_location(text: str) -> Location:
@@ -39,46 +34,13 @@ def open_location(text: str) -> Location:
 
     Raises: CheckpointError when the URL is invalid, contains a password, or has no installed driver.
     """
-    match = _URL.fullmatch(text)
-    if match is None:
+    found = split_url(text, CheckpointError)
+    if found is None:
         if not text or "://" in text:
             raise CheckpointError(f"{text!r} is neither a path nor a URL such as s3://bucket/run")
         return LocalLocation(Path(text))
-    scheme, rest = match[1], match[2].rstrip("/")
-    if re.match("[^/@]*:[^/@]*@", rest):
-        shown = f"{scheme}://...@{rest.partition('@')[2]}"
-        raise CheckpointError(
-            f"{shown}: a password in a URL would appear in logs and in every checkpoint; leave it to the configuration"
-            f" of the driver for {scheme}://"
-        )
-    url = f"{scheme}://{rest}"
-    store = _driver(scheme, text)
-    return UrlLocation(url, store._strip_protocol(text), store)
-
-
-def _driver(scheme: str, url: str) -> Any:
-    try:
-        import fsspec  # type: ignore[import-untyped, unused-ignore]
-    except ImportError as error:
-        raise CheckpointError(f"{url}: URLs need fsspec ({error}); pip install fsspec") from error
-    try:
-        return fsspec.core.url_to_fs(url)[0]
-    except ImportError as error:
-        package = _package(scheme, error)
-        raise CheckpointError(
-            f"{url}: no driver for {scheme}:// is installed ({error}); pip install {package}"
-        ) from error
-    except Exception as error:
-        raise CheckpointError(f"{url}: cannot be opened: {_reason(error)}") from error
-
-
-def _package(scheme: str, error: ImportError) -> str:
-    """Return the package to install: the driver, or the one that fsspec's own driver could not import."""
-    from fsspec.registry import known_implementations  # type: ignore[import-untyped, unused-ignore]
-
-    module = str(known_implementations.get(scheme, {}).get("class", scheme)).partition(".")[0]
-    missing = next((e.name for e in (error.__cause__, error) if isinstance(e, ImportError) and e.name), None)
-    return missing.partition(".")[0] if module == "fsspec" and missing else module
+    store = driver(text, CheckpointError)
+    return UrlLocation("://".join(found), store._strip_protocol(text), store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +254,7 @@ class UrlLocation:
             raise
         except Exception as error:
             kind = missing if isinstance(error, MISSING_ERRORS) else CheckpointError
-            raise kind(f"{self}: {failure}: {_reason(error)}") from error
+            raise kind(f"{self}: {failure}: {reason(error)}") from error
 
 
 class _UrlSink:
@@ -341,10 +303,3 @@ class _UrlSink:
     def _check_open(self) -> None:
         if not self._is_open:
             raise ValueError(f"{self._location} is closed")
-
-
-def _reason(error: Exception) -> str:
-    """Return the text of an error: drivers often raise a system error without its text."""
-    number = next((number for kind, number in _ERRORS.items() if isinstance(error, kind)), None)
-    text = getattr(error, "strerror", None) or (os.strerror(number) if number else f"{type(error).__name__}: {error}")
-    return str(text).partition("\n")[0][:_MAX_REASON_LENGTH]

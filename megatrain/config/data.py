@@ -21,7 +21,10 @@ class DataConfig:
         default="",
         metadata=option("Held-out tokens: the path of a .bin and .idx pair without the suffix. Empty: no evaluation."),
     )
-    tokenizer: str = field(default="", metadata=option("Path of the tokenizer.json that the tokens were made with."))
+    tokenizer: str = field(
+        default="",
+        metadata=option("Path of the tokenizer (tokenizer.json or NAME.model) that the tokens were made with."),
+    )
     has_document_mask: bool = field(
         default=False,
         metadata=option("Whether attention stops at the boundaries of the documents packed in one sample."),

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME
+from megatrain.checkpoint_format.checkpoint_files import SENTENCEPIECE_NAME, TOKENIZER_NAME, is_sentencepiece
 from megatrain.contracts.errors import DataError
 from megatrain.data.digest import BLOCK_TOKENS, block_starts
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import META_NAME, read_meta
-from megatrain.data.tokenizer import has_tokenizers, load_tokenizer, read_tokenizer_file
+from megatrain.data.tokenizer import has_library_of, load_tokenizer, read_tokenizer_file
 
 
 def open_dataset(prefix: Path, vocab_size: int) -> IndexedDataset:
@@ -41,13 +41,13 @@ def check_tokenizer(tokenizer: Path, prefix: Path, vocab_size: int) -> None:
     """Check that the file `tokenizer` made the tokens at `prefix`, for a model with `vocab_size` tokens.
 
     The tokenizer that made the tokens is known only if a meta.json is next to them. Whether the file is usable and how
-    many tokens it has is known only if the `tokenizers` library is installed.
+    many tokens it has is known only if its library is installed.
 
-    Raises: DataError when the file is missing, is not a tokenizer.json, is another tokenizer, or has more tokens than
+    Raises: DataError when the file is missing, is not a tokenizer, is another tokenizer, or has more tokens than
     the model.
     """
     content = read_tokenizer_file(tokenizer)
-    if not _is_tokenizer_json(content):
+    if not (is_sentencepiece(tokenizer.name) or _is_tokenizer_json(content)):
         raise DataError(
             f"{tokenizer}: is not a tokenizer.json of the tokenizers library; set data.tokenizer to the file that the "
             f"tokens at {prefix} were made with"
@@ -57,10 +57,10 @@ def check_tokenizer(tokenizer: Path, prefix: Path, vocab_size: int) -> None:
     if meta is not None and hashlib.sha256(content).hexdigest() != meta.tokenizer_sha256:
         raise DataError(
             f"{tokenizer}: is not the tokenizer that made the tokens at {prefix}: {meta_path} has another SHA-256 "
-            f"({meta.tokenizer_sha256[:12]}...); set data.tokenizer={prefix.parent / TOKENIZER_NAME}, which the data "
+            f"({meta.tokenizer_sha256[:12]}...); set data.tokenizer={tokenizer_beside(prefix)}, which the data "
             "were built with, or build them again with `megatrain data build --tokenizer`"
         )
-    if not has_tokenizers():
+    if not has_library_of(tokenizer):
         return
     num_tokens = load_tokenizer(tokenizer).vocab_size
     if num_tokens > vocab_size:
@@ -68,6 +68,12 @@ def check_tokenizer(tokenizer: Path, prefix: Path, vocab_size: int) -> None:
             f"{tokenizer}: has {num_tokens} tokens, more than model.vocab_size={vocab_size}; set "
             f"model.vocab_size={num_tokens}, or data.tokenizer to the file that the tokens at {prefix} were made with"
         )
+
+
+def tokenizer_beside(prefix: Path) -> Path:
+    """Return the path of the tokenizer in the data directory of a pair of token files."""
+    model = prefix.parent / SENTENCEPIECE_NAME
+    return model if model.exists() else prefix.parent / TOKENIZER_NAME
 
 
 def tokenizer_digest(tokenizer: Path) -> str:
@@ -93,7 +99,7 @@ def check_same_tokenizer(prefixes: Mapping[str, Path]) -> None:
                 f"{key}={str(prefix)!r}: its tokens were made with another tokenizer (SHA-256 "
                 f"{meta.tokenizer_sha256[:12]}...) than those of {first[0]}={str(first[1])!r} ({first[2][:12]}...), by "
                 f"the {META_NAME} next to each; build both with one tokenizer: `megatrain data build --tokenizer "
-                f"{first[1].parent / TOKENIZER_NAME}`"
+                f"{tokenizer_beside(first[1])}`"
             )
 
 

@@ -1,34 +1,33 @@
-"""Readers of text, JSON and Parquet files: generators of records.
+"""Readers of text and JSON files: generators of records.
 
 Only a .json file that holds one array is in memory as a whole. Errors name the exact place: file and line, or file and
-row. A long .txt file is cut into several records, at blank lines if possible, so that memory stays bounded and a corpus
-of one book can be split.
+element. A long .txt file is cut into several records, at blank lines if possible, so that memory stays bounded and a
+corpus of one book can be split.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, BinaryIO
 
-from megatrain.compression import opened, unreadable
+from megatrain.compression import opened
 from megatrain.contracts.errors import DataError
+from megatrain.data.input_file import InputFile
 
 LONGEST_PIECE_BYTES = 65536
 """A .txt file of at most this size is one document; a longer file is several."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_PARQUET_BATCH_ROWS = 256
 _START_BYTES = 4096
 
 
-def empty(path: Path) -> DataError:
+def empty(path: InputFile) -> DataError:
     """Return the error for a file without any text."""
     return DataError(f"{path}: holds no text; remove the file from the input or fill it")
 
 
-def read_txt(path: Path, text_key: str) -> Iterator[str]:
+def read_txt(path: InputFile, text_key: str) -> Iterator[str]:
     """Yield the file's text, in pieces if it is longer than LONGEST_PIECE_BYTES. `text_key` has no effect.
 
     Raises: DataError when the file is unreadable, without text, or not UTF-8.
@@ -41,7 +40,7 @@ def read_txt(path: Path, text_key: str) -> Iterator[str]:
                 text = piece.decode("utf-8")
             except UnicodeDecodeError as error:
                 line = num_lines + piece.count(b"\n", 0, error.start) + 1
-                raise _not_utf8(f"{path}:{line}", error) from error
+                raise not_utf8(f"{path}:{line}", error) from error
             num_lines += piece.count(b"\n")
             if text.strip():
                 has_text = True
@@ -50,7 +49,7 @@ def read_txt(path: Path, text_key: str) -> Iterator[str]:
         raise empty(path)
 
 
-def read_jsonl(path: Path, text_key: str) -> Iterator[str]:
+def read_jsonl(path: InputFile, text_key: str) -> Iterator[str]:
     """Yield the value of `text_key` of each line; blank lines are skipped.
 
     Raises: DataError when the file is unreadable or has no records, or a line is not UTF-8, is not a JSON object, or
@@ -60,7 +59,7 @@ def read_jsonl(path: Path, text_key: str) -> Iterator[str]:
         yield from _lines(file, path, text_key)
 
 
-def read_json(path: Path, text_key: str) -> Iterator[str]:
+def read_json(path: InputFile, text_key: str) -> Iterator[str]:
     """Yield the texts of a .json file: one array of objects, or JSON lines under the name .json.
 
     Raises: DataError as `read_jsonl`.
@@ -75,40 +74,6 @@ def read_json(path: Path, text_key: str) -> Iterator[str]:
         raise empty(path)
     for number, record in enumerate(records):
         yield _text_of(record, text_key, f"{path}: element {number}")
-
-
-def read_parquet(path: Path, text_key: str) -> Iterator[str]:
-    """Yield the column `text_key`, row by row.
-
-    Raises: DataError when pyarrow is absent, the file is unreadable, is not Parquet, has no rows or lacks the column,
-    or a row is not text.
-    """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise DataError(f"{path}: reading Parquet needs pyarrow; pip install 'megatrain[data]'") from error
-
-    row = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            columns = file.schema_arrow.names
-            if text_key not in columns:
-                raise DataError(
-                    f"{path}: has no column {text_key!r}; choose one of {', '.join(columns)} with --text-key"
-                )
-            for batch in file.iter_batches(batch_size=_PARQUET_BATCH_ROWS, columns=[text_key]):
-                for value in _python_values(batch.column(0), path, row):
-                    if not isinstance(value, str):
-                        raise DataError(f"{path}: row {row}: column {text_key!r} is {_kind(value)}, must be text")
-                    row += 1
-                    yield value
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{path}: is not a readable Parquet file: {error}; write it again") from error
-    if row == 0:
-        raise empty(path)
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
@@ -156,7 +121,7 @@ class _Rest:
         yield from self._file
 
 
-def _lines(lines: Iterable[bytes], path: Path, text_key: str) -> Iterator[str]:
+def _lines(lines: Iterable[bytes], path: InputFile, text_key: str) -> Iterator[str]:
     num_records = 0
     for line_number, line in enumerate(lines, 1):
         if line_number == 1:
@@ -173,7 +138,7 @@ def _parsed(content: bytes, location: str) -> Any:
     try:
         return json.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise _not_utf8(location, error) from error
+        raise not_utf8(location, error) from error
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{location}: is not JSON ({error}); each line must be one JSON object, or the file one array of them"
@@ -182,13 +147,13 @@ def _parsed(content: bytes, location: str) -> Any:
 
 def _text_of(record: object, text_key: str, location: str) -> str:
     if not isinstance(record, dict):
-        raise DataError(f"{location}: is {_kind(record)}; each record must be one JSON object")
+        raise DataError(f"{location}: is {kind_of(record)}; each record must be one JSON object")
     if text_key not in record:
         keys = ", ".join(map(str, record)) or "none"
         raise DataError(f"{location}: has no key {text_key!r} (keys: {keys}); name the text's key with --text-key")
     text = record[text_key]
     if not isinstance(text, str):
-        raise DataError(f"{location}: the value of {text_key!r} is {_kind(text)}, must be text")
+        raise DataError(f"{location}: the value of {text_key!r} is {kind_of(text)}, must be text")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -196,20 +161,12 @@ def _text_of(record: object, text_key: str, location: str) -> str:
     return text
 
 
-def _python_values(column: Any, path: Path, first_row: int) -> list[Any]:
-    try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError as error:
-        last_row = first_row + len(column) - 1
-        raise _not_utf8(f"{path}: rows {first_row} to {last_row}", error) from error
-
-
-def _not_utf8(location: str, error: UnicodeDecodeError) -> DataError:
+def not_utf8(location: str, error: UnicodeDecodeError) -> DataError:
     byte = error.object[error.start]
     return DataError(
         f"{location}: is not UTF-8 (byte 0x{byte:02x}: {error.reason}); convert it, for example with iconv"
     )
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
     return "null" if value is None else f"of type {type(value).__name__}"

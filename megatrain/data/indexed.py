@@ -11,6 +11,7 @@ sequence (multimodal data).
 from __future__ import annotations
 
 import bisect
+import hashlib
 import mmap
 import os
 import struct
@@ -38,6 +39,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _UINT16_VOCAB_LIMIT = 65500  # Megatron's own limit, so that both choose the same type
 _LONGEST_SEQUENCE = 2**31 - 1
+_COPY_BLOCK = 1 << 22  # tokens
 _CHECK_BLOCK = 1 << 20  # sequences checked at a time: 20 MB
 _LARGEST_FILE_BYTES = 1 << 62  # larger than any file system allows; sums up to this and one more block fit in int64
 
@@ -67,6 +69,10 @@ class IndexedWriter:
         self._prefix = prefix
         self._dtype = dtype
         self._lengths = array("i")
+        self._bounds = array("q", [0])
+        self._digest = hashlib.sha256()
+        self.bin_sha256 = self.idx_sha256 = ""
+        """The SHA-256 of both files, after `close`."""
         self._data_part = Path(f"{data_path(prefix)}.part-{os.getpid()}")
         self._index_part = Path(f"{index_path(prefix)}.part-{os.getpid()}")
         self._largest = int(np.iinfo(dtype).max)
@@ -90,26 +96,45 @@ class IndexedWriter:
         """
         if len(tokens) > _LONGEST_SEQUENCE:
             raise DataError(
-                f"{data_path(self._prefix)}: document {len(self._lengths)} has {len(tokens)} tokens, the format allows "
-                f"{_LONGEST_SEQUENCE}; cut it"
+                f"{data_path(self._prefix)}: document {len(self._bounds) - 1} has {len(tokens)} tokens, the format "
+                f"allows {_LONGEST_SEQUENCE}; cut it"
             )
+        self._write(tokens, f"document {len(self._bounds) - 1}")
+        self._lengths.append(len(tokens))
+        self._bounds.append(len(self._lengths))
+
+    def add_all(self, dataset: IndexedDataset) -> None:
+        """Append all documents of another pair, with the sequences of each.
+
+        Raises: DataError when an id does not fit the id type.
+        """
+        first = len(self._lengths)
+        for start in range(0, dataset.num_tokens, _COPY_BLOCK):
+            tokens = dataset.tokens[start : start + _COPY_BLOCK]
+            self._write(tokens, f"{data_path(dataset.prefix)} from position {start}")
+        self._lengths.frombytes(dataset.sequence_lengths.astype(np.intc).tobytes())
+        self._bounds.frombytes((dataset.document_bounds[1:] + first).astype(np.int64).tobytes())
+
+    def _write(self, tokens: NDArray[Any], name: str) -> None:
         if len(tokens) and (int(tokens.max()) > self._largest or int(tokens.min()) < 0):
             raise DataError(
-                f"{data_path(self._prefix)}: document {len(self._lengths)} has token ids {int(tokens.min())} to "
+                f"{data_path(self._prefix)}: {name} has token ids {int(tokens.min())} to "
                 f"{int(tokens.max())}, {self._dtype.name} holds 0 to {self._largest}; state the true vocabulary size"
             )
-        self._file.write(tokens.astype(self._dtype, copy=False).tobytes())
-        self._lengths.append(len(tokens))
+        content = tokens.astype(self._dtype, copy=False).tobytes()
+        self._digest.update(content)
+        self._file.write(content)
 
     def close(self) -> None:
         """Write the index and give both files their names, the index last."""
         try:
             _sync_and_close(self._file)
             with self._index_part.open("wb") as file:
-                self._write_index(file)
+                index_digest = self._write_index(file)
                 _sync_and_close(file)
             self._data_part.replace(data_path(self._prefix))
             self._index_part.replace(index_path(self._prefix))
+            self.bin_sha256, self.idx_sha256 = self._digest.hexdigest(), index_digest
         except BaseException:
             self.abort()
             raise
@@ -120,14 +145,20 @@ class IndexedWriter:
         self._data_part.unlink(missing_ok=True)
         self._index_part.unlink(missing_ok=True)
 
-    def _write_index(self, file: IO[bytes]) -> None:
+    def _write_index(self, file: IO[bytes]) -> str:
+        """Write the index and return its SHA-256."""
         lengths = np.frombuffer(self._lengths, dtype=np.intc).astype("<i4")
-        num_sequences = len(lengths)
-        file.write(_HEADER.pack(_MAGIC, _VERSION, _CODES[self._dtype], num_sequences, num_sequences + 1))
-        file.write(lengths.tobytes())
         ends = np.cumsum(lengths, dtype="<i8") * self._dtype.itemsize
-        file.write((ends - lengths.astype("<i8") * self._dtype.itemsize).tobytes())
-        file.write(np.arange(num_sequences + 1, dtype="<i8").tobytes())
+        digest = hashlib.sha256()
+        for content in (
+            _HEADER.pack(_MAGIC, _VERSION, _CODES[self._dtype], len(lengths), len(self._bounds)),
+            lengths.tobytes(),
+            (ends - lengths.astype("<i8") * self._dtype.itemsize).tobytes(),
+            np.frombuffer(self._bounds, dtype=np.int64).astype("<i8").tobytes(),
+        ):
+            digest.update(content)
+            file.write(content)
+        return digest.hexdigest()
 
 
 class IndexedDataset:
@@ -237,6 +268,11 @@ def _read_header(path: Path, index: bytes | mmap.mmap) -> tuple[np.dtype[Any], i
         known = ", ".join(f"{code} ({dtype.name})" for code, dtype in _DTYPES.items())
         raise DataError(f"{path}: has tokens of type code {code}; the supported integer types are {known}")
     expected = _HEADER.size + 12 * num_sequences + 8 * num_bounds
+    if num_sequences and len(index) == expected + num_sequences:
+        raise DataError(
+            f"{path}: has a mode for each sequence, from byte {expected} on, as multimodal data; only text is "
+            "supported: write the index without modes"
+        )
     if len(index) != expected:
         raise _truncated(path, f"an index of {num_sequences} sequences and {num_bounds} bounds", expected, len(index))
     if num_sequences == 0 or num_bounds < 2:
@@ -276,5 +312,6 @@ def _check_sums(dataset: IndexedDataset, num_data_bytes: int) -> None:
 
 def _truncated(path: Path, what: str, expected: int, found: int) -> DataError:
     return DataError(
-        f"{path}: {what} takes {expected} bytes, found {found}; the file is cut off or damaged, copy or build it again"
+        f"{path}: {what} takes {expected} bytes, found {found}; the file is cut off or damaged, or .bin and .idx are "
+        "not of the same data: copy or build them again"
     )

@@ -27,6 +27,8 @@ class SplitMeta:
     documents: int
     tokens: int
     text_bytes: int
+    bin_sha256: str
+    idx_sha256: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """A directory that appears complete or not at all: it is built under another name and then renamed.
 
 The build works in a hidden staging directory next to the output, with a lock file that the building process holds. A
-killed process leaves its staging directory behind without a held lock, and the next build of the same output removes
-it.
+killed process leaves its staging directory behind without a held lock. The next build of the same output removes it, or
+takes it over: a build with a digest keeps files there, with which a build of the same digest goes on.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from megatrain.contracts.files import file_locks
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
-# The entries of a staging directory.
+# The entries of a staging directory. The lock file has the build's digest.
 _LOCK = "lock"
 _NEW = "new"
+_KEPT = "kept"
 _REPLACED = "replaced"
 
 
@@ -37,17 +38,35 @@ def new_directory(output: Path, file_names: Collection[str], is_forced: bool) ->
 
     Raises: DataError when `output` is taken or cannot be written.
     """
-    remove_abandoned(output)
+    with resumable_directory(output, file_names, is_forced, "") as (new, _kept):
+        yield new
+
+
+@contextmanager
+def resumable_directory(
+    output: Path, file_names: Collection[str], is_forced: bool, digest: str
+) -> Iterator[tuple[Path, Path]]:
+    """Do as `new_directory`, and yield a second directory, of files that let a stopped build go on.
+
+    A process that ends in the block, by a kill, a signal or an error of the machine, leaves the second directory to the
+    next build of this output that has the same `digest`; "" leaves nothing. A DataError in the block removes both.
+    """
+    remove_abandoned(output, digest)
     check_output(output, file_names, is_forced)
-    with _staging(output) as staging:
+    with _staging(output, digest) as staging:
         try:
-            yield staging / _NEW
+            yield staging / _NEW, staging / _KEPT
             check_output(output, file_names, is_forced)
             _publish(staging, output)
         except OSError as error:
-            raise DataError(
-                f"{output}: cannot be written: {error.strerror}; free some space or choose another --output"
+            hint = "; the same command then goes on" if any((staging / _KEPT).iterdir()) else ""
+            raise _CannotWriteError(
+                f"{output}: cannot be written: {error.strerror}; free some space or choose another --output{hint}"
             ) from error
+
+
+class _CannotWriteError(DataError):
+    """The machine failed, not the data."""
 
 
 def check_output(output: Path, file_names: Collection[str], is_forced: bool) -> None:
@@ -70,14 +89,31 @@ def check_output(output: Path, file_names: Collection[str], is_forced: bool) -> 
         raise DataError(f"{output}: already holds a data set; choose another --output or replace it with --force")
 
 
-def remove_abandoned(output: Path) -> None:
-    """Remove the staging directories of killed builds of `output`; running builds keep theirs."""
+def remove_abandoned(output: Path, digest: str = "") -> None:
+    """Remove the staging directories of killed builds of `output`, except those that a build with `digest` can take
+    over; running builds keep theirs."""
+    for staging, lock in _abandoned(output):
+        try:
+            if (staging / _REPLACED).exists() and not output.exists():
+                # The build was killed after it moved the old output away and before the new output had its name.
+                (staging / _REPLACED).rename(output)
+            if not _can_go_on(staging, digest):
+                _remove(staging)
+        except OSError:
+            continue
+        finally:
+            os.close(lock)
+
+
+def _abandoned(output: Path) -> Iterator[tuple[Path, int]]:
+    """Yield each staging directory of a killed build, locked for us, with the lock's descriptor for the caller to
+    close."""
     name = re.compile(rf"\.{re.escape(output.name)}\.part-[0-9a-f]{{8}}")
     try:
         found = [Path(entry) for entry in os.scandir(output.parent) if name.fullmatch(entry.name)]
     except OSError:
         return  # making the output in this place will raise the error
-    for staging in found:
+    for staging in sorted(found):
         if staging.is_symlink() or not staging.is_dir():
             continue
         try:
@@ -85,46 +121,67 @@ def remove_abandoned(output: Path) -> None:
         except FileNotFoundError:
             with suppress(OSError):  # the build was killed before it made the lock, so the directory is empty
                 staging.rmdir()
+            continue
         except OSError:
             continue  # it belongs to another user
+        try:
+            is_ours = not file_locks.lock(lock)  # without locks, whether the build is running is unknown
+        except OSError:
+            is_ours = False  # the build is running
+        if is_ours:
+            yield staging, lock
         else:
-            _remove_if_unlocked(staging, lock, output)
+            os.close(lock)
 
 
-def _remove_if_unlocked(staging: Path, lock: int, output: Path) -> None:
+def _can_go_on(staging: Path, digest: str) -> bool:
     try:
-        if file_locks.lock(lock):
-            return  # the file system has no locks, and whether the build is running is unknown
-        if (staging / _REPLACED).exists() and not output.exists():
-            # The build was killed after it moved the old output away and before the new output had its name.
-            (staging / _REPLACED).rename(output)
-        _remove(staging)
-    except OSError:
-        return  # the build is running
-    finally:
-        os.close(lock)
+        return bool(digest) and (staging / _LOCK).read_text() == digest and any((staging / _KEPT).iterdir())
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager
-def _staging(output: Path) -> Iterator[Path]:
-    """Make a locked staging directory with an empty directory in it; remove both at the end of the block."""
+def _staging(output: Path, digest: str) -> Iterator[Path]:
+    """Make a locked staging directory, or take one over, with an empty directory `new` in it; remove it at the end."""
     staging, lock = output, -1
+    is_left = False
     try:
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
+            staging, lock = _taken_over(output, digest)
             while lock < 0:
                 staging = output.parent / f".{output.name}.part-{secrets.token_hex(4)}"
                 lock = _make_locked(staging)
+                if lock >= 0:
+                    os.write(lock, digest.encode())
+            shutil.rmtree(staging / _NEW, ignore_errors=True)
             (staging / _NEW).mkdir()
+            (staging / _KEPT).mkdir(exist_ok=True)
         except OSError as error:
             raise DataError(f"{output}: cannot be created: {error.strerror}; choose another --output") from error
         yield staging
+    except BaseException as error:
+        is_data = isinstance(error, DataError) and not isinstance(error, _CannotWriteError)
+        is_left = not is_data and _can_go_on(staging, digest)
+        raise
     finally:
-        if staging != output:
+        if is_left:
+            shutil.rmtree(staging / _NEW, ignore_errors=True)
+        elif staging != output:
             # This removes the half-built directory after a failure, and the replaced directory after an exchange.
             _remove(staging)
         if lock >= 0:
             os.close(lock)
+
+
+def _taken_over(output: Path, digest: str) -> tuple[Path, int]:
+    """Return the staging directory of a killed build with the same digest and its lock's descriptor, or -1."""
+    for staging, lock in _abandoned(output):
+        if _can_go_on(staging, digest):
+            return staging, lock
+        os.close(lock)
+    return output, -1
 
 
 def _make_locked(staging: Path) -> int:
@@ -151,7 +208,7 @@ def _make_locked(staging: Path) -> int:
 
 def _remove(staging: Path) -> None:
     """Remove a staging directory, the lock last: so a partly removed directory still differs from a running build."""
-    for name in (_NEW, _REPLACED):
+    for name in (_NEW, _KEPT, _REPLACED):
         shutil.rmtree(staging / name, ignore_errors=True)
     shutil.rmtree(staging, ignore_errors=True)
 

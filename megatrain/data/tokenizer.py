@@ -1,17 +1,20 @@
-"""Byte-level BPE tokenizers: train one, load one, and convert text into token ids and back.
+"""Tokenizers: train one, load one, and convert text into token ids and back.
 
-The file is the common tokenizer.json of the `tokenizers` library, so that tokenizers from elsewhere can be used. Text
-is data: a document that contains the text <|endoftext|> gets ordinary tokens, never the end-of-document token.
+A tokenizer comes from the common tokenizer.json of the `tokenizers` library, or from a SentencePiece model
+(NAME.model), so that tokenizers from elsewhere can be used; or it is `bytes`, which needs no file. Text is data: a
+document that contains the text <|endoftext|> gets ordinary tokens, never the end-of-document token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import importlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME
+from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME, is_sentencepiece
 from megatrain.contracts.errors import DataError
+from megatrain.data.encoders import ByteEncoder, Encoder, LibraryEncoder, sentencepiece_encoder
 from megatrain.data.end_of_document import (
     END_OF_DOCUMENT,
     KNOWN_NAMES,
@@ -21,9 +24,8 @@ from megatrain.data.end_of_document import (
     no_files,
 )
 
-if TYPE_CHECKING:
-    import tokenizers
-
+BYTES = "bytes"
+"""Names the tokenizer whose tokens are the bytes of UTF-8."""
 SMALLEST_VOCAB_SIZE = 257
 """The 256 bytes and the end-of-document token."""
 
@@ -32,17 +34,17 @@ class Tokenizer:
     """A loaded tokenizer. `vocab_size` is its largest id plus one.
 
     `notes`: what its file asks for and is switched off, because it is random or changes the text. `end`: the token that
-    ends every document, empty where none is known; `end_source`: what names it.
-    Encoding a batch uses the library's threads. A fork after that is safe: the child then encodes in one thread.
+    ends every document, empty where none is known; `end_source`: what names it. `file_name`: tokenizer.json or
+    tokenizer.model.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, name: str, end: str = "", beside: SmallFile = no_files) -> None:
+    def __init__(self, encoder: Encoder, name: str, end: str = "", beside: SmallFile = no_files) -> None:
         """Raises: DataError when the vocabulary has no token `end`; "" finds the token (end_of_document.py)."""
-        self.notes = tuple(_switched_off(backend))
-        backend.encode_special_tokens = True
-        self._backend = backend
+        self.notes = encoder.notes
+        self.file_name = encoder.file_name
+        self._encoder = encoder
         self._name = name
-        vocabulary = backend.get_vocab(with_added_tokens=True)
+        vocabulary = encoder.vocabulary()
         if end and end not in vocabulary:
             raise DataError(f"{name}: has no token {end!r}, which should end documents; name a token of its vocabulary")
         self.end, self.end_source = (end, "as given") if end else end_of_document(vocabulary, beside)
@@ -62,19 +64,31 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without any special token."""
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return self._encoder.encode([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, without any special token."""
-        return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return self._encoder.encode(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, including special tokens."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=False))
+        """Return the text of `ids`, including special tokens (SentencePiece leaves out its control symbols)."""
+        return self._encoder.decode(ids)
 
     def save(self, path: Path) -> None:
-        """Write tokenizer.json to `path`."""
-        path.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
+        """Write the tokenizer's file to `path`."""
+        path.write_bytes(self._encoder.content())
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """Where a tokenizer comes from, for processes that each load it: its file, or None for the one of bytes."""
+
+    path: Path | None
+    end: str = ""
+
+    def load(self) -> Tokenizer:
+        """Raises: DataError as `load_tokenizer`."""
+        return byte_tokenizer(self.end) if self.path is None else load_tokenizer(self.path, self.end)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -100,72 +114,73 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    return Tokenizer(backend, "the trained tokenizer")
+    return Tokenizer(LibraryEncoder(backend), "the trained tokenizer")
+
+
+def byte_tokenizer(end: str = "") -> Tokenizer:
+    """Return the tokenizer whose ids are the bytes of UTF-8. Raises: DataError when `tokenizers` is absent."""
+    _require_tokenizers()
+    return Tokenizer(ByteEncoder(), "the tokenizer of bytes", end)
 
 
 def load_tokenizer(path: Path, end: str = "") -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json. `end`: the token that ends documents; "" finds it.
+    """Return the tokenizer of a tokenizer.json or a SentencePiece model (NAME.model).
 
-    Raises: DataError when the file is missing or is not a tokenizer, or the `tokenizers` library is absent.
+    `end`: the token that ends documents; "" finds it.
+    Raises: DataError when the file is missing or is not a tokenizer, or its library is absent.
     """
-    _require_tokenizers()
+    if not is_sentencepiece(path.name):
+        _require_tokenizers()
     return parse_tokenizer(read_tokenizer_file(path), str(path), end, files_beside(path))
 
 
 def parse_tokenizer(content: bytes, name: str, end: str = "", beside: SmallFile = no_files) -> Tokenizer:
-    """Return the tokenizer from the content of a tokenizer.json; `name` is its source in errors.
+    """Return the tokenizer from the content of its file; `name` is its source, and tells the kind.
 
-    Raises: DataError when it is not a tokenizer, or the `tokenizers` library is absent.
+    Raises: DataError when it is not a tokenizer, or its library is absent.
     """
+    encoder = sentencepiece_encoder(content, name) if is_sentencepiece(name) else _library_encoder(content, name)
+    return Tokenizer(encoder, name, end, beside)
+
+
+def _library_encoder(content: bytes, name: str) -> LibraryEncoder:
     _require_tokenizers()
     from tokenizers import Tokenizer as Backend
 
     try:
-        backend = Backend.from_str(content.decode("utf-8"))
+        return LibraryEncoder(Backend.from_str(content.decode("utf-8")))
     except UnicodeDecodeError as error:
         raise DataError(f"{name}: is not UTF-8, so it is not a tokenizer.json") from error
     except Exception as error:  # the library raises bare Exception for a bad file
         raise DataError(f"{name}: is not a tokenizer.json of the tokenizers library: {error}") from error
-    return Tokenizer(backend, name, end, beside)
-
-
-def _switched_off(backend: tokenizers.Tokenizer) -> Iterator[str]:
-    """Switch off what makes tokens random or loses text, and yield a note on each."""
-    if backend.truncation is not None:
-        backend.no_truncation()
-        yield "truncation, which would cut documents"
-    if backend.padding is not None:
-        backend.no_padding()
-        yield "padding, which would add tokens"
-    model = backend.model
-    if getattr(model, "dropout", None):
-        yield f"dropout {model.dropout:g} of merges, which makes two builds of one corpus differ"
-        model.dropout = None
-    if getattr(model, "fuse_unk", False):
-        model.fuse_unk = False
-        yield "fuse_unk, which would merge unknown characters into one token"
 
 
 def read_tokenizer_file(path: Path) -> bytes:
-    """Return the content of a tokenizer.json.
+    """Return the content of a tokenizer's file.
 
     Raises: DataError when it cannot be read.
     """
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: the tokenizer cannot be read: {error.strerror}; give a tokenizer.json") from error
+        raise DataError(
+            f"{path}: the tokenizer cannot be read: {error.strerror}; give a tokenizer.json or a SentencePiece .model"
+        ) from error
 
 
-def has_tokenizers() -> bool:
-    """Return whether the `tokenizers` library is installed."""
+def has_library_of(tokenizer: Path) -> bool:
+    """Return whether the library that a tokenizer's file needs is installed."""
+    return _is_installed("sentencepiece" if is_sentencepiece(tokenizer.name) else "tokenizers")
+
+
+def _is_installed(library: str) -> bool:
     try:
-        import tokenizers  # noqa: F401
+        importlib.import_module(library)
     except ImportError:
         return False
     return True
 
 
 def _require_tokenizers() -> None:
-    if not has_tokenizers():
+    if not _is_installed("tokenizers"):
         raise DataError("tokenizing needs the tokenizers library; pip install 'megatrain[data]'")

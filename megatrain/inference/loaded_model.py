@@ -18,7 +18,7 @@ from torch import Tensor
 from megatrain.checkpoint.checked_files import checked_content
 from megatrain.checkpoint.find import choose_checkpoint
 from megatrain.checkpoint.parameter_reader import ParameterReader
-from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME, read_manifest
+from megatrain.checkpoint_format.checkpoint_files import SENTENCEPIECE_NAME, TOKENIZER_NAME, read_manifest
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import Manifest
 from megatrain.checkpoint_format.stored_tensors import EMA, MASTER
@@ -241,10 +241,12 @@ def _stored_tokenizer(checkpoint: Location, manifest: Manifest) -> Tokenizer:
             return checked_content(checkpoint, manifest, stored)
         return location.read() if location.exists() else None  # a user added it after the checkpoint was written
 
-    content, location = small_file(TOKENIZER_NAME), checkpoint / TOKENIZER_NAME
-    if content is None:
-        raise DataError(f"{location} is missing: the job had no data.tokenizer; copy its tokenizer.json there")
-    return parse_tokenizer(content, str(location), beside=small_file)
+    for name in (TOKENIZER_NAME, SENTENCEPIECE_NAME):
+        content = small_file(name)
+        if content is not None:
+            return parse_tokenizer(content, str(checkpoint / name), beside=small_file)
+    location = checkpoint / TOKENIZER_NAME
+    raise DataError(f"{location} is missing: the job had no data.tokenizer; copy its tokenizer.json there")
 
 
 def _hf_tokenizer(opened: HfModel) -> Tokenizer:

@@ -21,7 +21,7 @@ COMMAND_TIMEOUT_S = 10
 # distribution -> what is not possible without it
 OPTIONAL_PACKAGES = {
     "tokenizers": "`data build` and `sample` cannot turn text into tokens: pip install 'megatrain[data]'",
-    "pyarrow": "`data build` reads .txt and .jsonl but not .parquet: pip install 'megatrain[data]'",
+    "pyarrow": "`data build` reads .txt and .jsonl but not .parquet, .arrow and .zst: pip install 'megatrain[data]'",
     "safetensors": "Hugging Face weights can be neither read nor written: pip install safetensors",
     "transformers": "only tests and benchmarks compare with it",
     "tensorboard": "log.has_tensorboard needs it: pip install 'megatrain[tensorboard]'",

@@ -15,6 +15,7 @@ LAUNCHER_VERBS = ("driver", "host", "incidents", "job", "launch", "notify", "sta
 RUNTIME = {"torch", "numpy", "safetensors", "h11"}
 EXTRAS = {
     "data": {"pyarrow", "tokenizers"},
+    "sentencepiece": {"sentencepiece"},
     "tensorboard": {"tensorboard"},
     "wandb": {"wandb"},
     "diagnostics": {"pyarrow", "duckdb", "prometheus-client", "fastapi", "nvidia-ml-py", "pydantic", "uvicorn"},

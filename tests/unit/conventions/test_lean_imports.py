@@ -13,7 +13,7 @@ from tests.helpers.waiting import DEADLINE_S
 
 HEAVY_MODULES = [
     "torch", "torch.distributed.checkpoint", "torch._dynamo", "sympy", "numpy", "pyarrow", "tokenizers", "safetensors",
-    "transformers", "tensorboard", "wandb",
+    "sentencepiece", "transformers", "tensorboard", "wandb",
 ]  # fmt: skip
 
 STANDARD_LIBRARY_ONLY = [

@@ -26,6 +26,7 @@ DISTRIBUTED_CHECKPOINT_PLACES = ("megatrain/checkpoint/",)
 # torchrun's workers learn the number of their round in no other way; nothing else of ours is.
 ENVIRONMENT_WRITERS = (
     "megatrain/comm/",
+    "megatrain/data/tokenizing.py",
     "launcher/megatrain_launcher/standby/",
     "launcher/megatrain_launcher/rendezvous/handler.py",
 )

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import DataError
-from megatrain.data.build import build
 from megatrain.data.dataset import check_same_tokenizer, check_tokenizer
 from megatrain.data.end_of_document import END_OF_DOCUMENT
+from tests.helpers.built_data import build_data
 from tests.helpers.require import require_module
 
 require_module("tokenizers")
@@ -24,7 +24,7 @@ def built(tmp_path: Path) -> Path:
     """A data directory with a tokenizer of a given number of tokens."""
     for number in range(9):
         (tmp_path / f"{number}.txt").write_text(f"this is text number {number}, in common words\n" * 20)
-    build([str(path) for path in sorted(tmp_path.glob("*.txt"))], tmp_path / "out", vocab_size=VOCAB_SIZE)
+    build_data([str(path) for path in sorted(tmp_path.glob("*.txt"))], tmp_path / "out", vocab_size=VOCAB_SIZE)
     return tmp_path / "out"
 
 
@@ -97,7 +97,7 @@ def test_a_tokenizer_that_cannot_be_loaded_is_refused(built: Path) -> None:
 
 def test_data_of_two_tokenizers_are_refused_with_both_named(built: Path) -> None:
     other = built.parent / "second"
-    build([str(path) for path in sorted(built.parent.glob("*.txt"))], other, vocab_size=VOCAB_SIZE - 5)
+    build_data([str(path) for path in sorted(built.parent.glob("*.txt"))], other, vocab_size=VOCAB_SIZE - 5)
     keys = {"data.train": built / "train", "data.validation": other / "validation"}
     with pytest.raises(
         DataError,

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import DataError
-from megatrain.data.corpus import PYTHON_STDLIB, open_corpus
+from megatrain.data.corpus import open_corpus
 from megatrain.data.formats import LONGEST_PIECE_BYTES
+from megatrain.data.inputs import PYTHON_STDLIB
 from tests.helpers.require import require_module
 from tests.helpers.waiting import DEADLINE_S
 
@@ -89,10 +90,15 @@ def test_a_json_file_may_hold_one_array(tmp_path: Path) -> None:
         ("a.jsonl", b"PK\x03\x04....", r"a\.jsonl: its content is that of a \.zip file"),
         ("a.json", b"PAR1....", r"a\.json: its content is that of a \.parquet file"),
         ("a.txt.gz", b"plain text", r"a\.txt\.gz: is not a \.gz file: it starts with b'plain"),
-        ("a.jsonl.gz", gzip.compress(JSON_LINES)[:-20], r"a\.jsonl\.gz: the \.gz file is damaged or cut short"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(JSON_LINES)[:-20],
+            r"a\.jsonl\.gz: the \.gz file is damaged or cut short before byte \d+: ",
+        ),
         ("a.jsonl.bz2", bz2.compress(JSON_LINES)[:-20], r"a\.jsonl\.bz2: the \.bz2 file is damaged or cut short"),
         ("a.jsonl.xz", lzma.compress(JSON_LINES)[:-20], r"a\.jsonl\.xz: the \.xz file is damaged or cut short"),
-        ("a.parquet.gz", gzip.compress(b"PAR1"), r"a\.parquet\.gz: unknown kind of file \(\.parquet\.gz\)"),
+        ("a.parquet.gz", gzip.compress(b"PAR1"), r"a\.parquet\.gz: is not a readable Parquet file"),
+        ("a.arrow", b"ARROW1 but not really", r"a\.arrow: is not a readable Arrow file"),
         ("a.tar.gz", gzip.compress(b"text"), r"a\.tar\.gz: unknown kind of file \(\.tar\.gz\)"),
     ],
 )
@@ -167,19 +173,6 @@ def test_jsonl_takes_the_named_key_and_counts_empty_records(tmp_path: Path) -> N
         (2, "last", 4),
     ]
     assert skipped == {"empty records": 1}
-
-
-def test_parquet_streams_the_named_column(tmp_path: Path) -> None:
-    pyarrow = require_module("pyarrow")
-    require_module("pyarrow.parquet")
-    rows = [f"row {number}" for number in range(1000)]
-    path = tmp_path / "docs.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"id": range(1000), "body": rows}), path, row_group_size=300)
-    assert texts(path, text_key="body") == rows
-    with pytest.raises(DataError, match=r"docs\.parquet: has no column 'text'; choose one of id, body with --text-key"):
-        texts(path)
-    with pytest.raises(DataError, match=r"docs\.parquet: row 0: column 'id' is of type int, must be text"):
-        texts(path, text_key="id")
 
 
 def test_a_long_txt_is_cut_at_blank_lines_into_bounded_pieces(tmp_path: Path) -> None:
@@ -271,7 +264,7 @@ def test_bad_file_is_named(tmp_path: Path, name: str, content: bytes, message: s
 def test_missing_unreadable_and_fruitless_inputs_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere\.txt: no such file or folder"):
         texts(tmp_path / "nowhere.txt")
-    with pytest.raises(DataError, match=r"no documents: the folder holds no file of a known kind: \.txt, "):
+    with pytest.raises(DataError, match=r"no documents: no file of a known kind: \.txt, "):
         texts(tmp_path)
     (tmp_path / "dangling.txt").symlink_to(tmp_path / "nothing")
     with pytest.raises(DataError, match=r"dangling\.txt: cannot be read: No such file"):
@@ -285,18 +278,3 @@ def test_forbidden_file_is_named(tmp_path: Path) -> None:
     path.chmod(0)
     with pytest.raises(DataError, match=r"secret\.jsonl: cannot be read: Permission denied"):
         texts(path)
-
-
-def test_parquet_without_rows_is_named(tmp_path: Path) -> None:
-    pyarrow = require_module("pyarrow")
-    parquet = require_module("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), tmp_path / "none.parquet")
-    with pytest.raises(DataError, match=r"none\.parquet: holds no text"):
-        texts(tmp_path)
-
-
-def test_missing_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"a\.parquet: reading Parquet needs pyarrow; pip install 'megatrain\[data\]'"):
-        texts(tmp_path)

@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 
 from megatrain.contracts.errors import DataError
-from megatrain.data.build import FILE_NAMES, build
+from megatrain.data.build import FILE_NAMES
 from megatrain.data.dataset import open_dataset
 from megatrain.data.end_of_document import END_OF_DOCUMENT
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import read_meta
 from megatrain.data.tokenizer import load_tokenizer, train_tokenizer
+from tests.helpers.built_data import build_data
 from tests.helpers.require import require_module
 from tests.helpers.waiting import DEADLINE_S
 
@@ -61,9 +62,9 @@ def sums(folder: Path) -> dict[str, str]:
 
 def test_every_document_is_in_one_split_once_and_shuffled(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    meta = build([str(source)], output, vocab_size=400, validation_fraction=0.1)
+    meta = build_data([str(source)], output, vocab_size=400, validation_fraction=0.1)
 
-    assert sorted(os.listdir(output)) == sorted(FILE_NAMES)
+    assert sorted(os.listdir(output)) == sorted({*FILE_NAMES} - {"tokenizer.model"})
     train, validation = documents(output / "train"), documents(output / "validation")
     originals = [json.loads(line)["text"] for line in source.read_text().splitlines()]
     assert sorted(train + validation) == sorted(originals)
@@ -78,7 +79,7 @@ def test_every_document_is_in_one_split_once_and_shuffled(source: Path, tmp_path
 
 def test_meta_describes_what_was_built(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    meta = build([str(source)], output, vocab_size=400, seed=7)
+    meta = build_data([str(source)], output, vocab_size=400, seed=7)
     assert read_meta(output / "meta.json") == meta
     assert json.loads((output / "meta.json").read_text())["schema_version"] == 1
     assert (meta.sources, meta.seed, meta.text_key) == ((str(source),), 7, "text")
@@ -96,11 +97,11 @@ def test_documents_end_with_the_given_token(source: Path, tmp_path: Path) -> Non
     tokenizer.write_text(tokenizer.read_text().replace(END_OF_DOCUMENT, "<|stop|>"))
     lines: list[str] = []
     with pytest.raises(DataError, match=r"odd\.json: names no token that ends documents"):
-        build([str(source)], tmp_path / "out", tokenizer_path=tokenizer)
+        build_data([str(source)], tmp_path / "out", tokenizer_path=tokenizer)
     with pytest.raises(DataError, match="give its file with --tokenizer"):
-        build([str(source)], tmp_path / "out", end="<|stop|>")
+        build_data([str(source)], tmp_path / "out", end="<|stop|>")
 
-    meta = build([str(source)], tmp_path / "out", tokenizer_path=tokenizer, end="<|stop|>", report=lines.append)
+    meta = build_data([str(source)], tmp_path / "out", tokenizer_path=tokenizer, end="<|stop|>", report=lines.append)
 
     assert f"<|stop|> ({meta.eod_id}, as given) ends documents" in lines[0]
     dataset = IndexedDataset(tmp_path / "out/train")
@@ -110,7 +111,7 @@ def test_documents_end_with_the_given_token(source: Path, tmp_path: Path) -> Non
 
 def test_seed_changes_the_order_but_not_the_split(source: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        build([str(source)], tmp_path / name, vocab_size=400, validation_fraction=0.1, seed=seed)
+        build_data([str(source)], tmp_path / name, vocab_size=400, validation_fraction=0.1, seed=seed)
     assert sums(tmp_path / "a") == sums(tmp_path / "b")
     first, other = documents(tmp_path / "a" / "train"), documents(tmp_path / "c" / "train")
     assert sorted(first) == sorted(other)
@@ -118,16 +119,16 @@ def test_seed_changes_the_order_but_not_the_split(source: Path, tmp_path: Path) 
 
 
 def test_a_given_tokenizer_is_used_and_kept_byte_for_byte(source: Path, tmp_path: Path) -> None:
-    build([str(source)], tmp_path / "first", vocab_size=300)
+    build_data([str(source)], tmp_path / "first", vocab_size=300)
     tokenizer = tmp_path / "first" / "tokenizer.json"
-    meta = build([str(source)], tmp_path / "second", tokenizer_path=tokenizer)
+    meta = build_data([str(source)], tmp_path / "second", tokenizer_path=tokenizer)
     assert meta.vocab_size == 300
     assert sums(tmp_path / "first") == sums(tmp_path / "second")
 
 
 @pytest.mark.parametrize("fraction", [1e-9, 1 - 1e-9])
 def test_both_splits_have_at_least_one_document(source: Path, tmp_path: Path, fraction: float) -> None:
-    meta = build([str(source)], tmp_path / "out", vocab_size=300, validation_fraction=fraction)
+    meta = build_data([str(source)], tmp_path / "out", vocab_size=300, validation_fraction=fraction)
     assert min(meta.train.documents, meta.validation.documents) == 1
     assert meta.train.documents + meta.validation.documents == NUM_DOCUMENTS
 
@@ -138,27 +139,28 @@ def test_the_tokenizer_learns_nothing_from_held_out_documents(tmp_path: Path) ->
     folder.mkdir()
     for number in range(40):
         (folder / f"{number}.txt").write_text(f"file {number} " + "common words here " * 20)
-    build([str(folder)], tmp_path / "before", vocab_size=320, validation_fraction=0.3)
+    build_data([str(folder)], tmp_path / "before", vocab_size=320, validation_fraction=0.3)
     for text in documents(tmp_path / "before" / "validation"):
         (folder / f"{text.split()[1]}.txt").write_text("entirely different  qqqq " * 50)
-    build([str(folder)], tmp_path / "after", vocab_size=320, validation_fraction=0.3)
+    build_data([str(folder)], tmp_path / "after", vocab_size=320, validation_fraction=0.3)
     assert sums(tmp_path / "before")["tokenizer.json"] == sums(tmp_path / "after")["tokenizer.json"]
     assert sums(tmp_path / "before")["validation.bin"] != sums(tmp_path / "after")["validation.bin"]
 
 
 def test_large_batches_and_many_documents_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megatrain.data.build._BATCH_DOCUMENTS", 7)
-    monkeypatch.setattr("megatrain.data.build._TRAINING_SAMPLE_BYTES", 2000)
+    monkeypatch.setattr("megatrain.data.blocks._BLOCK_DOCUMENTS", 7)
+    monkeypatch.setattr("megatrain.data.build_tokenizer._TRAINING_SAMPLE_BYTES", 2000)
     path = tmp_path / "docs.jsonl"
     path.write_text("".join(json.dumps({"text": f"text {number} " * 5}) + "\n" for number in range(100)))
-    meta = build([str(path)], tmp_path / "out", vocab_size=300)
+    meta = build_data([str(path)], tmp_path / "out", vocab_size=300)
     assert meta.train.documents + meta.validation.documents == 100
 
 
 def test_building_loads_no_torch(source: Path, tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from megatrain.data.build import build; "
-        f"build([{str(source)!r}], Path({str(tmp_path / 'out')!r}), vocab_size=300); print('torch' in sys.modules)"
+        "import sys; from pathlib import Path; from megatrain.data.build import BuildOptions, build; "
+        f"build([{str(source)!r}], Path({str(tmp_path / 'out')!r}), BuildOptions(vocab_size=300)); "
+        "print('torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], check=True, timeout=DEADLINE_S, capture_output=True, text=True
@@ -187,7 +189,7 @@ def test_bad_input_leaves_nothing_behind(
 ) -> None:
     (tmp_path / "bad.jsonl").write_bytes(lines)
     with pytest.raises(DataError, match=message):
-        build([str(tmp_path / "bad.jsonl")], tmp_path / "out", **{"vocab_size": 300, **options})
+        build_data([str(tmp_path / "bad.jsonl")], tmp_path / "out", **{"vocab_size": 300, **options})
     assert os.listdir(tmp_path) == ["bad.jsonl"]
 
 
@@ -198,25 +200,26 @@ def test_an_interrupt_in_any_phase_leaves_the_old_data(source: Path, tmp_path: P
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build([str(source)], tmp_path / "out", vocab_size=300, report=interrupt)
-    assert os.listdir(tmp_path) == ["source"]
+        build_data([str(source)], tmp_path / "out", vocab_size=300, report=interrupt)
+    assert not (tmp_path / "out").exists()
 
-    build([str(source)], tmp_path / "out", vocab_size=300)
+    build_data([str(source)], tmp_path / "out", vocab_size=300)
     before = sums(tmp_path / "out")
     with pytest.raises(KeyboardInterrupt):
-        build([str(source)], tmp_path / "out", vocab_size=320, is_forced=True, report=interrupt)
+        build_data([str(source)], tmp_path / "out", vocab_size=320, is_forced=True, report=interrupt)
     assert sums(tmp_path / "out") == before
+    build_data([str(source)], tmp_path / "out", vocab_size=330, is_forced=True)
     assert sorted(os.listdir(tmp_path)) == ["out", "source"]
 
 
 def test_force_replaces_and_nothing_else_does(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    build([str(source)], output, vocab_size=300)
+    build_data([str(source)], output, vocab_size=300)
     before = sums(output)
     with pytest.raises(DataError, match=r"out: already holds a data set; .* replace it with --force"):
-        build([str(source)], output, vocab_size=320)
+        build_data([str(source)], output, vocab_size=320)
     assert sums(output) == before
-    assert build([str(source)], output, vocab_size=320, is_forced=True).vocab_size == 320
+    assert build_data([str(source)], output, vocab_size=320, is_forced=True).vocab_size == 320
     assert sorted(os.listdir(tmp_path)) == ["out", "source"]
 
 
@@ -224,7 +227,7 @@ def test_force_replaces_and_nothing_else_does(source: Path, tmp_path: Path) -> N
 def test_a_corpus_of_one_book_can_be_built(tmp_path: Path) -> None:
     book = tmp_path / "book.txt"
     shutil.copyfile(pydoc_data.topics.__file__, book)
-    meta = build([str(book)], tmp_path / "out", vocab_size=1024)
+    meta = build_data([str(book)], tmp_path / "out", vocab_size=1024)
     assert meta.train.text_bytes + meta.validation.text_bytes == book.stat().st_size
     assert meta.validation.documents == 1
     text = book.read_text()
@@ -232,7 +235,7 @@ def test_a_corpus_of_one_book_can_be_built(tmp_path: Path) -> None:
 
 
 def test_open_dataset_refuses_data_that_does_not_fit_the_model(source: Path, tmp_path: Path) -> None:
-    build([str(source)], tmp_path / "out", vocab_size=300)
+    build_data([str(source)], tmp_path / "out", vocab_size=300)
     prefix = tmp_path / "out" / "train"
     assert open_dataset(prefix, 300).num_documents > 0
     with pytest.raises(DataError, match=r"out/meta\.json: the data at .*out/train has a vocabulary of 300, more than "):
@@ -267,14 +270,17 @@ def test_damaged_meta_is_named(tmp_path: Path, content: str, message: str) -> No
         ({"vocab_size": "300"}, r"is damaged \(vocab_size='300' is not of type int\); build the data again"),
         ({"vocab_size": True}, r"is damaged \(vocab_size=True is not of type int\)"),
         ({"tokenizer_sha256": None}, r"is damaged \(tokenizer_sha256=None is not of type str\)"),
-        ({"train": {"documents": 1, "tokens": 2.5, "text_bytes": 3}}, r"is damaged \(tokens=2.5 is not of type int\)"),
+        (
+            {"train": {"documents": 1, "tokens": 2.5, "text_bytes": 3, "bin_sha256": "", "idx_sha256": ""}},
+            r"is damaged \(tokens=2.5 is not of type int\)",
+        ),
         ({"train": {"documents": 1}}, r"is damaged \(TypeError"),
     ],
 )
 def test_meta_with_values_of_other_kinds_is_named(
     source: Path, tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
-    build([str(source)], tmp_path / "out", vocab_size=300)
+    build_data([str(source)], tmp_path / "out", vocab_size=300)
     path = tmp_path / "out" / "meta.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(DataError, match=message):

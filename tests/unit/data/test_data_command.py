@@ -1,15 +1,20 @@
-"""`megatrain data build` and `megatrain data inspect` as a user sees them."""
+"""The verbs of `megatrain data` as a user sees them."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from megatrain.commands import data
 from megatrain.contracts.errors import DataError
+from megatrain.data.indexed import IndexedDataset
+from megatrain.data.order import SampleOrder
+from megatrain.data.tokenizer import load_tokenizer
 from tests.helpers.require import require_module
 
 require_module("tokenizers")
@@ -81,6 +86,60 @@ def test_inspect_refuses_a_truncated_file(built: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(DataError, match=r"train\.bin: the tokens that .*train\.idx lists takes"):
         run("inspect", built / "train")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict[str, Any]:
+    """Run a verb with --json, and return the one object that it prints."""
+    capsys.readouterr()
+    assert run(*arguments, "--json") == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_every_verb_prints_one_json_object(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts, root = built.parent / "texts", built.parent
+    made = printed(capsys, "build", "--input", texts, "--output", root / "made", "--tokenizer", "bytes")
+    assert made["output"] == str(root / "made")
+    assert made["meta"]["train"]["documents"] + made["meta"]["validation"]["documents"] == 60
+    assert printed(capsys, "verify", built)["is_sound"]
+    drawn = printed(capsys, "sample", built / "train", "--count", 4)
+    assert len({one["number"] for one in drawn["samples"]}) == 4
+    assert all(one["text"].startswith("this is text number") for one in drawn["samples"])
+    merged = printed(capsys, "merge", built, built, "--output", root / "twice")
+    assert merged["meta"]["train"]["documents"] == 2 * printed(capsys, "inspect", built / "train")["num_documents"]
+    pair = printed(capsys, "merge", built / "train", "--output", root / "pair")
+    assert pair == {"schema_version": 1, "output": str(root / "pair"), "meta": None}
+    exported = printed(capsys, "export", built / "train", "--output", root / "out.jsonl", "--first", 2, "--count", 3)
+    assert exported["documents"] == len((root / "out.jsonl").read_text().splitlines()) == 3
+
+
+def test_verify_names_damage_and_ends_with_its_code(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("verify", built) == 0
+    assert "train: OK, " in capsys.readouterr().out
+    with (built / "train.bin").open("r+b") as file:
+        file.write(b"\xff\xff")
+    assert run("verify", built) == 65
+    text = capsys.readouterr().out
+    assert "train: DAMAGED" in text
+    assert "train.bin at byte 0: token id 65535 at position 0 is outside the vocabulary of 300" in text
+    assert "validation: OK, " in text
+    found = printed(capsys, "verify", built, code=65)
+    assert [problem["offset"] for problem in found["pairs"][0]["problems"]] == [None, 0]
+
+
+def test_sample_shows_what_training_reads(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = IndexedDataset(built / "train")
+    found = printed(capsys, "sample", built / "train", "--seq-len", 16, "--first", 5, "--count", 2, "--seed", 7)
+    starts = SampleOrder(dataset.num_tokens, 16, 7).window_starts(np.array([5, 6])).tolist()
+    assert [(one["number"], one["start"], one["num_tokens"]) for one in found["samples"]] == [
+        (5, starts[0], 16), (6, starts[1], 16),
+    ]  # fmt: skip
+    tokenizer = load_tokenizer(built / "tokenizer.json")
+    assert found["samples"][0]["text"] == tokenizer.decode(dataset.window(starts[0], 16).tolist())
+    assert run("sample", built / "train", "--count", 1) == 0
+    assert "--- document " in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        run("sample", built / "train", "--first", 5)
 
 
 def test_a_verb_is_needed() -> None:

@@ -67,6 +67,54 @@ def test_documents_of_several_sequences_are_read(tmp_path: Path) -> None:
     assert [dataset.document(number).tolist() for number in range(2)] == [[5, 6, 7, 300], [0, 65499]]
 
 
+@pytest.mark.parametrize("length", [1, 104_729, 10_000_000])
+def test_document_of_any_length_comes_back(tmp_path: Path, length: int) -> None:
+    tokens = np.arange(length) % 65_521
+    with IndexedWriter(tmp_path / "t", token_dtype(65_499)) as writer:
+        for document in (tokens, tokens[:1], tokens):
+            writer.add_document(document)
+    dataset = IndexedDataset(tmp_path / "t")
+    assert dataset.sequence_lengths.tolist() == [length, 1, length]
+    assert np.array_equal(dataset.document(2), tokens)
+    assert dataset.window(length - 1, 3).tolist() == [int(tokens[-1]), 0, 0]
+    assert summarize(dataset).length_max == length
+
+
+def test_index_with_modes_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.idx").write_bytes(GOLDEN_INDEX + bytes(3))
+    (tmp_path / "t.bin").write_bytes(GOLDEN_DATA)
+    with pytest.raises(DataError, match=r"t\.idx: has a mode for each sequence, from byte 102 on, as multimodal data"):
+        IndexedDataset(tmp_path / "t")
+
+
+@pytest.mark.slow
+def test_megatron_core_joins_and_divides_documents_as_we_do(write_tokens: Callable[..., Path], tmp_path: Path) -> None:
+    """Its documents of several sequences, and its union of two pairs."""
+    require("megatron-core", find_spec("megatron") is not None, "its data set is the oracle of the file format")
+    pieces = [[[5, 6], [7]], [[300]], [[], [0, 65499], [1]]]
+    other = str(write_tokens(DOCUMENTS, "other"))
+    script = f"""
+import torch
+from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+for prefix in ("theirs", "union"):
+    builder = IndexedDatasetBuilder(f"{tmp_path}/{{prefix}}.bin", dtype=DType.optimal_dtype(4096))
+    for document in {pieces!r}:
+        builder.add_document(torch.tensor(sum(document, [])), [len(piece) for piece in document])
+    if prefix == "union":
+        builder.add_index({other!r})
+    builder.finalize(f"{tmp_path}/{{prefix}}.idx")
+"""
+    result = run_forked(["-c", script], timeout_s=50.0)
+    assert result.returncode == 0, result.stderr
+    theirs = IndexedDataset(tmp_path / "theirs")
+    assert [theirs.document(number).tolist() for number in range(3)] == [[5, 6, 7], [300], [0, 65499, 1]]
+    with IndexedWriter(tmp_path / "ours", token_dtype(4096)) as writer:
+        writer.add_all(theirs)
+        writer.add_all(IndexedDataset(Path(other)))
+    for suffix in (".bin", ".idx"):
+        assert (tmp_path / f"ours{suffix}").read_bytes() == (tmp_path / f"union{suffix}").read_bytes()
+
+
 @pytest.mark.slow
 def test_megatron_core_reads_our_files_and_writes_the_same(write_tokens: Callable[..., Path], tmp_path: Path) -> None:
     require("megatron-core", find_spec("megatron") is not None, "its data set is the oracle of the file format")

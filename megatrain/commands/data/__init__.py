@@ -1,0 +1,27 @@
+"""`megatrain data`: build token files from text, check, look at, join and export them. Loads no torch."""
+
+from __future__ import annotations
+
+import argparse
+
+from megatrain.commands.data import build, export, inspect, merge, sample, verify
+
+SUMMARY = "build token files from text; inspect, verify, sample, merge and export them"
+
+_VERBS = (build, inspect, verify, sample, merge, export)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verbs and their options."""
+    verbs = parser.add_subparsers(dest="data_verb", required=True, metavar="VERB")
+    for module in _VERBS:
+        module.add_verb(verbs)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen verb; return the exit code.
+
+    Raises: DataError.
+    """
+    code: int = args.run_verb(args)
+    return code

@@ -1,0 +1,59 @@
+"""`megatrain data sample`: show documents drawn at random, or the samples that training reads."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from megatrain.commands.argument_types import seed, whole_number
+from megatrain.commands.data.arguments import Verbs, add_json, add_prefix, add_tokenizer, chosen_tokenizer
+from megatrain.commands.printing import print_json
+from megatrain.formatting.terminal import printable
+
+
+def add_verb(verbs: Verbs) -> None:
+    parser = verbs.add_parser(
+        "sample", help="show documents drawn at random, or the samples that training reads", allow_abbrev=False
+    )
+    add_prefix(parser)
+    parser.add_argument("--count", type=whole_number(1), default=3, metavar="N", help="how many (default %(default)s)")
+    parser.add_argument("--seed", type=seed, default=1, metavar="N",
+                        help="seed of the draw; with --seq-len the run's data.seed (default %(default)s)")  # fmt: skip
+    parser.add_argument("--seq-len", type=whole_number(1), metavar="S",
+                        help="show training samples of S tokens (model.seq_len) in place of documents")  # fmt: skip
+    parser.add_argument("--first", type=whole_number(0), default=0, metavar="K",
+                        help="with --seq-len: number of the first sample, counted from the run's start")  # fmt: skip
+    parser.add_argument("--max-tokens", type=whole_number(1), default=200, metavar="N",
+                        help="decode at most N tokens of each (default %(default)s)")  # fmt: skip
+    add_tokenizer(parser)
+    add_json(parser)
+    parser.set_defaults(run_verb=run, usage_error=parser.error)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises: DataError."""
+    from megatrain.data.indexed import IndexedDataset
+    from megatrain.data.sampling import drawn_documents, training_samples
+
+    if args.first and args.seq_len is None:
+        args.usage_error("--first counts training samples; give their length with --seq-len")
+    dataset = IndexedDataset(args.prefix)
+    tokenizer = chosen_tokenizer(args)
+    if args.seq_len is None:
+        kind, ranges = "document", drawn_documents(dataset, args.count, args.seed)
+    else:
+        kind, ranges = "sample", training_samples(dataset, args.seq_len, args.seed, args.first, args.count)
+    found = [
+        {
+            **asdict(one),
+            "text": tokenizer.decode(dataset.window(one.start, min(one.num_tokens, args.max_tokens)).tolist()),
+        }
+        for one in ranges
+    ]
+    if args.is_json:
+        print_json({"prefix": str(args.prefix), "kind": kind, "samples": found})
+        return 0
+    for one in found:
+        print(f"--- {kind} {one['number']}: {one['num_tokens']:,} tokens from position {one['start']:,}")
+        print("\t".join(printable(part) for part in str(one["text"]).split("\t")))
+    return 0

@@ -1,0 +1,120 @@
+"""The tokens of all documents in the order of the corpus, on disk, and how far a build has come.
+
+`tokens` has the ids back to back, `documents` one record of DOCUMENT_DTYPE for each document. `progress.json` says how
+many bytes of both are whole, and the place in the corpus where the next block begins. It is replaced only after these
+bytes are on disk. What a killed build wrote after it is cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.files.whole_files import write_private
+from megatrain.data.blocks import DocumentBlock
+from megatrain.data.corpus import START, CorpusPlace
+from megatrain.data.tokenizing import DOCUMENT_DTYPE, TokenizedBlock
+
+_TOKENS, _DOCUMENTS, _PROGRESS = "tokens", "documents", "progress.json"
+_BLOCKS_BETWEEN_SAVES = 32
+"""A killed build repeats at most so many blocks, of a megabyte of text each."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolProgress:
+    """What a spool holds. `file_bytes`: the bytes of the corpus's files that have been read for it."""
+
+    token_bytes: int = 0
+    documents: int = 0
+    place: CorpusPlace = START
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    file_bytes: int = 0
+    is_complete: bool = False
+
+
+class TokenSpool:
+    """The spool in `directory`, opened where a killed build left it. As a context it is closed, not removed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.progress = _read_progress(directory)
+        self._num_unsaved = 0
+        self._tokens = _opened_at(directory / _TOKENS, self.progress.token_bytes)
+        self._documents = _opened_at(directory / _DOCUMENTS, self.progress.documents * DOCUMENT_DTYPE.itemsize)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._tokens.close()
+        self._documents.close()
+
+    def add(self, block: DocumentBlock, tokenized: TokenizedBlock) -> None:
+        """Append the next block."""
+        self._tokens.write(tokenized.tokens)
+        self._documents.write(tokenized.documents)
+        self.progress = SpoolProgress(
+            self.progress.token_bytes + len(tokenized.tokens),
+            self.progress.documents + tokenized.num_documents,
+            block.end,
+            block.skipped,
+            block.file_bytes,
+        )
+        self._num_unsaved += 1
+        if self._num_unsaved == _BLOCKS_BETWEEN_SAVES:
+            self._save()
+
+    def finish(self, skipped: Counter[str]) -> None:
+        """Note that the corpus has no further block; `skipped` counts all records that were left out."""
+        old = self.progress
+        self.progress = SpoolProgress(
+            old.token_bytes, old.documents, old.place, dict(skipped), old.file_bytes, is_complete=True
+        )
+        self._save()
+
+    def documents(self) -> NDArray[Any]:
+        """Return the records of all documents, of DOCUMENT_DTYPE."""
+        return np.fromfile(self._directory / _DOCUMENTS, DOCUMENT_DTYPE, self.progress.documents)
+
+    def tokens(self, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return all tokens, mapped from the disk."""
+        if self.progress.token_bytes == 0:
+            return np.zeros(0, dtype)
+        return np.memmap(self._directory / _TOKENS, dtype, mode="r").view(np.ndarray)
+
+    def _save(self) -> None:
+        for file in (self._tokens, self._documents):
+            file.flush()
+            os.fsync(file.fileno())
+        write_private(self._directory / _PROGRESS, json.dumps(asdict(self.progress)).encode())
+        self._num_unsaved = 0
+
+
+def _read_progress(directory: Path) -> SpoolProgress:
+    """Return the progress of a killed build; that of a new one if there is none, or a crash damaged it."""
+    try:
+        values = json.loads((directory / _PROGRESS).read_bytes())
+        progress = SpoolProgress(**{**values, "place": CorpusPlace(**values["place"])})
+        sizes = [(directory / name).stat().st_size for name in (_TOKENS, _DOCUMENTS)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return SpoolProgress()
+    is_whole = sizes[0] >= progress.token_bytes and sizes[1] >= progress.documents * DOCUMENT_DTYPE.itemsize
+    return progress if is_whole else SpoolProgress()
+
+
+def _opened_at(path: Path, num_bytes: int) -> IO[bytes]:
+    """Open a file to append to its first `num_bytes` bytes; the rest is cut off."""
+    path.touch()
+    file = path.open("r+b")
+    file.truncate(num_bytes)
+    file.seek(num_bytes)
+    return file

@@ -1,0 +1,164 @@
+"""Read token files whole, and name everything that differs from what was built, with the file and the byte."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from megatrain.contracts.errors import DataError
+from megatrain.data.dataset import tokenizer_beside, tokenizer_digest
+from megatrain.data.indexed import IndexedDataset, data_path, index_path
+from megatrain.data.meta import META_NAME, DataMeta, SplitMeta, read_meta
+
+_BLOCK_TOKENS = 1 << 22
+_BLOCK_DOCUMENTS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DataProblem:
+    """A difference. `offset`: the first wrong byte of `file`, None if it concerns the whole file."""
+
+    file: str
+    offset: int | None
+    text: str
+
+    def __str__(self) -> str:
+        place = "" if self.offset is None else f" at byte {self.offset}"
+        return f"{self.file}{place}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedPair:
+    """One pair of token files and what was found. The counts are 0 where the files cannot be opened."""
+
+    prefix: str
+    documents: int
+    tokens: int
+    problems: tuple[DataProblem, ...]
+
+
+def verify_data(path: Path, vocab_size: int | None = None) -> list[VerifiedPair]:
+    """Verify a data directory, or the pair with the prefix `path`.
+
+    With a meta.json beside them the files are compared with it; without one, token ids are compared with `vocab_size`.
+    Raises: DataError when there is nothing to verify.
+    """
+    if not path.is_dir():
+        meta = read_meta(path.parent / META_NAME)
+        return [_verify_pair(path, meta, _split(meta, path.name), vocab_size)]
+    meta = read_meta(path / META_NAME)
+    prefixes = [index.with_suffix("") for index in sorted(path.glob("*.idx"))]
+    if meta is not None:
+        prefixes = [path / name for name in ("train", "validation")]
+    if not prefixes:
+        raise DataError(f"{path}: holds no .bin/.idx pair; give a data directory or the prefix of a pair")
+    return [_verify_pair(prefix, meta, _split(meta, prefix.name), vocab_size) for prefix in prefixes]
+
+
+def _split(meta: DataMeta | None, name: str) -> SplitMeta | None:
+    return None if meta is None else {"train": meta.train, "validation": meta.validation}.get(name)
+
+
+def _verify_pair(prefix: Path, meta: DataMeta | None, split: SplitMeta | None, vocab_size: int | None) -> VerifiedPair:
+    problems: list[DataProblem] = []
+    if meta is not None and split is not None:
+        problems += _tokenizer_problems(prefix, meta)
+        problems += _digest_problems(prefix, split)
+    try:
+        dataset = IndexedDataset(prefix)
+    except DataError as error:
+        return VerifiedPair(str(prefix), 0, 0, (*problems, _as_problem(error, data_path(prefix), index_path(prefix))))
+    if split is not None and (dataset.num_documents, dataset.num_tokens) != (split.documents, split.tokens):
+        problems.append(
+            DataProblem(
+                str(index_path(prefix)),
+                None,
+                f"lists {dataset.num_documents} documents and {dataset.num_tokens} tokens, {META_NAME} says "
+                f"{split.documents} and {split.tokens}; build the data again",
+            )
+        )
+    problems += _vocabulary_problems(dataset, vocab_size or (meta.vocab_size if meta is not None else None))
+    if meta is not None and split is not None:
+        problems += _end_problems(dataset, meta.eod_id)
+    return VerifiedPair(str(prefix), dataset.num_documents, dataset.num_tokens, tuple(problems))
+
+
+def _tokenizer_problems(prefix: Path, meta: DataMeta) -> Iterator[DataProblem]:
+    path = tokenizer_beside(prefix)
+    try:
+        digest = tokenizer_digest(path)
+    except DataError as error:
+        yield _as_problem(error, path)
+        return
+    if digest != meta.tokenizer_sha256:
+        yield DataProblem(str(path), None, _other_content(digest, meta.tokenizer_sha256))
+
+
+def _digest_problems(prefix: Path, split: SplitMeta) -> Iterator[DataProblem]:
+    for path, wanted in ((data_path(prefix), split.bin_sha256), (index_path(prefix), split.idx_sha256)):
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            yield DataProblem(str(path), None, f"cannot be read: {error.strerror}; copy or build it again")
+            continue
+        if found != wanted:
+            yield DataProblem(str(path), None, _other_content(found, wanted))
+
+
+def _as_problem(error: DataError, *paths: Path) -> DataProblem:
+    """Return an error that begins with one of the paths as a problem of that file."""
+    path = next((path for path in paths if str(error).startswith(f"{path}: ")), paths[-1])
+    return DataProblem(str(path), None, str(error).removeprefix(f"{path}: "))
+
+
+def _other_content(found: str, wanted: str) -> str:
+    return f"has SHA-256 {found[:12]}..., {META_NAME} says {wanted[:12]}...; copy it or build the data again"
+
+
+def _vocabulary_problems(dataset: IndexedDataset, vocab_size: int | None) -> Iterator[DataProblem]:
+    """Yield one problem for all ids outside the vocabulary: the first, and how many there are."""
+    first, num_wrong = -1, 0
+    for start in range(0, dataset.num_tokens, _BLOCK_TOKENS):
+        tokens = dataset.tokens[start : start + _BLOCK_TOKENS]
+        is_wrong = tokens < 0
+        if vocab_size is not None:
+            is_wrong |= tokens >= vocab_size
+        num_here = int(np.count_nonzero(is_wrong))
+        if num_here and first < 0:
+            first = start + int(is_wrong.argmax())
+        num_wrong += num_here
+    if num_wrong:
+        limit = "below 0" if vocab_size is None else f"outside the vocabulary of {vocab_size}"
+        yield DataProblem(
+            str(data_path(dataset.prefix)),
+            first * dataset.dtype.itemsize,
+            f"token id {int(dataset.tokens[first])} at position {first} is {limit} ({num_wrong} such tokens); copy or "
+            "build the data again",
+        )
+
+
+def _end_problems(dataset: IndexedDataset, eod_id: int) -> Iterator[DataProblem]:
+    """Yield one problem for all documents that do not end with the token for it: the first, and how many there are."""
+    first, num_wrong = -1, 0
+    for document in range(0, dataset.num_documents, _BLOCK_DOCUMENTS):
+        bounds = dataset.document_bounds[document : document + _BLOCK_DOCUMENTS + 1]
+        starts = np.append(dataset.sequence_pointers // dataset.dtype.itemsize, dataset.num_tokens)[bounds]
+        ends, is_empty = starts[1:], starts[1:] == starts[:-1]
+        is_wrong = (dataset.tokens[np.maximum(ends - 1, 0)] != eod_id) | is_empty
+        num_here = int(np.count_nonzero(is_wrong))
+        if num_here and first < 0:
+            first = document + int(is_wrong.argmax())
+        num_wrong += num_here
+    if num_wrong:
+        end = dataset.document_start(first + 1) * dataset.dtype.itemsize
+        yield DataProblem(
+            str(data_path(dataset.prefix)),
+            max(0, end - dataset.dtype.itemsize),
+            f"document {first} does not end with token {eod_id} ({num_wrong} of {dataset.num_documents} documents); "
+            f"{index_path(dataset.prefix)} is perhaps the index of another corpus: copy both or build the data again",
+        )
