@@ -46,7 +46,7 @@ class DataParallelOptions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Reduction:
+class _PendingReduction:
     """The reduction of one bucket's gradients into this rank's shard, in flight."""
 
     bucket: Bucket
@@ -69,7 +69,7 @@ class ChunkDataParallel:
         self.number = number
         self.wgrads = Wgrads()
         self.buckets: list[Bucket] = []
-        self._reductions: list[_Reduction] = []
+        self._reductions: list[_PendingReduction] = []
         self._gathers: dict[Bucket, Pending] = {}
         self._shards: dict[Bucket, Tensor] = {}
         self._is_stale = False
@@ -265,7 +265,7 @@ class ChunkDataParallel:
         shard = gradients[bucket.shard]
         if options.zero_stage == 2 and options.reduce_dtype != gradients.dtype and bucket.replicas.size > 1:
             shard = torch.empty_like(shard)  # a slice would keep all gradients alive, although a cast copy is sent
-        self._reductions.append(_Reduction(bucket, self._reduce_scatter(bucket, gradients, shard)))
+        self._reductions.append(_PendingReduction(bucket, self._reduce_scatter(bucket, gradients, shard)))
         if options.zero_stage == 2:
             bucket.gradients = None  # the reduction in flight keeps the memory alive
 

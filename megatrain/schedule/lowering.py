@@ -23,7 +23,7 @@ RECEIVES_AHEAD = 1
 """Computes between posting a receive and consuming it; one is enough to overlap, and each one more holds a buffer."""
 
 
-class _Messages:
+class _MessageActions:
     """The receive before a compute and the send after it. Equal actions of different stages are the same object."""
 
     def __init__(self, placement: ChunkPlacement, num_microbatches: int) -> None:
@@ -82,7 +82,7 @@ def lower(
     receives_ahead: int = RECEIVES_AHEAD,
 ) -> tuple[tuple[Action, ...], ...]:
     """Return each stage's full action list. A receive is posted `receives_ahead` computes before its consumer."""
-    messages = _Messages(placement, num_microbatches)
+    messages = _MessageActions(placement, num_microbatches)
     gathers = [Action(ActionKind.GATHER, chunk, -1) for chunk in range(placement.num_chunks)]
     reduces = [Action(ActionKind.REDUCE, chunk, -1) for chunk in range(placement.num_chunks)]
     return tuple(
