@@ -1,10 +1,10 @@
-"""A port that shows whether this executor lives: each connection receives its session, and is closed.
+"""Whether the executor of a host lives, and whether the driver's orders reach it.
 
-A refused connection, or another session, proves that the executor is gone, but only to a process that has reached the
-port before; otherwise a firewall may have refused, or the address may mean another machine. Silence proves nothing.
+A port shows that an executor lives: each connection receives its session, and is closed. A refused connection, or
+another session, proves that the executor is gone, but only to a process that has reached the port before; otherwise a
+firewall may have refused, or the address may mean another machine. Silence proves nothing.
 
-Whether the driver's orders reach this host. If not, it must not join a new round, which it could neither start nor
-stop.
+A host that the driver's orders do not reach must not join a new round, which it could neither start nor stop.
 """
 
 from __future__ import annotations

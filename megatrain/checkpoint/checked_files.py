@@ -1,9 +1,9 @@
-"""Read the files of a checkpoint that hold no items, such as the index, and compare them with their digests.
+"""What can be read of a checkpoint without its items: the index and other small files, checked against their digests,
+and the digests of the items.
 
 COMMIT has the digest of the manifest, and the manifest has the digest of every file that it lists. So these files never
-change. verification.py reads whole checkpoints, the items too.
-
-The digests of a checkpoint's items, from the trailers of its data files. Needs no torch and reads no items.
+change. verification.py reads whole checkpoints, the items too. The digests of items are in the trailers of the data
+files. Loads no torch.
 """
 
 from __future__ import annotations

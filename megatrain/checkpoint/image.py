@@ -3,11 +3,8 @@
 An image is a sequence of items, each at a multiple of 64. An item is one box, as an archive that torch.save would
 write. The offsets of the items depend only on the layout. So offsets, envelopes and views are made once, and a snapshot
 is one memcpy per box. The copies go forward through the state's memory and through the image. This file does not know
-files, slots or other ranks.
-
-Copies within host memory. They bypass the processor's caches where csrc/host_copy was compiled.
-
-Copying the tensors one by one with numpy takes up to 1.4 times as long (docs/benchmarks/checkpoint.md has both).
+files, slots or other ranks. A copy bypasses the processor's caches where csrc/host_copy was compiled. Copying the
+tensors one by one with numpy takes up to 1.4 times as long (docs/benchmarks/checkpoint.md has both).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The removal of checkpoints while a round may start: claims/5e1f09aa7c01b2d3.removing lists what is being removed.
+"""The removal of checkpoints: which ones, and how while a round may start.
+
+claims/5e1f09aa7c01b2d3.removing lists what is being removed:
 
     {"schema_version": 1, "holder": "process 17 on host-3", "steps": {"main": [10, 20]}}
 
@@ -12,7 +14,7 @@ The remover removes its record when the last file is gone. A process that ended 
 frozen in the middle of a removal, and no other process can tell. So its record stays, and nothing is written to a step
 that it lists.
 
-Decide which checkpoints of a branch to remove. Pure functions from steps to steps.
+Which checkpoints of a branch to remove is decided by pure functions from steps to steps.
 """
 
 from __future__ import annotations

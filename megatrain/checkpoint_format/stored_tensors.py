@@ -2,9 +2,7 @@
 
 index_file.py writes and reads this as JSON; metadata_file.py writes it as torch's `.metadata`. This file checks what
 was read, before other code allocates memory or opens files by it. Where boxes are combined (load_plan.py), the code
-checks whether boxes of a tensor overlap.
-
-The kinds of state of a checkpoint that can be read as weights.
+checks whether boxes of a tensor overlap. The kinds of state that can be read as weights have their names here too.
 """
 
 from __future__ import annotations

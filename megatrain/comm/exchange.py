@@ -75,7 +75,7 @@ class Pending:
 
     def wait(self) -> Tensor:
         if self._finish is not None:
-            finish, self._finish = self._finish, None
+            finish, self._finish = self._finish, None  # it holds the exchanged tensors: they are freed with it
             finish()
         return self.result
 
@@ -122,18 +122,18 @@ class ExchangeRunner:
         passed it.
         Raises: CommunicationError if it cannot be launched.
         """
-        self._prepare(exchange)
+        self._prepare(exchange)  # while the compute stream is current: what this allocates belongs to it
         with stream.after_compute():
             token = self.begin_span(exchange)
             work = self._launch(exchange)
-            if work is not None:
+            if work is not None:  # torch runs a message on a stream of its own: `stream` waits for that one
                 work.wait()
             self.recorder.launched(token)
             end = stream.mark()
 
         def finish() -> None:
             self.recorder.await_end(token)
-            end.wait()
+            end.wait()  # an order to the compute stream; the host goes on, and `then` is launched after that order
             if exchange.transfer.then is not None:
                 exchange.transfer.then()
             self.recorder.end(token)

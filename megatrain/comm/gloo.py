@@ -106,10 +106,10 @@ class GlooCommunicator(ProcessGroupCommunicator):
         return self._bounded(*works, *(dist.isend(sent[other], ranks[other], group=group) for other in sends))
 
     def _bounded(self, *works: dist.Work | None) -> Work:
-        return _Messages([work for work in works if work is not None], lambda: self.timeout)
+        return _CombinedWork([work for work in works if work is not None], lambda: self.timeout)
 
 
-class _Messages:
+class _CombinedWork:
     """Several sends and receives as one Work. timeout: read at the moment of the wait."""
 
     def __init__(self, works: Sequence[dist.Work], timeout: Callable[[], timedelta]) -> None:

@@ -45,7 +45,9 @@ class Lane:
         self._tasks: SimpleQueue[_Task] = SimpleQueue()
         self._lock = Lock()
         self._num_open = 0
+        """Tasks that have not ended: those in the queue, and those that the thread has taken from it."""
         self._num_unstarted = 0
+        """Those of them that the thread must start."""
         self._is_running = False
         self._error: BaseException | None = None
 
@@ -58,9 +60,11 @@ class Lane:
             self._num_open += 1
             self._num_unstarted += not is_near
         if is_near:
+            # outside of the lock: a start may allocate memory, and the lane's thread needs the lock to go on
             self._error = self._error or task.start_at_once(has_turn=has_turn)
-            task.is_started = True
+            task.is_started = True  # before the task is in the queue, where the lane's thread finds it
         with self._lock:
+            # in one step, so that the thread cannot decide to end between the two
             self._tasks.put(task)
             if not self._is_running:
                 self._is_running = True
@@ -74,12 +78,14 @@ class Lane:
     def _run(self) -> None:
         taken: deque[_Task] = deque()
         while self._take(taken):
-            for task in taken:
+            for task in taken:  # the next one too, so that the ranks agree on it while the first transfers data
                 self._start(task, has_turn=task is taken[0])
             task = taken.popleft()
-            self._error = self._error or task.carry_out()
+            self._error = self._error or task.carry_out()  # after a failure, nothing is started or awaited any more
             task.end(self._error)
             del task  # frees the memory of the exchanged tensors
+            # The waiter may submit the next exchange before this. That one then starts without the turn, and its span
+            # begins when this thread gets to it.
             with self._lock:
                 self._num_open -= 1
 
@@ -90,10 +96,11 @@ class Lane:
                 taken.append(self._tasks.get(timeout=_IDLE_S))
             except Empty:
                 with self._lock:
+                    # `add` may have put a task since: under the lock, it finds this thread running or starts another
                     if self._tasks.empty():
                         self._is_running = False
                         return False
-        with suppress(Empty):
+        with suppress(Empty):  # no wait for the next one: the first has its turn already
             while len(taken) < _MAX_STARTED:
                 taken.append(self._tasks.get_nowait())
         return True
@@ -126,7 +133,7 @@ class AwaitedLane:
     def finish(self, task: _Task) -> None:
         """Carry out all tasks up to `task`. Raises: the error of the exchange."""
         while not task.has_ended.is_set():
-            first = self._open.popleft()
+            first = self._open.popleft()  # the order is that of submission, whichever task is awaited
             self._error = self._error or first.carry_out()
             first.end(self._error)
             self._start_first()
@@ -164,7 +171,7 @@ class _Task:
         if has_turn:
             self._begin()  # the exchange before it may have begun and ended since this one was submitted
         self._start()
-        if has_turn:
+        if has_turn:  # otherwise the span begins later than this launch
             self._runner.recorder.launched(self._token)
         return self._error
 
@@ -177,7 +184,7 @@ class _Task:
 
     def carry_out(self) -> BaseException | None:
         """Wait for the end of the exchange, which now has its turn. Returns its error."""
-        if self._work is not None:
+        if self._work is not None:  # None where the start failed, and where an earlier failure prevented it
             assert self._exchange is not None
             try:
                 self._begin()
@@ -189,11 +196,11 @@ class _Task:
     def end(self, error: BaseException | None) -> None:
         """Drop the references to the exchanged tensors, and wake the waiter."""
         self._exchange, self._work, self._error = None, None, error
-        self.has_ended.set()
+        self.has_ended.set()  # last: the waiter reads the error without a lock
 
     def finish(self) -> None:
         """Block until the end. Raises: the error of the exchange."""
-        if not self.has_ended.is_set():
+        if not self.has_ended.is_set():  # the span of an ended exchange is closed, and nobody waits for it
             self._runner.recorder.await_end(self._token)
             self.has_ended.wait()
         if self._error is not None:

@@ -1,7 +1,4 @@
-"""How a command line names a checkpoint: a path or URL, and options that choose one checkpoint of a run.
-
-Arguments that several verbs of `megatrain ckpt` take.
-"""
+"""How a command line names a run or a checkpoint: a path or URL, and options that choose one checkpoint of a run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Section [data]: which tokens to train and evaluate on.
-
-Section [evaluation]: when to measure the loss on held-out tokens, and on how many.
-"""
+"""Sections [data] and [evaluation]: which tokens to train and evaluate on, and when to evaluate on how many."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""How many parameters a model has, exactly, counted from its shape.
+"""The name and the size of every parameter of a model, and how many it has, without building it.
 
 Padding rows of the vocabulary count, because they are stored and reduced like all others. A tied head counts once, as
 part of the embedding.
-
-The name and the size of every parameter of a model, without building it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Section [optimizer]: the update rule and the learning-rate schedule.
+"""Section [optimizer]: the update rule and the learning-rate schedule. Section [parameter_group]: parameters with a
+learning rate or a weight decay of their own.
 
-Section [parameter_group]: parameters with a learning rate or a weight decay of their own.
-
-There may be several: [[parameter_group]] twice is [parameter_group] and [parameter_group-2].
+There may be several groups: [[parameter_group]] twice is [parameter_group] and [parameter_group-2].
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A mistake in a configuration, and the keys that it involves, so that one mistake is not reported twice.
+"""A mistake in a configuration: the message, the keys that it involves, and the values that the message proposes.
 
-The values that a message proposes in place of a wrong one.
-
-Keys that were changed although another key's value makes them meaningless.
+The keys are known so that one mistake is not reported twice. One kind of mistake has its message here, because several
+checks report it: a key was changed although another key's value makes it meaningless.
 """
 
 from __future__ import annotations

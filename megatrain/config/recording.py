@@ -1,8 +1,7 @@
-"""Section [telemetry]: the black box of each rank, and the peak that utilization is measured against.
+"""Sections [telemetry], [log] and [profile]: what a run records of itself, and where.
 
-Section [log]: what is printed and where metrics go besides the run directory.
-
-Section [profile]: which ranks and steps the torch profiler records.
+The black box of each rank and the peak for its utilization; what is printed and where metrics go; what the torch
+profiler records.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A configuration as text: TOML that loads to an equal configuration, and a hash that identifies its content.
 
-The configuration that a run keeps, <run>/config.toml, read unchanged.
+A run keeps its configuration as <run>/config.toml. It is read here without any check, because another version of this
+program may have written it.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 Reading never stops at a mistake. The probable meaning of a misspelled name is remembered as doubtful, so that one
 typing error is not also reported as a missing key or as a broken rule.
 
-Sections that a configuration may have several of: `[[slack]]` twice is `[slack]` and `[slack-2]`.
-
-So each has a name, which keys, origins, overrides and messages use; the second form may also be written directly.
+A configuration may have several sections of some kinds: `[[slack]]` twice is `[slack]` and `[slack-2]`. So each has a
+name, which keys, origins, overrides and messages use; the second form may also be written directly.
 """
 
 from __future__ import annotations

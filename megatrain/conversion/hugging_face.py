@@ -1,10 +1,9 @@
-"""Converts a Hugging Face model directory to a checkpoint from which a job of any layout starts.
+"""Converts a Hugging Face model directory to a checkpoint from which a job of any layout starts, and a checkpoint of
+any layout to a Hugging Face model directory, with the checkpoint's tokenizer.
 
-The checkpoint has weights, no moments, and step 0. Whole parameters are read one after another, and cut into items when
-they are written. Each data file holds several parameters. Settings that a model directory does not have (batch,
-learning rate) come from the job's own configuration; the manifest holds placeholders for them.
-
-Converts a checkpoint of any layout to a Hugging Face model directory, with the checkpoint's tokenizer.
+An imported checkpoint has weights, no moments, and step 0. Whole parameters are read one after another, and cut into
+items when they are written. Each data file holds several parameters. Settings that a model directory does not have
+(batch, learning rate) come from the job's own configuration; the manifest holds placeholders for them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Cuts an item to be written into parts. The parts are consecutive in its data, and each needs only few stored items.
+"""Cuts an item to be written into parts, and decides which file is written next when one process writes several at
+once.
 
-An item of the new layout may overlap with many stored items: it is made of a slice of each when tensor parallelism cuts
-another dim. The parts are cut where stored items begin and end, so each part needs only one or a few of them.
-
-Decides which file is written next when one process writes several files at once from the same stored items.
+The parts of an item are consecutive in its data, and each needs only few stored items. An item of the new layout may
+overlap with many stored items: it is made of a slice of each when tensor parallelism cuts another dim. The parts are
+cut where stored items begin and end, so each part needs only one or a few of them.
 
 Each file is a sequence of parts, and each part needs some items. A part waits until every file that still needs its
 items has reached a part that needs them. Then these files are written in turn while the items are in memory. So an item

@@ -1,8 +1,7 @@
 """Gemma 2: Llama with soft caps, a norm before and after each sublayer, and a window in every second layer.
 
-Its norms scale by 1 + weight, the embedding is multiplied by sqrt(hidden_size), and the gate is GELU.
-
-Windows of attention in config.json: sliding_window, and layer_types, which names each layer's kind of attention.
+Its norms scale by 1 + weight, the embedding is multiplied by sqrt(hidden_size), and the gate is GELU. In config.json,
+sliding_window is the size of the windows, and layer_types names each layer's kind of attention.
 """
 
 from __future__ import annotations

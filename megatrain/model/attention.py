@@ -1,12 +1,8 @@
-"""The attention sublayer.
+"""The attention sublayer, with norms of queries and keys over each head or over all heads together.
 
 Shapes: S sequence, B micro-batch, H hidden, N query heads, G key-value heads, R = N / G, D head dim.
 
 The number of heads is read from the weight's shape, so a weight with only some of the groups computes only their heads.
-
-Norms of queries and keys, over each head or over all heads together.
-
-Shapes: S sequence, B micro-batch, N query heads, G key-value heads, R = N / G, D head dim.
 """
 
 from __future__ import annotations

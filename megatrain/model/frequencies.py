@@ -1,8 +1,8 @@
-"""The frequencies of rotary positions, and the ways to stretch them to a longer context: one function each.
+"""Rotary positions: their frequencies, the ways to stretch these to a longer context (one function each), and the
+tables of cos and sin.
 
 A frequency is the angle that each position adds to one pair of units. Shapes: U rotated units of a head; all [U / 2].
-
-Rotary positions of a model: cos and sin tables, one for each length, device and dtype.
+A model part has one table for each length, device and dtype.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Schema, check, reference and fake are Python and need no compiler and no GPU. The reference is plain torch and runs on
 every device without a kernel. If `megatrain._C` (csrc/operators) was built, it adds the kernels for CUDA.
 Gradients are not declared here: a public function of ops is a torch.autograd.Function over two operators.
-
-How many elements a plain torch form of an operation processes at once, so that its temporaries stay small.
+References process BLOCK_ELEMENTS at once where their temporaries would be large otherwise.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ dtype. A sum of x and residual is rounded before it is normalized, so that its n
 is kept.
 Shapes: S sequence, B micro-batch, H hidden (any dims may come before H).
 
-The residual stream between two norms: hidden states, and the output of the last branch, which is not added yet.
-
-The next norm adds them, because it reads both anyway. That saves one pass over memory in forward and two in backward.
+Between two norms, the residual stream is a pair: hidden states, and the output of the last branch, which is not added
+yet. The next norm adds them, because it reads both anyway. That saves one pass over memory in forward and two in
+backward.
 """
 
 from __future__ import annotations

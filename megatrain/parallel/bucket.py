@@ -4,10 +4,9 @@ Parameters lie end to end in backward order, and the end is padded. So all repli
 multiple of 128 elements (NCCL is slow on odd sizes), and a shard may begin within a parameter. Each parameter becomes a
 view of its bucket. Source: Megatron-LM's distributed optimizer; ZeRO (arXiv:1910.02054).
 
-Decides when the gradients of a bucket are whole, by counting writes.
-
-Backward writes to a parameter's gradient once per micro-batch for each use of the parameter: twice where both ends of a
-tied model are on one stage, later where a schedule defers wgrads. How often is declared when the chunk is built
+The reduction of a bucket may start when its gradients are whole. Writes are counted to know when: backward writes to a
+parameter's gradient once per micro-batch for each use of the parameter: twice where both ends of a tied model are on
+one stage, later where a schedule defers wgrads. How often is declared when the chunk is built
 (LogicalParameter.num_writes), not learned from a step. A bucket is whole when each of its parameters has all its
 writes. Buckets start in their own order, even if a later one is whole first, so all ranks start them in the same order.
 A bucket with a parameter that may get no gradient at all is never whole early, and stays out of that order.

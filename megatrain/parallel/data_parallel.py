@@ -46,7 +46,7 @@ class DataParallelOptions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Reduction:
+class _PendingReduction:
     """The reduction of one bucket's gradients into this rank's shard, in flight."""
 
     bucket: Bucket
@@ -69,7 +69,7 @@ class ChunkDataParallel:
         self.number = number
         self.wgrads = Wgrads()
         self.buckets: list[Bucket] = []
-        self._reductions: list[_Reduction] = []
+        self._reductions: list[_PendingReduction] = []
         self._gathers: dict[Bucket, Pending] = {}
         self._shards: dict[Bucket, Tensor] = {}
         self._is_stale = False
@@ -82,6 +82,7 @@ class ChunkDataParallel:
                 # for operations that return gradients to autograd
                 logical.parameter.register_post_accumulate_grad_hook(_weakly(main_grad))
             if options.zero_stage == 2:
+                # the sum over micro-batches; whole gradients exist only during a backward and its reduction
                 self._shards[bucket] = torch.zeros(bucket.shard_numel, dtype=options.gradient_dtype, device=device)
             else:
                 bucket.allocate_gradients()
@@ -149,7 +150,7 @@ class ChunkDataParallel:
                 # a tied head is in the stage's last chunk, and its gradient is there already
                 if bucket.gradients is None:
                     bucket.allocate_gradients()
-            self._begin_window(1)
+            self._begin_window(1)  # each micro-batch has a reduction of its own
 
     def after_backward(self) -> None:
         """Start the reduction of one micro-batch's gradients (ZeRO-2)."""
@@ -168,6 +169,7 @@ class ChunkDataParallel:
         """
         self.finish_reductions()
         for bucket in self.buckets:
+            # a reduction takes the memory of the gradients away, so only a later write can have allocated it again
             if self.options.zero_stage == 2 and bucket.gradients is not None:
                 names = [
                     one.name for one, is_written in zip(bucket.parameters, bucket.written, strict=True) if is_written
@@ -179,7 +181,7 @@ class ChunkDataParallel:
         self.finish_gather()  # of parameters that no forward used: the optimizer is about to write to them
         sums = []
         for bucket in self.buckets:
-            sums += _start_sum(bucket, self.gradient_shard(bucket))
+            sums += _start_sum(bucket, self.gradient_shard(bucket))  # one at most
             if not self.options.has_overlap and sums:
                 sums.pop().finish()
         for one in sums:
@@ -201,7 +203,9 @@ class ChunkDataParallel:
         if not self._is_stale:
             return
         self._is_stale = False
-        for bucket in reversed(self.buckets):  # buckets are in the order of the backward
+        for bucket in reversed(
+            self.buckets
+        ):  # they are in the order of the backward, and the forward needs the last one first
             shard, whole = bucket.values[bucket.shard], bucket.values
             pending = bucket.replicas.all_gather(shard, Operation.PARAMS_ALL_GATHER, out=whole, chunk=self.number)
             if not self.options.has_overlap:
@@ -236,6 +240,7 @@ class ChunkDataParallel:
         self._counts.note(number, index)  # before the write: the reduction of the bucket may be in flight
         add(*self.buckets[number].take_gradient(index))
         early = self._counts.early
+        # a bucket that is whole before an earlier one waits for it: all ranks start their collectives in one order
         while self._num_started < len(early) and self._counts.is_whole(early[self._num_started]):
             self._start_reduction(self.buckets[early[self._num_started]])
             self._num_started += 1
@@ -265,7 +270,7 @@ class ChunkDataParallel:
         shard = gradients[bucket.shard]
         if options.zero_stage == 2 and options.reduce_dtype != gradients.dtype and bucket.replicas.size > 1:
             shard = torch.empty_like(shard)  # a slice would keep all gradients alive, although a cast copy is sent
-        self._reductions.append(_Reduction(bucket, self._reduce_scatter(bucket, gradients, shard)))
+        self._reductions.append(_PendingReduction(bucket, self._reduce_scatter(bucket, gradients, shard)))
         if options.zero_stage == 2:
             bucket.gradients = None  # the reduction in flight keeps the memory alive
 
@@ -279,7 +284,7 @@ class ChunkDataParallel:
     def finish_reductions(self) -> None:
         """Wait for the reductions in flight."""
         while self._reductions:
-            reduction = self._reductions.pop(0)
+            reduction = self._reductions.pop(0)  # dropped before the next wait, with the whole gradients that it holds
             result = reduction.pending.wait()
             if self.options.zero_stage == 2:
                 self._shards[reduction.bucket].add_(result)

@@ -58,7 +58,7 @@ class PipelineChunk:
 
 
 @dataclass(slots=True)
-class _Run:
+class _ScheduleRun:
     """The state of one pass over a schedule: exchanges in flight, and tensors that wait for later actions."""
 
     placement: ChunkPlacement
@@ -121,7 +121,7 @@ class Pipeline:
     def _run(
         self, schedule: Schedule, inputs: Sequence[PipelineInput], loss_scale: Callable[[], Tensor] | None
     ) -> Tensor:
-        run = _Run(schedule.placement, inputs, loss_scale)
+        run = _ScheduleRun(schedule.placement, inputs, loss_scale)
         for action in schedule.stages[self.mesh.coordinate["pp"]]:
             self._execute(action, run)
             _release_delivered(run.forward_sends)
@@ -131,7 +131,7 @@ class Pipeline:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         return total if run.loss_sum is None else total + run.loss_sum
 
-    def _execute(self, action: Action, run: _Run) -> None:
+    def _execute(self, action: Action, run: _ScheduleRun) -> None:
         match action.kind:
             case ActionKind.FORWARD:
                 self._forward(action, run)
@@ -148,7 +148,7 @@ class Pipeline:
             case ActionKind.REDUCE:
                 self.chunks[action.chunk].data_parallel.reduce()
 
-    def _forward(self, action: Action, run: _Run) -> None:
+    def _forward(self, action: Action, run: _ScheduleRun) -> None:
         chunk, key = self.chunks[action.chunk], (action.chunk, action.microbatch)
         micro = run.inputs[action.microbatch]
         is_first = run.placement.is_first(self.mesh.coordinate["pp"], action.chunk)
@@ -172,7 +172,7 @@ class Pipeline:
             if run.loss_scale is not None:
                 run.backwards[key] = backward
 
-    def _backward(self, action: Action, run: _Run) -> None:
+    def _backward(self, action: Action, run: _ScheduleRun) -> None:
         chunk, key = self.chunks[action.chunk], (action.chunk, action.microbatch)
         if run.placement.is_last(self.mesh.coordinate["pp"], action.chunk):
             assert run.loss_scale is not None
@@ -195,12 +195,12 @@ class Pipeline:
             assert stage_input.grad is not None
             run.outgoing[(ActionKind.SEND_BACKWARD, *key)] = stage_input.grad
 
-    def _backward_weight(self, action: Action, run: _Run) -> None:
+    def _backward_weight(self, action: Action, run: _ScheduleRun) -> None:
         products = run.deferred.pop((action.chunk, action.microbatch))
         with self.recorder.span(Operation.BACKWARD_WEIGHT_COMPUTE, microbatch=action.microbatch, chunk=action.chunk):
             products.carry_out()
 
-    def _send(self, action: Action, run: _Run) -> None:
+    def _send(self, action: Action, run: _ScheduleRun) -> None:
         x = run.outgoing.pop((action.kind, action.chunk, action.microbatch)).contiguous()
         links = self.mesh.links
         assert links is not None
@@ -213,7 +213,7 @@ class Pipeline:
         if action.kind is ActionKind.SEND_BACKWARD:
             self.chunks[action.chunk].data_parallel.after_backward()
 
-    def _receive(self, action: Action, run: _Run) -> None:
+    def _receive(self, action: Action, run: _ScheduleRun) -> None:
         links = self.mesh.links
         assert links is not None
         if action.kind is ActionKind.RECV_FORWARD:

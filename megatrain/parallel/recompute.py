@@ -1,15 +1,14 @@
-"""Selective recompute: backward recomputes some of the tensors that it needs, so that they are not kept.
+"""Backward recomputes some of the tensors that it needs, so that they are not kept.
 
-Autograd saves the input of every product. Some of these inputs are cheap to recompute: a gathered sequence from this
-rank's rows, a norm's output from its input, an activation's output from its input. While a chunk runs inside the
-context SelectiveRecompute, such an output is registered with a function that recomputes it. When autograd saves the
-output (or a view of it), the function is kept in its place. Backward runs the function once for all uses of the output.
+Selective recompute: autograd saves the input of every product. Some of these inputs are cheap to recompute: a gathered
+sequence from this rank's rows, a norm's output from its input, an activation's output from its input. While a chunk
+runs inside the context SelectiveRecompute, such an output is registered with a function that recomputes it. When
+autograd saves the output (or a view of it), the function is kept in its place. Backward runs the function once for all
+uses of the output.
 Source: ours, on torch's saved_tensors_hooks; the idea of re-gathering in backward from Korthikanti et al. (2205.05198).
 
-Full recompute: keep only each block's input, and run the block again in backward.
-
-Selective recompute (`parallel.recompute = "selective"`) is cheaper. It is part of the tensor plan
-(recompute.py).
+Full recompute keeps only each block's input, and backward runs the block again. Selective recompute
+(`parallel.recompute = "selective"`) is cheaper. It is part of the tensor plan (tensor_plan.py).
 """
 
 from __future__ import annotations

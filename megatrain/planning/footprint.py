@@ -101,7 +101,7 @@ def measure(
     """
     chunk.meta.module.train()
     with PeakTensorBytes(on_meta=True).include(standing, tensors_of(micro)) as memory:
-        run = _Run(chunk, micro, hidden_shape, memory, is_split=is_split, is_added=is_added)
+        run = _ChunkRun(chunk, micro, hidden_shape, memory, is_split=is_split, is_added=is_added)
         start = memory.live_bytes
         first = run.forward()
         on_host = host.live_bytes
@@ -154,7 +154,7 @@ class _Change:
     left: int
 
 
-class _Run:
+class _ChunkRun:
     """Runs micro-batches of one chunk like the pipeline (parallel/pipeline.py)."""
 
     def __init__(

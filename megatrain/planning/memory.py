@@ -115,7 +115,7 @@ def message_bytes(config: Config, layout: Layout) -> int:
     return math.prod(hidden_shape(config, layout.tp_size)) * DTYPES[config.train.precision].itemsize
 
 
-class _Reduction(NamedTuple):
+class _ReductionBytes(NamedTuple):
     """Bytes of one bucket's gradients during their reduction: see ChunkMemory."""
 
     whole: int
@@ -144,7 +144,7 @@ def _chunk_memory(config: Config, chunk: PlannedChunk) -> ChunkMemory:
     )
 
 
-def _reduction(config: Config, bucket: Bucket) -> _Reduction:
+def _reduction(config: Config, bucket: Bucket) -> _ReductionBytes:
     """Return the bytes of one bucket. ZeRO-1 reduces gradients in place. ZeRO-2 frees them and keeps its shard. A copy
     travels where gradients are reduced in another type."""
     sum_bytes = accumulate_dtype(DTYPES[config.train.precision]).itemsize
@@ -161,7 +161,7 @@ def _reduction(config: Config, bucket: Bucket) -> _Reduction:
     if is_copied and not arriving:
         travelling += sent
     summed = bucket.shard_numel * torch.float32.itemsize if is_copied else 0
-    return _Reduction(whole, travelling, arriving, summed, travelling if is_copied and is_zero_2 else 0)
+    return _ReductionBytes(whole, travelling, arriving, summed, travelling if is_copied and is_zero_2 else 0)
 
 
 def _most(beside: Sequence[int], travelling: Sequence[int]) -> int:

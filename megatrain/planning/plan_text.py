@@ -1,7 +1,4 @@
-"""A plan of a run as text for a terminal.
-
-`megatrain config check CONFIG --dry-run`: plans the whole job in one process.
-"""
+"""A plan of a run as text for a terminal: the answer of `megatrain config check CONFIG --dry-run`."""
 
 from __future__ import annotations
 

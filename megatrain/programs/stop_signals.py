@@ -1,16 +1,15 @@
 """The signals that ask a program to stop: one class for workers, executors, launches, servers and commands.
 
 SIGTERM, SIGUSR1 (Slurm, before the time limit), SIGHUP and SIGINT all make the same request. The program decides what
-follows: it reads the request at a time of its choice, or gets a call from the handler. A second SIGINT interrupts
-the program without saving; other later signals have no effect.
+follows: it reads the request at a time of its choice, or gets a call from the handler. A second SIGINT interrupts the
+program without saving; other later signals have no effect.
 
-What a forked child of this process must reset, before a signal reaches it.
+A forked child of such a program must reset the handlers before a signal reaches it.
 
-An orderly end for a command that has to clean up: the first signal unwinds it, later signals do nothing.
-
-SIGTERM, SIGUSR1 and SIGHUP end a Python program immediately by default. Here they raise SystemExit with a shell's code,
-128 + the number of the signal, as SIGINT raises KeyboardInterrupt, so that every `with` and `finally` runs. A second
-signal would interrupt that cleanup, so it is ignored. SIGKILL cannot be caught.
+A command that has to clean up is unwound by the first signal; later signals do nothing. SIGTERM, SIGUSR1 and SIGHUP end
+a Python program immediately by default. In `orderly_end` they raise SystemExit with a shell's code, 128 + the number of
+the signal, as SIGINT raises KeyboardInterrupt, so that every `with` and `finally` runs. A second signal would interrupt
+that cleanup, so it is ignored. SIGKILL cannot be caught.
 """
 
 from __future__ import annotations

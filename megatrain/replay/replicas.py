@@ -5,11 +5,8 @@ are one small matrix [replica, column] that stays in the cache. A shared operati
 Columns (steps or scenarios) do not depend on each other. Durations are requested operation by operation, so that a
 scenario need not copy millions of durations to change a few.
 
-Compressed rows: a slice of one flat array for each of many small integer keys.
-
-Topological levels, found with numpy: the nodes of a level can run only after a node of the level before.
-
-A node is an operation, or a group of operations that start together.
+The graph is compiled to topological levels: the nodes of a level can run only after a node of the level before. A node
+is an operation, or a group of operations that start together. Edges are stored as compressed rows.
 """
 
 from __future__ import annotations

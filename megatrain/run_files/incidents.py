@@ -1,8 +1,7 @@
-"""The incidents of a run from its directory, for readers without etcd.
+"""The directory <run>/incidents: the incidents of a run, for readers without etcd, and the audit of verdicts.
 
-The audit of verdicts, <run>/incidents/audit.jsonl: one line per outcome, appended and never changed.
-
-A verdict that waited for a person has two lines. Readers skip and count a line that a crash cut short.
+The audit, audit.jsonl, has one line per outcome, appended and never changed. A verdict that waited for a person has two
+lines. Readers skip and count a line that a crash cut short.
 """
 
 from __future__ import annotations

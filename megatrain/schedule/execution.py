@@ -1,9 +1,8 @@
-"""Run a schedule without computing: find the slot of each compute, or the position where each stage blocks.
+"""Run a schedule without computing: find the slot of each compute, or the position where each stage blocks; and draw
+the slots as text, for documentation and `config check`.
 
-The one idea: channels are first in, first out, so the comparison of two counters shows whether a message has arrived.
-A compute takes one slot and a message none; `replay` handles real durations.
-
-Draw a schedule as text, one row per stage and one column per slot, for documentation and `config check`.
+The one idea: channels are first in, first out, so the comparison of two counters shows whether a message has arrived. A
+compute takes one slot and a message none; `replay` handles real durations.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The kinds of schedule, one row each, with all facts about it.
-
-Closed forms: the idle time and the activations held of a schedule, without building it.
+"""The kinds of schedule, one row each, with all facts about it; and closed forms: the idle time of a schedule and the
+activations it holds, without building it.
 
 Bubble: with free communication and model chunks of equal duration (tf forward, tb backward, any values), every stage
 computes for num_microbatches * num_chunks * (tf + tb) and idles for (pp_size - 1) * (tf + tb), for any number of

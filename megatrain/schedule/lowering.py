@@ -23,12 +23,13 @@ RECEIVES_AHEAD = 1
 """Computes between posting a receive and consuming it; one is enough to overlap, and each one more holds a buffer."""
 
 
-class _Messages:
+class _MessageActions:
     """The receive before a compute and the send after it. Equal actions of different stages are the same object."""
 
     def __init__(self, placement: ChunkPlacement, num_microbatches: int) -> None:
         self._input = placement.stage_and_chunk(0)
         self._loss = placement.stage_and_chunk(placement.num_parts - 1)
+        # made once and shared by all stages: an action for each micro-batch and chunk, not for each stage too
         self._actions = {
             kind: [[Action(kind, chunk, mb) for mb in range(num_microbatches)] for chunk in range(placement.num_chunks)]
             for kind in (
@@ -82,7 +83,7 @@ def lower(
     receives_ahead: int = RECEIVES_AHEAD,
 ) -> tuple[tuple[Action, ...], ...]:
     """Return each stage's full action list. A receive is posted `receives_ahead` computes before its consumer."""
-    messages = _Messages(placement, num_microbatches)
+    messages = _MessageActions(placement, num_microbatches)
     gathers = [Action(ActionKind.GATHER, chunk, -1) for chunk in range(placement.num_chunks)]
     reduces = [Action(ActionKind.REDUCE, chunk, -1) for chunk in range(placement.num_chunks)]
     return tuple(
@@ -107,14 +108,17 @@ def _lower_stage(
     # chunk's first forward
     gather_before = {chunk: gathers[following] for chunk, following in pairwise(chunks[1:])}
     actions: list[Action] = [gathers[chunk] for chunk in chunks[:2]]
+    # receives[i] is the input of compute i: from here on each is posted `receives_ahead` computes before its own, so
+    # that the message travels during a compute
     actions += (receive for receive in receives[:receives_ahead] if receive is not None)
     for slot, compute in enumerate(order):
         due = slot + receives_ahead
         if due < len(receives) and (receive := receives[due]) is not None:
             actions.append(receive)
         if compute.kind is ActionKind.FORWARD and compute.chunk in gather_before:
-            actions.append(gather_before.pop(compute.chunk))
+            actions.append(gather_before.pop(compute.chunk))  # only before its first forward
         actions.append(compute)
+        # the send goes before the reduction: a neighbouring stage waits for it, and no rank for the reduction yet
         if (send := sends[slot]) is not None:
             actions.append(send)
         if compute.kind in MICROBATCH_ENDS:

@@ -1,11 +1,10 @@
-"""Compute orders: the forwards and backwards of every stage, in the order in which the stage runs them.
+"""Compute orders: the forwards and backwards of every stage, in the order in which the stage runs them; and how long
+they take, in any one unit.
 
 The generator of a schedule returns only these; lowering.py adds the communication. Every schedule here weaves two
 sequences that all stages have in common: warm-up forwards, then one forward and one backward in turn, then the
 remaining backwards. Schedules differ in the sequences and in the number of warm-up forwards; zero bubble also inserts
 the wgrads.
-
-How long the computes of a model chunk take, in any one unit.
 """
 
 from __future__ import annotations

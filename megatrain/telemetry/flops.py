@@ -4,9 +4,8 @@ Counted: the matrix products of the model, 2*m*n*k each. Attention counts exactl
 and the window allow, so that skipped work does not raise MFU (MegaScale counts its window the same way; PaLM's MFU, no
 recomputation). Backward counts twice the forward. The output head counts with the configured `vocab_size`, because
 padding is our own waste. Left out: embedding look-up, norms, biases, softmax, rotary, and document boundaries inside a
-sample, which are a property of the data.
-
-The FLOPs of a token and the peak of a device: the two numbers that turn a throughput into MFU.
+sample, which are a property of the data. With the FLOPs of a token and the peak of a device, a throughput becomes the
+MFU.
 """
 
 from __future__ import annotations

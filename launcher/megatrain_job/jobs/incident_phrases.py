@@ -1,6 +1,6 @@
-"""Phrases about incidents and the failures in them, the same in every command and on the dashboard. Pure.
+"""What is said of an incident, the same in every command, on the dashboard and in notifications. Pure.
 
-Which pages of docs/runbooks apply to an incident, for notifications and the page of the incident. Pure.
+Phrases about the incident and the failures in it, and the pages of docs/runbooks that apply to it.
 """
 
 from __future__ import annotations

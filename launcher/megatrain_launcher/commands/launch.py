@@ -1,7 +1,6 @@
-"""`megatrain launch CONFIG`: train on this host, or on all hosts that run the same command, and recover from
-failures.
+"""`megatrain launch CONFIG`: train on this host, or on all hosts that run the same command, and recover from failures.
 
-`megatrain launch --from-hf`: the model is imported by a program of its own, because the launcher loads no torch.
+With --from-hf, a program of its own imports the model, because the launcher loads no torch.
 """
 
 from __future__ import annotations

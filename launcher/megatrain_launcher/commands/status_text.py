@@ -1,6 +1,6 @@
 """The answer of `megatrain status` as lines: the first line is the answer, the rest explains it. Pure.
 
-Hosts as a table, and the findings of their health checks. Pure.
+The table of hosts and the findings of their health checks are the same in `megatrain host`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The driver's decision: takes the time, the state and the policy; returns actions and the reason. Pure and total.
 
-Unreadable keys that would block the driver's next write forever. Pure.
-
-Hosts may be running an unreadable round. The driver does not reuse its number, and writes a halt to end it. A candidacy
-without a lease would never expire, so the driver removes it.
-
-The previous launch ended without an end record: the first driver opens an incident with its downtime. Pure.
+Two states come before any round. Unreadable keys would block the driver's next write forever: hosts may be running an
+unreadable round. The driver does not reuse its number, and writes a halt to end it. A candidacy without a lease would
+never expire, so the driver removes it. If the previous launch ended without an end record, the first driver opens an
+incident with its downtime.
 """
 
 from __future__ import annotations

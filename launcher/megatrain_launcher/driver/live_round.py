@@ -4,10 +4,9 @@ A broken round is halted at once. The response is chosen when its workers are go
 arrived then (`after_halt`). Only the culprit of a hang is sought before the halt, because a killed process gives no
 more evidence.
 
-Whether storage accepts the checkpoints of a round. While it does not, no round that could continue is ended. Pure.
-
-Ending a round costs little because its state is in storage, or will be. If storage fails, the next round depends on the
-hosts' memory only; if checkpoints cannot be read either, it cannot begin, and the job is over.
+While storage does not accept the checkpoints of a round, no round that could continue is ended. Ending a round costs
+little because its state is in storage, or will be. If storage fails, the next round depends on the hosts' memory only;
+if checkpoints cannot be read either, it cannot begin, and the job is over.
 """
 
 from __future__ import annotations

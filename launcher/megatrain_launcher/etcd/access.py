@@ -1,12 +1,12 @@
-"""The users of the job's own etcd: only root and one user, with one password.
+"""Who may use the job's own etcd: only root and one user, with one password, and from other hosts only with its
+certificate.
 
-For an etcd on a unix socket in a directory of mode 0700: only its owner can reach it, so no other user can set a
-password first.
+The password is for an etcd on a unix socket in a directory of mode 0700: only its owner can reach it, so no other user
+can set a password first.
 
-A certificate for the job's own etcd when other hosts reach it: server and clients share it, and trust nothing else.
-
-A password is not enough: an etcd that asks for one still answers some calls without it, and one of these (an alarm)
-ends its password checks (ADR 0038, measured). A client without the certificate's key fails in the handshake.
+When other hosts reach the etcd, server and clients share a certificate, and trust nothing else. A password is not
+enough: an etcd that asks for one still answers some calls without it, and one of these (an alarm) ends its password
+checks (ADR 0038, measured). A client without the certificate's key fails in the handshake.
 """
 
 from __future__ import annotations

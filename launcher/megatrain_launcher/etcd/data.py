@@ -2,9 +2,8 @@
 
 A removed file lives on for as long as a process has it open. etcd itself has its database and its log of writes open,
 and would continue to accept writes into files that no restart finds. A process that holds the same files open can copy
-them to their place: etcd then continues with the same data, and only its log shows it (ADR 0043).
-
-A process that is stopped for a while, so that its writes can be read as of one moment.
+them to their place: etcd then continues with the same data, and only its log shows it (ADR 0043). The etcd is stopped
+while its files are copied, so that they are read as of one moment.
 """
 
 from __future__ import annotations

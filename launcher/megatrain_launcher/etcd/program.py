@@ -1,8 +1,7 @@
-"""The etcd program, and its arguments. ADR 0038 gives the reason for each.
+"""The etcd program: its arguments, and why it did not start. ADR 0038 gives the reason for each argument.
 
-Why the job's own etcd did not start: the errors in its log, and whether its disk has space.
-
-etcd logs JSON lines. When it crashes, the log also has a Go stack trace, which does not name the cause.
+The reasons are the errors in its log, and a disk without space. etcd logs JSON lines. When it crashes, the log also has
+a Go stack trace, which does not name the cause.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Such a distribution declares an entry point in the group `megatrain.job_programs
 does not need them: a program that cannot be started, or ends, is reported and started again after a while, unless that
 cannot help. Each has its own thread, so that the end of one does not affect the others.
 
-Prints the address of a job's web page: when it is first served, and whenever it has moved.
+The address of the web page is printed when the page is first served, and whenever it has moved.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Everything that the checks of one host depend on, so that a test can replace the machine.
+"""What a check of a host gets and returns: everything that it depends on, so that a test can replace the machine; and
+its finding.
 
-The finding of one check, before it becomes a line of the report, and what of it the host's history keeps.
+A finding later becomes a line of the report. It also says what of it the host's history keeps.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     <logs>/<host>/round-000001/rank-00003.log      stdout and stderr of rank 3, in the order in which it wrote them
 
 A worker's two streams are one pipe. The thread reads everything at once and all its buffers are bounded, so that no
-worker ever waits for a disk, which has its own thread, or for a reader of the executor's output.
-
-What the log of one rank in one round says of a failure, as the log grows.
+worker ever waits for a disk, which has its own thread, or for a reader of the executor's output. As the log of a rank
+grows, it is searched for signs of a failure.
 """
 
 from __future__ import annotations

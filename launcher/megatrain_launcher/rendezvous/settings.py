@@ -2,7 +2,7 @@
 
 --rdzv-conf never contains a password: torchrun logs it, and every user of the machine sees command lines.
 
-The address by which other hosts reach this one: the one that it reaches etcd from, unless it is configured.
+Other hosts reach this one by the address from which it reaches etcd, unless another one is configured.
 """
 
 from __future__ import annotations

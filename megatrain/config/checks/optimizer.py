@@ -1,6 +1,6 @@
-"""Rules of the update rule and of the learning-rate schedule.
+"""Rules of the update rule, of the learning-rate schedule and of the parameter groups.
 
-Rules of the parameter groups: each has parameters, and every setting has an effect.
+Each group has parameters, and every setting has an effect.
 """
 
 from __future__ import annotations

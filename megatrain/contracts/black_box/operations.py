@@ -1,14 +1,12 @@
-"""The names of all timed operations of a rank, and their numbers in the black box.
+"""What a rank records of a step, with its number in the black box: the timed operations, and the values of a step.
 
 Names follow the public traces of "Understanding Stragglers in Large Model Training" (OSDI'25), so that our tools can
 load those traces and their tools ours. An assigned number is never changed or reused, because old black boxes and event
-files must stay readable. New operations take the next free number, from 1 to 63: each has
-one bit in the 64-bit span mask.
+files must stay readable. New operations take the next free number, from 1 to 63: each has one bit in the 64-bit span
+mask.
 
-Numbers that a step results in, in addition to its spans. A rank writes them to its black box after each step.
-
-In the ring, such a number is a record with the flag VALUE whose operation is a StepValue and whose duration holds the
-64 bits of a float. An assigned number of a StepValue is never changed or reused.
+A step also results in values, such as its loss. A rank writes them to its black box after the step: in the ring, a
+value is a record with the flag VALUE whose operation is a StepValue and whose duration holds the 64 bits of a float.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The content of a black box as values: its rank's identity, the rank's progress, and its records.
 
 All times are monotonic nanoseconds of the rank's host; all processes of that host share this clock until the next boot.
-black_box_layout.py defines the bytes; black_box.py reads them.
-
-Read the monotonic and the wall clock together, to convert times between them.
+A pair of readings of the monotonic and the wall clock converts them. encoding.py defines the bytes; reader.py reads
+them.
 """
 
 from __future__ import annotations

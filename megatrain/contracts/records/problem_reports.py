@@ -1,7 +1,4 @@
-"""The driver's report for people: what it waits for or watches, and what an operator should fix.
-
-A problem of a part of a job that is not a host, such as its own etcd, whose files were removed.
-"""
+"""What people should know or fix: the driver's report, and problems of parts of a job that are no hosts."""
 
 from __future__ import annotations
 

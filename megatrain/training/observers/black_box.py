@@ -1,6 +1,7 @@
-"""The heartbeat of a rank: the black box shows its current step and its last completed step.
+"""What a rank writes to its black box at each step: the heartbeat, and the values of the step for the diagnosis.
 
-The numbers of a step for the diagnosis. Every rank records its own, because any rank may die.
+The heartbeat shows the current step and the last completed step. Every rank records its own values, because any rank
+may die.
 """
 
 from __future__ import annotations

@@ -1,23 +1,34 @@
-"""The image of a rank's state: items where the plan says, each what torch.save would have written, copied both ways."""
+"""The image of a rank's state: items where the plan says, each what torch.save would have written, copied both ways.
+
+Copies of host memory are exact at every length and place, compiled or not.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import mmap
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from megatrain.checkpoint.image import BoundImage, ImagePlan, plan_image
+from megatrain.checkpoint.image import BoundImage, ImagePlan, copy_bytes, plan_image, streamed_copy
 from megatrain.checkpoint_format.item_ranges import item_ranges_problem
 from megatrain.parallel.boxes import Box, boxes_of_range
 from megatrain.parallel.sharding import FlatShard
+from tests.helpers.require import require
 
 SHAPE = (5, 3, 4)
+
+PLACES = st.integers(0, 200)
+GUARD = 0xA5
 
 
 def flat_shards(whole: Tensor, bounds: Sequence[int], name: str = "w") -> list[FlatShard]:
@@ -254,3 +265,44 @@ def test_a_rank_that_saves_nothing_has_an_empty_image() -> None:
 
     assert memory == b""
     assert plan.items_json() == []
+
+
+def test_the_compiled_copy_is_here() -> None:
+    copy = streamed_copy()
+    require("compiler", copy is not None, "there was none when megatrain was installed")
+    assert callable(copy)
+
+
+@pytest.mark.slow
+@settings(max_examples=200)
+@given(
+    num_bytes=st.integers(0, 4096) | st.integers((256 << 10) - 70, (256 << 10) + 70),
+    to=PLACES,
+    source_at=PLACES,
+    is_compiled=st.booleans(),
+)
+def test_exactly_the_bytes_that_were_asked_for(num_bytes: int, to: int, source_at: int, is_compiled: bool) -> None:
+    source = np.random.default_rng(num_bytes).integers(0, 256, source_at + num_bytes, dtype=np.uint8)[source_at:]
+    memory = np.full(to + num_bytes + 200, GUARD, dtype=np.uint8)
+    target = memory[to : to + num_bytes]
+    stream = streamed_copy()
+    if is_compiled and stream is not None:
+        stream(target.ctypes.data, source.ctypes.data, num_bytes)
+    else:
+        copy_bytes(target, source)
+    assert np.array_equal(target, source)
+    assert (memory[:to] == GUARD).all()
+    assert (memory[to + num_bytes :] == GUARD).all()
+
+
+@pytest.mark.parametrize("origin", [None, "/nonexistent/_host_copy.so", __file__])
+def test_without_what_is_compiled_numpy_copies(monkeypatch: pytest.MonkeyPatch, origin: str | None) -> None:
+    spec = None if origin is None else importlib.util.spec_from_file_location("megatrain._host_copy", origin)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    uncached = streamed_copy.__wrapped__
+    monkeypatch.setattr("megatrain.checkpoint.image.streamed_copy", uncached)
+    source = np.arange(1 << 20, dtype=np.uint32).view(np.uint8)
+    target = np.zeros_like(source)
+    assert uncached() is None
+    copy_bytes(target, source)
+    assert np.array_equal(target, source)

@@ -1,14 +1,19 @@
-"""Cutting a box where others begin: the pieces follow each other in its row-major data."""
+"""Cutting a box where others begin: the pieces follow each other in its row-major data.
+
+Files that share stored items take turns such that each item is read once, whatever the memory for items.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrain.conversion.parts import bands
+from megatrain.conversion.parts import Turns, bands
 from megatrain.parallel.boxes import Box, shared_box
 
 
@@ -53,3 +58,75 @@ def test_pieces_are_the_box_in_the_order_of_its_data(box: Box, stored: list[Box]
     assert [at for piece in pieces for at in positions(piece, box)] == list(range(box.numel))
     for piece in pieces:
         assert shared_box(piece, box) == piece
+
+
+def play(needs: Sequence[Sequence[set[int]]], num_kept: int) -> tuple[list[int], list[int]]:
+    """Let the files take their turns with memory for `num_kept` items. Return the order of turns and of reads."""
+    turns, kept, reads, order = Turns(needs), OrderedDict[int, None](), [], []
+    at = [0] * len(needs)
+    while (file := turns.take(lambda number: number in kept)) is not None:
+        for number in sorted(needs[file][at[file]]):
+            if number not in kept:
+                reads.append(number)
+                while len(kept) >= num_kept:
+                    kept.popitem(last=False)
+            kept[number] = None
+            kept.move_to_end(number)
+        at[file] += 1
+        order.append(file)
+    assert at == [len(parts) for parts in needs], "every part has its turn"
+    return order, reads
+
+
+def chain(*numbers: int) -> list[set[int]]:
+    return [{number} for number in numbers]
+
+
+def test_files_that_need_the_same_go_side_by_side() -> None:
+    order, reads = play([chain(0, 1, 2, 3)] * 4, num_kept=1)
+    assert reads == [0, 1, 2, 3]
+    assert sorted(order) == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+
+
+def test_a_file_waits_where_another_ends() -> None:
+    """As data-parallel shares of two buckets: a share begins in the item in which the one before it ends."""
+    needs = [chain(0, 1, 2, 10, 11, 12), chain(2, 3, 4, 12, 13), chain(4, 5, 13, 14)]
+    assert play(needs, num_kept=1)[1] == sorted({number for parts in needs for part in parts for number in part})
+
+
+def test_a_part_that_needs_several_keeps_them() -> None:
+    """As a layout of two tensor-parallel ranks, made into one: an item lies across a half of both of theirs."""
+    needs = [[{0, 1}, {0, 1}, {2, 3}, {2, 3}]]
+    assert play(needs, num_kept=2)[1] == [0, 1, 2, 3]
+
+
+def test_opposite_orders_end_too() -> None:
+    order, reads = play([chain(0, 1), chain(1, 0)], num_kept=2)
+    assert sorted(order) == [0, 0, 1, 1]
+    assert sorted(reads) == [0, 1]
+    assert sorted(set(play([chain(0, 1), chain(1, 0)], num_kept=1)[1])) == [0, 1]
+
+
+@pytest.mark.parametrize("needs", [[], [[]], [[], chain(0), []]])
+def test_files_without_parts(needs: list[list[set[int]]]) -> None:
+    assert play(needs, num_kept=1)[0] == [1] * (len(needs) == 3)
+
+
+@pytest.mark.slow
+@given(st.data())
+def test_common_order_reads_each_file_once(data: st.DataObject) -> None:
+    """Files whose items stand in one order of all: each item is read once, with memory for those of one part."""
+    num_items = data.draw(st.integers(1, 30))
+    needs = []
+    for _ in range(data.draw(st.integers(1, 6))):
+        some = data.draw(st.lists(st.integers(0, num_items - 1), max_size=20))
+        needs.append(chain(*sorted(some)))
+    _, reads = play(needs, num_kept=1)
+    assert sorted(reads) == sorted({number for parts in needs for part in parts for number in part})
+
+
+@pytest.mark.slow
+@given(st.lists(st.lists(st.sets(st.integers(0, 8), min_size=1, max_size=3), max_size=8), max_size=5))
+def test_any_order_ends(needs: list[list[set[int]]]) -> None:
+    reads = play(needs, num_kept=3)[1]
+    assert set(reads) == {number for parts in needs for part in parts for number in part}

@@ -1,4 +1,7 @@
-"""The programs of a job: each is started, restarted and reported separately, and all end with the block."""
+"""The programs of a job: each is started, restarted and reported separately, and all end with the block.
+
+A launch prints where its web page is, each address once.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,26 @@ import importlib.metadata
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from megatrain.contracts.records.diag_records import DashboardRecord
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.record import encode
 from megatrain.programs import supervisor
+from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_launcher.executor.job_programs import ProgramSettings, running_programs
+from megatrain_launcher.executor.job_programs import ProgramSettings, reported_dashboard, running_programs
+from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.lone_rank import make_config
 from tests.helpers.waiting import wait_until
 
 STAYS = (sys.executable, "-c", "import os, signal; print(os.getpid(), flush=True); signal.pause()")
+
+KEYS = JobKeys("noticed")
 
 
 def install(monkeypatch: pytest.MonkeyPatch, commands: Mapping[str, Sequence[str]]) -> None:
@@ -75,3 +85,38 @@ def test_unnamed_programs_are_reported(tmp_path: Path, monkeypatch: pytest.Monke
     with running_programs(settings_in(tmp_path), reported.append):
         pass
     assert reported == ["diagnosis cannot be started: ImportError: no module named x; the job runs without it"]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[EtcdSettings]:
+    with EtcdServers(tmp_path, 1) as servers:
+        yield EtcdSettings.of(servers.urls)
+
+
+def put(settings: EtcdSettings, url: str, session: str, token_file: str = "") -> None:
+    with EtcdClient(settings) as client:
+        client.put(KEYS.dashboard, encode(DashboardRecord(url=url, session=session, token_file=token_file)))
+
+
+def test_each_address_is_reported_once(settings: EtcdSettings) -> None:
+    reported: list[str] = []
+    with reported_dashboard(settings, KEYS, reported.append):
+        put(settings, "http://127.0.0.1:8777/", "first")
+        wait_until(lambda: len(reported) == 1, "the address")
+        put(settings, "http://127.0.0.1:8777/", "second")
+        put(settings, "http://127.0.0.1:8778/", "third", "/run/token")
+        wait_until(lambda: len(reported) == 2, "the second address")
+    assert reported == [
+        "dashboard: http://127.0.0.1:8777/",
+        "dashboard: http://127.0.0.1:8778/ (sign in with the token in /run/token)",
+    ]
+
+
+def test_existing_page_is_reported_and_damage_ignored(settings: EtcdSettings) -> None:
+    with EtcdClient(settings) as client:
+        client.put(KEYS.dashboard, b"{")
+    reported: list[str] = []
+    with reported_dashboard(settings, KEYS, reported.append):
+        put(settings, "http://127.0.0.1:1/", "first")
+        wait_until(lambda: bool(reported), "the address")
+    assert reported == ["dashboard: http://127.0.0.1:1/"]
