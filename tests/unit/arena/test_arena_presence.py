@@ -171,7 +171,7 @@ def num_waiting(path: Path) -> int:
 # Removal
 
 
-def test_an_arena_that_somebody_is_in_is_not_removed(path: Path) -> None:
+def test_arena_in_use_is_not_removed(path: Path) -> None:
     arena, lock = join_arena(path)
     arena.host_plan.write_text("{}")
     assert not remove_arena(path)

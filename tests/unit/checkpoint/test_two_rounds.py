@@ -96,7 +96,7 @@ def test_commit_delayed_until_a_newer_round_is_too_late(tmp_path: Path) -> None:
     assert newest(checkpoints) == STEP
 
 
-def test_an_older_round_that_looks_again_commits_nothing(tmp_path: Path) -> None:
+def test_older_round_that_checks_again_commits_nothing(tmp_path: Path) -> None:
     checkpoints = LocalLocation(tmp_path / "checkpoints")
     put_main(checkpoints)
     old, _ = two_rounds(tmp_path, str(checkpoints))

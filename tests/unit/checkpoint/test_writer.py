@@ -320,7 +320,7 @@ def test_with_a_damaged_plan_everything_is_kept(job: Job, arena: Arena) -> None:
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
-def test_an_arena_that_somebody_removes_is_no_reason_to_stay(job: Job, arena: Arena, is_made_again: bool) -> None:
+def test_writer_of_a_removed_arena_ends(job: Job, arena: Arena, is_made_again: bool) -> None:
     job.change_plans(keep_arena_s=1000.0)
     with writer_thread(arena, has_worker=False) as running:
         wait_for(arena)
@@ -333,7 +333,7 @@ def test_an_arena_that_somebody_removes_is_no_reason_to_stay(job: Job, arena: Ar
     assert arena.root.exists() == is_made_again
 
 
-def test_an_arena_may_be_removed_while_the_writer_looks_at_it(
+def test_arena_may_be_removed_while_the_writer_reads_it(
     job: Job, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.change_plans(keep_arena_s=1000.0)

@@ -230,7 +230,7 @@ def test_a_change_arrives_within_two_seconds(tmp_path: Path) -> None:
             received += client.recv(4096)
 
 
-def test_a_stream_is_for_those_who_may_look(tmp_path: Path) -> None:
+def test_stream_requires_the_right_to_read(tmp_path: Path) -> None:
     with served(tmp_path, DashboardSettings(port=0, viewer_token=VIEWER_TOKEN)) as server:
         reply: Reply = ask(server.port, "/api/v1/live")
         reply.assert_refused(401)

@@ -214,7 +214,7 @@ def test_executors_report_a_hang_before_anything_is_on_disk(running: Running) ->
     assert hang_of(running.source, 1) is None
 
 
-def test_a_stall_without_evidence_is_looked_for_in_the_spans(running: Running) -> None:
+def test_stall_without_evidence_is_found_in_the_spans(running: Running) -> None:
     with SegmentStore(running.run.events) as store:
         store.append(Ranks, to_arrow(SyntheticJob(LAYOUT, round=2).ranks()))
         store.append(Groups, to_arrow(group_of_four(2)))
@@ -260,7 +260,7 @@ def has_put(running: Running, key: str, record: Any) -> bool:
 
 
 @pytest.mark.slow
-def test_after_a_look_that_failed_slowly_the_next_one_is_soon(
+def test_slowly_failed_poll_is_followed_by_another_soon(
     servers: EtcdServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late_s, failures = [0.0], iter(("no answer within 10 s",))
@@ -285,7 +285,7 @@ def test_after_a_look_that_failed_slowly_the_next_one_is_soon(
         running.close()
 
 
-def test_a_record_that_nobody_can_read_hides_no_other(running: Running) -> None:
+def test_unreadable_record_hides_no_other(running: Running) -> None:
     running.client.put(running.keys.status("host-2"), b"torn")
     running.client.put(running.keys.verdict("v-9"), b"torn")
 

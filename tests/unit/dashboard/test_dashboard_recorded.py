@@ -341,7 +341,7 @@ def test_uncommitted_checkpoint_is_damaged_unless_being_written(own_run: RunDire
     assert states == {50: ("damaged", "it has no"), 100: ("committed", "")}
 
 
-def test_a_pin_is_seen_at_the_next_look(own_run: RunDirectory) -> None:
+def test_pin_appears_at_the_next_poll(own_run: RunDirectory) -> None:
     watch = CheckpointWatch(lambda: str(own_run.checkpoints), lambda: None, period_s=0.05)
 
     def reasons() -> dict[int, str | None]:
@@ -366,7 +366,7 @@ def test_checkpoints_that_cannot_be_surveyed_say_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["memory://elsewhere/checkpoints", "{outside}"])
-def test_a_history_looks_at_no_place_outside_of_its_directory(
+def test_history_reads_nothing_outside_its_directory(
     own_run: RunDirectory, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside = tmp_path / "outside"
@@ -390,7 +390,7 @@ def test_a_history_looks_at_no_place_outside_of_its_directory(
 
 @pytest.mark.slow(kept=["exit-code"])
 @pytest.mark.parametrize("name", ["config.toml", "diagnosis/state.json", "incidents/audit.jsonl", "exit-code"])
-def test_a_pipe_in_place_of_a_file_holds_nobody_up(own_run: RunDirectory, name: str) -> None:
+def test_pipe_in_place_of_a_file_does_not_block(own_run: RunDirectory, name: str) -> None:
     path = own_run.root / name
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)

@@ -154,7 +154,7 @@ def test_notified_receivers_and_failed_notifications() -> None:
         ),
     ],
 )
-def test_reason_why_nobody_was_notified(tmp_path: Path, sections: str, changes: dict[str, Any], why: str) -> None:
+def test_reason_why_no_receiver_was_notified(tmp_path: Path, sections: str, changes: dict[str, Any], why: str) -> None:
     assert why in story_of(make_incident(**changes), config=config_with(tmp_path, sections)).why_not_notified
 
 

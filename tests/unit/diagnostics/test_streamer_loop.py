@@ -308,7 +308,7 @@ def test_a_rank_that_never_wrote_anything_is_silent_too(host: Host) -> None:
     streamer.end()
 
 
-def test_a_copy_of_a_box_has_nobody_called_silent(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_copy_of_a_box_makes_no_rank_silent(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     rank = host.rank(0)
     take_steps(rank, range(3))
     copy = host.path(0).with_name(host.path(0).name.replace("rank-00000", "rank-00000-copy"))

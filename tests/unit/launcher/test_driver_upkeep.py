@@ -48,7 +48,7 @@ def test_newest_version_of_an_incident_is_its_file(tmp_path: Path) -> None:
     assert files.problem == ""
 
 
-def test_storage_that_is_away_is_reported_and_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_storage_is_reported_and_delays_no_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incident_files, "_SLOW_S", 0.05)
     monkeypatch.setattr(incident_files, "_END_S", 0.05)
     (tmp_path / "a.json").write_text("{}")

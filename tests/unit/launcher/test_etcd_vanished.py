@@ -135,7 +135,7 @@ def has_seen(watch: Watch, value: bytes) -> bool:
 
 
 @pytest.mark.slow
-def test_a_socket_that_somebody_removes_is_made_again(tmp_path: Path, program: Path) -> None:
+def test_removed_socket_is_created_again(tmp_path: Path, program: Path) -> None:
     """What tidies /tmp up does that after some days."""
     with EtcdProcess(tmp_path / ("x" * 100), OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
         client.put("key", "value")

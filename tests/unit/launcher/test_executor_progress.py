@@ -143,7 +143,7 @@ def test_slowest_rank_decides_progress_and_milestones(boxes: Boxes) -> None:
     second.close()
 
 
-def test_moments_that_nobody_looked_at_are_found_in_the_spans(boxes: Boxes) -> None:
+def test_unread_milestones_are_found_in_the_spans(boxes: Boxes) -> None:
     recorder = boxes.open(2)
     load(recorder)
     take_steps(recorder, 0, 1, 2, 3)

@@ -132,9 +132,7 @@ def test_a_host_that_fenced_itself_failed(state: HostStatusBuilder, say: Callabl
     assert say(replace(IDLE, newest_halt=3, named_in=0)).phase is HostPhase.PARKED
 
 
-def test_the_last_step_counts_although_nobody_had_looked(
-    state: HostStatusBuilder, say: Callable[..., HostStatus]
-) -> None:
+def test_last_step_counts_although_it_was_not_polled(state: HostStatusBuilder, say: Callable[..., HostStatus]) -> None:
     start(state)
     milestones = Milestones(1.0, 2.0, 3.0, 4.0)
     state.set_progress(3, HostProgress(milestones, 12, 12, 4, 9.0, 0.1, "step", has_stepped=True))

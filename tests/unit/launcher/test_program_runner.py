@@ -163,7 +163,7 @@ def test_programs_of_a_finished_job_do_not_start(client: EtcdClient, etcd: EtcdS
         assert not kept.programs.is_running.is_set()
 
 
-def test_the_host_that_is_named_runs_them_whoever_drives(
+def test_named_host_runs_them_whichever_host_drives(
     client: EtcdClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = Programs()

@@ -125,7 +125,7 @@ def test_standby_driver_reads_no_checkpoints(checkpoints: Path) -> None:
         assert watch.damage == ""
 
 
-def test_only_files_are_looked_at(tmp_path: Path) -> None:
+def test_only_files_are_read(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     assert local_checkpoints(make_config(), run) == run.checkpoints
     assert local_checkpoints(make_config({"checkpoint": {"directory": "s3://bucket/place"}}), run) is None

@@ -265,7 +265,9 @@ def test_hosts_die_with_the_launch(tmp_path: Path) -> None:
 
 @pytest.mark.slow(kept=["False"])
 @pytest.mark.parametrize("has_end", [True, False])
-def test_several_hosts_end_as_the_driver_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_end: bool) -> None:
+def test_several_hosts_end_as_the_driver_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_end: bool
+) -> None:
     plan = make_plan(small_flags(tmp_path, is_standalone=True, min_hosts=2, max_hosts=2, spares=1), {})
     started: list[Sequence[str]] = []
 

@@ -206,7 +206,7 @@ def test_watchdog_ends_only_the_worker_in_a_foreign_group(
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_watchdog_that_cannot_look_says_so_once_and_stays(
+def test_watchdog_without_a_black_box_stays_and_reports_it(
     tmp_path: Path, start: Callable[..., tuple[subprocess.Popen[str], int, int]]
 ) -> None:
     process, watchdog, child = start(tmp_path / "no-box")
@@ -216,7 +216,7 @@ def test_a_watchdog_that_cannot_look_says_so_once_and_stays(
     assert is_running(child)
 
 
-def test_a_full_pipe_that_nobody_reads_does_not_save_the_worker(
+def test_full_unread_pipe_does_not_save_the_worker(
     box: tuple[Recorder, Path], start: Callable[..., tuple[subprocess.Popen[str], int, int]]
 ) -> None:
     lease_gone(box[1], 31.0)

@@ -120,7 +120,7 @@ def test_notes_beyond_sixty_an_hour_are_refused(notes_writer: Writer) -> None:
     notes_writer.add("an hour after the first", BOB)
 
 
-def test_a_run_takes_so_many_notes_and_no_more(notes_writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_notes_of_a_run_is_limited(notes_writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notes, "MAX_NOTES", 2)
     one = notes_writer.add("the first", ADA)
     notes_writer.add("the second", ADA)

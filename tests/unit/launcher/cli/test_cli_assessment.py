@@ -294,7 +294,7 @@ def test_golden_texts() -> None:
     assert "\n".join(status_lines(broken, assess(broken, NOW_S), NOW_S)) == RECOVERING
 
 
-def test_a_large_job_shows_only_what_is_worth_a_look() -> None:
+def test_large_job_shows_only_notable_hosts() -> None:
     part = make_round().hosts[0]
     names = range(1, 1251)
     parts = tuple(type(part)(f"host-{n}", f"s{n}", f"10.0.0.{n}", 2 * (n - 1), 2) for n in names)

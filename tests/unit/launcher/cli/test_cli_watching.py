@@ -60,7 +60,7 @@ def test_watching_draws_changes_until_the_end(client: EtcdClient, keys: JobKeys,
         assert text.count(f"\n{keys.job}: ") == 3  # a picture for each change, none for a second that passes
 
 
-def test_watching_ends_when_nobody_reads_any_more(client: EtcdClient, keys: JobKeys) -> None:
+def test_watching_ends_when_its_reader_is_gone(client: EtcdClient, keys: JobKeys) -> None:
     fill(client, keys)
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as output:
