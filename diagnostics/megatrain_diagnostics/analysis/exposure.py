@@ -82,7 +82,7 @@ _COMMUNICATION_OF: dict[Operation, Category] = {
 }
 _IN_COMPUTE = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER, Operation.TP_ALL_REDUCE)
 _IN_OPTIMIZER = (*AXIS_ALL_REDUCES, Operation.UPDATES_ALL_TO_ALL)
-_NOBODY = -1
+_NONE = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,10 +144,10 @@ def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
     low, high = _pieces(spans, lane, grid)
     owner = _paint_layers(spans, low, high, len(grid.begin))
     blamed = _held_up_by(spans, (low, _places(awaited, lane, grid), high), owner, grid)
-    is_worked = (owner != _INDEX[Category.OTHER]) & (blamed == _NOBODY)
+    is_worked = (owner != _INDEX[Category.OTHER]) & (blamed == _NONE)
     category = _categories(spans, owner, blamed)
     at_ns = _piece_times(grid)
-    exposed = np.flatnonzero(blamed != _NOBODY)
+    exposed = np.flatnonzero(blamed != _NONE)
     waits = exposed[at_ns[exposed] < arrived[blamed[exposed]]]
     # waiting for a late neighbour stage is the bubble; waiting for late members of a collective is reported separately
     span_waiting_ns = _totals(blamed[waits], grid.length[waits], len(spans.rank))
@@ -161,12 +161,12 @@ def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
 
     return Exposure(
         windows=windows,
-        spent_ns=summed(np.flatnonzero(grid.window != _NOBODY)),
+        spent_ns=summed(np.flatnonzero(grid.window != _NONE)),
         waiting_ns=summed(waits),
         exposed_ns=_totals(blamed[exposed], grid.length[exposed], len(spans.rank)),
         span_waiting_ns=span_waiting_ns,
-        overlapped_ns=_lengths(grid, is_worked & (grid.window != _NOBODY), low, high),
-        inside_ns=_lengths(grid, grid.window != _NOBODY, low, high),
+        overlapped_ns=_lengths(grid, is_worked & (grid.window != _NONE), low, high),
+        inside_ns=_lengths(grid, grid.window != _NONE, low, high),
     )
 
 
@@ -201,7 +201,7 @@ def _lanes(spans: Spans, windows: Windows) -> Int64:
     """Return for each span the place of its rank among those with windows; -1: none."""
     ranks = np.unique(windows.rank)
     place = np.minimum(np.searchsorted(ranks, spans.rank), len(ranks) - 1)
-    return np.where(ranks[place] == spans.rank, place, _NOBODY)
+    return np.where(ranks[place] == spans.rank, place, _NONE)
 
 
 def _cut(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, windows: Windows) -> _Grid:
@@ -216,7 +216,7 @@ def _cut(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, windows: Wind
         placed: Int64 = offset[place] + np.clip(times_ns, base[place], limit[place]) - base[place]
         return placed
 
-    has = np.flatnonzero(lane != _NOBODY)
+    has = np.flatnonzero(lane != _NONE)
     shift = offset[of_window] - base[of_window]
     begins, ends = windows.begin_ns + shift, windows.end_ns + shift
     marks = [
@@ -229,7 +229,7 @@ def _cut(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, windows: Wind
     cuts = np.unique(np.concatenate(marks))
     begin, length = cuts[:-1], np.diff(cuts)
     window = np.searchsorted(begins, begin, side="right") - 1
-    window[begin >= ends[window]] = _NOBODY  # between two windows, or between two ranks
+    window[begin >= ends[window]] = _NONE  # between two windows, or between two ranks
     return _Grid(begin, length, window, base, limit, offset)
 
 
@@ -245,7 +245,7 @@ def _places(times_ns: Int64, lane: Int64, grid: _Grid) -> Int64:
     rank = np.maximum(lane, 0)
     base, limit, offset = grid.rank_base[rank], grid.rank_limit[rank], grid.rank_offset[rank]
     found = np.searchsorted(grid.begin, offset + np.clip(times_ns, base, limit) - base).astype(np.int64)
-    return np.where(lane == _NOBODY, 0, found)
+    return np.where(lane == _NONE, 0, found)
 
 
 def _paint_layers(spans: Spans, low: Int64, high: Int64, num_pieces: int) -> NDArray[np.int8]:
@@ -274,11 +274,11 @@ def _held_up_by(
     # the exchange for which the CPU thread reports that it waited takes precedence over others under way
     is_attended = (spans.flags[rows].astype(np.int64) >> ATTENDED_SHIFT) & ATTENDED_MASK != 0
     attended = _painted(rows[is_attended], awaited, high, len(owner))
-    in_gaps = np.where(attended != _NOBODY, attended, in_gaps)
+    in_gaps = np.where(attended != _NONE, attended, in_gaps)
     gap_end = _gap_ends(owner, grid)
-    open_there = np.flatnonzero((owner == _INDEX[Category.OTHER]) & (in_gaps != _NOBODY) & (grid.window != _NOBODY))
+    open_there = np.flatnonzero((owner == _INDEX[Category.OTHER]) & (in_gaps != _NONE) & (grid.window != _NONE))
     ends_within = last[in_gaps[open_there]] <= gap_end[open_there]
-    blamed = np.full(len(owner), _NOBODY, dtype=np.int64)
+    blamed = np.full(len(owner), _NONE, dtype=np.int64)
     blamed[open_there[ends_within]] = in_gaps[open_there[ends_within]]
     for category, operations in ((Category.COMPUTE, _IN_COMPUTE), (Category.OPTIMIZER, _IN_OPTIMIZER)):
         nested = rows[np.isin(spans.operation[rows], [operation.number for operation in operations])]
@@ -286,14 +286,14 @@ def _held_up_by(
         # an exchange that began before compute, or lasts beyond it, was not waited for inside it
         is_inside = (owner[low[nested]] == index) & (owner[high[nested] - 1] == index)
         inside = _painted(nested[is_inside], awaited, high, len(owner))
-        chosen = np.flatnonzero((owner == index) & (inside != _NOBODY))
+        chosen = np.flatnonzero((owner == index) & (inside != _NONE))
         blamed[chosen] = inside[chosen]
     return blamed
 
 
 def _painted(rows: Int64, low: Int64, high: Int64, num_pieces: int) -> NDArray[np.int64]:
     """Return for each piece the last of the rows that covers it: of rows by falling end, the one that ends first."""
-    found = np.full(num_pieces, _NOBODY, dtype=np.int64)
+    found = np.full(num_pieces, _NONE, dtype=np.int64)
     for row, begin, end in zip(rows.tolist(), low[rows].tolist(), high[rows].tolist(), strict=True):
         found[begin:end] = row
     return found
@@ -305,7 +305,7 @@ def _gap_ends(owner: NDArray[np.int8], grid: _Grid) -> Int64:
     A run ends with a window that no other window follows at once: the time after it is not known.
     """
     rank = _piece_ranks(grid)
-    is_outside = grid.window == _NOBODY
+    is_outside = grid.window == _NONE
     changes = np.flatnonzero((np.diff(owner) != 0) | (np.diff(rank) != 0) | np.diff(is_outside)) + 1
     last = np.concatenate((changes, [len(owner)])) - 1
     lengths = np.diff(np.concatenate(([0], changes, [len(owner)])))
@@ -330,7 +330,7 @@ def _categories(spans: Spans, owner: NDArray[np.int8], blamed: NDArray[np.int64]
     for operation, of_it in _COMMUNICATION_OF.items():
         of_operation[operation.number] = _INDEX[of_it]
     category = owner.copy()
-    held = np.flatnonzero(blamed != _NOBODY)
+    held = np.flatnonzero(blamed != _NONE)
     category[held] = of_operation[spans.operation[blamed[held]]]
     # the norm of the gradients is summed along every axis: it is not communication of tensor-parallel layers
     in_optimizer = held[owner[held] == _INDEX[Category.OPTIMIZER]]

@@ -1,7 +1,7 @@
 """The content of a black box as values: its rank's identity, the rank's progress, and its records.
 
 All times are monotonic nanoseconds of the rank's host; all processes of that host share this clock until the next boot.
-black_box_layout.py defines the bytes; black_box.py reads them.
+encoding.py defines the bytes; reader.py reads them.
 """
 
 from __future__ import annotations

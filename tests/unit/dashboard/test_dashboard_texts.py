@@ -29,7 +29,7 @@ OF_A_ROUND = ("stragglers", "whatif", "hang", "logs/causes", "timeline/steps", "
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     source = RecordedJob(RunDirectory(SAMPLE))
-    wait_until(source.has_looked, "the run to be read")
+    wait_until(source.has_polled, "the run to be read")
     yield TestClient(make_app(source, DashboardSettings(port=0)).app, base_url="http://127.0.0.1:8777")
     source.close()
 

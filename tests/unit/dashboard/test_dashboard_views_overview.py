@@ -18,7 +18,7 @@ from megatrain.contracts.records.incident import IncidentState
 from megatrain.contracts.records.rounds import JobEnd, Round, RoundHost
 from megatrain_dashboard.api.overview.document import OverviewDocument
 from megatrain_dashboard.api.overview.view import OverviewInputs, overview_document
-from megatrain_dashboard.sources.checkpoint_watch import look_at_checkpoints
+from megatrain_dashboard.sources.checkpoint_watch import read_checkpoints
 from megatrain_dashboard.sources.facts import JobFacts
 from megatrain_dashboard.sources.series_builder import COLUMNS, SeriesSnapshot
 from megatrain_diagnostics.store.daemon_state import DaemonState, scores_text
@@ -178,7 +178,7 @@ def test_tokens_where_some_steps_are_not_streamed(tmp_path: Path) -> None:
     late = JobFacts(config=config(), series=series(first=1000))
     assert overview(facts=late).tokens == 100 * 1240
     put_main(LocalLocation(tmp_path), 1200)
-    saved = replace(late, checkpoints=look_at_checkpoints(str(tmp_path)))
+    saved = replace(late, checkpoints=read_checkpoints(str(tmp_path)))
     consumed = make_manifest().consumed_tokens
     assert overview(facts=saved).tokens == consumed + 100 * 40
     # of a recorded run whose last steps were not streamed a checkpoint tells how far it came

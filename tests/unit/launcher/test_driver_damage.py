@@ -65,7 +65,7 @@ def test_host_that_left_a_later_round_is_not_awaited() -> None:
 def test_a_first_round_that_cannot_be_read() -> None:
     job = SimulatedJob(POLICY, 2)
     job.etcd.put(KEYS.round(1), JUNK)
-    job.driver.read_anew(job.now)
+    job.driver.reread(job.now)
     for host in job.hosts.values():
         host.start(job.now)
     go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 5.0)

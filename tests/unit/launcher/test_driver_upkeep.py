@@ -22,11 +22,11 @@ def incident(incident_id: str, reason: str = "because") -> Incident:
 
 def test_delayed_driver_reads_events_before_it_decides() -> None:
     pace = Pace(100.0)
-    assert pace.begin_look(100.2) == 0.0
+    assert pace.begin_pass(100.2) == 0.0
     assert pace.may_decide(100.2)
-    assert pace.begin_look(109.0) == pytest.approx(8.8)
+    assert pace.begin_pass(109.0) == pytest.approx(8.8)
     assert not pace.may_decide(109.0)
-    assert pace.begin_look(109.2) == 0.0
+    assert pace.begin_pass(109.2) == 0.0
     assert not pace.may_decide(109.2)
     assert pace.may_decide(109.5)
 

@@ -22,7 +22,7 @@ from megatrain_launcher.etcd.data import HeldFiles
 from megatrain_launcher.etcd.process import EtcdProcess
 from megatrain_launcher.launch.job_files import JobFiles
 from tests.helpers.etcd_server import etcd_program, user_names
-from tests.helpers.other_user import where_all_may_look
+from tests.helpers.other_user import readable_by_all
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 OWN = Credentials("megatrain", "secret")
@@ -36,7 +36,7 @@ def program() -> Path:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A directory that is not there yet, in a place where every user may look."""
-    return where_all_may_look(tmp_path) / "own"
+    return readable_by_all(tmp_path) / "own"
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def test_slowest_rank_decides_progress_and_milestones(boxes: Boxes) -> None:
     first, second = boxes.open(2), boxes.open(3)
     round_progress = RoundProgress(boxes.paths(), {2: os.getpid(), 3: os.getpid()}, 100.0)
 
-    def look() -> object:
+    def progress() -> object:
         return host_progress(round_progress.poll(), 2, 100.0)
 
     began = time.time()

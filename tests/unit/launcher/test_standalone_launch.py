@@ -109,14 +109,14 @@ def test_hosts_of_a_killed_launch_do_not_block_the_next(plan: LaunchPlan) -> Non
                 client.put(key, "from before")
         return 137
 
-    def look(settings: ExecutorSettings) -> int:
+    def check(settings: ExecutorSettings) -> int:
         with EtcdClient(settings.etcd) as client:
             assert [client.get(key) for key in left] == [None, None, None]
             assert client.get(keys.round(1)) is not None
         return 0
 
     assert run_launch(plan, {}, register, lambda _: None) == 137
-    assert run_launch(plan, {}, look, lambda _: None) == 0
+    assert run_launch(plan, {}, check, lambda _: None) == 0
 
 
 @pytest.mark.slow
