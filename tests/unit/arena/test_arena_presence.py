@@ -326,7 +326,7 @@ def test_a_writer_is_woken(path: Path) -> None:
         for _ in range(3):
             assert wake_writer(arena)
         assert reader.wait(DEADLINE_S)
-        # Three at once are one: it looks at everything then.
+        # Three at once are one wake-up: the writer then reads everything.
         assert not reader.wait(0)
         waker = threading.Timer(0.05, wake_writer, [arena])
         waker.start()

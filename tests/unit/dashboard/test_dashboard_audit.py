@@ -93,7 +93,7 @@ def test_the_page_reports_that_the_newest_lines_are_gone(tmp_path: Path) -> None
 
 
 def test_two_servers_share_limits_and_keys(harness: ActionHarness) -> None:
-    """What the other has written between our look and our own line counts as well."""
+    """Lines that the other writes between our read and our own line count as well."""
     other = harness.opened()
     harness.take("checkpoint")
     blind = ActionHandler(harness.backend, harness.log, clock=lambda: harness.now_s)

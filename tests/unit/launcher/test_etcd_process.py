@@ -39,7 +39,7 @@ def program() -> Path:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory that is not there yet, in a place where every user may look."""
+    """A directory that is not there yet, in a place that every user may read."""
     return readable_by_all(tmp_path) / "own"
 
 

@@ -258,7 +258,7 @@ def test_control_pages_are_written_when_something_changed(boxes: Boxes) -> None:
     pages.write(paths, 10 * 10**9, NOW_S)
     page = recorder.read_control()
     assert (page.round, page.lease_ok_until_ns, page.command) == (3, 10 * 10**9, Command.NONE)
-    pages.write(paths, 10 * 10**9 + 1000, NOW_S)  # the same lease, as two looks at two clocks see it
+    pages.write(paths, 10 * 10**9 + 1000, NOW_S)  # the same lease, read twice by two clocks
     assert recorder.read_control() is page
     pages.command_checkpoint(4)
     pages.write(paths, 10 * 10**9, NOW_S)

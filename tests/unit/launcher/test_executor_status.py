@@ -139,7 +139,7 @@ def test_last_step_counts_although_it_was_not_polled(state: HostStatusBuilder, s
     state.worker_ended(ASSIGNMENT, end(0, -9))
     state.set_last_steps(2, HostProgress(Milestones(), 99, 99))  # of another round
     state.set_last_steps(3, HostProgress(Milestones(), 13, 14, 7))
-    state.set_progress(3, HostProgress(milestones, 12, 13, 4, 9.0, 0.1, "step", has_stepped=True))  # a look of before
+    state.set_progress(3, HostProgress(milestones, 12, 13, 4, 9.0, 0.1, "step", has_stepped=True))  # an earlier poll
     state.workers_stopped(ASSIGNMENT)
     found = say()
     assert (found.min_step, found.max_step, found.resumed_step, found.milestones) == (13, 14, 4, milestones)

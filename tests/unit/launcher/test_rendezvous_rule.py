@@ -211,7 +211,7 @@ class Agents(RuleBasedStateMachine):
             self.act_as(host)
 
     def act_as(self, host: str) -> None:
-        """Do what an agent does when it looks at the view."""
+        """Do what an agent does with the current view."""
         if host in self.workers:
             if self.view.is_over(self.workers[host]):
                 self.put(host, PARKED, self.workers.pop(host))
