@@ -34,7 +34,7 @@ _TIMING = """
   };
 }
 """
-_ASK_ANEW = "(hash) => { performance.clearResourceTimings(); location.hash = hash; }"
+_OPEN_HASH = "(hash) => { performance.clearResourceTimings(); location.hash = hash; }"
 _SEARCH = """
 ([text, rows]) => new Promise((resolve) => {
   const field = document.querySelector("main input[type=search]");
@@ -103,7 +103,7 @@ def heat_figures(page: Page, url: str, query: str) -> dict[str, float]:
         page.goto(f"{url}#/heat?{query}&operation=forward-compute")
         opening.append(_timing(page)["shownMs"])
     for operation, measure in product(_OPERATIONS, _MEASURES):
-        page.evaluate(_ASK_ANEW, f"#/heat?{query}&operation={operation}&measure={measure}")
+        page.evaluate(_OPEN_HASH, f"#/heat?{query}&operation={operation}&measure={measure}")
         found.append(_timing(page))
     found, opening = found[1:], opening[1:]  # the first one compiles
     return {

@@ -139,7 +139,7 @@ def _ask(directory: Path, files: str) -> list[dict[str, Any]]:
     }
     rows: list[dict[str, Any]] = []
     for question, (ours, theirs) in questions.items():
-        first_ms, _ = _timed(partial(_ask_anew, ours, directory))
+        first_ms, _ = _timed(partial(_ask_reopened, ours, directory))
         events = StoredEvents(directory)
         ours(events)
         pairs = [(_timed(partial(ours, events)), _timed(theirs)) for _ in range(REPEATS)]
@@ -161,7 +161,7 @@ def _ask(directory: Path, files: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _ask_anew(question: Callable[[StoredEvents], Any], directory: Path) -> Any:
+def _ask_reopened(question: Callable[[StoredEvents], Any], directory: Path) -> Any:
     return question(StoredEvents(directory))
 
 

@@ -141,7 +141,7 @@ class Hosts:
         for thread in self._threads:
             thread.join()
         lost = sum(host.keeper.state is LeaseState.LOST for host in self._hosts)
-        self._look_once()
+        self._poll_once()
         for host in self._hosts:
             host.close()
         self._stack.close()
@@ -169,9 +169,9 @@ class Hosts:
 
     def _look(self) -> None:
         while not self._closed.wait(_POLL_S):
-            self._look_once()
+            self._poll_once()
 
-    def _look_once(self) -> None:
+    def _poll_once(self) -> None:
         self._least_left_s = min(self._least_left_s, *(host.keeper.valid_s for host in self._hosts))
 
 

@@ -77,7 +77,7 @@ class DashboardSettings:
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody who reaches the page may look at it. `settings_of` allows that only on loopback."""
+        """Whether every caller that reaches the page may read it. `settings_of` allows that only on loopback."""
         return not self.viewer_token and not self.operator_token and not self.trusted_proxies
 
     @property

@@ -113,12 +113,12 @@ class LivenessReader:
 
 
 def orders_lost_after_s(lease_ttl_s: float) -> float:
-    """Return after how many seconds without orders a host counts as one without a lease."""
+    """Return the seconds without orders after which a host counts as one without a lease."""
     return max(lease_ttl_s, _PROOFS_S)
 
 
 def orders_lost_within_s(lease_ttl_s: float) -> float:
-    """Return after how many seconds, at the latest, a host that does not receive a halt counts as one without a lease.
+    """Return the most seconds until a host that receives no halt counts as one without a lease.
 
     A stream that delivers nothing, while its member answers other calls, seems to work until it is reopened.
     """
@@ -126,7 +126,7 @@ def orders_lost_within_s(lease_ttl_s: float) -> float:
 
 
 def unfit_after_s(lease_ttl_s: float) -> float:
-    """Return after how many seconds without orders a host with a lease reports that it is not fit.
+    """Return the seconds without orders after which a host with a lease reports that it is not fit.
 
     An outage of etcd alone cannot explain so long a time: a longer outage is visible as a lost lease.
     """

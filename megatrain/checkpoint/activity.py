@@ -31,7 +31,7 @@ from megatrain.config.runtime import RuntimeConfig
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.run_files.run_directory import RunDirectory
 
-_NUM_LOOKED_AT = 3
+_NUM_EXAMINED = 3
 """How many of a branch's newest checkpoints are examined: the one that is being written is among them."""
 
 
@@ -60,12 +60,12 @@ class _Newest:
     begun: tuple[tuple[int, WritingMark], ...]
 
 
-def look_for_job(checkpoints: Location) -> Activity:
+def find_job(checkpoints: Location) -> Activity:
     """Return the signs of a job in a directory of checkpoints.
 
     Raises: CheckpointError when a BRANCH file is damaged or something cannot be read.
     """
-    newest = [_look(checkpoints / branch.name, branch.name) for branch in list_branches(checkpoints)]
+    newest = [_newest_of(checkpoints / branch.name, branch.name) for branch in list_branches(checkpoints)]
     by_age = sorted((one for branch in newest for one in branch.complete), key=lambda one: one.written_unix_s)
     config = by_age[-1].config if by_age else {}
     runs = _run_directories(checkpoints, config)
@@ -90,11 +90,11 @@ def look_for_job(checkpoints: Location) -> Activity:
     return Activity(tuple(running), tuple(traces), frozenset(branches), is_branch_known)
 
 
-def _look(location: Location, branch: str) -> _Newest:
+def _newest_of(location: Location, branch: str) -> _Newest:
     complete: list[Manifest] = []
     begun: list[tuple[int, WritingMark]] = []
     numbered = [(step, entry) for entry in location.entries() if (step := step_of(entry.name)) is not None]
-    for step, entry in sorted(numbered, key=lambda one: one[0], reverse=True)[:_NUM_LOOKED_AT]:
+    for step, entry in sorted(numbered, key=lambda one: one[0], reverse=True)[:_NUM_EXAMINED]:
         with suppress(CheckpointError):  # a damaged checkpoint is no sign of a job
             if is_committed(entry):
                 complete.append(read_manifest(entry))

@@ -33,7 +33,7 @@ from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.contracts.errors import CheckpointError
 
 _POLL_S = 0.01
-_LOOK_AT_STORAGE_S = 0.1
+_LIST_AGAIN_S = 0.1
 _QUIET_S = 3.0
 """A lost host's writer may have outlived its workers. It counts as gone when storage has not changed for this long."""
 
@@ -322,19 +322,19 @@ class _StorageProgress:
     def __init__(self, plan: HostPlan) -> None:
         self._plan = plan
         self._seen: list[tuple[str, int | None]] | None = None
-        self._changed_at = self._looked_at = time.monotonic()
+        self._changed_at = self._listed_at = time.monotonic()
 
     def quiet_s(self, snapshots: Iterable[SealedSnapshot]) -> float:
         """Return for how many seconds nothing has changed in the snapshots' directories."""
         now = time.monotonic()
-        if self._seen is None or now - self._looked_at > _LOOK_AT_STORAGE_S:
-            found = self._look(sorted(snapshots))
-            self._looked_at = time.monotonic()
+        if self._seen is None or now - self._listed_at > _LIST_AGAIN_S:
+            found = self._listing(sorted(snapshots))
+            self._listed_at = time.monotonic()
             if found != self._seen:
-                self._seen, self._changed_at = found, self._looked_at
-        return self._looked_at - self._changed_at
+                self._seen, self._changed_at = found, self._listed_at
+        return self._listed_at - self._changed_at
 
-    def _look(self, snapshots: Sequence[SealedSnapshot]) -> list[tuple[str, int | None]]:
+    def _listing(self, snapshots: Sequence[SealedSnapshot]) -> list[tuple[str, int | None]]:
         found = []
         for snapshot in snapshots:
             # a directory that cannot be read counts as unchanged

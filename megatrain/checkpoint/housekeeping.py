@@ -86,7 +86,7 @@ class Housekeeping:
                 location = branch / step_directory_name(step)
                 if step in rounds or self._lacks_only_commit(location, plan.branch):
                     lacking.add(step)
-                elif _is_nobodys(location, plan):
+                elif _is_unclaimed(location, plan):
                     outdated.append(step)
         if lacking:
             # this also finishes interrupted removals: retention had decided them for the same reason
@@ -132,7 +132,7 @@ def _outdated(checkpoints: Location, plan: HostPlan, steps: list[int]) -> list[i
     return to_remove(steps, newest, needed, plan.keep_last, plan.keep_every)
 
 
-def _is_nobodys(directory: Location, plan: HostPlan) -> bool:
+def _is_unclaimed(directory: Location, plan: HostPlan) -> bool:
     if (directory / COMMIT_NAME).exists():
         # damaged, and a person may want to repair it
         return False

@@ -19,8 +19,8 @@ from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.contracts.errors import CheckpointError
 
 _BLOCK_BYTES = 2**20
-_NUM_LOOKS = 20
-_LOOK_AGAIN_S = 0.005
+_NUM_TRIES = 20
+_TRY_AGAIN_S = 0.005
 
 
 def write_data_file(location: Location, slot: SlotReader, plan: RankPlan, snapshot: SealedSnapshot) -> FileEntry:
@@ -49,11 +49,11 @@ def check_unchanged(slot: SlotReader, snapshot: SealedSnapshot) -> None:
     must leave a slot alone while its snapshot waits to be written.
     """
     words, found = _words_of(slot)
-    for _ in range(_NUM_LOOKS):
+    for _ in range(_NUM_TRIES):
         if words.state != SlotState.WRITING or found != snapshot:
             break
         # a worker marks a slot before it changes it, and writes the new label shortly after
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_TRY_AGAIN_S)
         words, found = _words_of(slot)
     read = f"{slot.path}: while snapshot {snapshot.snapshot} of step {snapshot.step} was read from it,"
     if found.round > snapshot.round:

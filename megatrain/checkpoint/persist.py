@@ -300,7 +300,7 @@ class Persistence:
         marks: dict[int, DoneMark] = {}
         hosts = range(self._plan.num_hosts)
 
-        def look() -> bool:
+        def is_complete() -> bool:
             names = self._names()
             if COMMIT_NAME in names and self._valid_commit() is not None:
                 raise CheckpointError(
@@ -313,14 +313,14 @@ class Persistence:
                         marks[index] = mark
             return len(marks) == len(hosts)
 
-        self._wait(look, lambda: f"the data files of {_hosts_text([i for i in hosts if i not in marks])}")
+        self._wait(is_complete, lambda: f"the data files of {_hosts_text([i for i in hosts if i not in marks])}")
         return [marks[index] for index in hosts]
 
     def _await_commit(self) -> None:
-        def look() -> bool:
+        def is_committed() -> bool:
             return COMMIT_NAME in self._names() and self._valid_commit() is not None
 
-        self._wait(look, lambda: "COMMIT, which the host of rank 0 writes")
+        self._wait(is_committed, lambda: "COMMIT, which the host of rank 0 writes")
 
     def _names(self) -> set[str]:
         """Return the names of the checkpoint's files. Raises: CheckpointError when another host has given it up."""

@@ -87,7 +87,9 @@ def read_storage(checkpoints: Location, settings: CheckpointConfig, rank: int, c
     Communication: one broadcast.
     Raises: CheckpointError on every rank.
     """
-    received: dict[str, Any] = result_of_rank_0(cpu_groups, rank, lambda: asdict(_look(checkpoints, settings)))
+    received: dict[str, Any] = result_of_rank_0(
+        cpu_groups, rank, lambda: asdict(_starting_point(checkpoints, settings))
+    )
     return StartingPoint(
         branch=received["branch"],
         branch_created_unix_s=received["branch_created_unix_s"],
@@ -122,7 +124,7 @@ def _whole_manifest(location: Location, candidate: StorageCandidate, job: str) -
     return manifest
 
 
-def _look(checkpoints: Location, settings: CheckpointConfig) -> StartingPoint:
+def _starting_point(checkpoints: Location, settings: CheckpointConfig) -> StartingPoint:
     own = candidates(checkpoints)
     if own and not settings.resume:
         raise CheckpointError(

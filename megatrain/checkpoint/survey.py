@@ -90,7 +90,7 @@ def survey(checkpoints: Location) -> Survey:
         ancestry = {(one.branch, one.step) for one in candidates(checkpoints)}
     verified, begun = known_verifications(checkpoints), being_removed(checkpoints)
     found = [
-        _look(
+        _found_checkpoint(
             branch.name,
             step,
             entry,
@@ -110,7 +110,7 @@ def stored_bytes(manifest: Manifest) -> int:
     return sum(entry.size for entry in manifest.files.values())
 
 
-def _look(
+def _found_checkpoint(
     branch: str,
     step: int,
     location: Location,

@@ -51,7 +51,7 @@ from megatrain.formatting.quantities import bytes_text, seconds_text
 from megatrain.programs.background import LOWEST_PRIORITY, lower_process_priority
 from megatrain.programs.own_output import keep_own_log
 
-_LOOK_AGAIN_S = 1.0
+_POLL_S = 1.0
 """Poll interval. Workers wake the writer; polling detects events without a signal, such as the end of the workers."""
 
 
@@ -152,7 +152,7 @@ class CheckpointWriter:
             self._report()
             while not self._is_over():
                 if not self._do_next():
-                    wake.wait(_LOOK_AGAIN_S)
+                    wake.wait(_POLL_S)
 
     def _do_next(self) -> bool:
         """Store one snapshot if one is due, and return whether one was."""

@@ -6,7 +6,7 @@
     main/step-...           its checkpoints
 
 A round's number is the number of its claim. A commit of an older round is superseded if a newer round has resumed from
-an earlier step: it did not exist when the newer round looked, so it does not count. Going back to an older step never
+an earlier step: it did not exist when the newer round started, so it does not count. Going back to an older step never
 removes anything. It opens another branch, which begins at that step of its parent. Steps of the parent after that step
 are abandoned and never "newest" again. BRANCH is written first and the resume record last, each atomically, so a crash
 in between leaves the run where it was.
@@ -265,8 +265,8 @@ def _check_nothing_was_saved(checkpoints: Location, branches: Sequence[Branch]) 
             raise CheckpointError(f"no other checkpoint to resume from is left: {removal_text(location, record)}")
     remains = []
     # a job that went back to before its first step has abandoned all of its other branches
-    is_anew = bool(branches) and branches[0].parent_step == 0
-    for entry in [checkpoints / branches[0].name] if is_anew else checkpoints.entries():
+    is_from_scratch = bool(branches) and branches[0].parent_step == 0
+    for entry in [checkpoints / branches[0].name] if is_from_scratch else checkpoints.entries():
         if entry.name == CLAIMS_NAME:
             continue
         if step_of(entry.name) is not None or not is_branch_name(entry.name) or entry.size() is not None:
@@ -280,7 +280,7 @@ def _check_nothing_was_saved(checkpoints: Location, branches: Sequence[Branch]) 
             f" directory with a matching COMMIT, in {_searched(branches)}); remove it to start from scratch, or name"
             " another job.run_directory or checkpoint.load"
         )
-    if branches and branches[0].parent and not is_anew:
+    if branches and branches[0].parent and not is_from_scratch:
         raise CheckpointError(
             f"{checkpoints}: {branches[0].name} begins at step {branches[0].parent_step} of {branches[0].parent}, but"
             " no committed checkpoint is left there; remove it to start from scratch, or name another job.run_directory"

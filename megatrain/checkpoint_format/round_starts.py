@@ -1,7 +1,7 @@
 """Where each round of a run resumed: claims/00000012.resume has the branch and step of round 12.
 
 Only the process that claimed a round's number writes the round's file (claims.py). A commit of an older round is
-superseded if a newer round has resumed from an earlier step: it did not exist when the newer round looked, so it does
+superseded if a newer round has resumed from an earlier step: it did not exist when that round started, so it does
 not count.
 """
 

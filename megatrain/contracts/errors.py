@@ -71,7 +71,7 @@ class SaveError(CheckpointError):
 
 
 class NewerRoundError(CheckpointError):
-    """A round has started since this process looked, so what it decided may be wrong. Nothing was changed."""
+    """A round has started since this process read the state, so its decision may be wrong. Nothing was changed."""
 
 
 class FencedError(MegatrainError):

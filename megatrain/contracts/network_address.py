@@ -48,7 +48,7 @@ class WebAddress:
         if parts.scheme not in _PORTS:
             raise ValueError("must begin with https:// or http://")
         if parts.username is not None or parts.password is not None:
-            raise ValueError("must not hold a user or a password: everybody who sees an address would see them")
+            raise ValueError("must not hold a user or a password: every reader of the address would see them")
         if parts.fragment or text.endswith("#"):
             raise ValueError("must not have a part after #, which is never sent")
         host = parts.hostname or ""

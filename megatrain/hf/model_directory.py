@@ -108,7 +108,7 @@ def open_model(directory: Path) -> HfModel:
 
 
 def _by_full_name(found: Mapping[str, StoredWeight], family: Family) -> dict[str, StoredWeight]:
-    """Return the tensors by their names in a model with head, without those that are none of ours."""
+    """Return the tensors by their names in a model with head, without those that our model does not have."""
     stored: dict[str, StoredWeight] = {}
     for stored_name, tensor in found.items():
         full_name = family.full_name(stored_name)

@@ -29,10 +29,10 @@ def _keep() -> None:
     while True:
         time.sleep(_POLL_S)
         with suppress(OSError):  # no reader is left
-            _look()
+            _restore_removed()
 
 
-def _look() -> None:
+def _restore_removed() -> None:
     removed = [(handle, path) for handle in (1, 2) if (path := _removed(handle)) is not None]
     for handle, path in removed:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ OpenSpan = tuple[int, int, int, int, int, int]
 """Start, operation number, bytes, group, collective_sequence, index of the record's first word."""
 DEVICE_POSITION = RecordFlag.DEVICE_BEGUN | RecordFlag.DEVICE_AWAITED
 _FOLLOW_AFTER_NS = 1_000_000_000
-"""A step loop that has not looked for so long for what the device has done may be stuck."""
+"""A step loop that has not polled the device for this long may be stuck."""
 
 
 class DeviceSpans:
@@ -39,7 +39,7 @@ class DeviceSpans:
         self._end = end
         self._launched: dict[int, OpenSpan] = {}
         self._resolving = threading.Lock()
-        self._looked_ns = 0
+        self._polled_ns = 0
         self._closed = threading.Event()
         self._follower: threading.Thread | None = None
 
@@ -69,7 +69,7 @@ class DeviceSpans:
         if not self._resolving.acquire(blocking=False):
             return
         try:
-            self._looked_ns = monotonic_ns()
+            self._polled_ns = monotonic_ns()
             for times in self._timer.resolved(lane):
                 self._end(self._launched.pop(times.token), times)
         finally:
@@ -101,5 +101,5 @@ class DeviceSpans:
 
     def _follow_until_closed(self) -> None:
         while not self._closed.wait(_FOLLOW_AFTER_NS / 1e9):
-            if monotonic_ns() - self._looked_ns >= _FOLLOW_AFTER_NS:
+            if monotonic_ns() - self._polled_ns >= _FOLLOW_AFTER_NS:
                 self.follow()

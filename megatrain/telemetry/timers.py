@@ -2,7 +2,7 @@
 
 A timed stretch is two events, recorded on the stream that is current at its launch and at its end. Their times are read
 when the device has passed them, which costs a query and no synchronisation. Event pairs of one lane (an operation of a
-group, on one stream) end in order, so each look queries only the head of each lane. Event times are relative to a base
+group, on one stream) end in order, so each poll queries only the head of each lane. Event times are relative to a base
 event, which ties them to the monotonic clock. The base moves along, because float milliseconds lose digits. Two
 invariants correct it: no work starts before the host launched it, and no work ends after the host saw its end. The pool
 of events is bounded, because a device that does not answer must not take memory without limit. A stretch without an

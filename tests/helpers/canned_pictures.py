@@ -20,7 +20,7 @@ def picture_responses() -> Mapping[str, bytes]:
     """Return path -> container of arrays."""
     source = RecordedJob(RunDirectory(ROOT / "tests" / "golden" / "dashboard-sample"))
     try:
-        wait_until(source.has_looked, "the run to be read")
+        wait_until(source.has_polled, "the run to be read")
         client = TestClient(make_app(source, DashboardSettings(port=0)).app, base_url="http://127.0.0.1:8777")
         return {path: client.get(f"/api/v1/{path}?round=2").content for path in ("grid", "heat")}
     finally:

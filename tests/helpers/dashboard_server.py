@@ -59,7 +59,7 @@ class MadeUpJob:
     reported: JobSnapshot | None = None
     state: LiveState = field(default_factory=lambda: LiveState(None, {"overview": 1}))
     problem: str = ""
-    num_looks: int = 0
+    num_reads: int = 0
     is_closed: bool = False
     events: StoredEvents = field(init=False)
 
@@ -85,7 +85,7 @@ class MadeUpJob:
         return None
 
     def live(self) -> LiveState:
-        self.num_looks += 1
+        self.num_reads += 1
         if self.problem:
             raise DataError(self.problem)
         return self.state

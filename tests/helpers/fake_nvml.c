@@ -39,14 +39,14 @@ static int of(void *gpu, const char *what, long long *value) {
     return known(key, value) ? OK : NOT_SUPPORTED;
 }
 
-static int told(void *gpu, const char *what, unsigned *answer) {
+static int get(void *gpu, const char *what, unsigned *answer) {
     long long value = 0;
     int code = of(gpu, what, &value);
     if (code == OK) *answer = (unsigned)value;
     return code;
 }
 
-static int told_long(void *gpu, const char *what, unsigned long long *answer) {
+static int get_long(void *gpu, const char *what, unsigned long long *answer) {
     long long value = 0;
     int code = of(gpu, what, &value);
     if (code == OK) *answer = (unsigned long long)value;
@@ -80,36 +80,36 @@ int nvmlDeviceGetPciInfo_v3(void *gpu, struct pci *found) {
     snprintf(found->text, sizeof found->text, "0000:%02x:00.0", (int)(intptr_t)gpu);
     return OK;
 }
-int nvmlDeviceGetTemperature(void *gpu, int sensor, unsigned *answer) { (void)sensor; return told(gpu, "temperature", answer); }
+int nvmlDeviceGetTemperature(void *gpu, int sensor, unsigned *answer) { (void)sensor; return get(gpu, "temperature", answer); }
 int nvmlDeviceGetTemperatureThreshold(void *gpu, int which, unsigned *answer) {
-    return which == 1 ? told(gpu, "slowdown_temperature", answer) : NOT_SUPPORTED;
+    return which == 1 ? get(gpu, "slowdown_temperature", answer) : NOT_SUPPORTED;
 }
 int nvmlDeviceGetClockInfo(void *gpu, int which, unsigned *answer) {
-    return told(gpu, which == 1 ? "sm_clock" : which == 2 ? "memory_clock" : "?", answer);
+    return get(gpu, which == 1 ? "sm_clock" : which == 2 ? "memory_clock" : "?", answer);
 }
 int nvmlDeviceGetMaxClockInfo(void *gpu, int which, unsigned *answer) {
-    return told(gpu, which == 1 ? "max_sm_clock" : "?", answer);
+    return get(gpu, which == 1 ? "max_sm_clock" : "?", answer);
 }
-int nvmlDeviceGetCurrentClocksEventReasons(void *gpu, unsigned long long *answer) { return told_long(gpu, "reasons", answer); }
-int nvmlDeviceGetPowerUsage(void *gpu, unsigned *answer) { return told(gpu, "power_mw", answer); }
-int nvmlDeviceGetEnforcedPowerLimit(void *gpu, unsigned *answer) { return told(gpu, "power_limit_mw", answer); }
-int nvmlDeviceGetPcieReplayCounter(void *gpu, unsigned *answer) { return told(gpu, "pcie_replays", answer); }
+int nvmlDeviceGetCurrentClocksEventReasons(void *gpu, unsigned long long *answer) { return get_long(gpu, "reasons", answer); }
+int nvmlDeviceGetPowerUsage(void *gpu, unsigned *answer) { return get(gpu, "power_mw", answer); }
+int nvmlDeviceGetEnforcedPowerLimit(void *gpu, unsigned *answer) { return get(gpu, "power_limit_mw", answer); }
+int nvmlDeviceGetPcieReplayCounter(void *gpu, unsigned *answer) { return get(gpu, "pcie_replays", answer); }
 struct memory { unsigned long long total, free, used; };
 int nvmlDeviceGetMemoryInfo(void *gpu, struct memory *found) {
-    int code = told_long(gpu, "memory_used", &found->used);
-    if (code == OK) code = told_long(gpu, "memory_total", &found->total);
+    int code = get_long(gpu, "memory_used", &found->used);
+    if (code == OK) code = get_long(gpu, "memory_total", &found->total);
     return code;
 }
 struct rates { unsigned gpu, memory; };
-int nvmlDeviceGetUtilizationRates(void *gpu, struct rates *found) { return told(gpu, "utilization", &found->gpu); }
+int nvmlDeviceGetUtilizationRates(void *gpu, struct rates *found) { return get(gpu, "utilization", &found->gpu); }
 int nvmlDeviceGetTotalEccErrors(void *gpu, int kind, int period, unsigned long long *answer) {
     static const char *names[2][2] = {{"corrected", "lifetime_corrected"}, {"uncorrected", "lifetime_uncorrected"}};
-    return told_long(gpu, names[kind][period], answer);
+    return get_long(gpu, names[kind][period], answer);
 }
-int nvmlDeviceGetRetiredPagesPendingStatus(void *gpu, int *pending) { return told(gpu, "page_pending", (unsigned *)pending); }
+int nvmlDeviceGetRetiredPagesPendingStatus(void *gpu, int *pending) { return get(gpu, "page_pending", (unsigned *)pending); }
 int nvmlDeviceGetRetiredPages(void *gpu, int cause, unsigned *count, unsigned long long *pages) {
     unsigned found = 0;
-    int code = told(gpu, cause ? "retired_double" : "retired_single", &found);
+    int code = get(gpu, cause ? "retired_double" : "retired_single", &found);
     if (code != OK) return code;
     if (pages == NULL && found) code = INSUFFICIENT_SIZE;
     for (unsigned page = 0; pages != NULL && page < found; page++) pages[page] = page;
@@ -117,10 +117,10 @@ int nvmlDeviceGetRetiredPages(void *gpu, int cause, unsigned *count, unsigned lo
     return code;
 }
 int nvmlDeviceGetRemappedRows(void *gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
-    int code = told(gpu, "rows_corrected", corrected);
-    if (code == OK) code = told(gpu, "rows_uncorrected", uncorrected);
-    if (code == OK) code = told(gpu, "rows_pending", pending);
-    return code == OK ? told(gpu, "rows_failed", failed) : code;
+    int code = get(gpu, "rows_corrected", corrected);
+    if (code == OK) code = get(gpu, "rows_uncorrected", uncorrected);
+    if (code == OK) code = get(gpu, "rows_pending", pending);
+    return code == OK ? get(gpu, "rows_failed", failed) : code;
 }
 struct field { uint32_t id, scope; int64_t at, latency; int type, code; union { unsigned u; unsigned long long ull; } value; };
 int nvmlDeviceGetFieldValues(void *gpu, int count, struct field *fields) {
@@ -129,13 +129,13 @@ int nvmlDeviceGetFieldValues(void *gpu, int count, struct field *fields) {
         struct field *one = fields + place;
         snprintf(key, sizeof key, "field.%u", one->id);
         one->type = one->id >= 32 && one->id < 80 ? 3 : 1;
-        one->code = one->type == 3 ? told_long(gpu, key, &one->value.ull) : told(gpu, key, &one->value.u);
+        one->code = one->type == 3 ? get_long(gpu, key, &one->value.ull) : get(gpu, key, &one->value.u);
         if (one->code == LOST) return LOST;
     }
     return OK;
 }
-int nvmlDeviceGetMigMode(void *gpu, unsigned *now, unsigned *next) { *next = 0; return told(gpu, "mig", now); }
-int nvmlDeviceGetMaxMigDeviceCount(void *gpu, unsigned *count) { return told(gpu, "mig", count) ? NOT_SUPPORTED : (*count = 7, OK); }
+int nvmlDeviceGetMigMode(void *gpu, unsigned *now, unsigned *next) { *next = 0; return get(gpu, "mig", now); }
+int nvmlDeviceGetMaxMigDeviceCount(void *gpu, unsigned *count) { return get(gpu, "mig", count) ? NOT_SUPPORTED : (*count = 7, OK); }
 int nvmlDeviceGetMigDeviceHandleByIndex(void *gpu, unsigned index, void **device) {
     if (index > 1) return NOT_FOUND;
     *device = (void *)(intptr_t)(100 * (intptr_t)gpu + index + 1);

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from megatrain.checkpoint_format.location import Location, Sink
 
 Hook = Callable[[str, str], None]
-"""Called with what is done and where, below the outermost place. What is done: read, list, look, write, create, append,
+"""Called with what is done and where, below the outermost place. What is done: read, list, stat, write, create, append,
 close, remove.
 """
-LOOKS = frozenset({"read", "list", "look"})
+READS = frozenset({"read", "list", "stat"})
 """What changes nothing."""
 
 
@@ -36,11 +36,11 @@ class HookedLocation:
         return [self / entry.name for entry in self.inner.entries()]
 
     def exists(self) -> bool:
-        self.hook("look", self.path)
+        self.hook("stat", self.path)
         return self.inner.exists()
 
     def size(self) -> int | None:
-        self.hook("look", self.path)
+        self.hook("stat", self.path)
         return self.inner.size()
 
     def read(self) -> bytes:

@@ -87,7 +87,7 @@ def make_stall(**changes: Any) -> Stall:
 
 
 def make_cordon(number: int) -> Cordon:
-    return Cordon(f"host-{number}", "ECC errors", "ops@desk", NOW_S - 60)
+    return Cordon(f"host-{number}", "ECC errors", "ops@login", NOW_S - 60)
 
 
 def make_snapshot(**changes: Any) -> JobSnapshot:

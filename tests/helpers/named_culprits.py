@@ -29,7 +29,7 @@ def asked_page(run: RunDirectory) -> Iterator[TestClient]:
     """Have the dashboard of a recorded run to ask."""
     source = RecordedJob(run)
     try:
-        wait_until(source.has_looked, "the run to be read")
+        wait_until(source.has_polled, "the run to be read")
         yield TestClient(make_app(source, DashboardSettings(port=0)).app, base_url="http://127.0.0.1:8777")
     finally:
         source.close()

@@ -66,7 +66,7 @@ class InstantReceiver:
         self.times: list[float] = []
         self.refreshed_s = 0.0
 
-    def look(self, topics: Sequence[Topic], now_s: float) -> Plan:
+    def send_due(self, topics: Sequence[Topic], now_s: float) -> Plan:
         """Send all that is due now; return the plan that had nothing more to send."""
         while True:
             plan = plan_of(topics, self.record, self.rules, now_s, self.refreshed_s)

@@ -26,8 +26,8 @@ def as_other_user(act: Callable[[], None]) -> None:
     assert in_child(act_as_other_user) == 0, "the other user could not act"
 
 
-def where_all_may_look(directory: Path) -> Path:
-    """Let every user look into a test's own directory, and return it."""
+def readable_by_all(directory: Path) -> Path:
+    """Let every user read a test's own directory, and return it."""
     for one in (directory, *directory.parents):
         if one.stat().st_mode & 0o055 == 0:
             one.chmod(0o755)
@@ -36,7 +36,7 @@ def where_all_may_look(directory: Path) -> Path:
 
 def everybodys_place(parent: Path) -> Path:
     """Return a directory below `parent`, a test's own, in which every user may make files, as in /dev/shm."""
-    place = where_all_may_look(parent) / "shm"
+    place = readable_by_all(parent) / "shm"
     place.mkdir()
     place.chmod(0o1777)
     return place

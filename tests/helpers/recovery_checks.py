@@ -29,7 +29,7 @@ ARGUMENTS = ("--nproc-per-node", "2", "--local-addr", "127.0.0.1")
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A launched job and what a test looks at."""
+    """A launched job and the records that a test reads."""
 
     job: Job
     faults: FaultDirectory

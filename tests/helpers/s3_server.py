@@ -27,7 +27,7 @@ Hook = Callable[[str, str], Fault | None]
 class FaultyS3:
     """A WSGI program that asks `hook` what becomes of each request before moto has it.
 
-    Requests reach moto one at a time: S3 decides a conditional write at once, while moto looks first and writes then.
+    Requests reach moto one at a time: S3 decides a conditional write at once, while moto checks first and then writes.
     """
 
     def __init__(self, application: Any) -> None:

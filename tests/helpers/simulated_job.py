@@ -55,9 +55,9 @@ class SimulatedDriver:
         self.etcd.delete([key for key in self.etcd.items if key.startswith(f"{KEYS.election}/")])
         assert self.etcd.txn((), (Put(self.key, b"", lease_id=1),))
         self.token = self.etcd.items[self.key].create_revision
-        self.read_anew(now)
+        self.reread(now)
 
-    def read_anew(self, now: float) -> None:
+    def reread(self, now: float) -> None:
         """Renew the mark, and only then read: nothing that was given up can be applied any more."""
         if not self.etcd.txn(
             (Compare.create_revision(self.key, self.token),), (Put(self.key, b"", is_lease_kept=True),)
@@ -80,7 +80,7 @@ class SimulatedDriver:
         After that nothing is decided until the mark is renewed, at the next call.
         """
         if self.state is None:
-            self.read_anew(now)
+            self.reread(now)
         if self.state is None or self.state.revision < self.awaited:
             return None
         decision = decide(now, self.state, self.policy)
@@ -99,7 +99,7 @@ class SimulatedDriver:
         elif self.etcd.txn(guards, operations):
             self.mark = self.awaited = self.etcd.revision
         else:
-            self.read_anew(now)
+            self.reread(now)
         return decision
 
     def apply_late(self) -> bool:

@@ -14,7 +14,7 @@ from megatrain.checkpoint.persist import Persistence, Written
 from megatrain.checkpoint.persist_policy import next_due
 from megatrain.checkpoint_format.location import Location
 from tests.helpers.arena_snapshots import ROUND, described_by, host_plan, make_arena, put_slot
-from tests.helpers.hooked_location import LOOKS, Hook, HookedLocation
+from tests.helpers.hooked_location import READS, Hook, HookedLocation
 
 STEP = 10
 
@@ -58,7 +58,7 @@ class HeldUp:
         self._lock = threading.Lock()
 
     def __call__(self, action: str, path: str) -> None:
-        if action in LOOKS:
+        if action in READS:
             return
         with self._lock:  # files are written side by side
             if self._left == 0:

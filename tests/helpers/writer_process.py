@@ -133,7 +133,7 @@ def crash(action, path):
     global left, after
     point = action + " " + path.rpartition("/")[2]
     with lock:
-        if action in ("read", "list", "look"):
+        if action in ("read", "list", "stat"):
             return
         if after:
             after = "" if point == after else after

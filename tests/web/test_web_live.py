@@ -80,7 +80,7 @@ def test_the_page_follows_the_steps_that_the_stream_reports(live: Live, pages) -
     assert reported > before
 
 
-def test_dashboard_begun_anew_is_found_by_an_open_page(live: Live, pages) -> None:
+def test_restarted_dashboard_is_found_by_an_open_page(live: Live, pages) -> None:
     pages.expected += ["ERR_", "Failed to load", "503"]
     page = live.open(pages)
     page.locator("main[data-connection=live]").wait_for()

@@ -41,7 +41,7 @@ def test_reported_changes_are_fetched_once_without_flicker(serve: Serve, pages) 
     assert page.evaluate("window.skeletons") == 0
 
 
-def test_a_server_that_begins_anew_is_found_again(serve: Serve, pages) -> None:
+def test_restarted_server_is_found_again(serve: Serve, pages) -> None:
     dashboard = serve()
     pages.expected += ["ERR_", "Failed to load"]
     page = pages.open(dashboard.url)

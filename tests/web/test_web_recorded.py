@@ -54,7 +54,7 @@ def test_view_of_a_recorded_run(url: str, pages, view: str) -> None:
 
 
 @pytest.mark.parametrize("view", ["overview", "logs"])
-def test_a_run_that_nobody_can_reach_is_red_on_each_of_its_pages(url: str, pages, view: str) -> None:
+def test_unreachable_run_is_red_on_each_of_its_pages(url: str, pages, view: str) -> None:
     page = pages.open(f"{url}#/{view}")
     expect(page.locator(".header [data-health=bad]")).to_have_count(1)
     expect(page.locator(".header .headline")).to_contain_text("Unreachable")

@@ -108,7 +108,7 @@ def test_the_culprit_of_the_hang_is_named_in_the_picture(url: str, pages) -> Non
     page.get_by_text("Blocked by 1 rank").wait_for()
 
 
-def test_the_ranks_of_a_small_job_fill_the_page_with_words(url: str, pages) -> None:
+def test_ranks_of_a_small_job_are_drawn_with_text(url: str, pages) -> None:
     page = pages.open(f"{url}#/ranks", width=1440, height=900)
     canvas = page.get_by_test_id("ranks-canvas")
     canvas.wait_for()

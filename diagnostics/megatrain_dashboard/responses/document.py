@@ -29,7 +29,7 @@ class AxisDocument(Document):
 
     name: str
     word: str
-    """The word that people use for a place along the axis."""
+    """The display name of a place along the axis."""
     size: int
     stride: int
 

@@ -1,4 +1,4 @@
-"""The caller of a request, and its role: a viewer may look, an operator may look and act."""
+"""The caller of a request, and its role: a viewer may read, an operator may also act."""
 
 from __future__ import annotations
 

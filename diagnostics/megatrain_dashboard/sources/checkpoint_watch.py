@@ -33,7 +33,7 @@ class CheckpointWatch:
         self._place, self._changed, self._period_s = place, changed, period_s
         self._seen = CheckpointsSeen(place())
         self._signature: _Signature | None = None
-        self.has_looked = threading.Event()
+        self.has_polled = threading.Event()
         """Set after the first poll."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoints of the run", daemon=True)
@@ -53,7 +53,7 @@ class CheckpointWatch:
             place = self._place()
             is_far = "://" in place
             self._poll(place, is_far=is_far)
-            self.has_looked.set()
+            self.has_polled.set()
             if self._closed.wait(_FAR_PERIOD_S if is_far else self._period_s):
                 return
 
@@ -61,7 +61,7 @@ class CheckpointWatch:
         signature = None if is_far else _signature(Path(place))
         if signature is not None and signature == self._signature and self._seen.place == place:
             return
-        seen = look_at_checkpoints(place)
+        seen = read_checkpoints(place)
         # the signature is from before the survey, so the next poll sees changes that were made during it
         self._signature = signature if not seen.problem else None
         if seen != self._seen:
@@ -69,7 +69,7 @@ class CheckpointWatch:
             self._changed()
 
 
-def look_at_checkpoints(place: str) -> CheckpointsSeen:
+def read_checkpoints(place: str) -> CheckpointsSeen:
     """Return all checkpoints below a path or URL, or why they cannot be listed."""
     try:
         return CheckpointsSeen(place, survey(open_location(place)))

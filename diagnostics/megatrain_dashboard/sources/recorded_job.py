@@ -66,9 +66,9 @@ class RecordedJob(RunSource):
         """Wait until everything has been read once, because pages get no notification later."""
         return self._history.wait_for_poll(most_s)
 
-    def has_looked(self) -> bool:
+    def has_polled(self) -> bool:
         """Return whether everything has been read once."""
-        return self._history.has_looked.is_set()
+        return self._history.has_polled.is_set()
 
 
 def _own_checkpoints(config: Config | None, run: RunDirectory) -> tuple[str, str]:

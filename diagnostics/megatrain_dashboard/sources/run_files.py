@@ -45,7 +45,7 @@ class RunFiles:
 
     def poll(self) -> bool:
         """Read the files that have changed; return whether anything has changed."""
-        has_changed = self._look_at_incidents()
+        has_changed = self._poll_incidents()
         for path, read in (
             (self.run.incidents / AUDIT_NAME, self._read_audit),
             (self.run.diagnosis / ACTIONS_NAME, self._read_notes),
@@ -62,7 +62,7 @@ class RunFiles:
             self.problems = (*list(self.damaged.values())[:20], *filter(None, self._problems.values()))
         return has_changed
 
-    def _look_at_incidents(self) -> bool:
+    def _poll_incidents(self) -> bool:
         found: dict[str, tuple[int, int]] = {}
         try:
             with os.scandir(self.run.incidents) as entries:

@@ -80,7 +80,7 @@ class RunHistory:
         self.state: DaemonState | None = None
         self.rounds: tuple[RoundSeen, ...] = ()
         self.series: SeriesSnapshot = EMPTY
-        self.has_looked = threading.Event()
+        self.has_polled = threading.Event()
         """Set when everything has been read once."""
         self._builder = SeriesBuilder()
         self._reader = SeriesReader(events, self._builder)
@@ -92,7 +92,7 @@ class RunHistory:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._checkpoints = CheckpointWatch(checkpoints, lambda: versions.bump("checkpoints", "overview"))
-        self._thread = threading.Thread(target=self._look_on, name="history of the run", daemon=True)
+        self._thread = threading.Thread(target=self._poll_on, name="history of the run", daemon=True)
         self._thread.start()
 
     @property
@@ -102,7 +102,7 @@ class RunHistory:
     def wait_for_poll(self, most_s: float) -> bool:
         """Wait until everything, including checkpoints, has been read once. Return whether it has."""
         until_s = time.monotonic() + most_s
-        return self.has_looked.wait(most_s) and self._checkpoints.has_looked.wait(max(0.0, until_s - time.monotonic()))
+        return self.has_polled.wait(most_s) and self._checkpoints.has_polled.wait(max(0.0, until_s - time.monotonic()))
 
     def problems(self) -> tuple[str, ...]:
         """Return one sentence for each thing that could not be read; at most fifty."""
@@ -152,7 +152,7 @@ class RunHistory:
         self._thread.join()
         self._checkpoints.close()
 
-    def _look_on(self) -> None:
+    def _poll_on(self) -> None:
         has_more, next_warning_s = True, float("-inf")
         while not self._closed.is_set():
             try:
@@ -164,7 +164,7 @@ class RunHistory:
                     next_warning_s = time.monotonic() + _WARNING_PAUSE_S
                     _logger.exception("the run directory could not be read")
             if not has_more:
-                self.has_looked.set()
+                self.has_polled.set()
                 self._closed.wait(self._period_s)
 
     def _poll(self, has_more: bool) -> bool:
@@ -180,9 +180,9 @@ class RunHistory:
         }  # fmt: skip
         try:
             if "ranks" in changed or "groups" in changed:
-                self._look_at_ranks()
+                self._poll_ranks()
             if has_more or changed & {"values", "totals", "ranks"}:
-                has_more = self._look_at_steps()
+                has_more = self._poll_steps()
             self._events_problem = ""
         except DataError as error:
             self._events_problem, has_more = str(error), False
@@ -191,12 +191,12 @@ class RunHistory:
             self._versions.bump(*topics)
         return has_more
 
-    def _look_at_ranks(self) -> None:
+    def _poll_ranks(self) -> None:
         self.rounds = rounds_seen(self._events)
         with self._lock:
             self._rosters.clear()
 
-    def _look_at_steps(self) -> bool:
+    def _poll_steps(self) -> bool:
         before = (self._builder.round, self._builder.next_step)
         has_more = self._reader.poll(self.rounds, is_over=self._is_over)
         if before != (self._builder.round, self._builder.next_step):

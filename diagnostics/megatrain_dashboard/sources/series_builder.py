@@ -125,7 +125,7 @@ class SeriesBuilder:
             return 0
         entries = _entries(steps, self._round, values, totals)
         if not self._has_entered:
-            self._begin_anew(int(steps[0]), float(entries[_ROW["at"], 0] - entries[_ROW["step_s"], 0]))
+            self._restart(int(steps[0]), float(entries[_ROW["at"], 0] - entries[_ROW["step_s"], 0]))
             self._has_entered = True
         self._append(entries)
         self._note_bad(values, steps)
@@ -146,7 +146,7 @@ class SeriesBuilder:
         reached = tuple((number, *span) for number, span in sorted(self._reached.items()))
         return SeriesSnapshot(self._table[:, : self._size].copy(), tuple(self._bad), tuple(self._restarts), reached)
 
-    def _begin_anew(self, step: int, begin_s: float) -> None:
+    def _restart(self, step: int, begin_s: float) -> None:
         """Remove the steps from `step` on, which a new round repeats, and record the time lost until it began."""
         if not self._size:
             return

@@ -32,7 +32,7 @@ _CERTAIN = 4.0
 """Standard errors of a level that a shift must exceed."""
 _NEIGHBOURS = 4
 """Points on each side by which a point is judged: up to this many slow steps in a row are no new level."""
-_CLOSE_LOOK = 40
+_NUM_NOISE_STEPS = 40
 """Number of points from which the noise of a level is estimated."""
 _MIN_SPREAD = 0.005
 """Least noise, as a fraction of the level."""
@@ -101,7 +101,7 @@ def _measured(calm: Float64, found: list[ChangePoint]) -> tuple[ChangePoint, ...
 def _first_change(values: Float64) -> tuple[int, float, int] | None:
     """Return (index of the new level's first point, posterior, index at which it was seen); None without a change."""
     scale = _level(values[: 2 * MIN_POINTS])
-    run = _RunLengths(_noise(values[:_CLOSE_LOOK]) / scale)
+    run = _RunLengths(_noise(values[:_NUM_NOISE_STEPS]) / scale)
     for index, value in enumerate((values / scale).tolist()):
         run.add(value)
         age = run.likeliest_age()

@@ -22,7 +22,7 @@ from megatrain.contracts.black_box.operations import AXIS_ALL_REDUCES, MAX_OPERA
 from megatrain.contracts.black_box.values import ATTENDED_MASK, ATTENDED_SHIFT, ATTENDED_STEPS
 from megatrain_diagnostics.analysis.exchanges import Exchanges, end_ns
 from megatrain_diagnostics.analysis.window_pieces import (
-    NOBODY,
+    ABSENT,
     Grid,
     Windows,
     covered_ns,
@@ -129,10 +129,10 @@ def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
     owner = _paint_layers(spans, low, high, len(grid.begin))
     blamed = _held_up_by(spans, (low, places_of(awaited, lane, grid), high), owner, grid)
     # a piece of compute that an exchange held up counts as exposed, so it is not work that the exchange overlaps with
-    is_worked = (owner != _INDEX[Category.OTHER]) & (blamed == NOBODY)
+    is_worked = (owner != _INDEX[Category.OTHER]) & (blamed == ABSENT)
     category = _categories(spans, owner, blamed)
     at_ns = piece_times(grid)
-    exposed = np.flatnonzero(blamed != NOBODY)
+    exposed = np.flatnonzero(blamed != ABSENT)
     # the grid is cut at the arrivals, so a piece lies entirely before or entirely after the last peer arrived
     waits = exposed[at_ns[exposed] < arrived[blamed[exposed]]]
     # waiting for a late neighbour stage is the bubble; waiting for late members of a collective is reported separately
@@ -149,12 +149,12 @@ def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
 
     return Exposure(
         windows=windows,
-        spent_ns=summed(np.flatnonzero(grid.window != NOBODY)),
+        spent_ns=summed(np.flatnonzero(grid.window != ABSENT)),
         waiting_ns=summed(waits),
         exposed_ns=_totals(blamed[exposed], grid.length[exposed], len(spans.rank)),
         span_waiting_ns=span_waiting_ns,
-        overlapped_ns=covered_ns(grid, is_worked & (grid.window != NOBODY), low, high),
-        inside_ns=covered_ns(grid, grid.window != NOBODY, low, high),
+        overlapped_ns=covered_ns(grid, is_worked & (grid.window != ABSENT), low, high),
+        inside_ns=covered_ns(grid, grid.window != ABSENT, low, high),
     )
 
 
@@ -206,12 +206,12 @@ def _held_up_by(
     # the exchange for which the CPU thread reports that it waited takes precedence over others under way
     is_attended = (spans.flags[rows].astype(np.int64) >> ATTENDED_SHIFT) & ATTENDED_MASK != 0
     attended = _painted(rows[is_attended], awaited, high, len(owner))
-    in_gaps = np.where(attended != NOBODY, attended, in_gaps)
+    in_gaps = np.where(attended != ABSENT, attended, in_gaps)
     gap_end = gap_ends(owner, grid)
-    open_there = np.flatnonzero((owner == _INDEX[Category.OTHER]) & (in_gaps != NOBODY) & (grid.window != NOBODY))
+    open_there = np.flatnonzero((owner == _INDEX[Category.OTHER]) & (in_gaps != ABSENT) & (grid.window != ABSENT))
     # an exchange that outlasts the gap did not end it: the rank went on without it
     ends_within = last[in_gaps[open_there]] <= gap_end[open_there]
-    blamed = np.full(len(owner), NOBODY, dtype=np.int64)
+    blamed = np.full(len(owner), ABSENT, dtype=np.int64)
     blamed[open_there[ends_within]] = in_gaps[open_there[ends_within]]
     for category, operations in ((Category.COMPUTE, _IN_COMPUTE), (Category.OPTIMIZER, _IN_OPTIMIZER)):
         nested = rows[np.isin(spans.operation[rows], [operation.number for operation in operations])]
@@ -219,14 +219,14 @@ def _held_up_by(
         # an exchange that began before compute, or lasts beyond it, was not waited for inside it
         is_inside = (owner[low[nested]] == index) & (owner[high[nested] - 1] == index)
         inside = _painted(nested[is_inside], awaited, high, len(owner))
-        chosen = np.flatnonzero((owner == index) & (inside != NOBODY))
+        chosen = np.flatnonzero((owner == index) & (inside != ABSENT))
         blamed[chosen] = inside[chosen]
     return blamed
 
 
 def _painted(rows: Int64, low: Int64, high: Int64, num_pieces: int) -> NDArray[np.int64]:
     """Return for each piece the last of the rows that covers it: of rows by falling end, the one that ends first."""
-    found = np.full(num_pieces, NOBODY, dtype=np.int64)
+    found = np.full(num_pieces, ABSENT, dtype=np.int64)
     for row, begin, end in zip(rows.tolist(), low[rows].tolist(), high[rows].tolist(), strict=True):
         found[begin:end] = row
     return found
@@ -237,7 +237,7 @@ def _categories(spans: Spans, owner: NDArray[np.int8], blamed: NDArray[np.int64]
     for operation, of_it in _COMMUNICATION_OF.items():
         of_operation[operation.number] = _INDEX[of_it]
     category = owner.copy()  # `owner` is read again below
-    held = np.flatnonzero(blamed != NOBODY)
+    held = np.flatnonzero(blamed != ABSENT)
     category[held] = of_operation[spans.operation[blamed[held]]]
     # the norm of the gradients is summed along every axis: it is not communication of tensor-parallel layers
     in_optimizer = held[owner[held] == _INDEX[Category.OPTIMIZER]]

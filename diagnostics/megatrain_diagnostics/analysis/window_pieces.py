@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from megatrain_diagnostics.analysis.exchanges import end_ns
 from megatrain_diagnostics.events.tables import NO_DURATION, Int32, Int64, Spans
 
-NOBODY = -1
+ABSENT = -1
 """No window, no rank with windows, or no span."""
 
 
@@ -49,7 +49,7 @@ def lanes_of(spans: Spans, windows: Windows) -> Int64:
     ranks = np.unique(windows.rank)
     # beyond the last rank searchsorted returns a place that does not exist
     place = np.minimum(np.searchsorted(ranks, spans.rank), len(ranks) - 1)
-    return np.where(ranks[place] == spans.rank, place, NOBODY)
+    return np.where(ranks[place] == spans.rank, place, ABSENT)
 
 
 def cut_windows(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, windows: Windows) -> Grid:
@@ -66,7 +66,7 @@ def cut_windows(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, window
         placed: Int64 = offset[place] + np.clip(times_ns, base[place], limit[place]) - base[place]
         return placed
 
-    has = np.flatnonzero(lane != NOBODY)
+    has = np.flatnonzero(lane != ABSENT)
     shift = offset[of_window] - base[of_window]
     begins, ends = windows.begin_ns + shift, windows.end_ns + shift
     marks = [
@@ -80,7 +80,7 @@ def cut_windows(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, window
     begin, length = cuts[:-1], np.diff(cuts)
     # the last window that begins at or before the piece
     window = np.searchsorted(begins, begin, side="right") - 1
-    window[begin >= ends[window]] = NOBODY  # between two windows, or between two ranks
+    window[begin >= ends[window]] = ABSENT  # between two windows, or between two ranks
     return Grid(begin, length, window, base, limit, offset)
 
 
@@ -96,7 +96,7 @@ def places_of(times_ns: Int64, lane: Int64, grid: Grid) -> Int64:
     rank = np.maximum(lane, 0)  # spans without a window look up any rank; the last line discards the result
     base, limit, offset = grid.rank_base[rank], grid.rank_limit[rank], grid.rank_offset[rank]
     found = np.searchsorted(grid.begin, offset + np.clip(times_ns, base, limit) - base).astype(np.int64)
-    return np.where(lane == NOBODY, 0, found)
+    return np.where(lane == ABSENT, 0, found)
 
 
 def covered_ns(grid: Grid, is_chosen: NDArray[np.bool_], low: Int64, high: Int64) -> Int64:
@@ -113,7 +113,7 @@ def gap_ends(owner: NDArray[np.int8], grid: Grid) -> Int64:
     A run ends with a window that no other window follows at once: the time after it is not known.
     """
     rank = _piece_ranks(grid)
-    is_outside = grid.window == NOBODY
+    is_outside = grid.window == ABSENT
     # a run ends where the owner or the rank changes, and where a gap between windows begins or ends
     changes = np.flatnonzero((np.diff(owner) != 0) | (np.diff(rank) != 0) | np.diff(is_outside)) + 1
     last = np.concatenate((changes, [len(owner)])) - 1

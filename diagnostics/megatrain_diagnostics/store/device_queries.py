@@ -13,7 +13,7 @@ from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Xids
 from megatrain_diagnostics.store.reader import StoredEvents, sql_conditions
 from megatrain_diagnostics.store.step_cells import Floats
 
-_LOOK_BACK, _LOOK_BACK_CELLS = 2000, 2_000_000
+_NUM_BACK, _MAX_BACK_CELLS = 2000, 2_000_000
 """Number of earlier steps that are searched for a reading that still holds: fewer in a large job, whose steps are
 long."""
 _GAPS = 4
@@ -84,7 +84,7 @@ def link_cells(events: StoredEvents, value: str, round_number: int, steps: range
 
 
 def _around(round_number: int, steps: range, num_places: int) -> Where:
-    back = min(_LOOK_BACK, _LOOK_BACK_CELLS // max(1, num_places))
+    back = min(_NUM_BACK, _MAX_BACK_CELLS // max(1, num_places))
     return Where((round_number,), max(0, steps[0] - back), steps[-1])
 
 

@@ -17,7 +17,7 @@ from megatrain_diagnostics.events.tables import LogLines, from_columns, joined
 
 _ROUND = re.compile(r"round-(\d{1,9})")
 _LOG = re.compile(r"rank-(\d{1,9})\.log")
-_LOOK_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
 """Limit per rank and poll."""
 _MAX_LINE_BYTES = 4096
 _ROUNDS_FOLLOWED = 2
@@ -96,7 +96,7 @@ class LogTail:
 
     def _read_lines(self) -> list[tuple[int, bytes]]:
         try:
-            chunk = os.pread(self._file, _LOOK_BYTES, self._offset)
+            chunk = os.pread(self._file, _READ_BYTES, self._offset)
         except OSError:
             return []
         begin = self._before + self._offset - len(self._rest)
@@ -107,7 +107,7 @@ class LogTail:
             begin += len(line) + 1
             if line.strip():
                 lines.append((begin, line[:_MAX_LINE_BYTES].rstrip(b"\r")))
-        if len(self._rest) > _LOOK_BYTES:  # longer than a line may be: truncated, and sent without an end
+        if len(self._rest) > _READ_BYTES:  # longer than a line may be: truncated, and sent without an end
             lines.append((begin + len(self._rest), self._rest[:_MAX_LINE_BYTES]))
             self._rest = b""
         return lines

@@ -32,7 +32,7 @@ RECORD = np.dtype(
         ("check", "<u4"),
     ]
 )
-"""The bytes of contracts.black_box_layout.RECORD."""
+"""The bytes of contracts.black_box.encoding.RECORD."""
 _LOOK_AHEAD = 16
 """Slots read beyond the cursor, which may lag with several recording threads."""
 _LOW_32 = np.uint64(2**32 - 1)

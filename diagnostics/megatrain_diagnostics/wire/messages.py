@@ -46,7 +46,7 @@ class Acknowledgement:
 
     through: int
     is_closing: bool = False
-    """The daemon ends: finish the stream, and look for the next daemon."""
+    """The daemon ends: finish the stream, and find the next daemon."""
 
 
 @dataclass(frozen=True, slots=True)

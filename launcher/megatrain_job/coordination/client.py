@@ -35,7 +35,7 @@ from megatrain_job.coordination.wire import (
 
 Answer = TypeVar("Answer")
 _PAGE_KEYS = 500
-_MAX_ANEW = 5
+_MAX_READS = 5
 _MAX_LEASE_ID = 2**63 - 1
 
 
@@ -88,11 +88,11 @@ class EtcdClient:
 
         Raises: CompactedError when the revision was compacted away between two pages, five times in a row.
         """
-        for number in range(_MAX_ANEW):
+        for number in range(_MAX_READS):
             try:
                 return self._read_pages(keys, has_values, page_keys)
             except CompactedError:
-                if number == _MAX_ANEW - 1:
+                if number == _MAX_READS - 1:
                     raise
         raise AssertionError("the last round returns or raises")
 

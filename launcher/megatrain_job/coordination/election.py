@@ -110,10 +110,12 @@ class Leadership:
     ) -> TxnResponse:
         before = self._revision
         own = Put(self.key, self._value, is_lease_kept=True)
-        look = Range(KeyRange.key(self.key), has_values=False)
+        current = Range(KeyRange.key(self.key), has_values=False)
         guard = Compare.create_revision(self.key, self.token)
         try:
-            response = self._client.txn([guard, *conditions], [*then, own], [look, *otherwise], deadline_s=deadline_s)
+            response = self._client.txn(
+                [guard, *conditions], [*then, own], [current, *otherwise], deadline_s=deadline_s
+            )
         except UnknownOutcomeError:
             self._revision = None
             raise

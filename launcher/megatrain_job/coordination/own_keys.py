@@ -31,10 +31,10 @@ class OwnKeys:
         for _ in range(_TRIES):
             revision = self._revisions.get(key, 0)
             own = Compare.mod_revision(key, revision) if revision else Compare.is_absent(key)
-            look = Range(KeyRange.key(key), has_values=False)
+            current = Range(KeyRange.key(key), has_values=False)
             try:
                 response = self._client.txn(
-                    [*self._guards, own], [Put(key, value, lease_id)], [look], deadline_s=deadline_s
+                    [*self._guards, own], [Put(key, value, lease_id)], [current], deadline_s=deadline_s
                 )
             except UnknownOutcomeError:
                 self._revisions.pop(key, None)

@@ -193,7 +193,7 @@ class Watch:
         while not self._is_over:
             try:
                 if self._next_revision is None:
-                    self._read_anew()
+                    self._reread()
                 else:
                     self._follow(self._next_revision)
             except CompactedError as error:
@@ -224,7 +224,7 @@ class Watch:
             pause_s = min(0.05 * 2 ** min(self._num_failures, 10), _LONGEST_PAUSE_S)
             self._closed.wait(pause_s * random.uniform(0.5, 1.0))
 
-    def _read_anew(self) -> None:
+    def _reread(self) -> None:
         response = self._client.read_all(self.keys)
         # set before the event is delivered: a consumer that waits for space may be closed, but never sees half of it
         self._next_revision = response.revision + 1

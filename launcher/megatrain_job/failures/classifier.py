@@ -61,10 +61,10 @@ class LogClassifier:
             lines = block.splitlines()
             for number, candidates in interesting:
                 if candidates.most_weight > self._least_weight:
-                    self._look_at(lines[number], candidates, self._num_lines + number)
+                    self._classify(lines[number], candidates, self._num_lines + number)
         self._num_lines += len(shapes)
 
-    def _look_at(self, raw: bytes, candidates: CandidateRules, number: int) -> None:
+    def _classify(self, raw: bytes, candidates: CandidateRules, number: int) -> None:
         line = raw.decode("utf-8", "replace")
         lower = raw.lower().decode("utf-8", "replace")  # as bytes: no letter changes its length, so positions agree
         decided: Rule | None = None

@@ -298,7 +298,7 @@ class _Term:
         while not stop.is_set() and self._leadership.is_certain and watch.is_open and not watch.problem:
             event = watch.next(_PROBING_TICK_S if self._prober.is_busy else _TICK_S)
             began = time.monotonic()
-            held_up_s = pace.begin_look(began)
+            held_up_s = pace.begin_pass(began)
             if held_up_s and not is_first:
                 text = (
                     "this driver was delayed by %.1f s, by etcd or its machine; it reads new events before it decides"

@@ -18,13 +18,13 @@ class Pace:
     """Times are monotonic. For one thread."""
 
     def __init__(self, now_s: float) -> None:
-        self._began_look_s = now_s
+        self._began_pass_s = now_s
         self._settled_s = now_s
 
-    def begin_look(self, now_s: float) -> float:
+    def begin_pass(self, now_s: float) -> float:
         """Note a pass of the loop; return for how long the loop was held up before it, 0 if it was not."""
-        held_up_s = now_s - self._began_look_s
-        self._began_look_s = now_s
+        held_up_s = now_s - self._began_pass_s
+        self._began_pass_s = now_s
         if held_up_s <= _HELD_UP_S:
             return 0.0
         self._settled_s = now_s + _SETTLE_S

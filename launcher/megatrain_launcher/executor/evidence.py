@@ -19,7 +19,7 @@ from megatrain_launcher.executor.progress import RankWatch
 
 _NS = 1_000_000_000
 _RECENT_NS = 2 * _NS
-_LOOK_BACK = 1024
+_NUM_BACK = 1024
 """How many of the newest records are searched for the open span."""
 
 
@@ -71,7 +71,7 @@ def _is_at_storage(progress: Progress) -> bool:
 def _rank_evidence(rank: int, pid: int, reader: BlackBoxReader) -> tuple[RankEvidence, dict[str, tuple[int, ...]]]:
     progress, table = reader.progress(), reader.groups()
     groups = [group for group in table.values() if group.stride]
-    newest = reader.records_since(max(0, reader.cursor() - _LOOK_BACK))
+    newest = reader.records_since(max(0, reader.cursor() - _NUM_BACK))
     tail = [record for record in newest if record.is_span]
     newest_ns = max(
         progress.phase_since_ns,

@@ -1,7 +1,7 @@
 """This host's earlier measurements: the only fair standard for its speed, because hosts of one job may differ.
 
 One small JSON file per host. Bounded: the last samples of each measurement. A damaged file is set aside and a new one
-begun, because a host must not be refused for its own notes.
+begun, because an unreadable history must not make a host unfit.
 """
 
 from __future__ import annotations

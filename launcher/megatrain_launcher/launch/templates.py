@@ -42,7 +42,7 @@ _SECRET_MOUNT = f"""\
   mountPath: {_SECRET_DIRECTORY}
   readOnly: true"""
 _SECRET_VOLUME = """\
-# what the web page asks for
+# the token of the web page
 - name: page-token
   secret:
     secretName: {name}-page

@@ -130,7 +130,7 @@ class LogDisk:
                 self._carry_out(order, files)
             if time.monotonic() >= poll_at:
                 for file in files.values():
-                    self._look_at(file)
+                    self._check(file)
                 poll_at = time.monotonic() + _POLL_S
             with shared.changed:
                 shared.busy_since = None
@@ -142,7 +142,7 @@ class LogDisk:
         match order:
             case _Bytes(file, chunk):
                 files[id(file)] = file
-                self._look_at(file)
+                self._check(file)
                 file.write(chunk)
             case _Lost(file, num_bytes):
                 file.lose(num_bytes)
@@ -152,8 +152,8 @@ class LogDisk:
             case threading.Event():
                 order.set()
 
-    def _look_at(self, file: RotatingFile) -> None:
-        if file.make_anew_if_removed():
+    def _check(self, file: RotatingFile) -> None:
+        if file.recreate_if_removed():
             text = self._losses.note(
                 f"a log in {file.path.parent}", "its lines until then are lost, it is created again"
             )

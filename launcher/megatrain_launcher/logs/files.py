@@ -51,7 +51,7 @@ class RotatingFile:
             return
         self.problem = ""
 
-    def make_anew_if_removed(self) -> bool:
+    def recreate_if_removed(self) -> bool:
         """Recreate the open file if it was removed; return whether it was."""
         if self._fd < 0 or is_in_place(self._fd, self.path):
             return False

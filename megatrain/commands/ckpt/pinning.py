@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from megatrain.checkpoint.activity import look_for_job
+from megatrain.checkpoint.activity import find_job
 from megatrain.checkpoint.find import resolve_location
 from megatrain.checkpoint_format.checkpoint_files import is_pinned, pin, read_manifest, step_of, unpin
 from megatrain.checkpoint_format.location import Location
@@ -64,7 +64,7 @@ def _notes(text: str, checkpoint: Location) -> list[str]:
         configured = read_manifest(checkpoint).config.get("checkpoint", {})
         keep_last = resolved_keep_last(configured.get("keep_last", 0), configured.get("interval", 0))
         checkpoints = resolve_location(text).checkpoints
-        activity = look_for_job(checkpoints) if keep_last and checkpoints is not None else None
+        activity = find_job(checkpoints) if keep_last and checkpoints is not None else None
     except CheckpointError:
         return []  # the checkpoint is unpinned, even if other files there are damaged
     if activity is None or not (activity.running or activity.traces):

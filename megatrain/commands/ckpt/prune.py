@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatrain.checkpoint.activity import look_for_job
+from megatrain.checkpoint.activity import find_job
 from megatrain.checkpoint.find import no_checkpoint, resolve_location
 from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, survey
 from megatrain.checkpoint_format.branches import ancestry
@@ -113,7 +113,7 @@ def _make_plan(checkpoints: Location, args: argparse.Namespace) -> _Plan:
     outdated = _outdated(checkpoints, whole, keep_last, keep_every)
     in_ancestry = {(one.branch, one.step) for one in ancestry}
     is_whole = {(one.branch, one.step) for one in whole}
-    found, activity = survey(checkpoints), look_for_job(checkpoints)
+    found, activity = survey(checkpoints), find_job(checkpoints)
     lacking = [
         Candidate(one.branch, one.step, one.location)
         for one in found.checkpoints

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from megatrain.checkpoint.activity import Activity, look_for_job
+from megatrain.checkpoint.activity import Activity, find_job
 from megatrain.checkpoint.find import find_step, resolve_location
 from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.checkpoint_format.checkpoint_files import step_of
@@ -59,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
     if step is None:
         args.usage_error(f"--step is needed: {args.location} is not one checkpoint of a run")
     chosen = find_step(resolved, args.location, step, args.branch)
-    _look_for_job(resolved.checkpoints, is_forced=args.force)
+    _checked_activity(resolved.checkpoints, is_forced=args.force)
     problems = verify_checkpoint(chosen.location, branch=chosen.branch) if args.is_verified else []
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise CheckpointError(
             f"nothing was changed, because {chosen.location} is damaged: {'; '.join(problems[:3])}{more}"
         )
-    activity = _look_for_job(resolved.checkpoints, is_forced=args.force)  # again: reading takes a while
+    activity = _checked_activity(resolved.checkpoints, is_forced=args.force)  # again: reading takes a while
     before = _line(resolved.checkpoints)
     number = claim_next_round(resolved.checkpoints)
     # again: until the claim, a job may have removed it
@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
     return int(ExitCode.OK)
 
 
-def _look_for_job(checkpoints: Location, *, is_forced: bool) -> Activity:
-    activity = look_for_job(checkpoints)
+def _checked_activity(checkpoints: Location, *, is_forced: bool) -> Activity:
+    activity = find_job(checkpoints)
     if activity.running and not is_forced:
         raise CheckpointError(
             f"{checkpoints}: {'; '.join(activity.running)}. Nothing was changed: the running job would not notice the "

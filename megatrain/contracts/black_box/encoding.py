@@ -3,7 +3,7 @@
 A black box is one file per rank: a header page, a control page, a page of process groups, then a ring of 64-byte
 records. All integers are little endian and aligned to their size, so that one store or load is one machine word. Bytes
 not named here are zero. A later writer of version 2 may use them, with zero for "no value".
-docs/reference/black-box.md describes this file in prose, and a test compares the two. black_box.py reads files.
+docs/reference/black-box.md describes this file in prose, and a test compares the two. reader.py reads files.
 """
 
 from __future__ import annotations

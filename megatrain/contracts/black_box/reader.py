@@ -3,7 +3,7 @@
 The file is read with pread and never mapped, so that a file that is truncated meanwhile causes an error and not a
 SIGBUS. A record counts only if its sequence number, which the writer stores last, agrees with its check word and is
 unchanged after the record was copied. Records that a writer was still writing, or died in, are left out and counted.
-The writer is telemetry/black_box_writer.py; the bytes are in black_box_layout.py.
+The writer is telemetry/black_box_writer.py; the bytes are in encoding.py.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def test_the_spare_bytes_count() -> None:
     assert capacity_problem(["a"], own(GB), [GB + (64 << 20) - 1], 1, "/dev/shm") is not None
 
 
-def test_copies_count_and_are_said() -> None:
+def test_copies_count_and_are_reported() -> None:
     needed = [MemoryNeeded(2 * GB, GB), MemoryNeeded(2 * GB, 2 * GB)]
     assert capacity_problem(["a", "a"], needed, [7 * GB + (64 << 20)] * 2, 2, "/dev/shm") is None
     problem = capacity_problem(["a", "a"], needed, [6 * GB] * 2, 2, "/dev/shm")

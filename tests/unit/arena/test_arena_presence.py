@@ -171,7 +171,7 @@ def num_waiting(path: Path) -> int:
 # Removal
 
 
-def test_an_arena_that_somebody_is_in_is_not_removed(path: Path) -> None:
+def test_arena_in_use_is_not_removed(path: Path) -> None:
     arena, lock = join_arena(path)
     arena.host_plan.write_text("{}")
     assert not remove_arena(path)
@@ -326,7 +326,7 @@ def test_a_writer_is_woken(path: Path) -> None:
         for _ in range(3):
             assert wake_writer(arena)
         assert reader.wait(DEADLINE_S)
-        # Three at once are one: it looks at everything then.
+        # Three at once are one wake-up: the writer then reads everything.
         assert not reader.wait(0)
         waker = threading.Timer(0.05, wake_writer, [arena])
         waker.start()

@@ -14,7 +14,7 @@ import pytest
 
 from megatrain.arena.directory import join_arena
 from megatrain.arena.locks import hold_alone
-from megatrain.checkpoint.activity import Activity, look_for_job
+from megatrain.checkpoint.activity import Activity, find_job
 from megatrain.checkpoint.write_marks import WritingMark
 from megatrain.checkpoint_format.location import LocalLocation, Location
 from megatrain.checkpoint_format.url_location import open_location
@@ -50,7 +50,7 @@ def begin(checkpoints: Location, branch: str, step: int, age_s: float) -> None:
 
 
 def test_idle_directory_shows_no_activity(checkpoints: Location) -> None:
-    assert look_for_job(checkpoints) == NOTHING
+    assert find_job(checkpoints) == NOTHING
 
 
 def test_holder_of_the_run_directory_is_running(checkpoints: LocalLocation, tmp_path: Path) -> None:
@@ -58,12 +58,12 @@ def test_holder_of_the_run_directory_is_running(checkpoints: LocalLocation, tmp_
     assert run.holder() is None
     for place in (checkpoints, open_location(f"file://{checkpoints}")):
         with run.locked():
-            found = look_for_job(place)
+            found = find_job(place)
         (sign,) = found.running
         assert sign == f"process {os.getpid()} on {socket.gethostname()} is training in {run.root}"
         assert found.may_write_to("main"), "any branch may be the job's"
         assert found.may_write_to("branch-0002")
-        assert look_for_job(place) == NOTHING
+        assert find_job(place) == NOTHING
 
 
 def test_query_does_not_block_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,20 +74,20 @@ def test_query_does_not_block_a_start(tmp_path: Path, monkeypatch: pytest.Monkey
         fcntl.flock(file, fcntl.LOCK_SH)
         monkeypatch.setattr("megatrain.run_files.run_lock.time.sleep", lambda _: fcntl.flock(file, fcntl.LOCK_UN))
         with run.locked():
-            assert look_for_job(LocalLocation(run.checkpoints)).running, "it has waited, and then begun"
+            assert find_job(LocalLocation(run.checkpoints)).running, "it has waited, and then begun"
 
 
 def test_workers_in_an_arena_are_running(checkpoints: LocalLocation, tmp_path: Path) -> None:
     arena = make_arena(tmp_path / "arenas/megatrain-arena1.demo.main.0123abcd", host_plan(str(checkpoints)))
     make_arena(tmp_path / "arenas/megatrain-arena1.broken.main.0123abcd", host_plan("x")).host_plan.write_bytes(b"")
     other = make_arena(tmp_path / "arenas/megatrain-arena1.other.main.0123abcd", host_plan(str(tmp_path / "other")))
-    (tmp_path / "arenas/megatrain-arena1.nobodys").mkdir()
+    (tmp_path / "arenas/megatrain-arena1.unused").mkdir()
     _, elsewhere = join_arena(other.root)
     with elsewhere:
-        assert look_for_job(checkpoints) == NOTHING
+        assert find_job(checkpoints) == NOTHING
         _, worker = join_arena(arena.root)
         with worker:
-            found = look_for_job(LocalLocation(checkpoints.path / ".." / "checkpoints"))
+            found = find_job(LocalLocation(checkpoints.path / ".." / "checkpoints"))
     assert found.running == ("workers of job demo are running on this host and save to main",)
     assert found.may_write_to("main")
     assert not found.may_write_to("branch-0002")
@@ -99,9 +99,9 @@ def test_a_writer_that_still_has_something_to_write(
 ) -> None:
     arena = make_arena(tmp_path / "arenas/megatrain-arena1.demo.main.0123abcd", host_plan(str(checkpoints), ranks=(0,)))
     lock = hold_alone(arena.writer_lock) if has_writer else None
-    assert look_for_job(checkpoints) == NOTHING
+    assert find_job(checkpoints) == NOTHING
     put_slot(arena, 0, step=30, snapshot=1)
-    found = look_for_job(checkpoints)
+    found = find_job(checkpoints)
     assert found.running == ()
     assert found.branches == ({"main"} if has_writer else set())
     if lock is not None:
@@ -127,7 +127,7 @@ def test_traces_of_a_job_on_another_host(
     make: Callable[[Location], None], trace: str | None, checkpoints: LocalLocation, tmp_path: Path
 ) -> None:
     make(checkpoints)
-    found = look_for_job(checkpoints)
+    found = find_job(checkpoints)
     if trace is None:
         assert found == NOTHING
         return
@@ -137,7 +137,7 @@ def test_traces_of_a_job_on_another_host(
 
     with RunDirectory(tmp_path / "run").locked():
         pass
-    assert look_for_job(checkpoints) == NOTHING, "who trained here last was of this host, and is gone"
+    assert find_job(checkpoints) == NOTHING, "who trained here last was of this host, and is gone"
 
 
 def test_damaged_checkpoints_and_configurations_give_no_activity(checkpoints: LocalLocation) -> None:
@@ -145,4 +145,4 @@ def test_damaged_checkpoints_and_configurations_give_no_activity(checkpoints: Lo
     save(checkpoints, 40, 4.0, train=None)
     (checkpoints / "branch-0002/step-000000050/WRITING").write(b"{")
     (checkpoints / "branch-0002/step-000000060/COMMIT").write(b"{")
-    assert look_for_job(checkpoints) == NOTHING
+    assert find_job(checkpoints) == NOTHING

@@ -84,7 +84,7 @@ def test_peer_copy_replaces_the_snapshot_of_a_lost_host() -> None:
     assert memory_point(reports, may_fetch=False) is None
 
 
-def test_a_copy_of_another_plan_stands_in_for_nobody() -> None:
+def test_copy_of_another_plan_replaces_no_snapshot() -> None:
     reports = [report(0, "a", held(0, 50), held(1, 50, "another", is_copy=True)), report(1, "new")]
     assert memory_point(reports) is None
 

@@ -152,7 +152,7 @@ def test_the_last_whole_copy_is_never_overwritten(found: list[tuple[SlotState, i
     assert slot_to_overwrite([words(*one) for one in found]) == expected
 
 
-def test_copies_go_when_nobody_keeps_or_needs_them(tmp_path: Path) -> None:
+def test_copies_without_a_keeper_or_a_use_are_removed(tmp_path: Path) -> None:
     files = [
         SlotFile(tmp_path / "rank-00001.slot-0", 1, 0, is_copy=False),
         *(SlotFile(tmp_path / f"copy-{rank:05d}.slot-0", rank, 0, is_copy=True) for rank in (1, 2, 3)),

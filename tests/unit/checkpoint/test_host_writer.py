@@ -40,7 +40,7 @@ def test_each_thing_is_reported_once(writer: HostWriter, arena: Arena) -> None:
     assert writer.news() == ["a checkpoint FAILED and is tried again at the next interval: disk full"]
 
 
-def test_a_writer_that_was_started_anew_counts_anew(writer: HostWriter, arena: Arena) -> None:
+def test_restarted_writer_counts_from_zero(writer: HostWriter, arena: Arena) -> None:
     say(arena, 100, persisted=3, failures=2)
     assert len(writer.news()) == 2
     say(arena, 200, persisted=1, failures=1)

@@ -158,7 +158,7 @@ def test_known_checkpoints_are_not_read_again(checkpoints: Location) -> None:
     plan = replace(PLAN, keep_last=0)
     housekeeping = Housekeeping()
     housekeeping.run(hooked, plan)
-    # the newest is looked at once more: by it the others go
+    # the newest is read once more: it decides which others are removed
     newest = "main/step-000000050/COMMIT"
     assert sorted({path for path in reads if path.endswith("COMMIT") and path != newest}) == sorted(
         path for path in reads if path.endswith("COMMIT") and path != newest

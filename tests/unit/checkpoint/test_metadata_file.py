@@ -207,7 +207,7 @@ def test_boxes_that_share_some_elements_are_refused() -> None:
     assert "[0:5, 0:3, 0:2] of rank 2 and [0:5, 0:3, 1:3] of rank 3 overlap" in problem_of(items)
 
 
-def test_an_element_of_nobody_is_refused() -> None:
+def test_element_that_no_rank_saves_is_refused() -> None:
     items = items_of_ranks()
     items[1] = [item for item in items[1] if item[2] != [0, 1, 3]]
     assert "model.block.0.weight[0:1, 1:2, 3:4] is saved by no rank" in problem_of(items)

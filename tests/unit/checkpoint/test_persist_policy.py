@@ -166,7 +166,7 @@ def test_whose_an_incomplete_checkpoint_is(mark: WritingMark | None, expected: b
     assert is_abandoned(mark, replace(PLAN, commit_timeout_s=20.0), 1000.0) == expected
 
 
-def test_looks_at_the_storage_come_less_and_less_often() -> None:
+def test_polls_of_storage_become_less_frequent() -> None:
     pauses = list(islice(pauses_s(), 20))
     assert pauses == sorted(pauses)
     assert 0 < pauses[0] < 0.1

@@ -71,7 +71,7 @@ def begin(checkpoints: Location, round_number: int, step: int) -> None:
 
 
 def test_commit_delayed_until_a_newer_round_is_too_late(tmp_path: Path) -> None:
-    """The older one has looked for newer ones, and is held up at its last write."""
+    """The older round has searched for newer claims, and is delayed at its last write."""
     checkpoints = LocalLocation(tmp_path / "checkpoints")
     put_main(checkpoints)
     make_round(tmp_path, 1, str(checkpoints), step=5).persist(checkpoints)
@@ -96,7 +96,7 @@ def test_commit_delayed_until_a_newer_round_is_too_late(tmp_path: Path) -> None:
     assert newest(checkpoints) == STEP
 
 
-def test_an_older_round_that_looks_again_commits_nothing(tmp_path: Path) -> None:
+def test_older_round_that_checks_again_commits_nothing(tmp_path: Path) -> None:
     checkpoints = LocalLocation(tmp_path / "checkpoints")
     put_main(checkpoints)
     old, _ = two_rounds(tmp_path, str(checkpoints))

@@ -22,7 +22,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.programs.background import NICENESS_VARIABLE
 from tests.helpers.arena_snapshots import Job, make_image, make_job
 from tests.helpers.checkpoint_tree import manifest_path, path_of, put_checkpoint, tree
-from tests.helpers.hooked_location import LOOKS
+from tests.helpers.hooked_location import READS
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S, wait_until
 from tests.helpers.writer_process import drain, is_alive, log_of, running_writer, wait_for, writer_thread
@@ -125,7 +125,7 @@ def test_files_come_in_an_order_that_a_crash_cannot_spoil(job: Job, arena: Arena
     done: list[str] = []
 
     def note(action: str, path: str) -> None:
-        if action not in (*LOOKS, "append"):
+        if action not in (*READS, "append"):
             done.append(f"{action} {path.rpartition('/')[2]}")
         if path.endswith("COMMIT") and action == "write":
             assert job.persist_words() == {10: {Persist.PENDING}}
@@ -213,34 +213,34 @@ def test_it_ends_when_its_workers_have_left_and_leaves_no_zombie(arena: Arena, t
 
 def test_arena_is_kept_for_a_while_and_longer_for_a_worker(job: Job, arena: Arena) -> None:
     job.change_plans(keep_arena_s=1000.0)
-    now, looks = [0.0], [0]
+    now, polls = [0.0], [0]
 
     def clock_s() -> float:
-        looks[0] += 1
+        polls[0] += 1
         return now[0]
 
-    def look() -> None:
+    def poll() -> None:
         """Let the writer poll twice, so that one poll began after all earlier changes."""
         for _ in range(2):
-            seen = looks[0]
+            seen = polls[0]
             wake_writer(arena)
-            wait_until(lambda seen=seen: looks[0] > seen, "a look at the clock")  # type: ignore[misc]
+            wait_until(lambda seen=seen: polls[0] > seen, "a poll of the clock")  # type: ignore[misc]
 
     with writer_thread(arena, clock_s=clock_s, has_worker=False) as running:
-        look()
+        poll()
         now[0] = 999.0
-        look()
+        poll()
         _, workers = join_arena(arena.root)
         wake_writer(arena)
-        wait_until(lambda: running.writer._idle_since is None, "a look at the worker")
+        wait_until(lambda: running.writer._idle_since is None, "a check of the worker")
         now[0] = 1001.0
         job.put_snapshot(step=10, snapshot=4)
         wake_writer(arena)
         wait_for(arena, persisted=1)
         workers.release()
-        look()
+        poll()
         now[0] = 2000.0
-        look()
+        poll()
         assert arena.root.exists()
         now[0] = 2002.0
         wake_writer(arena)
@@ -320,7 +320,7 @@ def test_with_a_damaged_plan_everything_is_kept(job: Job, arena: Arena) -> None:
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
-def test_an_arena_that_somebody_removes_is_no_reason_to_stay(job: Job, arena: Arena, is_made_again: bool) -> None:
+def test_writer_of_a_removed_arena_ends(job: Job, arena: Arena, is_made_again: bool) -> None:
     job.change_plans(keep_arena_s=1000.0)
     with writer_thread(arena, has_worker=False) as running:
         wait_for(arena)
@@ -333,21 +333,21 @@ def test_an_arena_that_somebody_removes_is_no_reason_to_stay(job: Job, arena: Ar
     assert arena.root.exists() == is_made_again
 
 
-def test_an_arena_may_be_removed_while_the_writer_looks_at_it(
+def test_arena_may_be_removed_while_the_writer_reads_it(
     job: Job, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.change_plans(keep_arena_s=1000.0)
-    read_plan, looks = HostPlan.read, itertools.count()
+    read_plan, reads = HostPlan.read, itertools.count()
 
     def remove_first(path: Path) -> HostPlan:
-        if next(looks) == 1:
+        if next(reads) == 1:
             arena.root.rename(arena.root.with_name("gone"))
         return read_plan(path)
 
     monkeypatch.setattr(HostPlan, "read", remove_first)
     with writer_thread(arena, has_worker=False) as running:
         running.join()
-    assert next(looks) == 2
+    assert next(reads) == 2
 
 
 def test_copies_for_other_hosts_are_left_alone(job: Job, arena: Arena) -> None:

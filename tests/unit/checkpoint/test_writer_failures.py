@@ -317,7 +317,7 @@ def test_a_newer_round_makes_the_same_step(job: Job) -> None:
 
 @pytest.mark.parametrize("moment", ["host-r000002-00000.done", "r000002-metadata", "r000002-index.json"])
 def test_a_newer_round_comes_in_between(job: Job, moment: str) -> None:
-    """An older round that looks again gives up, and leaves what is the newer one's."""
+    """An older round that checks again gives up, and leaves the newer round's files."""
     come = threading.Event()
 
     def come_in(action: str, path: str) -> None:

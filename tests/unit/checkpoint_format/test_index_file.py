@@ -149,7 +149,7 @@ def test_malformed_index_is_refused(content: bytes) -> None:
         CheckpointIndex.decode(content, "x")
 
 
-def test_an_index_that_nobody_could_need_is_not_even_read() -> None:
+def test_oversized_index_is_not_read() -> None:
     with pytest.raises(
         CheckpointError, match=r"268435457 bytes, more than the 268435456 that the description of a checkpoint may have"
     ):

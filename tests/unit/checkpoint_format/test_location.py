@@ -278,7 +278,7 @@ def test_removal_that_fails_names_the_file(place: Location, monkeypatch: pytest.
         (place / "tree").remove()
 
 
-def test_a_fifo_is_no_file_and_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_fifo_is_no_file_and_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "COMMIT")
     for read in (LocalLocation.read, lambda location: location.read_range(0, 1)):
         with pytest.raises(CheckpointError, match=r"COMMIT: cannot be read: Not a regular file"):

@@ -65,9 +65,7 @@ def test_a_server_that_does_not_know_the_condition_is_detected(place: Location, 
 
 @pytest.mark.slow(kept=["Fault.REFUSED-False"])
 @pytest.mark.parametrize(("fault", "is_there"), [(Fault.LOST, True), (Fault.REFUSED, False)])
-def test_a_put_without_an_answer_is_looked_at_again(
-    place: Location, s3: FaultyS3, fault: Fault, is_there: bool
-) -> None:
+def test_put_without_an_answer_is_read_back(place: Location, s3: FaultyS3, fault: Fault, is_there: bool) -> None:
     s3.hook = lambda method, key: fault if method == "PUT" else None
     if is_there:
         assert put_once(place / "a", b"mine")

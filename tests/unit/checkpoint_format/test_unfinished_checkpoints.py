@@ -1,4 +1,4 @@
-"""A first checkpoint that was never finished is nothing that was saved; one that was complete never looks like that."""
+"""An unfinished first checkpoint does not count as saved; one that was complete never counts as unfinished."""
 
 from __future__ import annotations
 

@@ -204,14 +204,14 @@ def test_obstacle_in_the_path_is_named(on_disk: Location) -> None:
     assert contents(on_disk) == {"file": b"", "directory/x": b""}
 
 
-def test_a_length_that_somebody_made_up_is_not_read(on_disk: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invented_length_is_not_read(on_disk: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     (on_disk / "a").write(b"12")
     monkeypatch.setattr(LocalFileSystem, "cat_file", failing(errno.ENOMEM))
     with pytest.raises(CheckpointError, match="place/a: 2 bytes, but bytes 0 to 1099511627776 are wanted"):
         (on_disk / "a").read_range(0, 2**40)
 
 
-def test_a_tree_that_somebody_else_removes_too(on_disk: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tree_removed_by_another_process_is_removed(on_disk: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("tree/a/b", "tree/a/c", "tree/d"):
         (on_disk / name).write(b"")
     real = LocalFileSystem.rm

@@ -1,4 +1,4 @@
-"""Verbs that look at checkpoints and choose among them run where torch is broken, and start fast."""
+"""Verbs that list and select checkpoints run where torch is broken, and start fast."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_abandoned_ones_go_when_asked_for_unless_pinned(ckpt: Ckpt, run: Path) -
     assert [one["name"] for one in remaining["branches"]] == ["branch-0002", "branch-0003", "main"]
 
 
-def test_leftovers_that_nobody_will_finish_go(ckpt: Ckpt, line: Path) -> None:
+def test_leftovers_of_ended_rounds_are_pruned(ckpt: Ckpt, line: Path) -> None:
     main = LocalLocation(line / "checkpoints/main")
     (main / "step-000000015" / WRITING_NAME).write(b"{}")
     (main / "step-000000065" / WRITING_NAME).write(b"{}")

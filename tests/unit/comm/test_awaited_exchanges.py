@@ -24,13 +24,13 @@ from megatrain.telemetry.recorder import Recorder, open_recorder
 
 
 class _Work:
-    """An exchange that calls `look` while it is waited for."""
+    """An exchange that calls `on_wait` while it is waited for."""
 
-    def __init__(self, look: Callable[[], None]) -> None:
-        self._look = look
+    def __init__(self, on_wait: Callable[[], None]) -> None:
+        self._on_wait = on_wait
 
     def wait(self, *_: Any) -> bool:
-        self._look()
+        self._on_wait()
         return True
 
     def is_completed(self) -> bool:

@@ -73,7 +73,7 @@ def test_cpu_carries_out_two_exchanges_at_a_time() -> None:
         assert memory.live_bytes == before
 
 
-def test_rows_are_joined_and_a_group_of_one_hands_them_back() -> None:
+def test_rows_are_joined_and_a_group_of_one_returns_them() -> None:
     x = meta(5, 3)
     found = dry("tp", SIZE, 0, "cuda").all_gather(x, Operation.TP_ALL_GATHER)
     alone = dry("tp", 1, 0, "cuda").all_gather(x, Operation.TP_ALL_GATHER)

@@ -155,7 +155,7 @@ def test_missing_rank_is_named(
         nccl.create_process_group(PlannedGroup("dp", (0, 3, 6)), 0, GPU, store, timedelta(seconds=0.05))
 
 
-def test_a_store_that_is_gone_too_is_said(asked: Asked) -> None:
+def test_lost_store_is_reported_too(asked: Asked) -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = dist.TCPStore("127.0.0.1", server.port, is_master=False)
     del server

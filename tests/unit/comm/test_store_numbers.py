@@ -35,7 +35,7 @@ def test_a_group_always_meets_at_the_same_store() -> None:
     assert numbers == [4, 2, 4, 3, 4, 4, 1, 4, 0]
 
 
-def test_a_store_for_so_many_ranks() -> None:
+def test_each_store_serves_a_limited_number_of_ranks() -> None:
     assert list(serving_ranks(2048, 2048)) == [0]
     assert list(serving_ranks(2049, 2048)) == [0, 2048]
     assert list(serving_ranks(3, 1)) == [0, 1, 2]

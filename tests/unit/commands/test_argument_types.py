@@ -86,7 +86,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("arguments", "message"), REFUSED, ids=lambda value: value[0] if isinstance(value, tuple) else ""
 )
-def test_commands_refuse_in_words(
+def test_commands_refuse_with_a_message(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -114,7 +114,7 @@ class TestVerbsOfAJob:
         if verb not in ALWAYS_ANSWERS:
             assert "runs/demo/coordination/endpoint" in check(capsys, f"{verb} demo", ExitCode.DATA)
 
-    def test_the_run_is_somebody_elses(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_job_of_another_users_etcd_is_refused(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
         own_etcd(away(), mode=0o666)
         if verb not in ALWAYS_ANSWERS:
             errors = check(capsys, f"{verb} demo", ExitCode.NO_PERMISSION)

@@ -52,11 +52,11 @@ def test_a_changed_model_is_reported_with_its_key(before: dict[str, Any], now: d
         ({}, {"dropout": 0.1}),
     ],
 )
-def test_the_same_model_in_other_words(before: dict[str, Any], now: dict[str, Any]) -> None:
+def test_equivalent_models_have_no_change(before: dict[str, Any], now: dict[str, Any]) -> None:
     assert model_changes(config(model=before), config(model=now)) == []
 
 
-def test_changes_of_training_are_listed_in_words() -> None:
+def test_changes_of_training_are_listed_as_text() -> None:
     now = config(
         optimizer={"name": "lamb", "lr": 2e-3}, train={"steps": 9}, model={"dropout": 0.1}, fp8={"skip_layers": [0, 1]}
     )

@@ -17,7 +17,7 @@ def test_chunks_are_equal_parts_of_a_ranks_rows(problems_of) -> None:
     )
 
 
-def test_chunks_need_somebody_to_exchange_with(problems_of) -> None:
+def test_chunks_need_a_rank_to_exchange_with(problems_of) -> None:
     (problem,) = problems_of("--parallel.num_sequence_chunks=4")
 
     assert problem == (

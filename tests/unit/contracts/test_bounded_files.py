@@ -89,7 +89,7 @@ def test_another_users_file_is_not_an_owners(root: Path, part: str) -> None:
         read_below(root, "a/b/file", 7, owner=OWNER)
 
 
-def test_a_secret_is_nobody_elses_to_read(root: Path) -> None:
+def test_secret_is_readable_by_its_owner_only(root: Path) -> None:
     secret = root / "a" / "b" / "file"
     secret.chmod(0o600)
     assert read_below(root, "a/b/file", 7, is_secret=True) == b"content"

@@ -113,7 +113,7 @@ def test_parts_of_a_round() -> None:
 
 
 @pytest.mark.parametrize("change", [{"num_workers": 2**40}, {"first_rank": -1}, {"first_rank": 2**40}])
-def test_a_part_that_nobody_could_count_is_refused(change: dict[str, int]) -> None:
+def test_impossible_ranks_of_a_host_are_refused(change: dict[str, int]) -> None:
     value = to_plain(ROUND)
     value["hosts"][0] |= change
     with pytest.raises(CoordinationError, match=r"^/k: hosts\[0\]: first_rank=.* and num_workers=.* of 'host-1'"):

@@ -11,7 +11,7 @@ import pytest
 from megatrain.contracts.files.whole_files import is_temporary_name, sync_directory, temporary_name
 
 
-def test_a_temporary_name_is_known_and_nobody_elses() -> None:
+def test_temporary_name_is_recognized_and_unique() -> None:
     names = {temporary_name("COMMIT") for _ in range(50)}
     assert len(names) == 50
     assert all(map(is_temporary_name, names))

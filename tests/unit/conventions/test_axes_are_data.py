@@ -1,6 +1,6 @@
 """Only the list of axes spells them out: code about all axes reads `contracts/layout.py`.
 
-Code about one axis may name it. What is looked for is a few lines of code, without comments and docstrings, that name
+Code about one axis may name it. The test searches for a few lines of code, without comments and docstrings, that name
 data, pipeline and tensor parallelism together: there a further axis would be forgotten.
 """
 

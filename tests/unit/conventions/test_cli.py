@@ -203,7 +203,7 @@ def test_output_without_a_buffer_that_cannot_be_written() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_closed_standard_files_are_nobody_elses(number: int) -> None:
+def test_closed_standard_files_keep_their_numbers(number: int) -> None:
     """Else the next file or socket gets the number, and with it what is printed."""
     source = "import os; from megatrain.cli import main; main(['--version']); assert os.open('/', 0) > 2"
     command = f'exec "$0" -c "$1" {number}{"<" if number == 0 else ">"}&-'

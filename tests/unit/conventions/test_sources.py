@@ -18,7 +18,7 @@ MAX_FILE_BYTES = 1_000_000
 # A module named for no concept collects whatever has no other home. Only the tests have a package for that.
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
-# torch.distributed is reached through comm; the checkpoint format lives in checkpoint; the doctor looks at backends.
+# torch.distributed is reached through comm; the checkpoint format lives in checkpoint; the doctor inspects backends.
 DISTRIBUTED_PLACES = ("megatrain/comm/", "launcher/megatrain_launcher/", "megatrain/commands/doctor/torch_probe.py")
 DISTRIBUTED_CHECKPOINT_PLACES = ("megatrain/checkpoint/",)
 

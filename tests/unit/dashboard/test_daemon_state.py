@@ -159,7 +159,7 @@ def test_the_daemon_writes_what_is_new_and_nothing_else(tmp_path: Path) -> None:
     assert found.connected_hosts == ()
 
 
-def test_a_disk_that_takes_nothing_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unwritable_state_file_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "diagnosis").write_text("a file")
     record = DaemonRecord("here", "d1", "127.0.0.1", 1, "")
     writer = StateWriter(tmp_path / "diagnosis", "demo", record, Judge(), Ledger(), Store(), lambda: "")

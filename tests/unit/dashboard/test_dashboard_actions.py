@@ -115,7 +115,7 @@ def test_each_kind_says_what_it_would_do(kind: str) -> None:
         (("restart",), {"reason": "\u200b\u200b\u200b"}, 400, "give a reason"),
     ],
 )
-def test_a_wish_has_to_fit_the_job(
+def test_action_that_does_not_fit_the_job_is_refused(
     harness: ActionHarness, arguments: tuple[str, ...], changed: dict[str, Any], status: int, text: str
 ) -> None:
     for is_dry_run in (True, False):

@@ -93,7 +93,7 @@ def test_the_page_reports_that_the_newest_lines_are_gone(tmp_path: Path) -> None
 
 
 def test_two_servers_share_limits_and_keys(harness: ActionHarness) -> None:
-    """What the other has written between our look and our own line counts as well."""
+    """Lines that the other writes between our read and our own line count as well."""
     other = harness.opened()
     harness.take("checkpoint")
     blind = ActionHandler(harness.backend, harness.log, clock=lambda: harness.now_s)
@@ -132,7 +132,7 @@ def test_two_servers_write_one_chain(harness: ActionHarness) -> None:
 def test_the_audit_of_people_and_driver_is_one(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.incidents.mkdir()
-    append_to_audit(run.incidents / AUDIT_NAME, AuditEntry(replace(WAITING, by="ops@desk"), VERDICT))
+    append_to_audit(run.incidents / AUDIT_NAME, AuditEntry(replace(WAITING, by="ops@login"), VERDICT))
     harness = ActionHarness(run.diagnosis / ACTIONS_NAME)
     harness.now_s += 60
     harness.take("restart")
@@ -147,7 +147,7 @@ def test_the_audit_of_people_and_driver_is_one(tmp_path: Path) -> None:
             "being done",
         )
         assert len(first["entry_hash"]) == 64
-        assert (second["source"], second["actor"], second["target"]) == ("driver", "ops@desk", "host-2")
+        assert (second["source"], second["actor"], second["target"]) == ("driver", "ops@login", "host-2")
         assert reported.json["chain_problem"] == ""
         lines = harness.path.read_bytes().splitlines(keepends=True)
         harness.path.write_bytes(lines[1])

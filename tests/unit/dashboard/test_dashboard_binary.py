@@ -1,4 +1,4 @@
-"""The container of typed arrays: what is packed comes back, every array where a browser can look at it in place."""
+"""The container of typed arrays: arrays survive packing, aligned so that a browser can view them in place."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 @pytest.fixture(scope="module")
 def client(run: RunDirectory) -> Iterator[TestClient]:
     source = RecordedJob(run)
-    wait_until(source.has_looked, "the run to be read")
+    wait_until(source.has_polled, "the run to be read")
     app = make_app(source, DashboardSettings(port=0), clock=lambda: 1.8e9).app
     yield TestClient(app, base_url="http://127.0.0.1:8777")
     source.close()
@@ -126,7 +126,7 @@ def test_spans_are_read_only_where_an_incident_reports_a_hang(tmp_path: Path) ->
         store.append(Spans, to_arrow(open_spans(1)))
         store.commit()
     source = RecordedJob(run)
-    wait_until(source.has_looked, "the run to be read")
+    wait_until(source.has_polled, "the run to be read")
     client = TestClient(make_app(source, DashboardSettings(port=0)).app, base_url="http://127.0.0.1:8777")
     assert ask(client, "hang")["source"] == ""
     hang = replace(make_incident(), kind=IncidentKind.HANG, round=1)

@@ -148,7 +148,7 @@ def test_a_job_is_in_the_list_what_its_page_says(tmp_path: Path, name: str) -> N
         (run.root / "coordination" / "lock").write_text(f"{holder}\n")
     with held(run) if name == "lives" else nullcontext():
         row, source = rows_of(tmp_path)[name], RecordedJob(run)
-        wait_until(source.has_looked, "the run to be read")
+        wait_until(source.has_polled, "the run to be read")
         page = overview_document(OverviewInputs(LATER_S, source.facts(), is_recorded=True))
         source.close()
     assert (row.state, row.level) == expected

@@ -32,7 +32,7 @@ def test_the_page_gets_the_run_and_its_etcd() -> None:
     assert decode(DashboardConfig, section, "--section") == CONFIG.dashboard
 
 
-def test_a_page_that_nobody_wants_is_not_served(tmp_path: Path) -> None:
+def test_disabled_page_is_not_served(tmp_path: Path) -> None:
     unserved = replace(CONFIG, dashboard=replace(CONFIG.dashboard, is_served=False))
     unstreamed = replace(CONFIG, diagnostics=replace(CONFIG.diagnostics, is_streamed=False))
     for config in (unserved, unstreamed):

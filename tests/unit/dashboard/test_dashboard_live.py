@@ -57,11 +57,11 @@ async def next_event(events: AsyncIterator[bytes]) -> Event:
     raise AssertionError("the stream ended")
 
 
-async def looked(source: MadeUpJob, num_times: int) -> None:
+async def polled(source: MadeUpJob, num_times: int) -> None:
     """Return when the source was read `num_times` more times."""
-    wanted = source.num_looks + num_times
-    what = f"{num_times} looks at the source"
-    await asyncio.to_thread(wait_until, lambda: source.num_looks >= wanted, what, PATIENCE_S)
+    wanted = source.num_reads + num_times
+    what = f"{num_times} polls of the source"
+    await asyncio.to_thread(wait_until, lambda: source.num_reads >= wanted, what, PATIENCE_S)
 
 
 def with_streams(run: Path, check: Callable[[LiveStreams, MadeUpJob], Awaitable[None]], limits: Limits = USUAL) -> None:
@@ -82,7 +82,7 @@ def test_a_change_is_reported_once(tmp_path: Path) -> None:
         first = await next_event(events)
         assert (first.id, first.name) == ("life-1-1", "change")
         assert first.data == {"session": "life-1", "at_unix_s": 17.0, "step": None, "versions": {"overview": 1}}
-        await looked(source, 3)  # nothing is sent while nothing changes
+        await polled(source, 3)  # nothing is sent while nothing changes
         source.state = LiveState(7, {"overview": 2, "heat": 1})
         second = await next_event(events)
         assert (second.id, second.data["step"]) == ("life-1-2", 7)
@@ -96,7 +96,7 @@ def test_single_poll_serves_all_streams(tmp_path: Path) -> None:
         many = [streams.events("") for _ in range(50)]
         reported = await asyncio.gather(*map(next_event, many))
         assert {one.id for one in reported} == {"life-1-1"}
-        assert source.num_looks < 10
+        assert source.num_reads < 10
 
     with_streams(tmp_path, check)
 
@@ -144,7 +144,7 @@ def test_error_of_the_source_ends_no_stream(tmp_path: Path, caplog: pytest.LogCa
         events = streams.events("")
         await next_event(events)
         source.problem = "no such segment"
-        await looked(source, 1)
+        await polled(source, 1)
         source.problem, source.state = "", LiveState(9, {"overview": 2})
         assert (await next_event(events)).data["step"] == 9
 
@@ -230,7 +230,7 @@ def test_a_change_arrives_within_two_seconds(tmp_path: Path) -> None:
             received += client.recv(4096)
 
 
-def test_a_stream_is_for_those_who_may_look(tmp_path: Path) -> None:
+def test_stream_requires_the_right_to_read(tmp_path: Path) -> None:
     with served(tmp_path, DashboardSettings(port=0, viewer_token=VIEWER_TOKEN)) as server:
         reply: Reply = ask(server.port, "/api/v1/live")
         reply.assert_refused(401)

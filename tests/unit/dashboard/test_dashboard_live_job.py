@@ -126,7 +126,7 @@ def watching(servers: EtcdServers, tmp_path: Path) -> Iterator[Running]:
 
 
 def test_watch_reports_the_views_that_a_change_concerns(watching: Running) -> None:
-    watching.wait(lambda: shown_step(watching) == 1240, "the first look")
+    watching.wait(lambda: shown_step(watching) == 1240, "the first poll")
     before = watching.source.live().versions
     watching.put(watching.keys.status("host-1"), make_status(1, min_step=1241, max_step=1241))
     watching.wait(lambda: shown_step(watching) == 1241, "the new step")
@@ -191,7 +191,7 @@ def test_streamed_steps_are_shown_with_the_daemons_judgement(running: Running) -
     running.wait(lambda: running.source.daemon_state() is not None, "the daemon's state")
     running.wait(lambda: running.source.live().versions["stragglers"] > before, "the word of it")
     # no daemon is registered, so the record of an earlier one is ignored
-    running.wait(lambda: running.source.facts().is_daemon_alive is False, "the look at the daemon")
+    running.wait(lambda: running.source.facts().is_daemon_alive is False, "the poll of the daemon")
     assert daemon_state_of_round(running.source, None) is None
     running.put(running.keys.daemon, DaemonRecord("h", "d1", "127.0.0.1", 1, "token"))
     running.wait(lambda: daemon_state_of_round(running.source, None) is not None, "the daemon")
@@ -214,13 +214,13 @@ def test_executors_report_a_hang_before_anything_is_on_disk(running: Running) ->
     assert hang_of(running.source, 1) is None
 
 
-def test_a_stall_without_evidence_is_looked_for_in_the_spans(running: Running) -> None:
+def test_stall_without_evidence_is_found_in_the_spans(running: Running) -> None:
     with SegmentStore(running.run.events) as store:
         store.append(Ranks, to_arrow(SyntheticJob(LAYOUT, round=2).ranks()))
         store.append(Groups, to_arrow(group_of_four(2)))
         store.append(Spans, to_arrow(open_spans(2)))
         store.commit()
-    running.wait(lambda: shown_step(running) == 1240, "the first look")
+    running.wait(lambda: shown_step(running) == 1240, "the first poll")
     assert hang_of(running.source, 2) is None
     running.put(running.keys.status("host-2"), make_status(2, stall=make_stall()))
     running.wait(lambda: hang_of(running.source, 2) is not None, "the stall")
@@ -235,7 +235,7 @@ def test_last_state_is_shown_during_an_etcd_outage(servers: EtcdServers, tmp_pat
     with EtcdServers(tmp_path) as own:
         running = Running(own, RunDirectory(tmp_path / "run"))
         try:
-            running.wait(lambda: shown_step(running) == 1240, "the first look")
+            running.wait(lambda: shown_step(running) == 1240, "the first poll")
             own.members[0].kill()
             wait_until(lambda: bool(running.source.etcd_problem()), "the problem")
             assert "is 0 s old" in running.source.etcd_problem()
@@ -260,7 +260,7 @@ def has_put(running: Running, key: str, record: Any) -> bool:
 
 
 @pytest.mark.slow
-def test_after_a_look_that_failed_slowly_the_next_one_is_soon(
+def test_slowly_failed_poll_is_followed_by_another_soon(
     servers: EtcdServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late_s, failures = [0.0], iter(("no answer within 10 s",))
@@ -273,7 +273,7 @@ def test_after_a_look_that_failed_slowly_the_next_one_is_soon(
 
     running = Running(servers, RunDirectory(tmp_path / "run"))
     try:
-        running.wait(lambda: shown_step(running) == 1240, "the first look")
+        running.wait(lambda: shown_step(running) == 1240, "the first poll")
         clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + late_s[0])
         monkeypatch.setattr(etcd_job, "time", clock)
         monkeypatch.setattr(etcd_job, "read_job", read)
@@ -285,7 +285,7 @@ def test_after_a_look_that_failed_slowly_the_next_one_is_soon(
         running.close()
 
 
-def test_a_record_that_nobody_can_read_hides_no_other(running: Running) -> None:
+def test_unreadable_record_hides_no_other(running: Running) -> None:
     running.client.put(running.keys.status("host-2"), b"torn")
     running.client.put(running.keys.verdict("v-9"), b"torn")
 

@@ -88,9 +88,9 @@ def test_written_and_retracted_note_is_in_the_audit(page: Page) -> None:
 
 
 def test_a_note_of_the_command_line_is_reported_as_one(page: Page) -> None:
-    NoteWriter(ActionLog(page.run.diagnosis / ACTIONS_NAME)).add("from a terminal", Author("me@desk", "operator"))
+    NoteWriter(ActionLog(page.run.diagnosis / ACTIONS_NAME)).add("from a terminal", Author("me@login", "operator"))
     (entry,) = ask(page.server.port, "/api/v1/audit", bearer(VIEWER_TOKEN)).json["entries"]
-    assert (entry["source"], entry["actor"], entry["action"]) == ("command line", "me@desk", "note")
+    assert (entry["source"], entry["actor"], entry["action"]) == ("command line", "me@login", "note")
 
 
 @pytest.mark.slow(kept=["operator-token-of-the-tests-headers4-403-not a name of this dashboard"])

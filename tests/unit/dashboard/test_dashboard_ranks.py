@@ -80,7 +80,7 @@ def test_arrows_of_a_small_job_are_rank_by_rank() -> None:
     ]
 
 
-def test_arrows_of_thousands_are_put_together_and_lose_nobody() -> None:
+def test_arrows_of_thousands_are_merged_and_lose_no_rank() -> None:
     layout = Layout(tp_size=8, pp_size=8, dp_size=192)
     waits = {rank: (777,) for rank in range(layout.world_size) if rank != 777}
 

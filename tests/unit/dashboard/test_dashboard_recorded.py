@@ -29,7 +29,7 @@ from megatrain_dashboard.app import make_app
 from megatrain_dashboard.responses.cache import CachedResponse, ResponseCache
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources import checkpoint_watch
-from megatrain_dashboard.sources.checkpoint_watch import CheckpointWatch, look_at_checkpoints
+from megatrain_dashboard.sources.checkpoint_watch import CheckpointWatch, read_checkpoints
 from megatrain_dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.store.daemon_state import write_state
 from tests.helpers.recorded_run import (
@@ -55,7 +55,7 @@ class Page:
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
         self.source = RecordedJob(run)
-        wait_until(self.source.has_looked, "the run to be read")
+        wait_until(self.source.has_polled, "the run to be read")
         app = make_app(self.source, DashboardSettings(port=0), clock=lambda: NOW_S).app
         self.client = TestClient(app, base_url="http://127.0.0.1:8777")
 
@@ -336,12 +336,12 @@ def test_restart_price_and_gain_of_remaining_steps(page: Page) -> None:
 
 def test_uncommitted_checkpoint_is_damaged_unless_being_written(own_run: RunDirectory) -> None:
     (own_run.checkpoints / "main" / "step-000000050" / "COMMIT").unlink()
-    document = checkpoints_document(look_at_checkpoints(str(own_run.checkpoints)))
+    document = checkpoints_document(read_checkpoints(str(own_run.checkpoints)))
     states = {one.step: (one.state, one.problem[:9]) for one in document.checkpoints}
     assert states == {50: ("damaged", "it has no"), 100: ("committed", "")}
 
 
-def test_a_pin_is_seen_at_the_next_look(own_run: RunDirectory) -> None:
+def test_pin_appears_at_the_next_poll(own_run: RunDirectory) -> None:
     watch = CheckpointWatch(lambda: str(own_run.checkpoints), lambda: None, period_s=0.05)
 
     def reasons() -> dict[int, str | None]:
@@ -349,7 +349,7 @@ def test_a_pin_is_seen_at_the_next_look(own_run: RunDirectory) -> None:
         return {} if survey is None else {one.step: one.pin_reason for one in survey.checkpoints}
 
     with closing(watch):
-        wait_until(lambda: bool(reasons()), "the first look")
+        wait_until(lambda: bool(reasons()), "the first poll")
         assert reasons() == {50: None, 100: None}
         pin(LocalLocation(own_run.checkpoints / "main" / "step-000000050"), "a release")
         wait_until(lambda: any(reasons().values()), "the pin")
@@ -359,14 +359,14 @@ def test_a_pin_is_seen_at_the_next_look(own_run: RunDirectory) -> None:
 def test_checkpoints_that_cannot_be_surveyed_say_why(tmp_path: Path) -> None:
     (tmp_path / "main").mkdir()
     (tmp_path / "main" / "BRANCH").write_text("torn")
-    seen = look_at_checkpoints(str(tmp_path))
+    seen = read_checkpoints(str(tmp_path))
     assert seen.survey is None
     assert "BRANCH" in checkpoints_document(seen).resume_reason
-    assert look_at_checkpoints("s3://user:secret@bucket/x").survey is None
+    assert read_checkpoints("s3://user:secret@bucket/x").survey is None
 
 
 @pytest.mark.parametrize("place", ["memory://elsewhere/checkpoints", "{outside}"])
-def test_a_history_looks_at_no_place_outside_of_its_directory(
+def test_history_reads_nothing_outside_its_directory(
     own_run: RunDirectory, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside = tmp_path / "outside"
@@ -390,7 +390,7 @@ def test_a_history_looks_at_no_place_outside_of_its_directory(
 
 @pytest.mark.slow(kept=["exit-code"])
 @pytest.mark.parametrize("name", ["config.toml", "diagnosis/state.json", "incidents/audit.jsonl", "exit-code"])
-def test_a_pipe_in_place_of_a_file_holds_nobody_up(own_run: RunDirectory, name: str) -> None:
+def test_pipe_in_place_of_a_file_does_not_block(own_run: RunDirectory, name: str) -> None:
     path = own_run.root / name
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)

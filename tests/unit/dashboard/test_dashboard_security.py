@@ -211,7 +211,7 @@ def test_another_page_reads_nothing(page: Served, site: str) -> None:
     ["evil.example", "evil.example:8777", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1", "[::2]",
      "127.0.0.1:80:80", "user@127.0.0.1", "127.0.0.1/", "xn--e1awd7f.com"],
 )  # fmt: skip
-def test_a_name_that_was_bound_anew_is_refused(page: Served, host: str) -> None:
+def test_dns_rebinding_is_refused(page: Served, host: str) -> None:
     for path in ("/", JOB_PATH, "/healthz"):
         ask(page.port, path, {"Host": host}).assert_refused(403, "host_names")
     assert_others_are_served(page)

@@ -323,7 +323,7 @@ def test_the_program_of_a_running_job(etcd: EtcdServers, tmp_path: Path) -> None
         stack.callback(reaped, kept)
         url = line_with(kept, "dashboard of job demo at ").split()[-1]
         port = int(url.rpartition(":")[2].strip("/"))
-        wait_until(lambda: ask(port, "/readyz").status == 200, "the first look at etcd")
+        wait_until(lambda: ask(port, "/readyz").status == 200, "the first poll of etcd")
         assert ask(port, "/api/v1/job").json["job"] == "demo"
         wait_until(lambda: announced_url(client, keys) == url, "the announcement")
         # a second one, started by hand, does not replace it

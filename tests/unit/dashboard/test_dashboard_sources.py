@@ -199,12 +199,12 @@ def test_program_error_in_a_poll_is_reported_and_polling_goes_on(monkeypatch: py
         raise ValueError("no answer is like this")
 
     monkeypatch.setattr(etcd_job, "read_job", read)
-    looks: list[str] = []
+    polls: list[str] = []
     with EtcdClient(EtcdSettings.of(["127.0.0.1:9"])) as client:
-        job = EtcdJob(client, JobKeys("demo"), lambda before, now: looks.append(now.problem))
-        wait_until(lambda: len(looks) >= 2, "two looks")
+        job = EtcdJob(client, JobKeys("demo"), lambda before, now: polls.append(now.problem))
+        wait_until(lambda: len(polls) >= 2, "two polls")
         job.close()
-    assert "no answer is like this" in looks[0]
+    assert "no answer is like this" in polls[0]
 
 
 def test_verdict_in_etcd_and_in_the_audit_is_one_case() -> None:
@@ -241,7 +241,7 @@ def test_hosts_report_why_they_do_not_train() -> None:
     assert older.straggler_score is None, "the daemon judged another round"
     assert (hosts["host-2"].is_driver, hosts["host-2"].is_connected) == (True, False)
     cordoned = hosts["host-3"]
-    assert (cordoned.state, cordoned.cordon_reason, cordoned.cordon_by) == ("cordoned", "ECC errors", "ops@desk")
+    assert (cordoned.state, cordoned.cordon_reason, cordoned.cordon_by) == ("cordoned", "ECC errors", "ops@login")
 
 
 def test_recorded_hosts_begin_with_those_of_the_round() -> None:

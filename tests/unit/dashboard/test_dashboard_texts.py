@@ -29,7 +29,7 @@ OF_A_ROUND = ("stragglers", "whatif", "hang", "logs/causes", "timeline/steps", "
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     source = RecordedJob(RunDirectory(SAMPLE))
-    wait_until(source.has_looked, "the run to be read")
+    wait_until(source.has_polled, "the run to be read")
     yield TestClient(make_app(source, DashboardSettings(port=0)).app, base_url="http://127.0.0.1:8777")
     source.close()
 
@@ -66,13 +66,13 @@ def test_raw_names_in_texts_are_found(text: str, raw: list[str]) -> None:
     ]
 )
 @pytest.mark.parametrize("path", [*ALWAYS, *STORIES])
-def test_the_sample_is_reported_in_words(client: TestClient, path: str) -> None:
+def test_sample_has_no_raw_texts(client: TestClient, path: str) -> None:
     assert list(raw_texts(ask(client, path))) == []
 
 
 @pytest.mark.slow(kept=["timeline/steps", "heat/outliers", "ranks/3"])
 @pytest.mark.parametrize("path", OF_A_ROUND)
-def test_each_round_of_the_sample_is_reported_in_words(client: TestClient, path: str) -> None:
+def test_each_round_of_the_sample_has_no_raw_texts(client: TestClient, path: str) -> None:
     rounds = [one["number"] for one in ask(client, "job")["rounds"]]
     assert len(rounds) > 1
     for number in rounds:
@@ -90,7 +90,7 @@ def test_texts_of_the_sample_have_no_raw_names(client: TestClient) -> None:
 
 
 @pytest.mark.slow
-def test_the_job_that_pages_are_tested_on_is_reported_in_words() -> None:
+def test_canned_job_has_no_raw_texts() -> None:
     for health in ("good", "warning", "bad"):
         for path, document in {**job_responses(health=health), **record_responses(), **analysis_responses()}.items():
             assert list(raw_texts(document.model_dump(mode="json"), path)) == []

@@ -18,7 +18,7 @@ from megatrain.contracts.records.problem_reports import DriverReport
 from megatrain.contracts.records.rounds import JobEnd, Round, RoundHost
 from megatrain_dashboard.api.overview.document import OverviewDocument
 from megatrain_dashboard.api.overview.view import OverviewInputs, overview_document
-from megatrain_dashboard.sources.checkpoint_watch import look_at_checkpoints
+from megatrain_dashboard.sources.checkpoint_watch import read_checkpoints
 from megatrain_dashboard.sources.facts import JobFacts
 from megatrain_dashboard.sources.series_builder import COLUMNS, SeriesSnapshot
 from megatrain_diagnostics.store.daemon_state import DaemonState, scores_text
@@ -153,14 +153,14 @@ def test_a_verdict_that_waits_for_a_person() -> None:
         ("dry-run", "evict host-2, if diagnostics.eviction were not dry-run"),
     ],
 )
-def test_a_verdict_that_nobody_has_answered_is_next(eviction: str, what: str) -> None:
+def test_unanswered_verdict_is_the_next_action(eviction: str, what: str) -> None:
     facts = JobFacts(config=config(diagnostics={"eviction": eviction}), series=series(), cases=(_case(SURE),))
     action = overview(facts=facts).next_action
     assert (action.what, action.verdict_id) == (what, "v-1")
     assert "its forward takes" in action.why
 
 
-def test_why_nobody_is_evicted_although_a_verdict_is_sure() -> None:
+def test_reason_why_a_certain_verdict_evicts_no_host() -> None:
     declined = VerdictOutcome("v-1", OutcomeKind.DECLINED, "it does not pay", "host-1", NOW_S)
     facts = JobFacts(config=config(), series=series(), cases=(_case(SURE, declined),))
     assert overview(facts=facts).next_action.why.endswith("host-2 is not evicted: it does not pay (verdict v-1)")
@@ -178,7 +178,7 @@ def test_tokens_where_some_steps_are_not_streamed(tmp_path: Path) -> None:
     late = JobFacts(config=config(), series=series(first=1000))
     assert overview(facts=late).tokens == 100 * 1240
     put_main(LocalLocation(tmp_path), 1200)
-    saved = replace(late, checkpoints=look_at_checkpoints(str(tmp_path)))
+    saved = replace(late, checkpoints=read_checkpoints(str(tmp_path)))
     consumed = make_manifest().consumed_tokens
     assert overview(facts=saved).tokens == consumed + 100 * 40
     # of a recorded run whose last steps were not streamed a checkpoint tells how far it came
@@ -209,7 +209,7 @@ def test_the_last_step_is_the_newest_of_all_sources() -> None:
         assert found.last_step_unix_s == reported + max(0.0, later_s)
 
 
-def test_a_job_that_nobody_watches_any_more_is_no_healthy_one() -> None:
+def test_job_without_its_daemon_is_amber() -> None:
     statuses = {f"host-{number}": make_status(number, is_streamed=True) for number in (1, 2)}
     found = overview(make_snapshot(statuses=statuses))
     assert (found.level, [one.code for one in found.reasons]) == ("amber", ["daemon-silent"])

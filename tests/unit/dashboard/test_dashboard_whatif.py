@@ -57,7 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 @pytest.fixture(scope="module")
 def source(run: RunDirectory) -> Iterator[RecordedJob]:
     found = RecordedJob(run)
-    wait_until(found.has_looked, "the run to be read")
+    wait_until(found.has_polled, "the run to be read")
     yield found
     found.close()
 
@@ -152,6 +152,6 @@ def test_a_run_without_whole_steps_has_no_what_if(tmp_path: Path) -> None:
         store.append(Ranks, to_arrow(who_ran(JOB.shape)))
         store.commit()
     source = RecordedJob(found)
-    wait_until(source.has_looked, "the run to be read")
+    wait_until(source.has_polled, "the run to be read")
     assert "no step was recorded in full" in ask(source, "whatif", 404)["text"]
     source.close()

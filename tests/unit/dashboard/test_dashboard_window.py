@@ -152,7 +152,7 @@ class Page:
 
     def __init__(self, run: RunDirectory) -> None:
         self.source = RecordedJob(run)
-        wait_until(self.source.has_looked, "the run to be read")
+        wait_until(self.source.has_polled, "the run to be read")
         app = make_app(self.source, DashboardSettings(port=0), clock=lambda: START_S + 10_000).app
         self.client = TestClient(app, base_url="http://127.0.0.1:8777")
 

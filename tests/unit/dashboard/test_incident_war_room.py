@@ -153,7 +153,7 @@ def test_notified_receivers_and_failed_notifications() -> None:
         ),
     ],
 )
-def test_reason_why_nobody_was_notified(tmp_path: Path, sections: str, changes: dict[str, Any], why: str) -> None:
+def test_reason_why_no_receiver_was_notified(tmp_path: Path, sections: str, changes: dict[str, Any], why: str) -> None:
     assert why in story_of(make_incident(**changes), config=config_with(tmp_path, sections)).why_not_notified
 
 
@@ -297,7 +297,7 @@ def test_a_damaged_record_is_reported_and_its_page_says_why(tmp_path: Path) -> N
     (run.incidents / "20270115-0002.json").write_bytes(b'{"schema_version": 1, "incident_id": ')
     source = RecordedJob(run)
     try:
-        wait_until(source.has_looked, "the run to be read")
+        wait_until(source.has_polled, "the run to be read")
         client = TestClient(make_app(source, DashboardSettings(port=0)).app, base_url="http://127.0.0.1:8777")
         listed = client.get("/api/v1/incidents").json()
         assert [one["incident_id"] for one in listed["damaged"]] == ["20270115-0002"]

@@ -232,7 +232,7 @@ def test_counts_that_do_not_fit_the_file_are_refused(tmp_path: Path, num_sequenc
 def test_lengths_that_no_file_can_have_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexed_module, "_CHECK_BLOCK", 2)
     monkeypatch.setattr(indexed_module, "_LARGEST_FILE_BYTES", 2**34)
-    # the third sequence would not be looked at: sums beyond the largest file may leave int64
+    # the third sequence would not be checked: sums beyond the largest file may leave int64
     lengths = [2**31 - 1] * 5
     pointers = [8 * sum(lengths[:number]) for number in range(5)]
     header = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 5, 5, 2)

@@ -167,7 +167,7 @@ def test_missing_and_short_exchanges_are_counted() -> None:
     drawing.span(Op.GRADS_REDUCE_SCATTER, 200, 10, group=dp, collective=3, num_bytes=MB)
     drawing.span(Op.GRADS_REDUCE_SCATTER, 220, 10, rank=1, group=dp, collective=3, num_bytes=MB)
 
-    # overlapped on both hosts, which look at it when they have computed
+    # overlapped on both hosts, which poll it after their compute
     for rank in (0, 1):
         drawing.span(Op.BACKWARD_COMPUTE, 300, 100, rank=rank)
         drawing.span(Op.GRADS_REDUCE_SCATTER, 310, 95, rank=rank, group=dp, collective=4, num_bytes=MB)

@@ -101,7 +101,7 @@ def test_a_slow_host_gets_one_verdict(client: EtcdClient) -> None:
     assert verdict.by == "daemon-1"
 
 
-def test_a_daemon_that_begins_anew_says_nothing_twice(client: EtcdClient) -> None:
+def test_restarted_daemon_repeats_no_verdict(client: EtcdClient) -> None:
     stream = Stream(client)
     job = slowed(stream)
     stream.controller = stream.new_controller()

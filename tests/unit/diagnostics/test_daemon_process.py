@@ -121,7 +121,7 @@ def test_foreign_listening_address_is_refused(etcd: EtcdServers, tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_a_port_that_somebody_has_is_refused(etcd: EtcdServers, tmp_path: Path) -> None:
+def test_port_in_use_is_refused(etcd: EtcdServers, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         taken.bind(("127.0.0.1", 0))
@@ -131,7 +131,7 @@ def test_a_port_that_somebody_has_is_refused(etcd: EtcdServers, tmp_path: Path) 
             run_daemon(launched_settings(etcd, tmp_path, port=port), threading.Event())
 
 
-def test_a_second_daemon_of_a_run_is_refused_in_words(
+def test_second_daemon_of_a_run_is_refused_with_a_message(
     etcd: EtcdServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon, "_LOCK_PATIENCE_S", 0.0)
@@ -253,9 +253,7 @@ def test_a_text_that_is_no_value_is_refused_naming_its_key(text: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_daemon_whose_files_somebody_removes_makes_them_anew(
-    etcd: EtcdServers, client: EtcdClient, tmp_path: Path
-) -> None:
+def test_removed_files_of_the_daemon_are_created_again(etcd: EtcdServers, client: EtcdClient, tmp_path: Path) -> None:
     run, finder = tmp_path / "run", WatchedDaemon(client, KEYS)
     client.put(KEYS.round(3), encode(Round(3, 4, (), "127.0.0.1", 1, "a test", "driver", 1.0)))
     with Sender("host-1", finder, tmp_path / "spool") as sender, running_daemon(run, etcd.urls) as daemon:

@@ -112,7 +112,7 @@ def test_metrics_show_what_etcd_held_at_the_last_poll() -> None:
     assert found.effective_time_ratio == 0.991
 
 
-def test_a_look_that_is_old_is_red() -> None:
+def test_unreachable_etcd_is_red() -> None:
     assert EtcdPoll().health(NOW_S) is None
     for poll in (EtcdPoll(problem="refused"), EtcdPoll(make_snapshot(), at_unix_s=NOW_S - 9, problem="refused")):
         health = records_of(poll, NOW_S).health

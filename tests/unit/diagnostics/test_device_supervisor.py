@@ -50,7 +50,7 @@ def test_a_driver_that_hangs_is_reported_and_heard_again(tmp_path: Path) -> None
         assert devices.reading.problem == ""
 
 
-def test_a_driver_that_is_loaded_anew_is_opened_anew(tmp_path: Path) -> None:
+def test_reloaded_gpu_driver_is_opened_again(tmp_path: Path) -> None:
     nvml = fake_nvml(tmp_path)
     with supervisor(nvml) as running:
         wait_until(lambda: running.newest is not None, "a first sample")

@@ -62,7 +62,7 @@ def test_the_longest_period_of_a_configuration_holds(diag: Switch, client: EtcdC
     assert diag("on").sample_period == 2**31 - 1
 
 
-def test_a_wish_leaves_the_rest_as_it_was(diag: Switch, client: EtcdClient) -> None:
+def test_request_changes_only_what_it_names(diag: Switch, client: EtcdClient) -> None:
     diag("set", "--without=tp-all-gather,gc")
     settings = diag("set", "--sample-period=50")
     assert (settings.sample_period, settings.off_operations) == (50, ("gc", "tp-all-gather"))
@@ -75,7 +75,7 @@ def test_a_wish_leaves_the_rest_as_it_was(diag: Switch, client: EtcdClient) -> N
     assert diag("on").sample_period == 7
 
 
-def test_without_a_wish_it_says_what_holds(
+def test_without_a_request_the_current_settings_are_printed(
     diag: Switch, client: EtcdClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     diag("set")
@@ -97,10 +97,10 @@ def test_unreadable_switch_is_replaced_only_on_request(
     assert diag("on").sample_period == 7
 
 
-def test_two_wishes_at_once_are_both_fulfilled(
+def test_two_requests_at_once_both_take_effect(
     diag: Switch, client: EtcdClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The daemon asks for full steps between our look and our write."""
+    """The daemon requests full steps between our read and our write."""
     others = [DiagSettings(full_until_unix_s=5e9, sample_period=9)]
 
     def interrupt(request: bytes) -> None:
@@ -131,7 +131,7 @@ def test_contradictory_switch_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_job_that_nobody_knows_is_said(client: EtcdClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_job_is_reported(client: EtcdClient, capsys: pytest.CaptureFixture[str]) -> None:
     endpoint = f"--rdzv-endpoint={client.gateway.ring.endpoints[0]}"
     assert main(["diag", "on", "other", endpoint]) != 0
     assert "etcd has no job of this name" in capsys.readouterr().err

@@ -141,7 +141,7 @@ def test_rows_in_another_hosts_name_are_left_out() -> None:
     assert found.stored["host"].to_pylist() == ["host-1"]
 
 
-def test_a_table_that_nobody_knows_is_refused_as_a_whole() -> None:
+def test_unknown_table_is_refused_as_a_whole() -> None:
     admission = Admission(KnownRounds(), RowRateLimiter())
     with pytest.raises(RefusedBatchError, match="table 'x'") as caught:
         admission.admit("host-1", BatchHeader("x", 0, 0), batch_bytes(span_rows(1)))

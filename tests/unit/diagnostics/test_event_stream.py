@@ -241,7 +241,7 @@ def test_wrong_token_is_refused_and_never_sent(tmp_path: Path) -> None:
         name = SenderName("host-1", "s")
         with pytest.raises(WireError, match="does not have the token"):
             DaemonConnection(record, name, lambda answer: None, lambda: None)
-        with stranger(collector) as liar:  # who does not look whether the daemon knows the token
+        with stranger(collector) as liar:  # which does not check whether the daemon knows the token
             liar.send(FrameKind.HANDSHAKE, b'{"schema_version":1,"host":"host-1","session":"s","nonce":"00"}')
             liar.receive()
             liar.send(FrameKind.HANDSHAKE, b'{"schema_version":1,"proof":"' + b"0" * 64 + b'"}')

@@ -248,7 +248,7 @@ def test_full_disk_is_reported_and_waited_for(tmp_path: Path) -> None:
         assert events.problems() == ()
 
 
-def test_a_directory_that_somebody_removes_is_taken_anew(tmp_path: Path) -> None:
+def test_removed_directory_is_created_again(tmp_path: Path) -> None:
     directory = tmp_path / "events"
     with SegmentStore(directory) as store:
         store.append(LogLines, to_arrow(line("before")))

@@ -241,7 +241,7 @@ def test_foreign_rows_cost_no_others(directory: Path, made: Any, message: str, h
     assert message in problem
 
 
-def test_fifo_of_a_segments_name_holds_nobody_up(directory: Path) -> None:
+def test_fifo_of_a_segments_name_does_not_block(directory: Path) -> None:
     os.mkfifo(segment_paths(directory)[0].with_name("pipe.parquet"))
 
     assert num_rows(StoredEvents(directory).read(StepTotals)) == 36

@@ -339,7 +339,7 @@ def passes(times: np.ndarray, *, factor: np.ndarray) -> Spans:
     )
 
 
-def test_longer_sequences_are_told_from_slow_hosts() -> None:
+def test_longer_sequences_are_distinguished_from_slow_hosts() -> None:
     random = np.random.default_rng(2)
     lengths = np.exp(0.4 * random.normal(size=(2, 32)))
     steady = 1.0 + 0.0 * lengths

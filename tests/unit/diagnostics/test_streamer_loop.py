@@ -234,7 +234,7 @@ def test_ended_rank_sends_only_the_requested_rows(host: Host) -> None:
     streamer, taken = host.streamer()
     streamer.poll(LONG_S)
     take_steps(recorder, range(1, 8))
-    recorder.close()  # the file is gone before the next look
+    recorder.close()  # the file is gone before the next poll
     streamer.poll(LONG_S + 2)
     streamer.end()
     assert taken.all(Values).step.tolist() == list(range(1, 8))
@@ -261,7 +261,7 @@ def test_silent_ranks_are_named_and_last_spans_are_sent(host: Host, caplog: pyte
         streamer.poll(LONG_S + 0.2)
         with caplog.at_level(logging.WARNING):
             streamer.poll(LONG_S + 1)
-            assert host.silent == [], "the machine may have paused: two looks must agree"
+            assert host.silent == [], "the machine may have paused: two polls must agree"
             streamer.poll(LONG_S + 2)
         assert host.silent == [(1,)]
         streamer.poll(LONG_S + 4)
@@ -306,7 +306,7 @@ def test_a_rank_that_never_wrote_anything_is_silent_too(host: Host) -> None:
     streamer.end()
 
 
-def test_a_copy_of_a_box_has_nobody_called_silent(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_copy_of_a_box_makes_no_rank_silent(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     rank = host.rank(0)
     take_steps(rank, range(3))
     copy = host.path(0).with_name(host.path(0).name.replace("rank-00000", "rank-00000-copy"))

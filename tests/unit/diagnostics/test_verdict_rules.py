@@ -72,7 +72,7 @@ def test_lasting_finding_is_reported_and_again_when_certain() -> None:
     assert verdicts_to_write(NOW_S, [replace(low, num_seen=16)], [], reported.with_verdict(key, sure), AUTHOR) == ()
 
 
-def test_another_round_begins_anew_but_the_pace_stays() -> None:
+def test_next_round_starts_over_but_keeps_the_pace() -> None:
     reported = WrittenVerdicts(3)
     for number in range(MAX_PER_HOUR - 1):
         ((key, verdict),) = verdicts_to_write(

@@ -136,7 +136,7 @@ def test_restart_limit_holds_with_any_clock_of_hosts(skew_s: float) -> None:
     assert "recovery.restarts_per_hour=1" in end.reason
 
 
-def test_a_check_is_waited_for_by_the_clock_of_whoever_drives() -> None:
+def test_check_is_timed_by_the_clock_of_the_driver() -> None:
     job = begin(num_hosts=2)
     name = members(job, 1)[0]
     job.hosts[name].fail(job.now, is_cascade=False, exit_code=-11, label="segfault", action="restart_then_check")

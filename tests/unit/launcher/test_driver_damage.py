@@ -45,7 +45,7 @@ def test_unreadable_round_does_not_block_the_next() -> None:
     go_on_until(job, lambda: 4 in job.rounds() and job.is_training(), 2.0)
     assert members(job, 4) == members(job, 1)
     assert halted(job, 2).reason.startswith("round 2 cannot be read, and is replaced by another one: ")
-    assert job.etcd.items[KEYS.round(2)].value == JUNK, "left for people to look at"
+    assert job.etcd.items[KEYS.round(2)].value == JUNK, "left for a person to examine"
 
 
 def test_host_that_left_a_later_round_is_not_awaited() -> None:
@@ -65,7 +65,7 @@ def test_host_that_left_a_later_round_is_not_awaited() -> None:
 def test_a_first_round_that_cannot_be_read() -> None:
     job = SimulatedJob(POLICY, 2)
     job.etcd.put(KEYS.round(1), JUNK)
-    job.driver.read_anew(job.now)
+    job.driver.reread(job.now)
     for host in job.hosts.values():
         host.start(job.now)
     go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 5.0)

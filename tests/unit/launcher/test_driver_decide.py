@@ -210,7 +210,7 @@ def test_many_vanished_leases_are_the_control_planes_fault() -> None:
 
 
 def test_returned_host_delays_the_next_round() -> None:
-    """The driver has not heard of it yet: the transaction itself looks."""
+    """The driver has no event about it yet: the transaction itself checks."""
     job = begin()
     first = members(job, 1)
     lost = job.hosts[first[1]]

@@ -187,8 +187,8 @@ def test_candidate_that_is_refused_lets_another_drive(tmp_path: Path, caplog: py
 
 
 def test_history_that_went_back_is_noticed(etcd: EtcdServers, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A proxy answers the driver's first look at the job as an etcd that was restored from before the election."""
-    look = b'"%s"' % base64.b64encode(KEYS.prefix.encode())
+    """A proxy answers the driver's first read of the job as an etcd that was restored from before the election."""
+    read = b'"%s"' % base64.b64encode(KEYS.prefix.encode())
     header = post(etcd.urls[0], "/v3/maintenance/status", {})["header"]
     restored = json.dumps({"header": {**header, "revision": "1"}}).encode()
     is_first = iter([True])
@@ -196,7 +196,7 @@ def test_history_that_went_back_is_noticed(etcd: EtcdServers, tmp_path: Path, ca
         proxy = stack.enter_context(EtcdProxy(etcd.members[0].client_port))
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
         client.delete(KeyRange.prefix(KEYS.prefix))
-        proxy.spoils = lambda request: b"/v3/kv/range" in request and look in request and next(is_first, False)
+        proxy.spoils = lambda request: b"/v3/kv/range" in request and read in request and next(is_first, False)
         proxy.garbage = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(restored), restored]
         proxy.conduct = Conduct.GARBAGE
         one = Candidate(etcd, "one", tmp_path, EtcdSettings.of([proxy.url]))

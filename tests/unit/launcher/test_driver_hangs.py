@@ -89,7 +89,7 @@ def test_evidence_of_a_host_takes_few_bytes() -> None:
     assert (found.hosts, len(found.ranks), found.confidence) == ((f"h{hosts - 1}",), 8, "likely")
 
 
-def test_groups_that_cannot_be_are_nobodys() -> None:
+def test_impossible_groups_belong_to_no_rank() -> None:
     groups = {"a": (0, 2**62, 1), "b": (0, 0, 1), "c": (0, 4, 0), "d": (1, 2), "e": (-1, 4, -1), "dp": (3, 4, -1)}
     strange = HangEvidence("b", "b-1", 3, 0.0, groups, (rank(2, 5, 4), rank(3, 4, 4)))
     assert find_culprit(ROUND, {"a": WAITING, "b": strange}).ranks == (3,)
@@ -104,7 +104,7 @@ def test_hang_without_evidence() -> None:
     assert (busy.hosts, busy.confidence) == ((), "insufficient")
 
 
-def test_ranks_that_the_round_has_not_are_nobodys() -> None:
+def test_ranks_outside_the_round_are_ignored() -> None:
     strange = HangEvidence("b", "b-1", 3, 0.0, {"g": (0, 99)}, (rank(99, 0, 0, "T"), rank(2, 5, 4)), (77, 3))
     found = find_culprit(ROUND, {"a": WAITING, "b": strange})
     assert set(found.ranks) <= {0, 1, 2, 3}

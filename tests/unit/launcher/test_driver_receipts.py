@@ -46,5 +46,5 @@ def test_an_incident_that_a_decision_writes_is_left_to_the_next() -> None:
     assert kept_receipts(state, (UpdateIncident(make_incident()),)) == ()
 
 
-def test_receipts_of_an_incident_that_is_gone_are_nobodys() -> None:
+def test_receipts_of_a_removed_incident_are_ignored() -> None:
     assert kept_receipts(state_of(make_incident(), record("slack", OPENED, topic="incident/gone"))) == ()

@@ -22,11 +22,11 @@ def incident(incident_id: str, reason: str = "because") -> Incident:
 
 def test_delayed_driver_reads_events_before_it_decides() -> None:
     pace = Pace(100.0)
-    assert pace.begin_look(100.2) == 0.0
+    assert pace.begin_pass(100.2) == 0.0
     assert pace.may_decide(100.2)
-    assert pace.begin_look(109.0) == pytest.approx(8.8)
+    assert pace.begin_pass(109.0) == pytest.approx(8.8)
     assert not pace.may_decide(109.0)
-    assert pace.begin_look(109.2) == 0.0
+    assert pace.begin_pass(109.2) == 0.0
     assert not pace.may_decide(109.2)
     assert pace.may_decide(109.5)
 
@@ -48,7 +48,7 @@ def test_newest_version_of_an_incident_is_its_file(tmp_path: Path) -> None:
     assert files.problem == ""
 
 
-def test_storage_that_is_away_is_reported_and_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_storage_is_reported_and_delays_no_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incident_files, "_SLOW_S", 0.05)
     monkeypatch.setattr(incident_files, "_END_S", 0.05)
     (tmp_path / "a.json").write_text("{}")

@@ -317,7 +317,7 @@ def test_a_spare_that_goes_meanwhile_is_no_reason_to_stop() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"junk", b"{}", b'{"schema_version":1,"verdict_id":"other"}', b"\xff\xfe"])
-def test_a_verdict_that_nobody_can_read_is_declined(raw: bytes) -> None:
+def test_unreadable_verdict_is_declined(raw: bytes) -> None:
     job = begin()
     job.etcd.put(KEYS.verdict("v-9"), raw)
     drive(job)

@@ -24,7 +24,7 @@ from megatrain_launcher.etcd.program import find_etcd
 from tests.helpers.certificates import Authority
 from tests.helpers.etcd_server import EtcdServers, etcd_program, post, user_names
 from tests.helpers.etcd_strangers import tcp_ports
-from tests.helpers.other_user import as_other_user, everybodys_place, where_all_may_look
+from tests.helpers.other_user import as_other_user, everybodys_place, readable_by_all
 from tests.helpers.ports import free_ports
 from tests.helpers.processes import is_running
 from tests.helpers.waiting import DEADLINE_S, wait_until
@@ -39,8 +39,8 @@ def program() -> Path:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory that is not there yet, in a place where every user may look."""
-    return where_all_may_look(tmp_path) / "own"
+    """A directory that is not there yet, in a place that every user may read."""
+    return readable_by_all(tmp_path) / "own"
 
 
 def tls_in(directory: Path) -> TlsFiles:

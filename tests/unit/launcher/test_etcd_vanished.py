@@ -22,7 +22,7 @@ from megatrain_launcher.etcd.data import HeldFiles
 from megatrain_launcher.etcd.process import EtcdProcess
 from megatrain_launcher.launch.job_files import JobFiles
 from tests.helpers.etcd_server import etcd_program, user_names
-from tests.helpers.other_user import where_all_may_look
+from tests.helpers.other_user import readable_by_all
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 OWN = Credentials("megatrain", "secret")
@@ -35,8 +35,8 @@ def program() -> Path:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory that is not there yet, in a place where every user may look."""
-    return where_all_may_look(tmp_path) / "own"
+    """A directory that is not there yet, in a place that every user may read."""
+    return readable_by_all(tmp_path) / "own"
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def has_seen(watch: Watch, value: bytes) -> bool:
 
 
 @pytest.mark.slow
-def test_a_socket_that_somebody_removes_is_made_again(tmp_path: Path, program: Path) -> None:
+def test_removed_socket_is_created_again(tmp_path: Path, program: Path) -> None:
     """What tidies /tmp up does that after some days."""
     with EtcdProcess(tmp_path / ("x" * 100), OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
         client.put("key", "value")

@@ -22,7 +22,7 @@ class Host:
     is_full: bool = True
     is_training: bool = False
     num_checks: int = 0
-    num_looks: int = 0
+    num_reads: int = 0
     """How often it was asked whether it is fit."""
     reports: list[str] = field(default_factory=list)
     is_checked: threading.Event = field(default_factory=threading.Event)
@@ -39,7 +39,7 @@ class Host:
 
     def unfit_reason(self, check: FitnessCheck) -> str:
         assert check is FitnessCheck.HEALTH
-        self.num_looks += 1
+        self.num_reads += 1
         return self.record.unfit_reason
 
     def check(self, session: str, is_training: bool) -> CheckReport:
@@ -63,8 +63,8 @@ def test_a_host_that_is_not_fit_is_checked_again_until_it_is() -> None:
     assert host.record.unfit_reason == "disk: full"
     host.is_full = False
     wait_until(lambda: host.record.is_fit, "the host to be fit")
-    reported, looks = host.num_checks, host.num_looks
-    wait_until(lambda: host.num_looks >= looks + 3, "the queue to check it")
+    reported, reads = host.num_checks, host.num_reads
+    wait_until(lambda: host.num_reads >= reads + 3, "the queue to check it")
     assert host.num_checks == reported, "who is fit is left alone"
     assert set(host.reports) == {JOIN_CHECK}
     check_queue.close()
@@ -73,7 +73,7 @@ def test_a_host_that_is_not_fit_is_checked_again_until_it_is() -> None:
 def test_a_host_that_trains_is_left_alone() -> None:
     host = Host(is_training=True)
     check_queue = queue_of(host)
-    wait_until(lambda: host.num_looks >= 3, "the queue to check it")
+    wait_until(lambda: host.num_reads >= 3, "the queue to check it")
     assert host.num_checks == 0
     host.is_training = False
     wait_until(lambda: host.num_checks > 0, "a check")

@@ -1,4 +1,4 @@
-"""Another local user makes what looks like a rank's black box, where possible: it is neither trusted nor written to."""
+"""Another local user forges a rank's black box, where possible: it is neither trusted nor written to."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_unreadable_order_is_ignored(orders: OrderState) -> None:
 
 
 @pytest.mark.parametrize("name", ["3", "003", "0000000003"])
-def test_a_number_that_nobody_writes_so_is_no_number(orders: OrderState, name: str) -> None:
+def test_number_in_another_form_is_no_number(orders: OrderState, name: str) -> None:
     put(orders, f"{KEYS.directory('rounds')}{name}", a_round(3, "a"))
     assert orders.view().newest is None
 
@@ -199,7 +199,7 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS)
-def test_no_order_of_events_hands_out_a_round_that_may_not_run(actions: list[tuple[str, int, tuple[str, ...]]]) -> None:
+def test_no_order_of_events_gives_a_round_that_may_not_run(actions: list[tuple[str, int, tuple[str, ...]]]) -> None:
     orders = OrderState(KEYS, "a", "1")
     rounds: dict[int, tuple[str, ...]] = {}
     halts: set[int] = set()

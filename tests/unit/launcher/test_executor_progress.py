@@ -102,7 +102,7 @@ def test_slowest_rank_decides_progress_and_milestones(boxes: Boxes) -> None:
     first, second = boxes.open(2), boxes.open(3)
     round_progress = RoundProgress(boxes.paths(), {2: os.getpid(), 3: os.getpid()}, 100.0)
 
-    def look() -> object:
+    def progress() -> object:
         return host_progress(round_progress.poll(), 2, 100.0)
 
     began = time.time()
@@ -143,7 +143,7 @@ def test_slowest_rank_decides_progress_and_milestones(boxes: Boxes) -> None:
     second.close()
 
 
-def test_moments_that_nobody_looked_at_are_found_in_the_spans(boxes: Boxes) -> None:
+def test_unread_milestones_are_found_in_the_spans(boxes: Boxes) -> None:
     recorder = boxes.open(2)
     load(recorder)
     take_steps(recorder, 0, 1, 2, 3)
@@ -258,7 +258,7 @@ def test_control_pages_are_written_when_something_changed(boxes: Boxes) -> None:
     pages.write(paths, 10 * 10**9, NOW_S)
     page = recorder.read_control()
     assert (page.round, page.lease_ok_until_ns, page.command) == (3, 10 * 10**9, Command.NONE)
-    pages.write(paths, 10 * 10**9 + 1000, NOW_S)  # the same lease, as two looks at two clocks see it
+    pages.write(paths, 10 * 10**9 + 1000, NOW_S)  # the same lease, read twice by two clocks
     assert recorder.read_control() is page
     pages.command_checkpoint(4)
     pages.write(paths, 10 * 10**9, NOW_S)

@@ -132,16 +132,14 @@ def test_a_host_that_fenced_itself_failed(state: HostStatusBuilder, say: Callabl
     assert say(replace(IDLE, newest_halt=3, named_in=0)).phase is HostPhase.PARKED
 
 
-def test_the_last_step_counts_although_nobody_had_looked(
-    state: HostStatusBuilder, say: Callable[..., HostStatus]
-) -> None:
+def test_last_step_counts_although_it_was_not_polled(state: HostStatusBuilder, say: Callable[..., HostStatus]) -> None:
     start(state)
     milestones = Milestones(1.0, 2.0, 3.0, 4.0)
     state.set_progress(3, HostProgress(milestones, 12, 12, 4, 9.0, 0.1, "step", has_stepped=True))
     state.worker_ended(ASSIGNMENT, end(0, -9))
     state.set_last_steps(2, HostProgress(Milestones(), 99, 99))  # of another round
     state.set_last_steps(3, HostProgress(Milestones(), 13, 14, 7))
-    state.set_progress(3, HostProgress(milestones, 12, 13, 4, 9.0, 0.1, "step", has_stepped=True))  # a look of before
+    state.set_progress(3, HostProgress(milestones, 12, 13, 4, 9.0, 0.1, "step", has_stepped=True))  # an earlier poll
     state.workers_stopped(ASSIGNMENT)
     found = say()
     assert (found.min_step, found.max_step, found.resumed_step, found.milestones) == (13, 14, 4, milestones)

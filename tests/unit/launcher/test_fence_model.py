@@ -234,7 +234,7 @@ def test_host_with_unreadable_deadlines_is_awaited(damage: str, is_new_driver: b
 
 
 def test_dead_host_counts_as_stuck_from_its_death() -> None:
-    """It is proven dead long after the driver began to look, and while its lease lives: it trained until then."""
+    """It is proven dead long after the driver began to probe it, and while its lease lives: it trained until then."""
     three = replace(POLICY, min_hosts=3, max_hosts=3, feasible_counts=frozenset({3}))
     job = TimedJob(three, 6, 5.0)
     for host in job.timed():

@@ -35,7 +35,7 @@ class Job:
     simulation: Simulation
     trainers: list[SimulatedTraining]
     seen: list[int] = field(default_factory=lambda: list(range(8)))
-    """Ranks whose thread looks how far the device is."""
+    """Ranks with a thread that polls how far the device is."""
 
     def work(self, rank: int, name: str, number: int) -> Work:
         """Return the number-th work of this name on a rank's device."""
@@ -124,7 +124,7 @@ def test_complete_collective_blames_network_or_gpu(job: Job, name: str, number: 
     assert "the network between them, or a GPU that runs it, is broken" in found.sentences[0]
 
 
-def test_without_a_look_at_the_devices_the_hosts_show_nobody(job: Job) -> None:
+def test_hosts_show_no_suspect_without_device_polls(job: Job) -> None:
     job.work(3, "forward", 1).duration_ns = NEVER
     job.seen = []
 

@@ -155,7 +155,7 @@ def test_an_older_nvidia_smi_is_asked_for_less(tmp_path: Path, monkeypatch: pyte
     )
 
 
-def test_a_lost_gpu_ends_the_list_with_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_gpu_ends_the_list_with_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = "Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost."
     fake_program(tmp_path, f"echo '{GOOD_ROW}'; echo '{lost}'; exit 15")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -292,7 +292,7 @@ def test_a_driver_that_crashes_its_caller(tmp_path: Path) -> None:
     assert "SIGABRT" in findings[0].detail
 
 
-def test_on_the_processor_nobody_asks(tmp_path: Path) -> None:
+def test_cpu_runs_ask_no_gpu_driver(tmp_path: Path) -> None:
     def never(*arguments, **more):
         raise AssertionError("asked")
 

@@ -119,7 +119,7 @@ def test_workers_get_no_password_of_an_etcd_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("put", ["writable", "link", "file"])
-def test_a_directory_that_somebody_may_have_filled_is_refused(tmp_path: Path, put: str) -> None:
+def test_untrusted_directory_is_refused(tmp_path: Path, put: str) -> None:
     plan = make_plan(small_flags(tmp_path), {})
     place = plan.files.directory
     place.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A look at a job in a real etcd: what was written is read, at one revision, and decoded once."""
+"""The snapshot of a job in a real etcd: records are read at one revision, and decoded once."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_exit_code_survives_the_loss_of_etcd(plan: LaunchPlan, monkeypatch: pyte
     assert run_launch(plan, {}, lambda _: 1, lambda _: None) == 0
 
 
-def test_a_terminal_that_is_gone_costs_nobody_a_save(
+def test_lost_terminal_does_not_prevent_a_save(
     plan: LaunchPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGHUP comes when it goes, and what is written to it is an error."""

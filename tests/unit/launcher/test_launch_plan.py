@@ -209,7 +209,7 @@ def test_workers_of_a_host(tmp_path: Path) -> None:
     assert num_gpus({}, tmp_path / "nowhere") == 0
 
 
-def test_hardware_in_words(tmp_path: Path) -> None:
+def test_hardware_is_described_as_text(tmp_path: Path) -> None:
     (tmp_path / "nvidia0").touch()
     information = tmp_path / "driver/nvidia/gpus/0000:01:00.0/information"
     information.parent.mkdir(parents=True)

@@ -58,7 +58,7 @@ def test_job_with_another_etcd_keeps_its_snapshots(
     plan: LaunchPlan, run: RunDirectory, box: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     for name in ("release_snapshots", "find_snapshots"):
-        monkeypatch.setattr(f"megatrain_launcher.launch.standalone.{name}", lambda *_: pytest.fail("looked at"))
+        monkeypatch.setattr(f"megatrain_launcher.launch.standalone.{name}", lambda *_: pytest.fail("called"))
     box.touch()
     with run.locked():
         assert run_launch(plan, {}, lambda _: code, lambda _: None) == code

@@ -110,7 +110,7 @@ class Cluster:
         return f"{host} is cordoned"
 
 
-def test_the_host_that_drives_hands_its_cordons_on(client: EtcdClient) -> None:
+def test_driving_host_passes_its_cordons_on(client: EtcdClient) -> None:
     def put(host: str, by: str) -> None:
         client.put(KEYS.cordon(host), encode(Cordon(host, "two hangs", by, 0.0)))
 
@@ -129,6 +129,6 @@ def test_the_host_that_drives_hands_its_cordons_on(client: EtcdClient) -> None:
     assert other.cordoned == []
 
 
-def test_a_machine_of_its_own_hands_nothing_on() -> None:
+def test_local_platform_passes_nothing_on() -> None:
     assert parts_with(choose_platform("local", {})) == parts_with(choose_platform("auto", {}))
     assert parts_with(Cluster()) != parts_with(choose_platform("local", {}))

@@ -326,7 +326,7 @@ def test_planned_stop_is_not_reported(story: Story) -> None:
 
 
 @pytest.mark.slow
-def test_a_verdict_that_waits_is_reported_until_somebody_answers(story: Story) -> None:
+def test_waiting_verdict_is_reported_until_it_is_answered(story: Story) -> None:
     with HttpReceiver() as receiver:
         story.candidate(webhook(story, receiver))
         story.train(1)

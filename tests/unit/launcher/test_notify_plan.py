@@ -30,10 +30,10 @@ MANNERS = tuple(Manner)
 def test_beginning_and_end_are_reported_once_each(manner: Manner) -> None:
     receiver, topic = InstantReceiver(manner), make_topic()
     for _ in range(3):
-        receiver.look([topic], NOW_S)
+        receiver.send_due([topic], NOW_S)
     for _ in range(3):
-        receiver.look([over(topic)], NOW_S + 5)
-    receiver.look([], NOW_S + 9)
+        receiver.send_due([over(topic)], NOW_S + 5)
+    receiver.send_due([], NOW_S + 9)
     assert receiver.marks == [["incident/one=open:amber"], ["incident/one=closed:amber"]]
     assert receiver.record.num_sent == 2
 
@@ -41,13 +41,13 @@ def test_beginning_and_end_are_reported_once_each(manner: Manner) -> None:
 @pytest.mark.parametrize("manner", MANNERS)
 def test_the_next_driver_repeats_nothing_and_forgets_nothing(manner: Manner) -> None:
     first, reported, unsent = InstantReceiver(manner), make_topic("incident/one"), make_topic("incident/two")
-    first.look([reported], NOW_S)
+    first.send_due([reported], NOW_S)
     second = InstantReceiver(manner)
     second.record = decode(ReceiverRecord, encode(first.record), "etcd")
     second.refreshed_s = first.refreshed_s
-    second.look([reported], NOW_S + 1)
+    second.send_due([reported], NOW_S + 1)
     assert second.messages == []
-    second.look([over(reported), unsent], NOW_S + 2)
+    second.send_due([over(reported), unsent], NOW_S + 2)
     assert sorted(mark for marks in second.marks for mark in marks) == [
         "incident/one=closed:amber",
         "incident/two=open:amber",
@@ -72,17 +72,17 @@ def test_a_new_receiver_is_not_notified_of_what_is_over() -> None:
 def test_reason_that_ended_before_a_notification(manner: Manner, expected: list[list[str]]) -> None:
     """People read of it later; it pages no one."""
     receiver = InstantReceiver(manner)
-    receiver.look([over(make_topic())], NOW_S + 5)
+    receiver.send_due([over(make_topic())], NOW_S + 5)
     assert receiver.marks == expected
 
 
 def test_ended_reason_is_given_up_after_an_hour() -> None:
     receiver = InstantReceiver(Manner.DIGEST)
     late = NOW_S + GIVE_UP_S + 1
-    receiver.look([over(make_topic("incident/old")), make_topic("incident/open")], late)
+    receiver.send_due([over(make_topic("incident/old")), make_topic("incident/open")], late)
     assert receiver.marks == [["incident/open=open:amber"]]
     assert receiver.record.num_given_up == 1
-    receiver.look([over(make_topic("incident/old")), make_topic("incident/open")], late + 60)
+    receiver.send_due([over(make_topic("incident/old")), make_topic("incident/open")], late + 60)
     assert receiver.record.num_given_up == 1
 
 
@@ -91,8 +91,8 @@ def test_only_a_pager_is_sent_that_the_job_recovers_by_itself() -> None:
     for manner in (Manner.DIGEST, Manner.PAGE):
         receiver, topic = InstantReceiver(manner), make_topic()
         for stage in (Stage.OPEN, Stage.UNDER_WAY, Stage.UNDER_WAY):
-            receiver.look([replace(topic, stage=stage)], NOW_S)
-        receiver.look([over(topic)], NOW_S + 3)
+            receiver.send_due([replace(topic, stage=stage)], NOW_S)
+        receiver.send_due([over(topic)], NOW_S + 3)
         reported[manner] = [marks[0].partition("=")[2].partition(":")[0] for marks in receiver.marks]
     assert reported == {Manner.DIGEST: ["open", "closed"], Manner.PAGE: ["open", "under-way", "closed"]}
 
@@ -100,7 +100,7 @@ def test_only_a_pager_is_sent_that_the_job_recovers_by_itself() -> None:
 def test_a_pager_is_triggered_before_it_is_acknowledged() -> None:
     """Also where the job is mending it by itself before the first page."""
     receiver = InstantReceiver(Manner.PAGE)
-    receiver.look([replace(make_topic(), stage=Stage.UNDER_WAY)], NOW_S)
+    receiver.send_due([replace(make_topic(), stage=Stage.UNDER_WAY)], NOW_S)
     assert receiver.marks == [["incident/one=open:amber"], ["incident/one=under-way:amber"]]
 
 
@@ -108,20 +108,20 @@ def test_a_pager_is_triggered_before_it_is_acknowledged() -> None:
 def test_only_worsening_is_reported_again(manner: Manner) -> None:
     receiver, topic = InstantReceiver(manner), make_topic("restarts", event=Event.RESTARTS)
     for level in (HealthLevel.AMBER, HealthLevel.RED, HealthLevel.AMBER):
-        receiver.look([replace(topic, level=level)], NOW_S)
+        receiver.send_due([replace(topic, level=level)], NOW_S)
     assert receiver.marks == [["restarts=open:amber"], ["restarts=open:red"]]
 
 
 @pytest.mark.parametrize("manner", MANNERS)
 def test_missing_reason_is_over(manner: Manner) -> None:
     receiver = InstantReceiver(manner)
-    receiver.look([make_topic("verdict/v1", event=Event.VERDICT)], NOW_S)
-    receiver.look([], NOW_S + 5)
-    receiver.look([], NOW_S + 6)
+    receiver.send_due([make_topic("verdict/v1", event=Event.VERDICT)], NOW_S)
+    receiver.send_due([], NOW_S + 5)
+    receiver.send_due([], NOW_S + 6)
     assert receiver.marks == [["verdict/v1=open:amber"], ["verdict/v1=closed:amber"]]
     assert receiver.messages[-1][0].event is Event.VERDICT
     # and it may be opened again
-    receiver.look([make_topic("verdict/v1", event=Event.VERDICT)], NOW_S + 7)
+    receiver.send_due([make_topic("verdict/v1", event=Event.VERDICT)], NOW_S + 7)
     assert receiver.marks[-1] == ["verdict/v1=open:amber"]
 
 
@@ -134,7 +134,7 @@ def test_a_receiver_gets_its_events_and_levels_only(manner: Manner) -> None:
         make_topic("verdict/1", event=Event.VERDICT, level=HealthLevel.RED),
     ]
     receiver = InstantReceiver(manner, level=HealthLevel.RED, events=frozenset({"incident", "end"}))
-    receiver.look(topics, NOW_S)
+    receiver.send_due(topics, NOW_S)
     assert receiver.marks == [["end/1=open:red"]]
 
 
@@ -154,10 +154,10 @@ def test_a_restart_loop_does_not_page_a_hundred_times(manner: Manner, *, stays_o
     for second in range(0, 4 * 3600, 10):
         now_s = NOW_S + second
         new = make_topic(f"incident/{second:06d}", began_unix_s=now_s, ready_unix_s=now_s)
-        receiver.look([*incidents, new], now_s)
+        receiver.send_due([*incidents, new], now_s)
         incidents.append(new if stays_open else over(new, now_s + 5))
         incidents = incidents[-50:]
-        receiver.look(incidents, now_s + 5)
+        receiver.send_due(incidents, now_s + 5)
     opened = [
         moment
         for moment, message in zip(receiver.times, receiver.messages, strict=True)
@@ -175,26 +175,26 @@ def test_a_restart_loop_does_not_page_a_hundred_times(manner: Manner, *, stays_o
 def test_red_is_not_held_back_by_amber() -> None:
     receiver = InstantReceiver(Manner.PAGE)
     amber = [make_topic(f"incident/{number}") for number in range(5)]
-    receiver.look(amber, NOW_S)
+    receiver.send_due(amber, NOW_S)
     assert len(receiver.messages) == 3
-    receiver.look([*amber, make_topic("end/1", event=Event.END, level=HealthLevel.RED)], NOW_S + 1)
+    receiver.send_due([*amber, make_topic("end/1", event=Event.END, level=HealthLevel.RED)], NOW_S + 1)
     assert receiver.marks[3] == ["end/1=open:red"]
 
 
 def test_a_digest_holds_what_came_meanwhile_the_worst_first() -> None:
     receiver = InstantReceiver(Manner.DIGEST)
     topics = [make_topic("incident/a"), make_topic("end/1", event=Event.END, level=HealthLevel.RED)]
-    receiver.look(topics, NOW_S)
+    receiver.send_due(topics, NOW_S)
     assert receiver.marks == [["end/1=open:red", "incident/a=open:amber"]]
 
 
 def test_an_alertmanager_is_reminded_of_all_that_is_open() -> None:
     receiver, first, second = InstantReceiver(Manner.STATE), make_topic("incident/a"), make_topic("incident/b")
-    receiver.look([first], NOW_S)
-    receiver.look([first, second], NOW_S + 1)  # a message about one topic names all that are open
-    receiver.look([first, second], NOW_S + 2)
-    receiver.look([first, second], NOW_S + 1 + REFRESH_S)
-    plan = receiver.look([over(first), second], NOW_S + 2 + REFRESH_S)
+    receiver.send_due([first], NOW_S)
+    receiver.send_due([first, second], NOW_S + 1)  # a message about one topic names all that are open
+    receiver.send_due([first, second], NOW_S + 2)
+    receiver.send_due([first, second], NOW_S + 1 + REFRESH_S)
+    plan = receiver.send_due([over(first), second], NOW_S + 2 + REFRESH_S)
     names = [[topic.name for topic in message] for message in receiver.messages]
     both = ["incident/a", "incident/b"]
     assert names == [["incident/a"], both, both, ["incident/b", "incident/a"]]
@@ -213,9 +213,9 @@ def test_a_try_that_failed_leaves_all_to_be_reported() -> None:
 @pytest.mark.parametrize("manner", MANNERS)
 def test_receipts_say_what_was_sent_and_when(manner: Manner) -> None:
     receiver, topic = InstantReceiver(manner), make_topic()
-    receiver.look([topic, make_topic("restarts", event=Event.RESTARTS)], NOW_S)
-    receiver.look([topic], NOW_S + 2 * REFRESH_S)  # an Alertmanager is reminded, which is no news
-    receiver.look([over(topic)], NOW_S + 200)
+    receiver.send_due([topic, make_topic("restarts", event=Event.RESTARTS)], NOW_S)
+    receiver.send_due([topic], NOW_S + 2 * REFRESH_S)  # an Alertmanager is reminded, which is no news
+    receiver.send_due([over(topic)], NOW_S + 200)
     reported = {name: [(one.stage, one.at_unix_s) for one in found] for name, found in receiver.record.receipts.items()}
     assert reported == {"incident/one": [("open", NOW_S), ("closed", NOW_S + 200)]}
 

@@ -1,4 +1,4 @@
-"""What there is to tell of a job, from the same snapshot that `megatrain status` looks at."""
+"""The topics of a job, from the same snapshot that `megatrain status` reads."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_transient_reason_is_reported_when_it_lasts(code: ReasonCode, level: Hea
     assert (found.name, found.event, found.level) == (f"health/{code}", Event.HEALTH, level)
     assert found.ready_unix_s == NOW_S + settles_s
     since = topics(replace(reason, since_unix_s=NOW_S - 100))["health"]
-    # a host's clock says since when; how long it has lasted, who looks says
+    # the start is by a host's clock, the duration by the reader's
     assert (since.began_unix_s, since.ready_unix_s) == (NOW_S - 100, NOW_S + settles_s)
 
 

@@ -156,14 +156,14 @@ def test_programs_of_a_finished_job_do_not_start(client: EtcdClient, etcd: EtcdS
         client.put(kept.keys.end, encode(JobEnd(0, "done", 1.0)))
         closing = threading.Thread(target=kept.runner.close)
         closing.start()
-        wait_until(lambda: asked.num_reads >= 2, "two looks at the hosts")
+        wait_until(lambda: asked.num_reads >= 2, "two reads of the hosts")
         assert kept.programs.is_running.is_set(), "another host's streamer has not sent everything"
         client.delete(KeyRange.key(kept.keys.host("host-1")))
         closing.join(DEADLINE_S)
         assert not kept.programs.is_running.is_set()
 
 
-def test_the_host_that_is_named_runs_them_whoever_drives(
+def test_named_host_runs_them_whichever_host_drives(
     client: EtcdClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = Programs()

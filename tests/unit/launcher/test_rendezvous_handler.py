@@ -166,7 +166,7 @@ def test_a_third_agent_joins_where_max_nodes_allows_it(etcd: EtcdServers, run_id
         assert {info.world_size for info in infos} == {3}
 
 
-def test_a_lost_lease_is_taken_anew(etcd: EtcdServers, run_id: str) -> None:
+def test_lost_lease_is_replaced(etcd: EtcdServers, run_id: str) -> None:
     """As after an etcd that was away for longer than the TTL: the round goes on, or a new one comes about."""
     with agents(etcd, run_id, 1, 1) as job, EtcdClient(EtcdSettings.of(etcd.urls)) as client:
         one = job.new()
@@ -284,7 +284,7 @@ def test_other_nnodes_are_refused(etcd: EtcdServers, run_id: str) -> None:
         assert {info.rank, waiting.result(DEADLINE_S).rank} == {0, 1}
 
 
-def test_keys_that_nobody_can_read_are_reported_and_passed_over(
+def test_unreadable_keys_are_reported_and_skipped(
     etcd: EtcdServers, run_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = JobKeys(f"rdzv-{run_id}")

@@ -63,7 +63,7 @@ def test_enough_hosts_wait_for_a_last_call() -> None:
     assert decide(7.0, view, LIMITS, since) == (BeginRound(1, ("a", "b"), "the first round"), Since())
 
 
-def test_the_last_call_begins_anew_when_one_left() -> None:
+def test_last_call_starts_over_when_a_host_leaves() -> None:
     _, since = decide(5.0, a_view({"a": (PARKED, 0), "b": (PARKED, 0)}), LIMITS, Since())
     _, since = decide(6.0, a_view({"a": (PARKED, 0)}), LIMITS, since)
     assert decide(8.0, a_view({"a": (PARKED, 0), "b": (PARKED, 0)}), LIMITS, since)[0] is None
@@ -92,7 +92,7 @@ def test_when_a_round_is_over(hosts: dict[str, tuple[HostPhase, int]], decision:
     assert decided(a_view(hosts, last=("a", "b"))) == decision
 
 
-def test_a_full_round_takes_nobody_else() -> None:
+def test_full_round_takes_no_further_host() -> None:
     hosts = dict.fromkeys("abc", (RUNNING, 1)) | {"d": (PARKED, 0)}
     assert decided(a_view(hosts, last=("a", "b", "c"))) is None
 
@@ -211,7 +211,7 @@ class Agents(RuleBasedStateMachine):
             self.act_as(host)
 
     def act_as(self, host: str) -> None:
-        """Do what an agent does when it looks at the view."""
+        """Do what an agent does with the current view."""
         if host in self.workers:
             if self.view.is_over(self.workers[host]):
                 self.put(host, PARKED, self.workers.pop(host))

@@ -90,10 +90,10 @@ def test_findings_that_are_no_damage(checkpoints: Path, tmp_path: Path) -> None:
 
     And what was found wrong with a checkpoint that stood in the place of this one before.
     """
-    looks: list[None] = []
+    polls: list[None] = []
 
     def is_driving() -> bool:
-        looks.append(None)
+        polls.append(None)
         return True
 
     with ResumePointWatch(checkpoints, is_driving, poll_s=POLL_S) as watch:
@@ -101,14 +101,14 @@ def test_findings_that_are_no_damage(checkpoints: Path, tmp_path: Path) -> None:
         verified(checkpoints, NEWEST, problem="what stood there before", at_unix_s=1.0)
         (checkpoints / "main" / step_directory_name(30)).mkdir()
         (checkpoints / "main" / step_directory_name(30) / "WRITING").touch()
-        seen = len(looks)
-        wait_until(lambda: len(looks) > seen + 4, "four looks")
+        seen = len(polls)
+        wait_until(lambda: len(polls) > seen + 4, "four polls")
         assert watch.damage == ""
     for nothing in (tmp_path / "never", tmp_path / "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)
-        seen = len(looks)
+        seen = len(polls)
         with ResumePointWatch(nothing, is_driving, poll_s=POLL_S) as watch:
-            wait_until(lambda seen=seen: len(looks) > seen + 4, "four looks")
+            wait_until(lambda seen=seen: len(polls) > seen + 4, "four polls")
             assert watch.damage == ""
 
 
@@ -121,11 +121,11 @@ def test_standby_driver_reads_no_checkpoints(checkpoints: Path) -> None:
         return False
 
     with ResumePointWatch(checkpoints, is_driving, poll_s=POLL_S) as watch:
-        wait_until(lambda: len(asked) > 4, "four looks")
+        wait_until(lambda: len(asked) > 4, "four polls")
         assert watch.damage == ""
 
 
-def test_only_files_are_looked_at(tmp_path: Path) -> None:
+def test_only_files_are_read(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     assert local_checkpoints(make_config(), run) == run.checkpoints
     assert local_checkpoints(make_config({"checkpoint": {"directory": "s3://bucket/place"}}), run) is None

@@ -141,12 +141,12 @@ def test_done_round_is_reported_and_the_agent_waits_for_the_next(standby: Standb
 
 
 @pytest.fixture
-def nobody_waits_for_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_wait_for_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that waits for the cause of a failure waits longer than any test does."""
     monkeypatch.setattr("megatrain_launcher.agent.CAUSE_TIMEOUT_S", 3600.0)
 
 
-@pytest.mark.usefixtures("nobody_waits_for_a_cause")
+@pytest.mark.usefixtures("_no_wait_for_a_cause")
 def test_exception_is_reported_with_its_cause(standby: StandbyClient, tmp_path: Path) -> None:
     with running_agent(standby, tmp_path, "fail() if rank == 3 and number == 1 else serve()") as bench:
         bench.orders.give(assignment_of(1, 2))
@@ -164,7 +164,7 @@ def test_exception_is_reported_with_its_cause(standby: StandbyClient, tmp_path: 
         bench.wait_up(2, 2, 3)
 
 
-@pytest.mark.usefixtures("nobody_waits_for_a_cause")
+@pytest.mark.usefixtures("_no_wait_for_a_cause")
 @pytest.mark.parametrize(
     ("fault", "exit_code"),
     [

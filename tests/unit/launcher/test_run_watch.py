@@ -30,7 +30,7 @@ def test_removed_run_directory_is_restored_and_reported(run: RunDirectory, name:
     watched, path = watched_directories(make_config(), run), run.root / name
     lost: list[Path] = []
     with RunWatch(watched, lost.append) as watch:
-        wait_until(lambda: watch.has_polled, "the first look")
+        wait_until(lambda: watch.has_polled, "the first poll")
         shutil.rmtree(path)
         wait_until(lambda: lost == [path], "the loss")
         assert path.is_dir()
@@ -44,7 +44,7 @@ def test_removed_run_directory_is_restored_and_reported(run: RunDirectory, name:
 def test_only_the_driver_logs_a_loss(run: RunDirectory, caplog: pytest.LogCaptureFixture, is_driving: bool) -> None:
     path = run.metrics
     with RunWatch({path: "its records are lost"}, is_driving=lambda: is_driving) as watch:
-        wait_until(lambda: watch.has_polled, "the first look")
+        wait_until(lambda: watch.has_polled, "the first poll")
         shutil.rmtree(path)
         wait_until(lambda: bool(watch.problems), "the loss to be known")
         wait_until(path.is_dir, "the directory")
@@ -61,7 +61,7 @@ def test_unrestorable_directory_is_reported_until_restored(tmp_path: Path) -> No
     root.symlink_to(real)
     (tmp_path / "file").touch()
     with RunWatch({root / "metrics": "its records are lost"}) as watch:
-        wait_until(lambda: watch.has_polled, "the first look")
+        wait_until(lambda: watch.has_polled, "the first poll")
         other.symlink_to(tmp_path / "file")
         other.replace(root)
         wait_until(lambda: len(watch.problems) == 2, "the problem")

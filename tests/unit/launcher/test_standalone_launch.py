@@ -109,14 +109,14 @@ def test_hosts_of_a_killed_launch_do_not_block_the_next(plan: LaunchPlan) -> Non
                 client.put(key, "from before")
         return 137
 
-    def look(settings: ExecutorSettings) -> int:
+    def check(settings: ExecutorSettings) -> int:
         with EtcdClient(settings.etcd) as client:
             assert [client.get(key) for key in left] == [None, None, None]
             assert client.get(keys.round(1)) is not None
         return 0
 
     assert run_launch(plan, {}, register, lambda _: None) == 137
-    assert run_launch(plan, {}, look, lambda _: None) == 0
+    assert run_launch(plan, {}, check, lambda _: None) == 0
 
 
 @pytest.mark.slow
@@ -265,7 +265,9 @@ def test_hosts_die_with_the_launch(tmp_path: Path) -> None:
 
 @pytest.mark.slow(kept=["False"])
 @pytest.mark.parametrize("has_end", [True, False])
-def test_several_hosts_end_as_the_driver_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_end: bool) -> None:
+def test_several_hosts_end_as_the_driver_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_end: bool
+) -> None:
     plan = make_plan(small_flags(tmp_path, is_standalone=True, min_hosts=2, max_hosts=2, spares=1), {})
     started: list[Sequence[str]] = []
 

@@ -307,7 +307,7 @@ def test_preload_output_stays_out_of_worker_streams(tmp_path: Path) -> None:
     assert (tmp_path / "stderr").read_text() == "loud\nloud\n"
 
 
-def test_worker_dies_with_its_server_although_nobody_else_acts(tmp_path: Path) -> None:
+def test_worker_dies_with_its_server_without_help(tmp_path: Path) -> None:
     executor = subprocess.Popen(
         [sys.executable, "-m", "tests.helpers.standby_executor", str(tmp_path)],
         cwd=ROOT,

@@ -70,7 +70,7 @@ def test_changed_writer_status_is_reported(plan: LaunchPlan) -> None:
 
 def test_the_space_of_the_run_is_reported_once_for_each_disk(plan: LaunchPlan) -> None:
     with watching(plan, threading.Event()) as watch:
-        wait_until(lambda: bool(watch.view.disks), "a look at the disk")
+        wait_until(lambda: bool(watch.view.disks), "a poll of the disk")
         (disk,) = watch.view.disks
     assert (disk.path, disk.full_in_s) == (str(plan.files.run), None)
     assert 0 <= disk.free_bytes <= disk.total_bytes
@@ -78,7 +78,7 @@ def test_the_space_of_the_run_is_reported_once_for_each_disk(plan: LaunchPlan) -
 
 def test_a_job_without_an_arena_reports_no_saves(plan: LaunchPlan) -> None:
     with watching(plan, threading.Event()) as watch:
-        wait_until(lambda: bool(watch.view.disks), "a look")
+        wait_until(lambda: bool(watch.view.disks), "a poll")
         assert watch.view.saves is None
 
 

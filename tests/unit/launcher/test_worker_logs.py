@@ -280,7 +280,7 @@ class TestWorkerLogs:
             assert rank_log_path(tmp_path, 1, 0).stat().st_size == 200_000 * 35
 
     @pytest.mark.parametrize("writes_on", [True, False])
-    def test_logs_that_somebody_removes_are_written_anew(self, tmp_path: Path, writes_on: bool) -> None:
+    def test_removed_logs_are_created_again(self, tmp_path: Path, writes_on: bool) -> None:
         """Also that of a rank which says nothing more: no other part would notice."""
         host_logs = tmp_path / "logs" / "host-1"
         with WorkerLogs(host_logs, tee="none") as logs:

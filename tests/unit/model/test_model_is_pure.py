@@ -39,7 +39,7 @@ def foreign_names(named: Iterable[ast.AST]) -> list[tuple[str, int]]:
     return found
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_pure_sources_and_foreign_names_are_found() -> None:
     names = {relative(path) for path in PURE}
 
     assert {"megatrain/model/transformer.py", "megatrain/ops/cross_entropy.py"} <= names

@@ -108,7 +108,7 @@ def test_an_input_that_is_not_contiguous(norms: Norms) -> None:
             assert all(torch.equal(a, b.transpose(0, 1)) for a, b in zip(found, expected, strict=True))
 
 
-def test_a_result_that_nobody_uses_has_no_gradient(norms: Norms) -> None:
+def test_unused_result_has_no_gradient(norms: Norms) -> None:
     (x, added, weight, _), grads = inputs(norms, (4, 2, 16), torch.float32)
     leaves = [one.requires_grad_() for one in (x, added, weight)]
     norms.function(RmsNorm)(x, weight, EPS, added)[1].backward(grads[1])

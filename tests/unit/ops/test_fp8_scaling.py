@@ -1,4 +1,4 @@
-"""Delayed scales: what they look back on, and what they do not believe."""
+"""Delayed scales: the history that they use, and the values that they reject."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_norms_leave_their_inputs_alone() -> None:
         assert all(torch.equal(a.detach(), b) for a, b in zip((*inputs, grads), copies, strict=True))
 
 
-def test_a_sum_or_a_norm_that_nobody_uses_has_no_gradient() -> None:
+def test_unused_sum_or_norm_has_no_gradient() -> None:
     (x, residual, weight, _), grads = drawn_inputs((4, 2, 8))
     for used in (0, 1):
         only = torch.zeros_like(grads)

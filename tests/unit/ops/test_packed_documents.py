@@ -30,6 +30,6 @@ def test_a_sample_of_one_token() -> None:
     assert packed.longest == (1,)
 
 
-def test_borders_are_never_looked_for_on_a_device() -> None:
+def test_borders_are_never_searched_on_a_device() -> None:
     with pytest.raises(ValueError, match=r"document_SB must be \[S, B\] on the CPU, got \[4, 2\] on meta"):
         pack_documents(torch.zeros(4, 2, device="meta"))

@@ -155,7 +155,7 @@ def test_unreferenced_chunk_is_freed_with_its_parameters() -> None:
 
 
 @pytest.mark.parametrize("zero_stage", [1, 2])
-def test_gradients_that_go_to_nobody_are_not_rounded(zero_stage: int) -> None:
+def test_gradients_that_are_not_sent_are_not_rounded(zero_stage: int) -> None:
     found, exact = (
         run_step(*build(zero_stage, torch.bfloat16, reduce_dtype=dtype), 0, [True] * 3)
         for dtype in (torch.bfloat16, torch.float32)

@@ -93,7 +93,7 @@ def test_a_full_disk_spoils_one_line_only(tmp_path: Path, make_step: MakeStep, m
     assert json.loads(lines[1])["step"] == 2
 
 
-def test_metrics_that_somebody_removes_are_written_anew(tmp_path: Path, make_step: MakeStep) -> None:
+def test_removed_metrics_are_created_again(tmp_path: Path, make_step: MakeStep) -> None:
     path, notes = tmp_path / "metrics" / "metrics.jsonl", []
     path.parent.mkdir()
     sink = JsonLinesSink(path, notes.append)
@@ -236,7 +236,7 @@ def test_wandb_out_of_reach_is_kept_on_disk(
     assert len(wandb.runs[0].logged) == 2
 
 
-def test_files_of_wandb_that_somebody_removes_are_made_anew(
+def test_removed_files_of_wandb_are_created_again(
     wandb: FakeWandb,
     make_reporter: Callable[..., Reporter],
     make_step: MakeStep,

@@ -22,7 +22,7 @@ VERDICT = HostVerdict(
     ("slow",), 10, 20, 0.5, 0.1, scores={"host-2": 7.5},
 )  # fmt: skip
 ENTRY = AuditEntry(VerdictOutcome("v-1", OutcomeKind.WAITING, "waits", "host-1", 1001.0, gain_s=9.5), VERDICT)
-LATER = AuditEntry(VerdictOutcome("v-1", OutcomeKind.ACTED, "approved", "host-1", 1002.0, "i-1", "me@desk"), VERDICT)
+LATER = AuditEntry(VerdictOutcome("v-1", OutcomeKind.ACTED, "approved", "host-1", 1002.0, "i-1", "me@login"), VERDICT)
 UNREAD = AuditEntry(VerdictOutcome("v-2", OutcomeKind.DECLINED, "cannot be read", "host-1", 1003.0))
 
 

@@ -28,7 +28,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         RunDirectory(tmp_path / "file" / "run").create()
 
 
-def test_asking_who_trains_in_another_users_run_waits_for_nobody(tmp_path: Path) -> None:
+def test_query_of_another_users_run_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lock")
     assert RunDirectory(tmp_path).holder() is None
     assert not RunDirectory(tmp_path).was_held_here()

@@ -147,7 +147,7 @@ def test_two_rounds_that_claim_at_once(run: RunDirectory, monkeypatch: pytest.Mo
     assert [path.name for path in (run.root / "claims").iterdir()] == ["00000001"]
 
 
-def test_rounds_are_counted_anew_by_another_etcd(run: RunDirectory) -> None:
+def test_rounds_of_another_etcd_count_from_one(run: RunDirectory) -> None:
     with run.locked(NEWEST):
         pass
     with run.locked(JobRound("demo (etcd cluster 8)", 1)) as run_lock:
@@ -174,7 +174,7 @@ def test_lock_of_another_job_is_not_a_configuration_error(run: RunDirectory, tmp
 
 @pytest.mark.parametrize("job_round", [None, OLD])
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
-def test_a_file_system_without_locks_is_reported_in_words(
+def test_file_system_without_locks_is_reported(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, number: int, job_round: JobRound | None
 ) -> None:
     def refuse(file: object, operation: int) -> None:
@@ -187,7 +187,7 @@ def test_a_file_system_without_locks_is_reported_in_words(
     assert re.search(says, run_lock.lock.note)
 
 
-def test_a_run_directory_that_goes_away_fences_nobody(run: RunDirectory) -> None:
+def test_unreachable_run_directory_fences_no_round(run: RunDirectory) -> None:
     with run.locked(OLD) as run_lock:
         run.root.rename(run.root.with_name("away"))
         run.root.write_text("no directory")

@@ -125,9 +125,9 @@ def test_concurrent_reader_gets_every_record_once(spinner) -> None:
     with BlackBoxReader(path) as reader:
         tail = RingTail(reader)
         while len(seen) < 5000:
-            look = tail.poll(reader.cursor())
-            assert look.num_lost == 0
-            seen += look.ended["sequence"].tolist()
+            polled = tail.poll(reader.cursor())
+            assert polled.num_lost == 0
+            seen += polled.ended["sequence"].tolist()
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=DEADLINE_S)
         seen += tail.poll(reader.cursor()).ended["sequence"].tolist()

@@ -76,7 +76,7 @@ def test_a_collection_is_a_span() -> None:
 
 
 @pytest.mark.slow
-def test_a_full_collection_that_nobody_planned_is_a_span_too() -> None:
+def test_unplanned_full_collection_is_a_span_too() -> None:
     recorder = NotingRecorder()
     with PlannedGarbageCollection(0, recorder):
         gc.collect(0)  # of young objects: Python does that all the time

@@ -47,7 +47,7 @@ def warned(config: Config, totals: Totals, step_ms: float = 100) -> str:
     return warning(steps, watched_kinds(config, config.layout(None)))
 
 
-def test_the_warning_has_figures_and_says_where_to_look() -> None:
+def test_warning_has_figures_and_a_hint() -> None:
     assert warned(dp_config(), {REDUCE: (20, 19.5), GATHER: (10, 2)}) == (
         "warning: parallel.overlap=true overlapped almost nothing in steps 6 to 25. grads-reduce-scatter: waited for "
         "19.500 of its 20.000 ms a step, 20% of the step. `megatrain config check --dry-run` shows what this layout "

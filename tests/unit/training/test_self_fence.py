@@ -70,23 +70,23 @@ def lease_gone(
     write_control(path, page)
 
 
-def looks(fence: SelfFence, count: int = 3) -> list[tuple[FenceAction, str]]:
+def polled(fence: SelfFence, count: int = 3) -> list[tuple[FenceAction, str]]:
     return [fence.poll() for _ in range(count)]
 
 
 def test_a_worker_without_an_executor_is_left_alone(box: tuple[Recorder, Path]) -> None:
-    assert looks(SelfFence(box[1], RULE)) == [NOTHING] * 3
+    assert polled(SelfFence(box[1], RULE)) == [NOTHING] * 3
 
 
 @pytest.mark.parametrize("gone_s", [-600.0, 20.0])
 def test_a_worker_has_time_to_begin(box: tuple[Recorder, Path], gone_s: float) -> None:
     lease_gone(box[1], gone_s)
-    assert looks(SelfFence(box[1], RULE)) == [NOTHING] * 3
+    assert polled(SelfFence(box[1], RULE)) == [NOTHING] * 3
 
 
 def test_worker_without_lease_and_steps_ends_at_the_second_check(box: tuple[Recorder, Path]) -> None:
     lease_gone(box[1], 31.0)
-    first, (action, reason), _ = looks(SelfFence(box[1], RULE))
+    first, (action, reason), _ = polled(SelfFence(box[1], RULE))
     assert first == NOTHING
     assert action is FenceAction.STOP
     assert reason.endswith(NO_STEP)
@@ -99,14 +99,14 @@ def test_worker_that_completes_steps_runs_until_it_must_save(box: tuple[Recorder
     assert fence.poll() == NOTHING
     recorder.set_step(0)
     recorder.complete_step()
-    assert looks(fence) == [NOTHING] * 3
+    assert polled(fence) == [NOTHING] * 3
     lease_gone(path, 480.0)
-    assert [action for action, _ in looks(fence)] == [FenceAction.GO_ON, FenceAction.SAVE, FenceAction.SAVE]
+    assert [action for action, _ in polled(fence)] == [FenceAction.GO_ON, FenceAction.SAVE, FenceAction.SAVE]
     lease_gone(path, 541.0)
-    assert [action for action, _ in looks(fence)] == [FenceAction.GO_ON, FenceAction.STOP, FenceAction.STOP]
+    assert [action for action, _ in polled(fence)] == [FenceAction.GO_ON, FenceAction.STOP, FenceAction.STOP]
     # long steps have the time that was published to all hosts
     lease_gone(path, 541.0, interval_s=600.0)
-    assert looks(fence) == [NOTHING] * 3
+    assert polled(fence) == [NOTHING] * 3
 
 
 def test_a_worker_whose_stop_takes_long_begins_it_sooner(box: tuple[Recorder, Path]) -> None:
@@ -114,9 +114,9 @@ def test_a_worker_whose_stop_takes_long_begins_it_sooner(box: tuple[Recorder, Pa
     recorder.set_step(0)
     recorder.complete_step()
     lease_gone(path, 400.0)
-    assert looks(SelfFence(path, RULE)) == [NOTHING] * 3
+    assert polled(SelfFence(path, RULE)) == [NOTHING] * 3
     lease_gone(path, 400.0, stop_s=200.0)
-    assert [action for action, _ in looks(SelfFence(path, RULE))] == [
+    assert [action for action, _ in polled(SelfFence(path, RULE))] == [
         FenceAction.GO_ON,
         FenceAction.SAVE,
         FenceAction.SAVE,
@@ -128,7 +128,7 @@ def test_a_worker_of_an_older_round_ends_although_it_moves(
     box: tuple[Recorder, Path], round_number: int, is_over: bool
 ) -> None:
     lease_gone(box[1], -600.0, round_number)
-    _, second, _ = looks(SelfFence(box[1], RULE))
+    _, second, _ = polled(SelfFence(box[1], RULE))
     wanted = "this host fenced itself: it has reached round 4, and this worker belongs to round 3"
     assert second == ((FenceAction.STOP, wanted) if is_over else NOTHING)
 
@@ -206,7 +206,7 @@ def test_watchdog_ends_only_the_worker_in_a_foreign_group(
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_watchdog_that_cannot_look_says_so_once_and_stays(
+def test_watchdog_without_a_black_box_stays_and_reports_it(
     tmp_path: Path, start: Callable[..., tuple[subprocess.Popen[str], int, int]]
 ) -> None:
     process, watchdog, child = start(tmp_path / "no-box")
@@ -216,7 +216,7 @@ def test_a_watchdog_that_cannot_look_says_so_once_and_stays(
     assert is_running(child)
 
 
-def test_a_full_pipe_that_nobody_reads_does_not_save_the_worker(
+def test_full_unread_pipe_does_not_save_the_worker(
     box: tuple[Recorder, Path], start: Callable[..., tuple[subprocess.Popen[str], int, int]]
 ) -> None:
     lease_gone(box[1], 31.0)

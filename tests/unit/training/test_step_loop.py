@@ -143,12 +143,12 @@ def test_profiler_and_collector_learn_of_every_step(make_trainer: MakeTrainer) -
 
 
 def test_overlap_messages_go_to_the_log(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OverlapWatch, "after_step", lambda _, done: f"looked at step {done.index}")
+    monkeypatch.setattr(OverlapWatch, "after_step", lambda _, done: f"judged step {done.index}")
     made = make_trainer()
     made.run()
 
-    reported = [text for text in made.reports.texts if text.startswith("looked at")]
-    assert reported == [f"looked at step {step}" for step in range(made.config.train.steps)]
+    reported = [text for text in made.reports.texts if text.startswith("judged")]
+    assert reported == [f"judged step {step}" for step in range(made.config.train.steps)]
 
 
 def test_the_log_of_a_lone_rank_says_that_it_has_no_replicas(make_trainer: MakeTrainer) -> None:

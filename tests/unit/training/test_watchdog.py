@@ -138,7 +138,7 @@ get_stuck()
     assert "within 0.6 s (runtime.save_grace_s=0.1; a step longer than two thirds of it gets twice its time)" in errors
 
 
-def test_a_stuck_worker_that_nobody_signals_is_left_alone() -> None:
+def test_stuck_worker_without_a_signal_is_left_alone() -> None:
     with worker("get_stuck()", grace_s=0.0) as stuck:
         assert stuck.line() == "stuck"
         # Meant for the worker, it would be; sent to the watchdog alone, it is nothing.

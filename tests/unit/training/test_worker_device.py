@@ -1,4 +1,4 @@
-"""A worker without a GPU of its own on a host that has some: it says so before it looks for its cores."""
+"""A worker without a GPU of its own on a host that has some: it reports that before it binds to cores."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from megatrain.contracts.errors import ConfigError
 from megatrain_job.commands.etcd_flags import PASSWORD_VARIABLE
 from megatrain_job.commands.job_place import PlaceError, add_job, job_place
 from megatrain_job.coordination.settings import Credentials
-from tests.helpers.other_user import as_other_user, where_all_may_look
+from tests.helpers.other_user import as_other_user, readable_by_all
 
 PASSWORD = secrets.token_urlsafe(24)
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmU\n-----END OPENSSH PRIVATE KEY-----\n"
@@ -37,7 +37,7 @@ def server() -> Iterator[socket.socket]:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """<run>/coordination, below directories that other users may enter."""
-    place = where_all_may_look(tmp_path) / "run" / "coordination"
+    place = readable_by_all(tmp_path) / "run" / "coordination"
     place.mkdir(parents=True)
     return place
 

@@ -91,7 +91,7 @@ def test_missing_user_is_refused_with_a_hint(guarded: EtcdServers) -> None:
         client.get("jobs/a")
 
 
-def test_user_where_none_is_asked_for_is_said(etcd: EtcdServers) -> None:
+def test_user_without_authentication_is_reported(etcd: EtcdServers) -> None:
     with as_bob(etcd) as client, pytest.raises(CoordinationRefusedError, match=r"not enabled.*give no user here"):
         client.get("a")
 

@@ -227,7 +227,7 @@ def test_watched_state_survives_cuts_and_compaction(own: EtcdServers) -> None:
         assert num_snapshots > 1
 
 
-def test_compaction_behind_a_broken_watch_gives_the_range_anew(own: EtcdServers) -> None:
+def test_compaction_behind_a_broken_watch_gives_a_snapshot(own: EtcdServers) -> None:
     with (
         EtcdClient(EtcdSettings.of(own.urls)) as writer,
         EtcdProxy(own.members[0].client_port) as proxy,
@@ -286,7 +286,7 @@ def test_earlier_changes_are_not_reported_again(fake: FakeGateway) -> None:
 
 
 @pytest.mark.slow
-def test_history_that_went_back_gives_the_range_anew(own: EtcdServers) -> None:
+def test_history_that_went_back_gives_a_snapshot(own: EtcdServers) -> None:
     with EtcdClient(EtcdSettings.of(own.urls)) as client, Watch(client, KeyRange.prefix("w/")) as watch:
         take_snapshot(watch)
         revisions(watch, write_some(client, "w/", random.Random(5), 10))

@@ -31,7 +31,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarting_thread, "_WELL_S", 0.3)
 
 
-def test_thread_that_fails_begins_anew_and_says_so_once(hasty: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_thread_restarts_and_reports_it_once(hasty: None, caplog: pytest.LogCaptureFixture) -> None:
     closed, began, numbers = threading.Event(), threading.Event(), itertools.count()
 
     def run() -> None:
@@ -59,7 +59,7 @@ def test_thread_that_fails_begins_anew_and_says_so_once(hasty: None, caplog: pyt
     assert [bool(record.exc_info) for record in caplog.records] == [True, False], "where, of a mistake of ours"
 
 
-def test_thread_whose_program_ends_does_not_begin_anew(hasty: None) -> None:
+def test_thread_of_an_ending_program_does_not_restart(hasty: None) -> None:
     closed = threading.Event()
 
     def run() -> None:

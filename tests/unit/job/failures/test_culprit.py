@@ -118,7 +118,7 @@ def test_before_it_is_judged_an_incident_blames_whom_it_will() -> None:
     assert (found.ranks, found.label) == ((2,), "data")
 
 
-def test_a_judged_incident_that_blames_nobody_says_so() -> None:
+def test_judged_incident_without_a_culprit_says_so() -> None:
     found = culprit_of_incident(broken(reason="a victim; no log names the culprit"))
     assert found is not None
     assert (found.is_named, found.reason) == (False, "a victim; no log names the culprit")

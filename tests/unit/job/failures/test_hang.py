@@ -176,7 +176,7 @@ def test_busy_rank_breaks_a_cycle_of_waits() -> None:
     assert hang_suspects(plain, {"dp": [0, 1]}, busy=[1]).suspects == (0,)
 
 
-def test_own_work_is_what_waits_for_nobody() -> None:
+def test_own_work_waits_for_no_rank() -> None:
     for name in ("data-wait", "forward-compute", "optimizer", "gc", "checkpoint"):
         assert is_own_work(name)
     for name in ("", "step", "clip", "barrier", "evaluation", "dp-all-reduce", "forward-recv", "operation-60"):
@@ -201,7 +201,7 @@ def test_dead_process_is_blamed_not_the_ranks_that_wait() -> None:
     assert report.reason == "rank 0 has no process; rank 1 waits for it in collective 8 of tp"
 
 
-def test_many_stopped_processes_are_reported_in_few_words() -> None:
+def test_many_stopped_processes_are_reported_briefly() -> None:
     report = hang_suspects(
         {rank: at(5, 4) for rank in range(20)}, {"dp": range(20)}, states=dict.fromkeys(range(20), "T")
     )

@@ -1,4 +1,4 @@
-"""What looks like a failure and is none, and what several lines together are."""
+"""Lines that look like a failure and are none, and verdicts on several lines."""
 
 from __future__ import annotations
 

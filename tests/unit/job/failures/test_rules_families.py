@@ -53,7 +53,7 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize(("label", "line"), FAILURES)
-def test_kind_shows_in_unknown_words(label: str, line: str) -> None:
+def test_kind_shows_in_unknown_messages(label: str, line: str) -> None:
     verdict = classify(line)
 
     assert verdict.label == label, verdict

@@ -23,7 +23,7 @@ from tests.helpers.launched_job import NOW_S, make_incident
 from tests.helpers.waiting import DEADLINE_S
 
 ADA = Author("ada", "operator", "10.0.0.7")
-BOB = Author("bob@desk", "operator")
+BOB = Author("bob@login", "operator")
 
 
 class Writer(NoteWriter):
@@ -50,14 +50,14 @@ def test_a_note_stands_at_a_step_at_a_time_or_now(notes_writer: Writer, tmp_path
     notes_writer.add("looks well", ADA)
     assert reported(tmp_path) == [
         ("ada", "learning rate lowered", 1200, None, False),
-        ("bob@desk", "switch 4 was replaced", None, NOW_S - 60, False),
+        ("bob@login", "switch 4 was replaced", None, NOW_S - 60, False),
         ("ada", "looks well", None, NOW_S, False),
     ]
     trail = read_actions(log_path(tmp_path))
     assert trail.problem == ""
     assert [(one.kind, one.user, one.role, one.address) for one in trail.entries[:2]] == [
         ("note", "ada", "operator", "10.0.0.7"),
-        ("note", "bob@desk", "operator", ""),
+        ("note", "bob@login", "operator", ""),
     ]
 
 
@@ -65,10 +65,10 @@ def test_a_note_is_retracted_once_and_nothing_is_removed(notes_writer: Writer, t
     kept, wrong = notes_writer.add("stays", ADA), notes_writer.add("wrong host", ADA)
     before = log_path(tmp_path).read_bytes()
     found = notes_writer.retract(wrong.note_id, "it was host-4", BOB)
-    assert (found.is_retracted, found.retracted_by, found.retraction) == (True, "bob@desk", "it was host-4")
+    assert (found.is_retracted, found.retracted_by, found.retraction) == (True, "bob@login", "it was host-4")
     assert [one.is_retracted for one in read_notes(RunDirectory(tmp_path))] == [False, True]
     assert log_path(tmp_path).read_bytes().startswith(before)
-    with pytest.raises(NoteRefusedError, match="retracted already, by bob@desk: it was host-4"):
+    with pytest.raises(NoteRefusedError, match="retracted already, by bob@login: it was host-4"):
         notes_writer.retract(wrong.note_id, "again", ADA)
     with pytest.raises(NotFoundError, match="no note 'none'"):
         notes_writer.retract("none", "not there", ADA)
@@ -120,7 +120,7 @@ def test_notes_beyond_sixty_an_hour_are_refused(notes_writer: Writer) -> None:
     notes_writer.add("an hour after the first", BOB)
 
 
-def test_a_run_takes_so_many_notes_and_no_more(notes_writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_notes_of_a_run_is_limited(notes_writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notes, "MAX_NOTES", 2)
     one = notes_writer.add("the first", ADA)
     notes_writer.add("the second", ADA)

@@ -129,9 +129,9 @@ def test_broken_round_names_the_hosts_it_waits_for() -> None:
     few = answer_of(halts={2: make_halt()}, statuses=stopped, record=make_record(min_hosts=4), incidents=(OPEN,))
     assert "waits for hosts: 3 of at least 4 can be used" in few.headline
 
-    saving = answer_of(halts={2: make_halt(is_saving=True, reason="ops@desk asked for it")})
+    saving = answer_of(halts={2: make_halt(is_saving=True, reason="ops@login asked for it")})
     assert (saving.state, level(saving)) == (JobState.STOPPING, "green")
-    assert saving.headline == "saving and stopping on host-1 and host-2: ops@desk asked for it"
+    assert saving.headline == "saving and stopping on host-1 and host-2: ops@login asked for it"
 
 
 def test_failures_name_the_first_that_follows_from_no_other() -> None:
@@ -294,7 +294,7 @@ def test_golden_texts() -> None:
     assert "\n".join(status_lines(broken, assess(broken, NOW_S), NOW_S)) == RECOVERING
 
 
-def test_a_large_job_shows_only_what_is_worth_a_look() -> None:
+def test_large_job_shows_only_notable_hosts() -> None:
     part = make_round().hosts[0]
     names = range(1, 1251)
     parts = tuple(type(part)(f"host-{n}", f"s{n}", f"10.0.0.{n}", 2 * (n - 1), 2) for n in names)

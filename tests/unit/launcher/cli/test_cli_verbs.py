@@ -70,7 +70,7 @@ def test_an_etcd_out_of_space_is_reported(client: EtcdClient, keys: JobKeys, etc
     assert megatrain("status", "--json")["health"] == {"level": "green", "reasons": []}
 
 
-def test_a_record_of_somebody_else_hides_nothing(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+def test_foreign_record_hides_nothing(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     fill(client, keys)
     client.put(keys.host("host-8"), b"\x1b[2Jnonsense")
     client.put(keys.incident("0"), b'{"schema_version": 7}')
@@ -255,7 +255,7 @@ def test_request_without_a_driver_is_an_error(client: EtcdClient, keys: JobKeys,
     assert "is over (exit code 66): no checkpoint" in megatrain.notes
 
 
-def test_a_request_that_nobody_answers_is_taken_back(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+def test_unanswered_request_is_withdrawn(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     fill(client, keys)
     megatrain("job", "restart", "--timeout", "0.3", code=68)
     assert "no driver accepted it; the request is withdrawn" in megatrain.notes

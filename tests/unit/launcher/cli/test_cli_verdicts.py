@@ -98,7 +98,7 @@ def test_a_verdict_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_driver_appends_each_outcome_once(tmp_path: Path) -> None:
     """A driver that takes over says all that it finds in etcd again."""
-    acted = VerdictOutcome("v-1", OutcomeKind.ACTED, "done", "host-1", NOW_S, "i-1", "me@desk")
+    acted = VerdictOutcome("v-1", OutcomeKind.ACTED, "done", "host-1", NOW_S, "i-1", "me@login")
     entries = [AuditEntry(WAITING, STRAGGLER), AuditEntry(acted, STRAGGLER)]
     for _ in range(2):
         with IncidentFiles(tmp_path / "incidents") as files:

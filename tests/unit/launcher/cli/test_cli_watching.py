@@ -35,19 +35,19 @@ class _Screen(io.StringIO):
 def test_watching_draws_changes_until_the_end(client: EtcdClient, keys: JobKeys, is_terminal: bool) -> None:
     fill(client, keys)
     screen = _Screen(is_terminal=is_terminal)
-    looks: list[float] = []
+    polls: list[float] = []
 
     def now() -> float:
-        looks.append(time.time())
-        return looks[-1]
+        polls.append(time.time())
+        return polls[-1]
 
     view = LiveView(client, keys, output=screen, now=now, redraw_s=0.05)
     thread = threading.Thread(target=view.run, name="etcd view")
     thread.start()
     try:
         wait_until(lambda: "green, training" in screen.getvalue(), "the first picture")
-        num_looks = len(looks)
-        wait_until(lambda: len(looks) > num_looks + 4, "some more looks")
+        num_polls = len(polls)
+        wait_until(lambda: len(polls) > num_polls + 4, "some more polls")
         client.delete(keys.host("host-2"))
         wait_until(lambda: "red, training" in screen.getvalue(), "the lost host")
     finally:
@@ -60,7 +60,7 @@ def test_watching_draws_changes_until_the_end(client: EtcdClient, keys: JobKeys,
         assert text.count(f"\n{keys.job}: ") == 3  # a picture for each change, none for a second that passes
 
 
-def test_watching_ends_when_nobody_reads_any_more(client: EtcdClient, keys: JobKeys) -> None:
+def test_watching_ends_when_its_reader_is_gone(client: EtcdClient, keys: JobKeys) -> None:
     fill(client, keys)
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as output:
