@@ -9,9 +9,9 @@ from pathlib import Path
 
 from megatrain.commands.argument_types import real_number, seed, utf8_path, utf8_text, whole_number
 from megatrain.commands.data.arguments import Verbs, add_force, add_json, directory_lines
-from megatrain.programs.stop_signals import orderly_end
 from megatrain.commands.printing import print_json
 from megatrain.data.tokenizer import SMALLEST_VOCAB_SIZE
+from megatrain.programs.stop_signals import orderly_end
 
 LARGEST_VOCAB_SIZE = 10_000_000
 """Ten times the largest known vocabulary. The limit exists because the trainer allocates the whole vocabulary."""

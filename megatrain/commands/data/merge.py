@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from megatrain.commands.argument_types import utf8_path
 from megatrain.commands.data.arguments import Verbs, add_force, add_json, directory_lines
-from megatrain.programs.stop_signals import orderly_end
 from megatrain.commands.printing import print_json, print_lines
+from megatrain.programs.stop_signals import orderly_end
 
 
 def add_verb(verbs: Verbs) -> None:
