@@ -22,7 +22,10 @@ _SCALARS: Mapping[Any, tuple[type, ...]] = {int: (int,), float: (float, int), st
 
 @dataclass(frozen=True, slots=True)
 class SplitMeta:
-    """The size of one split. `text_bytes` counts UTF-8 bytes; `tokens` includes the end-of-document tokens."""
+    """The size of one split, and the digests of its files.
+
+    `text_bytes` counts UTF-8 bytes; `tokens` includes the end-of-document tokens.
+    """
 
     documents: int
     tokens: int

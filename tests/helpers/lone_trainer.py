@@ -38,6 +38,7 @@ from tests.helpers.training_case import make_config
 
 Note = tuple[Any, ...]
 SMALL: dict[str, dict[str, Any]] = {
+    "train": {"steps": 5},
     "model": {"num_layers": 1, "hidden_size": 16, "num_heads": 2},
     "batch": {"micro_batch_size": 2, "global_batch_size": 4},
 }

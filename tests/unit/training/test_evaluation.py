@@ -33,7 +33,7 @@ def corpus(directory: Path, name: str = "validation", **tables: object) -> Confi
     with IndexedWriter(directory / name, token_dtype(61)) as writer:
         for length in LENGTHS:
             writer.add_document(generator.integers(0, 61, length))
-    train, validation = SplitMeta(1, 5, 999), SplitMeta(len(LENGTHS), sum(LENGTHS), TEXT_BYTES)
+    train, validation = SplitMeta(1, 5, 999, "", ""), SplitMeta(len(LENGTHS), sum(LENGTHS), TEXT_BYTES, "", "")
     meta = DataMeta(("text",), "text", 0, 0.1, 61, 0, "", 1.0, {}, train, validation)
     (directory / META_NAME).write_text(meta.to_json())
     data = {"validation": str(directory / name), "train": str(directory / name)}
