@@ -110,7 +110,7 @@ def test_step_beyond_its_time_limit_fails_on_every_waiting_rank(
 ) -> None:
     blocked = 2
     # the first step has a timeout of its own, and so have groups while they are made: only later steps are short
-    config = make_config(train_data, LAYOUT, {"runtime": {"step_timeout_s": 1.0}})
+    config = make_config(train_data, LAYOUT, {"runtime": {"step_timeout_s": 1.0}, "train": {"steps": 5}})
     orders = Orders(block_at=(blocked, 3), diary=str(tmp_path))
 
     messages, _ = messages_of(rank_pool, config, orders)

@@ -166,7 +166,7 @@ def test_all_ranks_take_a_checkpoint_by_time_after_the_same_step(
 ) -> None:
     """One rank reads the clock: the others must learn of it in that step, or they would not take the snapshot."""
     place: Tables = {"job": {"run_directory": str(tmp_path)}, "checkpoint": {"interval_s": 0.001, "keep_last": 0}}
-    run = jobs.run(make_config(train_data, place, on_layout(2, 2, 2)))
+    run = jobs.run(make_config(train_data, place, {"train": {"steps": 5}}, on_layout(2, 2, 2)))
     assert [report.step for report in run.steps] == [1, 2, 3, 4, 5]
     taken = [note for note in run.ranks[0].notes if note.startswith("snapshot of step ")]
     assert taken

@@ -11,7 +11,7 @@ from tests.helpers.rank_pool import RankError, RankPool
 from tests.helpers.training_case import Orders, Poison, make_config, on_layout, train_on_rank
 
 SIZES = (2, 2, 2)
-MODEL: Tables = {"model": {"num_layers": 2}}
+MODEL: Tables = {"model": {"num_layers": 2}, "train": {"steps": 5}}
 SKIPPED = 2
 """The third step, counted from 0."""
 

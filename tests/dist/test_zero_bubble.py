@@ -141,7 +141,7 @@ def test_bits_of_1f1b_in_low_precision(jobs: TrainingJobs, train_data: Tables) -
 
 @pytest.mark.slow
 def test_a_skipped_step_leaves_nothing_behind(jobs: TrainingJobs, train_data: Tables) -> None:
-    tables = merged(train_data, on_layout(1, 2, 2))
+    tables = merged(train_data, on_layout(1, 2, 2), {"train": {"steps": 5}})
     # the wgrads of this weight are deferred: the sum is spoilt before the first of them is added to it
     poison = Poison(rank=3, steps=(2,), parameter="blocks.2.mlp_branch.mlp.up.weight", microbatch=1)
     run, same = (
