@@ -48,6 +48,10 @@ class Limits:
     stream_s: float = 3600.0
     """A stream ends after this time, and the page opens another one, so that rights are checked again."""
     heartbeat_s: float = 15.0
+    log_search_s: float = 2.0
+    """A search of the log lines ends after this time, with the newest lines searched."""
+    log_causes_s: float = 10.0
+    """The limit on reading the ends of all logs of a round, which are searched for the causes of its failure."""
     max_wrong_tokens: int = 10
     """Wrong tokens in a minute from one address. After them even the right token must wait, unless many callers share
     the address."""

@@ -34,11 +34,16 @@ WORKERS = 2
 
 def make_launched_job(root: Path, steps: int, *changes: Mapping[str, Mapping[str, Any]]) -> Job:
     """Write a job of four data-parallel ranks on real token files; its snapshots are in `root`, a checkpoint comes
-    every 10 steps."""
+    every 10 steps.
+
+    Two layers and one micro-batch per rank: beside a job that waits for a lease to end, others need the cores.
+    """
     data = write_corpus(root / "data" / "train", 20_000, VOCAB_SIZE)
     tables: dict[str, dict[str, Any]] = {
         "job": {"name": root.name},
         "data": {"train": str(data)},
+        "model": {"num_layers": 2},
+        "batch": {"global_batch_size": 4},
         "train": {"steps": steps},
         "checkpoint": {"interval": 10, "arena_directory": str(root / "job"), "keep_arena_s": 5.0},
         "runtime": {"save_grace_s": 10.0, "first_step_timeout_s": 60.0, "init_timeout_s": 60.0},

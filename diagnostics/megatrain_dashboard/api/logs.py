@@ -17,6 +17,7 @@ from megatrain_dashboard.responses.cache import cached_response, document_bytes
 from megatrain_dashboard.responses.document import Document
 from megatrain_dashboard.responses.errors import bad_query, unavailable
 from megatrain_dashboard.responses.query_parameters import From, RoundNumber, To, host_list, rank_list
+from megatrain_dashboard.settings import Limits
 from megatrain_dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.analysis.log_search import LogFinding, LoggedFailure, classify_logs
 from megatrain_diagnostics.events.roster import Roster
@@ -35,8 +36,6 @@ from megatrain_job.failures.culprit import Culprit, recorded_culprit
 _NS = 1_000_000_000
 _MAX_CAUSES = 1000
 _MAX_CHARACTERS = 4000
-_BUDGET_S = 2.0
-_CAUSES_BUDGET_S = 10.0
 _MAX_JUDGED_LINES = 50_000
 """Classifying these takes seven seconds if every line reports a failure."""
 _CAUSES_FRESH_S = 10.0
@@ -151,7 +150,7 @@ def _cause(one: LoggedFailure) -> LogCauseDocument:
 def router(parts: DashboardParts) -> APIRouter:
     """Return the routes that search log lines, and that name the causes of failures in the ends of all logs."""
     routes = APIRouter(tags=["logs"], dependencies=[parts.heavy_query])
-    source = parts.source
+    source, limits = parts.source, parts.settings.limits
 
     @routes.get("/logs", response_model=LogLinesDocument)
     def logs(
@@ -177,9 +176,8 @@ def router(parts: DashboardParts) -> APIRouter:
             wanted = LogQuery(
                 number, query, is_regex, asked_ranks, asked_hosts, limit, _ns(window.begin_s), _ns(window.end_s)
             )
-            return document_bytes(
-                lines_document(number, search_lines(source.events, wanted, budget_s=_BUDGET_S), limit)
-            )
+            found = search_lines(source.events, wanted, budget_s=limits.log_search_s)
+            return document_bytes(lines_document(number, found, limit))
 
         # the key holds the texts of ranks and hosts: a short text can name a million ranks, and a key is kept as long
         # as its response
@@ -192,7 +190,7 @@ def router(parts: DashboardParts) -> APIRouter:
         number = logged_round(source.events, round_number)
         recorded = recorded_culprit(source.facts().incidents, number)
         key = ("causes", number, recorded)
-        response = parts.responses.get(key, lambda: _causes(source, number, recorded), fresh_s=_CAUSES_FRESH_S)
+        response = parts.responses.get(key, lambda: _causes(source, limits, number, recorded), fresh_s=_CAUSES_FRESH_S)
         return cached_response(request, response)
 
     return routes
@@ -202,12 +200,12 @@ def _ns(at_s: float | None) -> int | None:
     return None if at_s is None else int(min(at_s, _LATEST_S) * 1e9)
 
 
-def _causes(source: JobSource, round_number: int, recorded: Culprit | None) -> bytes:
+def _causes(source: JobSource, limits: Limits, round_number: int, recorded: Culprit | None) -> bytes:
     roster = _roster(source, round_number)
     num_ranks = 1 if roster is None else roster.layout.world_size
     where = Where(rounds=(round_number,))
     try:
-        lines = newest_tails(source.events, where, _MAX_JUDGED_LINES, num_ranks=num_ranks, budget_s=_CAUSES_BUDGET_S)
+        lines = newest_tails(source.events, where, _MAX_JUDGED_LINES, num_ranks=num_ranks, budget_s=limits.log_causes_s)
     except TooSlowError as error:
         raise unavailable(f"the ends of {num_ranks:,} logs take too long to read: {error}") from error
     return document_bytes(causes_document(round_number, classify_logs(lines, roster, recorded)))

@@ -84,7 +84,7 @@ def logged_round(events: StoredEvents, round_number: int | None) -> int:
     return round_number
 
 
-def search_lines(events: StoredEvents, query: LogQuery, *, budget_s: float = 2.0) -> FoundLines:
+def search_lines(events: StoredEvents, query: LogQuery, *, budget_s: float) -> FoundLines:
     """Return the newest lines that match. Raises: DataError."""
     deadline_s = time.monotonic() + budget_s
     where = Where(

@@ -13,6 +13,7 @@ from megatrain.contracts.records.rounds import HostCommand
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.health.checks import run_checks
+from megatrain_launcher.health.child import ProbeRunner, run_probe
 from megatrain_launcher.health.context import context_of
 from megatrain_launcher.health.pair_test import NAME, pair_task, run_pair
 
@@ -24,6 +25,7 @@ class HostChecks:
     settings: ExecutorSettings
     client: EtcdClient
     keys: JobKeys
+    probe: ProbeRunner = run_probe
 
     def check(self, session: str, is_training: bool) -> CheckReport:
         settings = self.settings
@@ -58,7 +60,7 @@ class HostChecks:
             network_interface=runtime.network_interface,
             timeout_s=recovery.pair_timeout_s,
         )
-        return CheckReport(settings.host, session, at_unix_s, (run_pair(task, settings.environment),))
+        return CheckReport(settings.host, session, at_unix_s, (run_pair(task, settings.environment, self.probe),))
 
     def _record(self, host: str) -> HostRecord:
         key = self.keys.host(host)

@@ -42,7 +42,7 @@ from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import make_cordon, make_failure, make_incident, make_snapshot, make_status
 from tests.helpers.recorded_run import LAYOUT, step_of
 from tests.helpers.synthetic_steps import SyntheticJob
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 from tests.helpers.written_verdicts import STRAGGLER
 from tests.unit.dashboard.test_daemon_state import STATE
 
@@ -150,10 +150,10 @@ def test_newest_lines_are_found_and_all_are_counted(tmp_path: Path) -> None:
     put_lines(tmp_path, 400, each_s=600)
     put_lines(tmp_path, 10, each_s=600)  # stored twice
     events = StoredEvents(tmp_path)
-    found = search_lines(events, LogQuery(1, "LINE", limit=5))
+    found = search_lines(events, LogQuery(1, "LINE", limit=5), budget_s=DEADLINE_S)
     assert [str(line) for line in found.lines.line] == [f"line {number}" for number in range(395, 400)]
     assert (found.num_matching, found.num_searched, found.is_partial) == (410, 410, False)
-    exact = search_lines(events, LogQuery(1, "^line 7$", is_regex=True))
+    exact = search_lines(events, LogQuery(1, "^line 7$", is_regex=True), budget_s=DEADLINE_S)
     assert exact.lines.sequence.tolist() == [7]
 
 
@@ -178,7 +178,7 @@ def test_a_question_ends_at_its_deadline(tmp_path: Path) -> None:
 
 def test_newest_lines_of_each_rank_are_judged(tmp_path: Path) -> None:
     put_lines(tmp_path, 40, each_s=1)
-    found = newest_tails(StoredEvents(tmp_path), Where((1,)), 8, num_ranks=4, budget_s=30.0)
+    found = newest_tails(StoredEvents(tmp_path), Where((1,)), 8, num_ranks=4, budget_s=DEADLINE_S)
     assert sorted(found.sequence.tolist()) == list(range(32, 40))
 
 

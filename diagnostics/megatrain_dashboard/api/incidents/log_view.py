@@ -14,6 +14,7 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
 from megatrain.run_files.run_directory import RunDirectory, rank_log_path
 from megatrain_dashboard.api.incidents.document import IncidentLineDocument, IncidentLogsDocument
+from megatrain_dashboard.settings import Limits
 from megatrain_diagnostics.analysis.log_search import LogFinding, classify_logs
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.source import Where
@@ -31,8 +32,6 @@ _AFTER_S = 1.0
 """Lines get their time when the streamer reads them, a moment after they were written."""
 _OTHERS_S = 30.0
 """Lines of the others are shown from this long before the incident began."""
-_BUDGET_S = 2.0
-_CAUSES_BUDGET_S = 10.0
 _MAX_JUDGED_LINES = 50_000
 _MAX_CHARACTERS = 4000
 
@@ -45,6 +44,7 @@ class LogPlaces:
     run: RunDirectory
     roster: Roster | None
     host_of: Callable[[int], str]
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,10 +106,10 @@ def _found(incident: Incident, culprit: Culprit, places: LogPlaces, until_ns: in
         if culprit.is_named:
             hosts = None if culprit.ranks else culprit.hosts
             where = Where(rounds, ranks=culprit.ranks or None, hosts=hosts, last_ns=until_ns)
-            own = newest_lines(events, where, _MAX_LINES, budget_s=_BUDGET_S)
+            own = newest_lines(events, where, _MAX_LINES, budget_s=places.limits.log_search_s)
         first_ns = int((incident.moments.began - _OTHERS_S) * _NS)
         around = Where(rounds, first_ns=first_ns, last_ns=until_ns)
-        others = newest_lines(events, around, _MAX_READ, budget_s=_BUDGET_S)
+        others = newest_lines(events, around, _MAX_READ, budget_s=places.limits.log_search_s)
         return _Found(own, others, _finding(incident, places))
     except TooSlowError as error:
         return _Found(no_lines(), no_lines(), problem=f"the lines take too long to read: {error}")
@@ -123,7 +123,11 @@ def _finding(incident: Incident, places: LogPlaces) -> LogFinding | None:
         return None
     num_ranks = 1 if places.roster is None else places.roster.layout.world_size
     tails = newest_tails(
-        places.events, Where((incident.round,)), _MAX_JUDGED_LINES, num_ranks=num_ranks, budget_s=_CAUSES_BUDGET_S
+        places.events,
+        Where((incident.round,)),
+        _MAX_JUDGED_LINES,
+        num_ranks=num_ranks,
+        budget_s=places.limits.log_causes_s,
     )
     return classify_logs(tails, places.roster, culprit_of_incident(incident))
 

@@ -81,7 +81,8 @@ def router(parts: DashboardParts) -> APIRouter:
 
         def make() -> bytes:
             hosts = host_names(source, (one,))
-            places = LogPlaces(source.events, source.run, _roster(source, one.round), partial(hosts, one.round))
+            roster = _roster(source, one.round)
+            places = LogPlaces(source.events, source.run, roster, partial(hosts, one.round), parts.settings.limits)
             return document_bytes(incident_logs(one, places, parts.clock()))
 
         # an open incident has new lines each second, and all lines are classified again
