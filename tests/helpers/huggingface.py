@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,11 +16,12 @@ from torch.overrides import TorchFunctionMode
 from megatrain.config.model import ModelConfig
 from megatrain.hf.families import family_for_export
 from megatrain.hf.tensor_map import our_shapes
-from tests.helpers.require import require
+from tests.helpers.require import lazy_module
 
-require("transformers", find_spec("transformers") is not None, "our models are compared with those of this package")
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel  # noqa: E402
+transformers = lazy_module("transformers")
 
 _WITHOUT_SDPA = ("gemma2",)
 
@@ -54,7 +54,7 @@ def oracle(model: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     In fp64, the model must be built and called in the context WideFloats.
     """
     family = family_for_export(model)
-    config = AutoConfig.for_model(
+    config = transformers.AutoConfig.for_model(
         family.model_type,
         **family.write_config(model),
         bos_token_id=None,
@@ -62,7 +62,7 @@ def oracle(model: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
         pad_token_id=None,
         attn_implementation="eager" if family.model_type in _WITHOUT_SDPA else "sdpa",
     )
-    found: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    found: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for name, parameter in found.named_parameters():

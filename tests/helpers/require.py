@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import importlib
 import os
+from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,24 @@ def require_module(name: str) -> ModuleType:
     except ImportError as error:
         require(name.partition(".")[0], found=False, reason=str(error))
         raise
+
+
+def lazy_module(name: str) -> Any:
+    """Return a module that is imported when a test first reads an attribute of it; skip or fail as `require_module`.
+
+    For packages that take seconds to load: each process of a run collects all tests, and runs a part of them.
+    """
+    package = name.partition(".")[0]
+    require(package, find_spec(package) is not None, f"no package {package}")
+    return _LazyModule(name)
+
+
+class _LazyModule:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
 
 
 def is_required(part: str, requirement: str) -> bool:

@@ -33,10 +33,10 @@ from tests.helpers.hf_models import (
     their_logits,
     tiny,
 )
-from tests.helpers.require import require_module
+from tests.helpers.require import lazy_module
 from tests.helpers.saved_checkpoint import Ckpt, with_layout, write_as_job
 
-transformers = require_module("transformers")
+transformers = lazy_module("transformers")
 
 
 def job_of(model: ModelConfig) -> Config:

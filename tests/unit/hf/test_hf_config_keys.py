@@ -14,11 +14,10 @@ from megatrain.contracts.errors import CheckpointError
 from megatrain.hf import open_model
 from megatrain.hf.families import FAMILIES, IGNORED
 from tests.helpers.hf_models import our_logits, some_tokens, their_logits, tiny
-from tests.helpers.require import require_module
+from tests.helpers.huggingface import oracle
+from tests.helpers.require import lazy_module
 
-transformers = require_module("transformers")
-
-from tests.helpers.huggingface import oracle  # noqa: E402  it needs transformers
+transformers = lazy_module("transformers")
 
 WITHOUT_EFFECT = IGNORED.union(*(family.ignored for family in FAMILIES))
 CASES = (

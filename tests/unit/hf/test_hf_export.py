@@ -32,10 +32,10 @@ from tests.helpers.hf_models import (
     their_logits,
     tiny,
 )
-from tests.helpers.require import require_module
+from tests.helpers.require import lazy_module, require_module
 
 safetensors = require_module("safetensors")
-transformers = require_module("transformers")
+transformers = lazy_module("transformers")
 
 
 def load(directory: Path) -> Any:

@@ -26,12 +26,11 @@ from tests.helpers.hf_models import (
     their_logits,
     tiny,
 )
-from tests.helpers.require import require_module
+from tests.helpers.huggingface import oracle, our_weights
+from tests.helpers.require import lazy_module, require_module
 
 safetensors_torch = require_module("safetensors.torch")
-transformers = require_module("transformers")
-
-from tests.helpers.huggingface import oracle, our_weights  # noqa: E402  it needs transformers
+transformers = lazy_module("transformers")
 
 Change = Callable[[dict[str, Tensor]], object]
 

@@ -10,7 +10,9 @@ import torch
 from megatrain.contracts.errors import CheckpointError, DataError
 from megatrain.inference.loaded_model import load
 from tests.helpers.hf_models import CASES, export, our_logits, random_parameters, some_tokens, their_logits, tiny
-from tests.helpers.require import require_module
+from tests.helpers.require import lazy_module
+
+transformers = lazy_module("transformers")
 
 
 @pytest.mark.slow(kept=["gpt2"])
@@ -31,9 +33,6 @@ def test_logits_are_those_of_the_parameters(case: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
-    require_module("transformers")
-    import transformers
-
     model, tokens_SB = tiny(case), some_tokens(tiny(case))
     place = export(random_parameters(model), model, tmp_path / "exported")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(place).eval()

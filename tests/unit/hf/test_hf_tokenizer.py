@@ -12,11 +12,11 @@ from megatrain.data.end_of_document import END_OF_DOCUMENT
 from megatrain.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from megatrain.hf import TokenizerFile, export_model
 from tests.helpers.hf_models import random_parameters, tiny
-from tests.helpers.require import require_module
+from tests.helpers.require import lazy_module, require_module
 
 require_module("safetensors")
 tokenizers = require_module("tokenizers")
-transformers = require_module("transformers")
+transformers = lazy_module("transformers")
 
 TEXTS = [
     "It is a truth universally acknowledged, that",

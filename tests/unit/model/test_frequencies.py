@@ -9,11 +9,10 @@ import torch
 
 from megatrain.config.model import ModelConfig
 from megatrain.model.frequencies import rotary_frequencies
-from tests.helpers.require import require_module
+from tests.helpers.require import lazy_module
 
-require_module("transformers")
-from transformers import LlamaConfig  # noqa: E402
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402
+transformers = lazy_module("transformers")
+modeling_rope_utils = lazy_module("transformers.modeling_rope_utils")
 
 CPU = torch.device("cpu")
 LENGTH = 512
@@ -41,12 +40,12 @@ def model_of(scaling: str, head_dim: int, **keys: Any) -> ModelConfig:
 def test_scalings(scaling: str, head_dim: int) -> None:
     ours, theirs = CASES[scaling]
     rope = {"rope_type": scaling, "rope_theta": 500000.0, "factor": ours["rope_scaling_factor"], **theirs}
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         hidden_size=4 * head_dim, num_attention_heads=4, head_dim=head_dim, max_position_embeddings=LENGTH,
         rope_parameters=rope,
     )  # fmt: skip
     for seq_len in (LENGTH // 2, LENGTH, 3 * LENGTH):
-        expected, factor = ROPE_INIT_FUNCTIONS[scaling](config, CPU, seq_len=seq_len)
+        expected, factor = modeling_rope_utils.ROPE_INIT_FUNCTIONS[scaling](config, CPU, seq_len=seq_len)
         found = rotary_frequencies(model_of(scaling, head_dim, **ours), seq_len, is_local=False)
 
         torch.testing.assert_close(found.angle.float(), expected, rtol=2e-5, atol=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +13,10 @@ from megatrain.ops.rotary import inverse_frequencies, rotary_table, split_rotate
 from tests.helpers.kernels import UNDER_TEST, draw
 from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned, with_gaps
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
-from tests.helpers.require import require
+from tests.helpers.require import lazy_module
 
-require("transformers", find_spec("transformers") is not None, "the rotary positions of Llama are compared with it")
-import transformers  # noqa: E402
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb  # noqa: E402
+transformers = lazy_module("transformers")
+modeling_llama = lazy_module("transformers.models.llama.modeling_llama")
 
 CPU = torch.device("cpu")
 
@@ -38,7 +37,7 @@ SPLIT = [(7, 2, 2, 3, 6), (5, 1, 4, 4, 64), (2, 1, 3, 9, 246), (9, 2, 2, 2, 16)]
 SHAPES = IN_PLACE + SPLIT
 
 
-def llama_config(head_dim: int, theta: float) -> transformers.LlamaConfig:
+def llama_config(head_dim: int, theta: float) -> Any:
     rope = {"rope_type": "default", "rope_theta": theta}
     return transformers.LlamaConfig(
         hidden_size=4 * head_dim, num_attention_heads=4, head_dim=head_dim, rope_parameters=rope
@@ -48,7 +47,7 @@ def llama_config(head_dim: int, theta: float) -> transformers.LlamaConfig:
 @pytest.mark.parametrize("theta", [10000.0, 500000.0])
 @pytest.mark.parametrize("head_dim", [2, 6, 64, 128])
 def test_plain_frequencies(head_dim: int, theta: float) -> None:
-    expected, _ = LlamaRotaryEmbedding.compute_default_rope_parameters(llama_config(head_dim, theta))
+    expected, _ = modeling_llama.LlamaRotaryEmbedding.compute_default_rope_parameters(llama_config(head_dim, theta))
 
     torch.testing.assert_close(inverse_frequencies(head_dim, theta).float(), expected, rtol=2e-6, atol=0)
 
@@ -77,7 +76,7 @@ def drawn_product(shape: tuple[int, ...], dtype: torch.dtype = torch.float64, se
 def turned_by_llama(x_SBGRD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     full = [torch.cat([table, table], -1)[:, 0, 0][None] for table in (cos, sin)]
     x_BNSD = x_SBGRD.flatten(2, 3).permute(1, 2, 0, 3)
-    return apply_rotary_pos_emb(x_BNSD, x_BNSD, *full)[0].permute(2, 0, 1, 3).reshape(x_SBGRD.shape)
+    return modeling_llama.apply_rotary_pos_emb(x_BNSD, x_BNSD, *full)[0].permute(2, 0, 1, 3).reshape(x_SBGRD.shape)
 
 
 def joined(cos: Tensor, sin: Tensor):
@@ -101,7 +100,9 @@ def test_turn_agrees_with_llamas_own_table() -> None:
     config = llama_config(16, 500000.0)
     product = drawn_product((40, 2, 3, 1, 16), torch.float32)
     q, k = (product[..., row, :].permute(1, 2, 0, 3).cpu() for row in (0, 1))
-    expected = apply_rotary_pos_emb(q, k, *LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(40)[None]))
+    expected = modeling_llama.apply_rotary_pos_emb(
+        q, k, *modeling_llama.LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(40)[None])
+    )
 
     frequency = inverse_frequencies(16, 500000.0)
     found = split_rotated_(product, *rotary_table(40, frequency, UNDER_TEST.device, torch.float32))
