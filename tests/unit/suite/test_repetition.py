@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -132,9 +133,11 @@ def test_repeated_failures(
 def test_each_kind_of_failure_is_recorded_from_every_process(tmp_path: Path) -> None:
     (tmp_path / "test_session.py").write_text(SESSION)
     (tmp_path / "conftest.py").write_text(CONFTEST)
-    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", tmp_path, "-n", "2", tmp_path]
+    plugins = ["-p", "xdist.plugin", "-p", "pytest_timeout"]
+    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", tmp_path, *plugins, "-n", "2", tmp_path]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
     assert done.returncode == 1, done.stdout + done.stderr
     record = read_record(tmp_path / "record.json")
