@@ -28,7 +28,7 @@ from typing import Any, NoReturn, TextIO, cast
 import megatrain
 from megatrain.contracts.errors import ConfigError, FlagError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 
 ENTRY_POINT_GROUP = "megatrain.commands"
 

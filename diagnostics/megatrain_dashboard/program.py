@@ -18,7 +18,7 @@ from megatrain.config.dashboard import DashboardConfig
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.records.diag_records import DashboardRecord
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain.formatting.quantities import count_text
+from megatrain.formatting import count_text
 from megatrain.run_files.action_log import ACTIONS_NAME, ActionLog
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.actions.backend import EtcdBackend

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatrain.formatting.quantities import bytes_text, count_text
+from megatrain.formatting import bytes_text, count_text
 
 _SPARE_BYTES = 64 << 20
 """Bytes to leave free in the arena's file system, because black boxes, NCCL and data loaders use it too."""

@@ -8,7 +8,7 @@ from megatrain.arena.directory import Arena
 from megatrain.arena.plans import WriterStatus
 from megatrain.checkpoint.writer import wake_or_start_writer
 from megatrain.contracts.errors import CheckpointError
-from megatrain.formatting.quantities import bytes_text, seconds_text
+from megatrain.formatting import bytes_text, seconds_text
 
 
 class HostWriter:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME
 from megatrain.config.checkpoint import CheckpointConfig
-from megatrain.formatting.quantities import bytes_text, seconds_text
+from megatrain.formatting import bytes_text, seconds_text
 
 MOST_SHARE = 0.02
 """The largest fraction of the training time that checkpoints by time may cost."""

@@ -47,7 +47,7 @@ from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.url_location import open_location
 from megatrain.contracts.errors import CheckpointError, MegatrainError, MissingFileError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.quantities import bytes_text, seconds_text
+from megatrain.formatting import bytes_text, seconds_text
 from megatrain.programs.background import LOWEST_PRIORITY, lower_process_priority
 from megatrain.programs.own_output import keep_own_log
 

@@ -15,7 +15,7 @@ from megatrain.checkpoint_format.lineage import Candidate, candidates, current_b
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.verifications import known_verifications
 from megatrain.contracts.errors import CheckpointError
-from megatrain.formatting.quantities import time_text
+from megatrain.formatting import time_text
 
 
 @dataclass(frozen=True, slots=True)

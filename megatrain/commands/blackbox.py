@@ -21,7 +21,7 @@ from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.reader import BlackBox, read_black_box
 from megatrain.contracts.black_box.values import ALL_OPERATIONS, ControlPage, Record, RecordFlag, State, StepTotal
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 
 SUMMARY = "print the black box of a rank: what it was doing when it hung or died"
 SCHEMA_VERSION = 1

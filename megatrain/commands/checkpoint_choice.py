@@ -14,7 +14,7 @@ from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.stored_tensors import EMA, MASTER
 from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 
 SCHEMA_VERSION = 1
 

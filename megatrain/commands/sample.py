@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Sample. Raises: CheckpointError, DataError naming the file; ConfigError when the chosen device is missing."""
     checkpoint = chosen_checkpoint(args)
-    from megatrain.formatting.terminal import printable
+    from megatrain.formatting import printable
     from megatrain.inference.generation import Sampling
     from megatrain.inference.loaded_model import choose_device, load_checkpoint
 

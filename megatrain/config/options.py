@@ -16,7 +16,7 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from megatrain.config.toml_text import shortened, value_text
 from megatrain.config.variants import is_variant
-from megatrain.formatting.lists import alternatives
+from megatrain.formatting import alternatives
 
 Value = int | float | bool | str | tuple[int, ...]
 """The types of a key's value. A list of TOML is held as a tuple, so that a section is immutable."""

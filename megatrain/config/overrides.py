@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from megatrain.config.options import Option
 from megatrain.config.origin import OverrideOrigin
 from megatrain.config.tables import suggestions
-from megatrain.formatting.lists import alternatives
+from megatrain.formatting import alternatives
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from megatrain.config.options import Option, Value, WrongTypeError
 from megatrain.config.origin import Origin
 from megatrain.config.problem import Problem, closest_name
 from megatrain.config.toml_text import setting
-from megatrain.formatting.lists import alternatives
+from megatrain.formatting import alternatives
 
 MOST = 16
 """Per kind. Each receiver of notifications is a thread of the driver's host; each parameter group has buckets."""

@@ -7,15 +7,16 @@ index is at its end.
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, BinaryIO
 
 from megatrain.compression import COMPRESSIONS, opened
 from megatrain.contracts.errors import DataError
-from megatrain.data.arrow_library import part_of_pyarrow
 from megatrain.data.formats import empty, kind_of, not_utf8
 from megatrain.data.input_file import InputFile
 
@@ -112,3 +113,12 @@ def _python_values(column: Any, path: InputFile, first_row: int) -> list[Any]:
     except UnicodeDecodeError as error:
         last_row = first_row + len(column) - 1
         raise not_utf8(f"{path}: rows {first_row} to {last_row}", error) from error
+
+
+def part_of_pyarrow(name: str, path: object, action: str) -> ModuleType:
+    """Return a module of pyarrow. Raises: DataError saying that the action on `path` needs the package."""
+    try:
+        importlib.import_module("pyarrow")
+        return importlib.import_module(f"pyarrow.{name}")
+    except ImportError as error:
+        raise DataError(f"{path}: {action} needs pyarrow; pip install 'megatrain[data]'") from error

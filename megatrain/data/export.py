@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.files.whole_files import temporary_name
-from megatrain.data.arrow_library import part_of_pyarrow
+from megatrain.data.columns import part_of_pyarrow
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.tokenizer import Tokenizer
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from megatrain.config.config import Config
 from megatrain.contracts.layout import axis_named
-from megatrain.formatting.quantities import bytes_text
+from megatrain.formatting import bytes_text
 from megatrain.planning.run_plan import RunPlan, StagePlan, plan_run
 
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20))

@@ -85,12 +85,12 @@ class ReplicaCheck:
         found = [name for name, column in zip(names, columns, strict=True) if len(set(column)) > 1]
         shown = ", ".join(found[:_MAX_NAMED]) + (f" and {len(found) - _MAX_NAMED} more" if found[_MAX_NAMED:] else "")
         members = self._rank_model.mesh.layout.ranks_along(self._rank_model.mesh.rank, *axes)
-        everybody, odd = brief(members), odd_rows(by_rank)
-        who = f"the replicas on ranks {everybody} have no majority, so the wrong one is unknown"
+        all_ranks, odd = brief(members), odd_rows(by_rank)
+        who = f"the replicas on ranks {all_ranks} have no majority, so the wrong one is unknown"
         if odd:
             ranks = tuple(members[row] for row in odd)
             verb = "ranks {} differ" if len(ranks) > 1 else "rank {} differs"
-            who = f"{verb.format(brief(ranks))} from most of the replicas on ranks {everybody}"
+            who = f"{verb.format(brief(ranks))} from most of the replicas on ranks {all_ranks}"
         equal_at = f"step {self._equal_at}" if self._equal_at else "no step of this process"
         healthy = equal_at if self._equal_at else "this process"
         return (

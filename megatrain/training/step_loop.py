@@ -18,7 +18,7 @@ from megatrain.contracts.errors import NonFiniteError
 from megatrain.contracts.sample_ranges import SampleRanges, position_after
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.reader import BatchReader, StepBatch
-from megatrain.formatting.quantities import bytes_text
+from megatrain.formatting import bytes_text
 from megatrain.optim import learning_rate
 from megatrain.reporting import Reporter
 from megatrain.telemetry.recorder import Recorder

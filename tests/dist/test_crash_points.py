@@ -47,7 +47,7 @@ def never_stopped(jobs: TrainingJobs, train_data: Tables, steps: int = STEPS) ->
         RankFault(1, 2, "agree"),
         # the other rank seals, but no step counts that one rank has not
         RankFault(1, 2, "seal"),
-        # nobody has called the writer yet: it finds the step by itself
+        # no rank has called the writer yet: it finds the step by itself
         RankFault(0, 1, "call"),
     ],
     ids=lambda fault: fault.point,
@@ -200,7 +200,7 @@ def test_writers_that_are_killed_while_the_ranks_train_on(
     )
     assert faults.num_reached == len(KILLS)
 
-    # nobody felt it, every step came to storage, and what is not kept is gone
+    # training was not disturbed, every step came to storage, and what is not kept is gone
     straight = never_stopped(jobs, train_data, SAVES)
     assert_goes_on_as_if_never_stopped(trained, straight, 0)
     assert not [note for note in trained.ranks[0].notes if "FAILED" in note]

@@ -19,7 +19,7 @@ from megatrain.checkpoint_format.location import LocalLocation
 from megatrain.checkpoint_format.verifications import Verification, note_verifications
 from megatrain.config.serialize import to_toml
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.quantities import bytes_text
+from megatrain.formatting import bytes_text
 from tests.dist.restarts import place, step_place, steps_that_are_whole, wait_for_the_end_of_writers
 from tests.dist.training_jobs import Arrays, Run, Tables, TrainingJobs, assert_bitwise
 from tests.helpers.checkpoint_tree import manifest_path

@@ -95,17 +95,17 @@ def wait_for_one_that_never_comes(context: RankContext, absent: tuple[int, ...],
     """Return the error of a rank that is there."""
     rendezvous = come(context, port)
     store = rendezvous.store
-    everybody = range(size)
+    all_ranks = range(size)
     store.set(f"here-{context.rank}", b"1")
-    store.wait([f"here-{rank}" for rank in everybody], DEADLINE)
+    store.wait([f"here-{rank}" for rank in all_ranks], DEADLINE)
     text = ""
     if context.rank not in absent:
         with pytest.raises(CommunicationError) as caught:
-            create(PlannedGroup("dp", tuple(everybody)), rendezvous, TIMEOUT_S)
+            create(PlannedGroup("dp", tuple(all_ranks)), rendezvous, TIMEOUT_S)
         text = str(caught.value)
     store.set(f"seen-{context.rank}", b"1")
-    # nobody leaves before all have seen it: an absent rank is alive, and elsewhere
-    store.wait([f"seen-{rank}" for rank in everybody], DEADLINE)
+    # no rank leaves before all have seen it: an absent rank is alive, and elsewhere
+    store.wait([f"seen-{rank}" for rank in all_ranks], DEADLINE)
     return text
 
 

@@ -92,7 +92,7 @@ def test_stopped_and_resumed_run_equals_an_undisturbed_one(
 
 
 def worker_environment(local_rank: int, store_port: int = 1) -> dict[str, str]:
-    """Return what torchrun would say to one of 4 workers; the store is at a port where nobody listens by default."""
+    """Return torchrun's variables for one of 4 workers; by default, no process listens at the store's port."""
     return {
         "RANK": str(local_rank),
         "LOCAL_RANK": str(local_rank),

@@ -1,7 +1,7 @@
 """Made-up steps of a job: totals as ranks stream them, with what one slow part does to all the others.
 
 A step is: data, passes, reduction of the gradients, optimizer. The stages of a pipeline take turns, so that all of one
-are late when one of them is; in the reduction everybody waits for the last one.
+are late when one of them is; in the reduction every rank waits for the last one.
 """
 
 from __future__ import annotations

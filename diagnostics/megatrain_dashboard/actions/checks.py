@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.natural_order import natural_order
-from megatrain.formatting.lists import names_text
-from megatrain.formatting.quantities import count_text
-from megatrain.formatting.terminal import is_control, is_seen
+from megatrain.formatting import count_text, is_control, is_seen, names_text
 from megatrain_dashboard.actions.document import ActionRequest
 from megatrain_dashboard.responses.errors import RefusalError, bad_query, conflict, not_found
 from megatrain_dashboard.security.roles import Caller, Role

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 from megatrain.run_files.action_log import INTENT, RESULT, ActionEntry, ActionLog, ActionTrail
 from megatrain_dashboard.actions.backend import ActionBackend, Outcome
 from megatrain_dashboard.actions.checks import check_request, effect_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatrain.formatting.quantities import count_text, seconds_text
+from megatrain.formatting import count_text, seconds_text
 from megatrain.run_files.action_log import INTENT, ActionEntry
 
 WINDOW_S = 3600.0

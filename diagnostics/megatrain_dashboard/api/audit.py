@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.contracts.records.host_verdict import AuditEntry
-from megatrain.formatting.lists import names_text
+from megatrain.formatting import names_text
 from megatrain.run_files.action_log import (
     ACTIONS_NAME,
     INTENT,

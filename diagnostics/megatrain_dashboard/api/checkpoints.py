@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import cached_response, document_bytes
 from megatrain_dashboard.responses.document import Document

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.config.serialize import config_values
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.parts import JobsParts
 from megatrain_dashboard.responses.cache import cached_response, document_bytes

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.config.diagnostics import DiagnosticsConfig
-from megatrain.formatting.quantities import age_text
+from megatrain.formatting import age_text
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import cached_response, document_bytes
 from megatrain_dashboard.responses.document import Document

@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.checkpoint.survey import FoundCheckpoint
-from megatrain.formatting.quantities import count_text
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import count_text, printable
 from megatrain.run_files.config_changes import ConfigChange
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import cached_response, document_bytes

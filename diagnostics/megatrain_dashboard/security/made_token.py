@@ -1,7 +1,7 @@
 """The operator token of a page with actions but no configured token: made once a run, in a file that only its owner can
 read.
 
-Everybody with an account on the machine can use loopback, so reaching the page proves nothing. Being able to read a
+Every user with an account on the machine can use loopback, so reaching the page proves nothing. Being able to read a
 file of the job's user does.
 """
 

@@ -10,7 +10,7 @@ from megatrain.config.config import Config
 from megatrain.config.serialize import config_of_values
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain.formatting.quantities import age_text
+from megatrain.formatting import age_text
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.sources.facts import JobFacts
 from megatrain_dashboard.sources.run_history import PERIOD_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from megatrain.config.config import Config
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.sources.facts import JobFacts
 from megatrain_dashboard.sources.run_files import recorded_config

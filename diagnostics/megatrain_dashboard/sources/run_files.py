@@ -12,7 +12,7 @@ from megatrain.config.serialize import CONFIG_NAME, read_tables
 from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.records.host_verdict import AuditEntry
 from megatrain.contracts.records.incident import Incident
-from megatrain.formatting.quantities import count_text
+from megatrain.formatting import count_text
 from megatrain.run_files.action_log import ACTIONS_NAME, read_actions
 from megatrain.run_files.config_changes import CHANGES_NAME, ConfigChange, read_changes
 from megatrain.run_files.incidents import AUDIT_NAME, read_audit, read_incident

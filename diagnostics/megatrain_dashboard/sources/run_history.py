@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from megatrain.contracts.errors import DataError
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.sources.checkpoint_watch import CheckpointWatch
 from megatrain_dashboard.sources.facts import CheckpointsSeen

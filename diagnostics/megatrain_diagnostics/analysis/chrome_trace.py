@@ -14,7 +14,7 @@ from typing import Any
 
 from megatrain.contracts.black_box.operations import MAX_OPERATIONS, operation_name
 from megatrain.contracts.black_box.values import RecordFlag
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 from megatrain_diagnostics.analysis.timeline import LANES, Timeline, counter_names, rank_name
 from megatrain_diagnostics.events.tables import NO_DURATION
 from megatrain_job.jobs.notes import Note

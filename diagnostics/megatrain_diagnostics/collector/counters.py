@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from megatrain.formatting.quantities import count_text
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import count_text, printable
 
 _logger = logging.getLogger(__name__)
 _MAX_KEYS = 10_000

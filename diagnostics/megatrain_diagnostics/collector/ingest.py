@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from megatrain.contracts.errors import CoordinationError, DataError, MegatrainError
 from megatrain.contracts.records.record import decode
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 from megatrain_diagnostics.collector.admission import Admission, Admitted, RefusedBatchError
 from megatrain_diagnostics.collector.consumers import ConsumerThread
 from megatrain_diagnostics.collector.counters import Ledger, RejectionReason

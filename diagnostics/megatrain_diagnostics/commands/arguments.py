@@ -11,7 +11,7 @@ from typing import TypeAlias
 from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.commands.printing import print_note
 from megatrain.contracts.errors import DataError, MegatrainError, NotFoundError, UsageError
-from megatrain.formatting.lists import names_text
+from megatrain.formatting import names_text
 from megatrain.run_files.incidents import read_incidents
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.events.roster import newest_round

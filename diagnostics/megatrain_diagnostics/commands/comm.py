@@ -9,7 +9,7 @@ from typing import Any
 from megatrain.commands.printing import facts, print_json, print_lines, table
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.quantities import bytes_text
+from megatrain.formatting import bytes_text
 from megatrain_diagnostics.analysis.comm import Communication, analyse_communication
 from megatrain_diagnostics.analysis.slow_links import SLOW_EXCESS, SlowLinks
 from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, newest_steps, read_step_events

@@ -9,7 +9,7 @@ from typing import Any
 from megatrain.commands.argument_types import real_number
 from megatrain.commands.printing import facts, print_json, print_lines
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.quantities import time_text
+from megatrain.formatting import time_text
 from megatrain_diagnostics.analysis.drift import Drift, LevelChange, analyse_drift
 from megatrain_diagnostics.analysis.drift_causes import EXPLAINS, Moved
 from megatrain_diagnostics.analysis.trends import Trend

@@ -9,8 +9,7 @@ from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import DataError, NotFoundError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.lists import names_text
-from megatrain.formatting.quantities import time_text
+from megatrain.formatting import names_text, time_text
 from megatrain_diagnostics.analysis.log_search import matching_lines, newest_logged
 from megatrain_diagnostics.commands.arguments import (
     add_json,

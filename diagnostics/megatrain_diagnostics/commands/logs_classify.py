@@ -22,7 +22,7 @@ from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.printing import facts, print_json, print_lines, table
 from megatrain.contracts.errors import DataError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.terminal import printable, short
+from megatrain.formatting import printable, short
 from megatrain_diagnostics.commands.arguments import (
     add_ranks,
     add_round,

@@ -11,7 +11,7 @@ from megatrain.commands.argument_types import real_number, whole_number
 from megatrain.commands.printing import facts, print_json, print_lines
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.quantities import seconds_text
+from megatrain.formatting import seconds_text
 from megatrain_diagnostics.analysis.findings import Finding, Thresholds
 from megatrain_diagnostics.analysis.sentences import findings_headline
 from megatrain_diagnostics.analysis.stored_stragglers import stored_stragglers

@@ -12,7 +12,7 @@ from megatrain.commands.argument_types import utf8_path, whole_number
 from megatrain.commands.printing import facts, print_json, print_lines, print_note
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.quantities import bytes_text
+from megatrain.formatting import bytes_text
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
 from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, newest_steps, read_step_events

@@ -22,9 +22,7 @@ from megatrain.contracts.errors import (
 )
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.record import to_plain
-from megatrain.formatting.lists import names_text, ranks_text
-from megatrain.formatting.quantities import age_text, count_text, time_text
-from megatrain.formatting.terminal import short
+from megatrain.formatting import age_text, count_text, names_text, ranks_text, short, time_text
 from megatrain.run_files.incidents import AUDIT_NAME, read_audit
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.commands.arguments import Verbs, add_json

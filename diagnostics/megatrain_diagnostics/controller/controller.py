@@ -15,7 +15,7 @@ from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.errors import CoordinationError, DataError
 from megatrain.contracts.records.host_verdict import Cause, HostVerdict, VerdictConfidence, VerdictKind
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain.formatting.quantities import count_text
+from megatrain.formatting import count_text
 from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, thresholds_of
 from megatrain_diagnostics.analysis.live import LiveDetection
 from megatrain_diagnostics.analysis.numerics import NumericsAlarm, NumericsWatch

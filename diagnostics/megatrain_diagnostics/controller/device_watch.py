@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from megatrain.contracts.records.diag_records import DeviceProblem, DeviceProblemKind
-from megatrain.formatting.quantities import age_text
+from megatrain.formatting import age_text
 from megatrain_diagnostics.analysis.device_evidence import with_devices
 from megatrain_diagnostics.analysis.device_states import LIMITS, WINDOW_S, GpuState, LinkState, Row, xid_problem
 from megatrain_diagnostics.analysis.findings import Finding

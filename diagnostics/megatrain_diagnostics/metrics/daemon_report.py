@@ -11,7 +11,7 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.records.diag_records import DaemonRecord, DaemonReport, DeviceProblem
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import encode
-from megatrain.formatting.lists import ranges_text
+from megatrain.formatting import ranges_text
 from megatrain_diagnostics.collector.counters import Ledger
 from megatrain_diagnostics.metrics.job_metrics import AssessmentSource
 from megatrain_diagnostics.metrics.training_metrics import TrainingMetrics

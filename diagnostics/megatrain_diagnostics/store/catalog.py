@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from megatrain.contracts.errors import DataError
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 from megatrain_diagnostics.columns.schema import table_named
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Table, columns_of

@@ -28,7 +28,7 @@ from megatrain.contracts.errors import (
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.records.job_keys import ROOT, JobKeys
-from megatrain.formatting.lists import names_text
+from megatrain.formatting import names_text
 from megatrain_job.commands.etcd_flags import EtcdFlags, add_etcd_arguments, etcd_flags
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings

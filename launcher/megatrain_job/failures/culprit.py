@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.host_records import RankFailure
 from megatrain.contracts.records.incident import Incident, IncidentKind
-from megatrain.formatting.lists import names_text, ranks_text
+from megatrain.formatting import names_text, ranks_text
 from megatrain_job.failures.verdict import Label
 
 if TYPE_CHECKING:  # the rules of all logs take long to load for a caller that needs only the end of a worker

@@ -10,8 +10,7 @@ from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.records.host_records import HostPhase, HostRecord, HostStatus, Stall
 from megatrain.contracts.records.incident import IncidentKind, IncidentState
 from megatrain.contracts.records.rounds import Cordon, RoundHost
-from megatrain.formatting.lists import ranks_text
-from megatrain.formatting.quantities import seconds_text
+from megatrain.formatting import ranks_text, seconds_text
 from megatrain_job.failures.culprit import first_of
 from megatrain_job.jobs.incident_phrases import rank_end_text
 from megatrain_job.jobs.snapshot import JobSnapshot

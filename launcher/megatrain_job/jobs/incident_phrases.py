@@ -9,8 +9,7 @@ from megatrain.contracts.exit_codes import end_text
 from megatrain.contracts.records.host_records import RankFailure
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, phase_seconds
 from megatrain.contracts.records.notices import Receipt
-from megatrain.formatting.lists import names_text, ranks_text
-from megatrain.formatting.quantities import count_text, seconds_text
+from megatrain.formatting import count_text, names_text, ranks_text, seconds_text
 from megatrain_job.failures.culprit import is_victim
 from megatrain_job.failures.verdict import label_row
 

@@ -10,8 +10,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.host_records import HostPhase
 from megatrain.contracts.records.incident import Incident, IncidentState
 from megatrain.contracts.records.rounds import Halt, JobEnd, Round
-from megatrain.formatting.lists import names_text
-from megatrain.formatting.quantities import count_text, seconds_text
+from megatrain.formatting import count_text, names_text, seconds_text
 from megatrain_job.failures.culprit import first_of
 from megatrain_job.jobs.host_view import HostState, HostView, host_views
 from megatrain_job.jobs.incident_phrases import current_phase, rank_end_text

@@ -18,8 +18,7 @@ from pathlib import Path
 from megatrain.contracts.errors import MegatrainError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.incident import Incident, IncidentState
-from megatrain.formatting.quantities import count_text, seconds_text, time_text
-from megatrain.formatting.terminal import is_control, is_seen, printable
+from megatrain.formatting import count_text, is_control, is_seen, printable, seconds_text, time_text
 from megatrain.run_files.action_log import ACTIONS_NAME, RESULT, ActionEntry, ActionLog, ActionTrail, read_actions
 from megatrain.run_files.run_directory import RunDirectory
 

@@ -21,7 +21,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.files.bounded_files import open_below, read_below
 from megatrain.contracts.files.file_locks import is_locked
 from megatrain.contracts.records.incident import Incident, IncidentState
-from megatrain.formatting.quantities import count_text
+from megatrain.formatting import count_text
 from megatrain.run_files.incidents import read_incident
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.jobs.health import Health, Reason, ReasonCode, health_of

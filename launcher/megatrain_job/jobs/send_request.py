@@ -22,7 +22,7 @@ from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import TURN_MARK, JobEnd
-from megatrain.formatting.quantities import seconds_text
+from megatrain.formatting import seconds_text
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.watch import Watch, WatchEvent
 from megatrain_job.coordination.wire import Compare, KeyRange, Put, shown

@@ -21,8 +21,7 @@ from megatrain.contracts.records.host_records import CheckOutcome, CheckReport, 
 from megatrain.contracts.records.job_requests import Answer, RequestKind
 from megatrain.contracts.records.record import to_plain
 from megatrain.contracts.records.rounds import JobEnd
-from megatrain.formatting.lists import names_text
-from megatrain.formatting.quantities import age_text
+from megatrain.formatting import age_text, names_text
 from megatrain_job.commands.job_place import OpenJob, add_job, opened_job
 from megatrain_job.jobs.cordons import cordon_host, uncordon_host
 from megatrain_job.jobs.documents import check_document, host_document

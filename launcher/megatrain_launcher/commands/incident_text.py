@@ -9,9 +9,7 @@ from megatrain.commands.printing import facts, table
 from megatrain.contracts.exit_codes import exit_text
 from megatrain.contracts.records.host_records import RankFailure
 from megatrain.contracts.records.incident import Incident, IncidentState, phase_seconds
-from megatrain.formatting.lists import names_text
-from megatrain.formatting.quantities import age_text, count_text, seconds_text, time_text
-from megatrain.formatting.terminal import short
+from megatrain.formatting import age_text, count_text, names_text, seconds_text, short, time_text
 from megatrain_job.failures.culprit import FailureRole, failures_by_role
 from megatrain_job.jobs.incident_phrases import KIND_TEXTS, down_s, phase_text, receipt_text, where_text
 from megatrain_job.jobs.notes import Note, place_text

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from megatrain.config.load import load_config
 from megatrain.contracts.errors import CheckpointError, ConfigError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 from megatrain.programs.stop_signals import StopSignals, note_only
 from megatrain_launcher.launch.flags import DEFAULT_MODULE, LaunchFlags, add_launch_arguments, launch_flags
 from megatrain_launcher.logs.program_log import log_to_stderr

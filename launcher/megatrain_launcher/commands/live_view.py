@@ -15,8 +15,7 @@ from typing import TextIO
 
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain.formatting.quantities import age_text, time_text
-from megatrain.formatting.terminal import printable, short
+from megatrain.formatting import age_text, printable, short, time_text
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.watch import Watch
 from megatrain_job.coordination.wire import KeyRange

@@ -13,8 +13,7 @@ from pathlib import Path
 from megatrain.commands.printing import facts, print_json, print_lines, print_note
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError, MegatrainError, UnknownJobError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.quantities import age_text
-from megatrain.formatting.terminal import short
+from megatrain.formatting import age_text, short
 from megatrain_job.commands.etcd_flags import EtcdFlags, etcd_flags
 from megatrain_job.commands.job_place import PlaceError, add_job, job_place, named_job, opened_job, run_at
 from megatrain_job.jobs.assessment import Assessment, assess

@@ -12,9 +12,7 @@ from megatrain.commands.printing import facts, table
 from megatrain.contracts.network_address import is_loopback
 from megatrain.contracts.records.host_records import CheckOutcome, CheckReport
 from megatrain.contracts.records.incident import Incident, IncidentState
-from megatrain.formatting.lists import names_text, ranges_text
-from megatrain.formatting.quantities import age_text, seconds_text
-from megatrain.formatting.terminal import short
+from megatrain.formatting import age_text, names_text, ranges_text, seconds_text, short
 from megatrain_job.jobs.assessment import Assessment
 from megatrain_job.jobs.health import HealthLevel, Reason
 from megatrain_job.jobs.host_view import HostState, HostView

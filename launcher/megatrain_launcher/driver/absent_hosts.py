@@ -13,7 +13,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.host_records import HostPhase
 from megatrain.contracts.records.incident import OVER_NOTE, Incident, IncidentKind, IncidentState
 from megatrain.contracts.records.rounds import Round, RoundHost
-from megatrain.formatting.quantities import count_text
+from megatrain.formatting import count_text
 from megatrain_launcher.driver.actions import Alarm, Decision, DriverAction, OpenIncident
 from megatrain_launcher.driver.breaking import (
     break_round,

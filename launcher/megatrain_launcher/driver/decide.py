@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, Moments
 from megatrain.contracts.records.rounds import Halt
-from megatrain.formatting.quantities import seconds_text
+from megatrain.formatting import seconds_text
 from megatrain_launcher.driver.actions import (
     Alarm,
     Decision,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from megatrain.contracts.records.host_verdict import HostVerdict
 from megatrain.contracts.records.rounds import Round
-from megatrain.formatting.quantities import count_text
+from megatrain.formatting import count_text
 from megatrain_job.jobs.lost_time import restart_price_s
 from megatrain_launcher.driver.incidents import last_step, median_step_s
 from megatrain_launcher.driver.policy import Policy

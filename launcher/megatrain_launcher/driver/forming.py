@@ -12,7 +12,7 @@ from megatrain.contracts.records.host_records import CheckReport, HostPhase, Hos
 from megatrain.contracts.records.incident import Incident
 from megatrain.contracts.records.job_requests import RequestKind
 from megatrain.contracts.records.rounds import Cordon, JobEnd, Rollback, Round
-from megatrain.formatting.quantities import count_text
+from megatrain.formatting import count_text
 from megatrain_launcher.driver.actions import CordonHost, Decision, EndJob, UpdateIncident, WriteRound
 from megatrain_launcher.driver.evictions import EvictionReason
 from megatrain_launcher.driver.incidents import CHECK_NOTE, PAIRS_NOTE, as_ended, no_earlier

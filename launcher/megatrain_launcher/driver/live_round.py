@@ -17,7 +17,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.host_records import HostPhase, RankFailure
 from megatrain.contracts.records.incident import OVER_NOTE, IncidentKind
 from megatrain.contracts.records.rounds import JobEnd, Round
-from megatrain.formatting.quantities import count_text
+from megatrain.formatting import count_text
 from megatrain_job.failures.culprit import is_victim
 from megatrain_job.jobs.incident_phrases import rank_and_end
 from megatrain_launcher.driver.absent_hosts import (

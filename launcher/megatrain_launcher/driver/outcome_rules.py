@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from megatrain.contracts.records.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictKind
 from megatrain.contracts.records.incident import Incident, IncidentKind
 from megatrain.contracts.records.rounds import MAX_SKIPPED_STEPS, Round
-from megatrain.formatting.lists import names_text
-from megatrain.formatting.quantities import count_text, seconds_text
+from megatrain.formatting import count_text, names_text, seconds_text
 from megatrain_job.jobs.restart_budget import HOUR_S
 from megatrain_launcher.driver.economy import balance_of
 from megatrain_launcher.driver.evictions import EvictionReason

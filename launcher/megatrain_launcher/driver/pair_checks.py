@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from megatrain.contracts.records.host_records import CheckReport, HostRecord
 from megatrain.contracts.records.rounds import TURN_MARK, HostCommand
-from megatrain.formatting.lists import names_text
+from megatrain.formatting import names_text
 from megatrain_launcher.driver.actions import DriverAction, SendCommand
 from megatrain_launcher.driver.policy import PAIR_START_S, Policy
 from megatrain_launcher.driver.ranks import topology_key

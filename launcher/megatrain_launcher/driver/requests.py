@@ -15,8 +15,7 @@ from megatrain.contracts.records.host_records import HostPhase, HostRecord
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.records.rounds import Cordon, HostCommand, JobEnd, Round
-from megatrain.formatting.lists import names_text
-from megatrain.formatting.quantities import count_text
+from megatrain.formatting import count_text, names_text
 from megatrain_launcher.driver.actions import (
     AnswerRequest,
     CordonHost,

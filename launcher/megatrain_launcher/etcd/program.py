@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.formatting.quantities import bytes_text
+from megatrain.formatting import bytes_text
 from megatrain_job.coordination.settings import TlsFiles
 
 CLIENT_SOCKET = "client:0"

@@ -18,7 +18,7 @@ from megatrain.contracts.black_box.reader import read_black_box
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.files.bounded_files import open_below
 from megatrain.contracts.records.rounds import JobRecord, LostLaunch
-from megatrain.formatting.quantities import time_text
+from megatrain.formatting import time_text
 from megatrain.run_files.run_directory import RunDirectory, own_box_paths, safe_name
 
 MACHINE_RESTARTED, LAUNCHER_LOST = "machine-restarted", "launcher-lost"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from megatrain.formatting.quantities import count_text
+from megatrain.formatting import count_text
 from megatrain_job.failures.xids import XidKind, xid_of
 from megatrain_launcher.health.context import HealthContext, HealthFinding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import HealthHistory

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 
 
 class PrintableFormatter(logging.Formatter):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.network_address import WebAddress
-from megatrain.formatting.terminal import printable, short
+from megatrain.formatting import printable, short
 from megatrain_job.coordination.errors import GarbageError
 from megatrain_job.coordination.settings import Endpoint
 from megatrain_job.coordination.transport import Deadline, EtcdConnection, HttpExchange

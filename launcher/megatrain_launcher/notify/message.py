@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from megatrain.formatting.quantities import age_text, count_text, time_text
+from megatrain.formatting import age_text, count_text, time_text
 from megatrain_job.jobs.health import HealthLevel
 from megatrain_launcher.notify.topics import Stage, Topic, is_at_least
 

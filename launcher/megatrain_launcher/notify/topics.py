@@ -14,8 +14,7 @@ from megatrain.contracts.exit_codes import ExitCode, exit_text
 from megatrain.contracts.records.host_verdict import HostVerdict, VerdictOutcome
 from megatrain.contracts.records.incident import OVER_NOTE, Incident, IncidentKind, IncidentState
 from megatrain.contracts.records.rounds import JobEnd
-from megatrain.formatting.lists import names_text, ranks_text
-from megatrain.formatting.terminal import printable, short
+from megatrain.formatting import names_text, printable, ranks_text, short
 from megatrain_job.jobs.health import Health, HealthLevel, Reason, ReasonCode
 from megatrain_job.jobs.incident_phrases import KIND_TEXTS, cost_text, runbooks_of
 from megatrain_job.jobs.snapshot import JobSnapshot

@@ -22,7 +22,7 @@ from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.checkpoint_choice import Verbs, add_json
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.quantities import time_text
+from megatrain.formatting import time_text
 
 if TYPE_CHECKING:
     from megatrain.checkpoint.value_difference import ValueDifference

@@ -10,7 +10,7 @@ from megatrain.commands.argument_types import utf8_path, utf8_text
 from megatrain.commands.checkpoint_choice import Verbs, add_json
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.quantities import bytes_text
+from megatrain.formatting import bytes_text
 from megatrain.programs.stop_signals import orderly_end
 
 

@@ -16,7 +16,7 @@ from megatrain.checkpoint_format.stored_tensors import EMA, StoredTensor, Stored
 from megatrain.commands.checkpoint_choice import Verbs, add_checkpoint, add_json, chosen_checkpoint
 from megatrain.commands.printing import facts, print_json, print_lines, table
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.quantities import age_text, bytes_text, time_text
+from megatrain.formatting import age_text, bytes_text, time_text
 
 MODEL_PREFIX = "model."
 EMA_PREFIX = f"optimizer.{EMA}."

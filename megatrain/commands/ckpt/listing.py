@@ -15,7 +15,7 @@ from megatrain.commands.checkpoint_choice import Verbs, add_json, add_run
 from megatrain.commands.printing import print_json, print_lines, table
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.quantities import age_text, bytes_text
+from megatrain.formatting import age_text, bytes_text
 
 _COLUMNS = ("", "step", "state", "age", "size", "tokens", "round", "")
 

@@ -27,7 +27,7 @@ from megatrain.commands.checkpoint_choice import Verbs, add_json, add_run
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.quantities import bytes_text
+from megatrain.formatting import bytes_text
 
 _NUM_SHOWN = 20
 

@@ -12,7 +12,7 @@ from megatrain.commands.printing import print_json, print_lines
 from megatrain.config.parallel import LARGEST_SIZE, configurable_axes
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
-from megatrain.formatting.quantities import bytes_text
+from megatrain.formatting import bytes_text
 from megatrain.programs.stop_signals import orderly_end
 
 

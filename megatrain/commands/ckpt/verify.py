@@ -27,7 +27,7 @@ from megatrain.commands.checkpoint_choice import Verbs, add_checkpoint, add_json
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from megatrain.commands.argument_types import seed, whole_number
 from megatrain.commands.data.arguments import Verbs, add_json, add_prefix, add_tokenizer, chosen_tokenizer
 from megatrain.commands.printing import print_json
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 
 
 def add_verb(verbs: Verbs) -> None:

@@ -8,7 +8,7 @@ from megatrain.config.batch import BatchConfig, rampup_levels
 from megatrain.config.checks.context import Context
 from megatrain.config.parallel import configurable_axes
 from megatrain.config.problem import Problem, multiples_around
-from megatrain.formatting.lists import alternatives
+from megatrain.formatting import alternatives
 from megatrain.schedule import infeasibility, layout_infeasibilities
 
 BATCH_KEYS = ("batch.global_batch_size", "batch.micro_batch_size")

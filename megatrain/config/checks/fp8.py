@@ -10,7 +10,7 @@ from megatrain.config.checks.kernels import gpu_only_problems
 from megatrain.config.config import Config
 from megatrain.config.fp8 import DIM_MULTIPLE
 from megatrain.config.problem import Problem, multiples_around, unused_problems
-from megatrain.formatting.lists import alternatives
+from megatrain.formatting import alternatives
 
 
 def fp8_problems(context: Context) -> Iterator[Problem]:

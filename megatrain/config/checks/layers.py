@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from megatrain.config.checks.context import Context
 from megatrain.config.problem import Problem, divisors, multiples_around, nearest
 from megatrain.config.toml_text import shortened, value_text
-from megatrain.formatting.lists import alternatives
+from megatrain.formatting import alternatives
 
 _LAYERS, _LIST = "model.num_layers", "parallel.layers_per_chunk"
 _STAGES, _CHUNKS = "parallel.pp_size", "parallel.num_chunks"

@@ -8,7 +8,7 @@ from megatrain.config.checks.context import Context
 from megatrain.config.checks.positions import position_problems
 from megatrain.config.model import ModelConfig
 from megatrain.config.problem import Problem, divisors, multiples_around, nearest
-from megatrain.formatting.lists import alternatives
+from megatrain.formatting import alternatives
 
 
 def model_problems(context: Context) -> Iterator[Problem]:

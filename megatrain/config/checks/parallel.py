@@ -9,7 +9,7 @@ from typing import NamedTuple
 from megatrain.config.checks.context import Context
 from megatrain.config.checks.layers import layer_problems
 from megatrain.config.problem import Problem, divisors, multiples_around, nearest
-from megatrain.formatting.lists import alternatives
+from megatrain.formatting import alternatives
 from megatrain.schedule import CHUNKED_NAMES, layout_infeasibilities
 
 

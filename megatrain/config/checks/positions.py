@@ -8,7 +8,7 @@ from megatrain.config.model import SCALING_KEYS, SCALING_KEYS_OF, ModelConfig
 from megatrain.config.options import options_of
 from megatrain.config.problem import Problem, multiples_around, unused_problems
 from megatrain.config.toml_text import value_text
-from megatrain.formatting.lists import alternatives
+from megatrain.formatting import alternatives
 
 
 def position_problems(model: ModelConfig) -> Iterator[Problem]:

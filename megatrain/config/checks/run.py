@@ -13,7 +13,7 @@ from megatrain.config.problem import Problem, multiples_around
 from megatrain.config.recording import LogConfig
 from megatrain.config.toml_text import setting, value_text
 from megatrain.contracts.network_address import is_loopback
-from megatrain.formatting.lists import alternatives
+from megatrain.formatting import alternatives
 
 
 def run_problems(context: Context) -> Iterator[Problem]:

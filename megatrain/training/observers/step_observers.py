@@ -4,20 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from megatrain.comm import Mesh
 from megatrain.config.config import Config
+from megatrain.config.runtime import RuntimeConfig
 from megatrain.reporting import Reporter
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.extensions import Callback
 from megatrain.training.observers.black_box import Heartbeat, StepValues
 from megatrain.training.observers.device_memory import device_memory
-from megatrain.training.observers.exchange_timeouts import ExchangeTimeouts
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
 from megatrain.training.observers.overlap_watch import OverlapWatch
 from megatrain.training.observers.profiler import StepProfiler
-from megatrain.training.observers.step_observer import StepObserver
+from megatrain.training.observers.step_observer import CompletedStep, StepObserver
 from megatrain.training.observers.step_reports import StepReports
 from megatrain.training.rank_model import RankModel
 from megatrain.training.stopping.stop_notice import StopNotice
+
+
+class ExchangeTimeouts(StepObserver):
+    """Sets runtime.first_step_timeout_s for the first step of this process, then runtime.step_timeout_s."""
+
+    def __init__(self, mesh: Mesh, settings: RuntimeConfig) -> None:
+        self._mesh = mesh
+        self._settings = settings
+        self._is_first = True
+
+    def before_step(self, index: int) -> None:
+        if self._is_first:
+            self._mesh.set_timeout(self._settings.first_step_timeout_s)
+
+    def after_step(self, done: CompletedStep) -> str:
+        if self._is_first:
+            self._is_first = False
+            self._mesh.set_timeout(self._settings.step_timeout_s)
+        return ""
 
 
 def step_observers(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from megatrain.contracts.black_box.values import Progress
 from megatrain.fencing.fence import StopTimes, longer_stop_s, stop_times
-from megatrain.formatting.quantities import seconds_text
+from megatrain.formatting import seconds_text
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
 
 

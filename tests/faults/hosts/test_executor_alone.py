@@ -104,7 +104,7 @@ def test_host_without_etcd_trains_until_it_hangs(
         etcd.wait_ready()
         assert executor.wait(DEADLINE_S) == 0
         assert [each.number for each in view.rounds()] == [1, 2], view.rounds()
-        assert view.rounds()[1].hosts[0].session == session  # nobody had gone on without it
+        assert view.rounds()[1].hosts[0].session == session  # no host had gone on without it
     assert job.records("step")[-1]["step"] == 150
     assert job.boxes == []
 

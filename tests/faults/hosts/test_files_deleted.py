@@ -95,7 +95,7 @@ def test_job_reports_removed_files_and_trains_on(tmp_path: Path) -> None:
         reached = newest_step(launched)
         launched.wait_for_step(reached + 15)
         wait_until(lambda: list(job.files.checkpoints.glob("*/step-*/COMMIT")), "a checkpoint")
-        assert counter_and_rounds(launched) == before  # nobody was restarted, and no round began anew
+        assert counter_and_rounds(launched) == before  # no process was restarted, and no round began
         log = next(path for path in job.files.logs.rglob("rank-00000.log"))
         wait_until(lambda: "step" in log.read_text(), "lines of rank 0")
 

@@ -159,7 +159,7 @@ def test_stopped_executor_is_evicted_when_steps_end(tmp_path: Path, undisturbed_
             step = max(running.launched.losses())
             running.launched.wait_for_step(step + 8)
             assert len(running.view.rounds()) == 1
-            # now its workers stop as well, and nobody is there to say so
+            # now its workers stop as well, and no process is left to report it
             for pid in [pid for rank in range(4) for pid in running.pids(f"mt-rank-{rank}", host)]:
                 os.kill(pid, signal.SIGKILL)
             lost = wait_for_incident(running, lambda one: one.kind is IncidentKind.HOST_LOST)

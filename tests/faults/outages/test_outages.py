@@ -87,7 +87,7 @@ def test_restarted_etcd_goes_unnoticed(tmp_path: Path) -> None:
         job.wait_seconds(killed_at, LONG_S)
         member.start()
         job.etcd.wait_ready()
-        check_nobody_was_evicted(job, sessions, killed_at)
+        check_no_host_was_evicted(job, sessions, killed_at)
         check_next_fault_is_answered(job)
         job.end()
 
@@ -105,7 +105,7 @@ def test_leader_of_three_is_frozen_for_a_while(tmp_path: Path) -> None:
         job.wait_seconds(lost_at, 15.0)
         leader.thaw()
         job.etcd.wait_ready()
-        check_nobody_was_evicted(job, sessions, back_to_work, num_recoveries=1)
+        check_no_host_was_evicted(job, sessions, back_to_work, num_recoveries=1)
         job.end()
 
 
@@ -125,7 +125,7 @@ def test_management_network_is_down_while_training_goes_on(tmp_path: Path, who: 
             assert hold.culprit_hosts == tuple(cut_off)
             assert any("held" in text for text in alarms(job))
         job.mend(cut_off, MANAGEMENT)
-        check_nobody_was_evicted(job, sessions, cut_at)
+        check_no_host_was_evicted(job, sessions, cut_at)
         wait_until(lambda: answer_to(job, request) is not None, "the answer")
         number = max(command.number for command in job.view.all("commands", HostCommand))
         wait_until(lambda: obeyed_by_trainers(job) >= number, "all hosts to have obeyed")
@@ -143,7 +143,7 @@ def test_all_leases_revoked_by_hand(tmp_path: Path) -> None:
         url = job.etcd.urls[0]
         for lease in post(url, "/v3/lease/leases", {})["leases"]:
             post(url, "/v3/lease/revoke", {"ID": lease["ID"]})
-        check_nobody_was_evicted(job, sessions, revoked_at)
+        check_no_host_was_evicted(job, sessions, revoked_at)
         check_one_hold_that_is_over(job)
         check_next_fault_is_answered(job)
         job.end()
@@ -170,7 +170,7 @@ def test_rank_failure_during_an_etcd_outage_is_handled_after_it(tmp_path: Path) 
         job.end()
 
 
-def check_nobody_was_evicted(
+def check_no_host_was_evicted(
     job: OutageJob, sessions: dict[str, str], since: float, *, num_recoveries: int = 0
 ) -> None:
     """Check that all hosts come back as who they were, and that no step waited for anything since then."""

@@ -79,7 +79,7 @@ class Broken:
         for pid in descendants(self.running.launched.executors[self.running.view.driver()].pid):
             if module.encode() in words_of(pid):
                 return pid
-        raise AssertionError(f"nobody runs {module}")
+        raise AssertionError(f"no process runs {module}")
 
     def freeze(self, pids: Sequence[int]) -> None:
         for pid in pids:
@@ -222,12 +222,12 @@ def broken_job(root: Path, fault: Fault) -> Iterator[Broken]:
         job = Broken(running, views, hook, disk)
         stack.callback(job.thaw)
         running.launched.wait_for_step(12 if fault.pace_s < 1.0 else 2)
-        views.wait_for(lambda: views.agreement("", 0.0) is not None, "everybody to be green")
+        views.wait_for(lambda: views.agreement("", 0.0) is not None, "all places to be green")
         yield job
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_everybody_tells_the_same_of_a_fault(name: str, tmp_path: Path) -> None:
+def test_every_place_reports_a_fault_alike(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]
     with broken_job(tmp_path, fault) as job:
         struck = time.time()
@@ -271,7 +271,7 @@ def check_end(job: Broken) -> None:
 def check_mended(job: Broken, fault: Fault) -> None:
     """Wait until all say that it is over; the culprit in the webhook's last message is that of the incident."""
     mended = time.time()
-    job.views.wait_for(lambda: job.views.agreement("", mended) is not None, "everybody to be green")
+    job.views.wait_for(lambda: job.views.agreement("", mended) is not None, "all places to be green")
     begun = job.names(fault.topic, "open")
     wait_until(
         lambda: job.names(fault.topic, "closed") >= begun,

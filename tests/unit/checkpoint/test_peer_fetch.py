@@ -127,7 +127,7 @@ def fetch_alone(arena: Arena, hosts: Hosts, missing: list[int]) -> str | None:
     )
 
 
-def test_all_agree_on_whether_everybody_has_its_own(hosts: Hosts, tmp_path: Path) -> None:
+def test_all_agree_on_whether_every_host_has_its_own(hosts: Hosts, tmp_path: Path) -> None:
     arena = create_arena(tmp_path / "third")
     assert fetch_alone(arena, hosts, []) is None
     header = SlotHeader(0, 0, 2, hosts.planned.contents_bytes, bytes.fromhex(hosts.planned.plan_digest))

@@ -135,7 +135,7 @@ CASES = {
         ),
     ),
     "project of W&B": (["--log.wandb_project=llm", "--log.has_wandb=true"], None),
-    "metrics for everybody": (
+    "metrics for every address": (
         ["--diagnostics.metrics_address=0.0.0.0"],
         (
             'diagnostics.metrics_address="0.0.0.0" can be reached from other machines and needs '
@@ -170,7 +170,7 @@ CASES = {
             "dashboard.port, or 0 for any free port (--diagnostics.daemon_metrics_port on the command line)"
         ),
     ),
-    "a page for everybody": (
+    "a page for every address": (
         ["--dashboard.address=0.0.0.0"],
         (
             'dashboard.address="0.0.0.0" can be reached from other machines, so users must be authenticated: set '

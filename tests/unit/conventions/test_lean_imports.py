@@ -37,7 +37,7 @@ STANDARD_LIBRARY_ONLY = [
     "megatrain.checkpoint_format.checkpoint_files",
     "megatrain.checkpoint_format.lineage",
     "megatrain.checkpoint_format.removals",
-    "megatrain.formatting.quantities",
+    "megatrain.formatting",
     "megatrain.schedule",
 ]
 

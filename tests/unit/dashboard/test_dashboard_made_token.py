@@ -1,4 +1,4 @@
-"""A page with actions asks everybody for a token, also on its own machine, and makes one where it was given none."""
+"""A page with actions asks every user for a token, also on its own machine, and makes one where it was given none."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_a_response_grows_old() -> None:
     assert responses.get("a", lambda: b"3") is second
 
 
-def test_a_mistake_is_everybodys_and_is_not_kept() -> None:
+def test_a_mistake_reaches_every_client_and_is_not_kept() -> None:
     responses, may_end = ResponseCache(), threading.Event()
 
     def broken() -> bytes:

@@ -22,7 +22,7 @@ NOT_STARTED = {
     ),
     "a name without tokens": ({"address": "node-7"}, "viewer_token_file or operator_token_file"),
     "proxies without a user header": ({"trusted_proxies": "10.0.0.1"}, "needs dashboard.user_header"),
-    "everybody is a proxy": ({"trusted_proxies": "0.0.0.0/0", "user_header": "X-User"}, "contains every address"),
+    "every address is a proxy": ({"trusted_proxies": "0.0.0.0/0", "user_header": "X-User"}, "contains every address"),
     "no network": ({"trusted_proxies": "10.0.0.300", "user_header": "X-User"}, "is not an address or network"),
     "a header from anybody": ({"user_header": "X-User"}, "does nothing without dashboard.trusted_proxies"),
     "one header for both": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,8 @@ def test_rank_with_a_pending_exchange_does_not_wait() -> None:
     found = find_culprit(ROUND, reported)
     assert (found.ranks, found.hosts, found.confidence, found.is_firm) == ((3,), ("b",), "likely", True)
     assert "went on to something else" in found.sentences[0]
-    everybody = find_culprit(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), rank(3, 5, 4))})
-    assert everybody.ranks == ()
+    all_wait = find_culprit(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), rank(3, 5, 4))})
+    assert all_wait.ranks == ()
 
 
 def test_rank_that_waits_for_storage_does_not_hang() -> None:

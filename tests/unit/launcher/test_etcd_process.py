@@ -179,7 +179,7 @@ def test_no_web_page_reads_an_answer(place: Path, program: Path, headers: dict[s
 
 @pytest.mark.slow
 def test_earlier_client_is_disconnected_by_the_password(tmp_path: Path, program: Path) -> None:
-    """The data of a launch whose etcd let everybody in."""
+    """The data of a launch whose etcd accepted every client."""
     place = tmp_path / "own"
     place.mkdir(mode=0o700)
     with EtcdServers(tmp_path) as open_to_all:

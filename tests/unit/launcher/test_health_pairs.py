@@ -75,7 +75,7 @@ def test_pairs(count: int, turns: list[list[tuple[int, int]]]) -> None:
 
 
 @given(st.integers(2, 60))
-def test_everybody_meets_both_neighbours_once(count: int) -> None:
+def test_every_host_meets_both_neighbours_once(count: int) -> None:
     hosts = hosts_of(count)
     met: dict[str, list[str]] = {host: [] for host in hosts}
     for turn in range(num_turns(count)):

@@ -24,7 +24,7 @@ from megatrain.contracts.records.job_requests import Answer, JobRequest, Request
 from megatrain.contracts.records.problem_reports import DriverReport
 from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 from megatrain_job.coordination.watch import Change, ChangeKind, Changes, Snapshot
 from megatrain_job.coordination.wire import KeyRange, KeyValue, Put, as_bytes
 from megatrain_job.jobs.assessment import assess

@@ -191,7 +191,7 @@ def test_lost_lease_is_replaced(etcd: EtcdServers, run_id: str) -> None:
 
 @pytest.mark.slow
 def test_a_round_outlives_the_loss_of_all_leases(etcd: EtcdServers, run_id: str) -> None:
-    """Everybody's lease is gone, the leader's too: that is etcd's doing, and who leads next waits for the others."""
+    """All leases are gone, the leader's too: the cause is etcd, and the next leader waits for the other hosts."""
     with agents(etcd, run_id, 2, 2) as job, EtcdClient(EtcdSettings.of(etcd.urls)) as client:
         # one is back, and leads, before the other has noticed
         pair = [job.new(ttl="4", renew="0.1"), job.new(ttl="4", renew="1.3")]

@@ -245,7 +245,7 @@ class Agents(RuleBasedStateMachine):
         assert len([number for number in self.view.rounds if number not in self.view.halts]) <= 1
 
     @invariant()
-    def a_round_comes_about_once_everybody_acts(self) -> None:
+    def a_round_comes_about_once_every_agent_acts(self) -> None:
         """Faults stop: after a few turns of all agents, every agent that can train does."""
         saved = self.view, self.since, self.now_s, self.halted_s, dict(self.workers)
         for _ in range(12):

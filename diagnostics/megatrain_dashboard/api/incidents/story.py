@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 from megatrain.config.config import Config
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
-from megatrain.formatting.lists import names_text
-from megatrain.formatting.quantities import count_text, seconds_text
+from megatrain.formatting import count_text, names_text, seconds_text
 from megatrain_dashboard.actions.document import ActionKind
 from megatrain_dashboard.api.incidents.document import (
     HappenedDocument,

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from megatrain.config.config import Config
 from megatrain.contracts.records.host_verdict import OutcomeKind, VerdictConfidence, VerdictKind
-from megatrain.formatting.lists import names_text
-from megatrain.formatting.quantities import seconds_text
+from megatrain.formatting import names_text, seconds_text
 from megatrain_dashboard.api.overview.document import NextAction
 from megatrain_job.jobs.assessment import Assessment
 from megatrain_job.jobs.incident_phrases import current_phase

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from megatrain.formatting.lists import names_text
-from megatrain.formatting.quantities import count_text, seconds_text
+from megatrain.formatting import count_text, names_text, seconds_text
 from megatrain_dashboard.api.stragglers.document import ActionBalance, PartDocument, WhatIfDocument
 from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.analysis.whatif import WhatIf

@@ -18,9 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from megatrain.contracts.natural_order import natural_order
-from megatrain.formatting.lists import names_text
-from megatrain.formatting.quantities import count_text
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import count_text, names_text, printable
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.sources.protocol import LiveState
 from megatrain_dashboard.sources.runs.etcd_polls import (

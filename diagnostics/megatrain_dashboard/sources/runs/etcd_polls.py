@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from megatrain.contracts.errors import ConfigError, CoordinationError, DataError
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain.formatting.lists import names_text
-from megatrain.formatting.terminal import short
+from megatrain.formatting import names_text, short
 from megatrain_dashboard.sources.runs.run_summary import RunSummary
 from megatrain_job.commands.job_place import list_jobs
 from megatrain_job.coordination.client import EtcdClient

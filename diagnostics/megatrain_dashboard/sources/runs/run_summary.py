@@ -12,7 +12,7 @@ from pathlib import Path
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.records.incident import Incident
-from megatrain.formatting.terminal import printable
+from megatrain.formatting import printable
 from megatrain.run_files.incidents import read_incident
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.sources.run_files import read_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from megatrain.formatting.lists import ranks_text
+from megatrain.formatting import ranks_text
 from megatrain_diagnostics.analysis.whatif.metrics import (
     DECOMPOSED_FROM,
     Decomposition,

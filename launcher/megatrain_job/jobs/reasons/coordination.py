@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from megatrain.formatting.lists import names_text
-from megatrain.formatting.quantities import age_text
+from megatrain.formatting import age_text, names_text
 from megatrain_job.jobs.health import Reason, ReasonCode
 from megatrain_job.jobs.snapshot import JobSnapshot
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatrain.contracts.records.diag_records import DaemonReport
-from megatrain.formatting.lists import names_text
-from megatrain.formatting.quantities import age_text, count_text
+from megatrain.formatting import age_text, count_text, names_text
 from megatrain_job.jobs.health import Reason, ReasonCode
 from megatrain_job.jobs.job_state import JobState, Standing
 from megatrain_job.jobs.snapshot import JobSnapshot

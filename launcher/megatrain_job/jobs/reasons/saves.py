@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from megatrain.contracts.records.host_records import DiskSpace, HostSaves
-from megatrain.formatting.quantities import age_text, bytes_text, count_text, seconds_text
+from megatrain.formatting import age_text, bytes_text, count_text, seconds_text
 from megatrain_job.jobs.health import Reason, ReasonCode
 from megatrain_job.jobs.job_state import JobState, Standing
 from megatrain_job.jobs.reasons.training import number_of

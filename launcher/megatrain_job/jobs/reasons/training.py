@@ -11,8 +11,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.host_records import HostPhase
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.records.rounds import JobEnd
-from megatrain.formatting.lists import ranks_text
-from megatrain.formatting.quantities import age_text, seconds_text
+from megatrain.formatting import age_text, ranks_text, seconds_text
 from megatrain_job.jobs.health import Reason, ReasonCode
 from megatrain_job.jobs.host_view import HostState
 from megatrain_job.jobs.incident_phrases import current_phase

@@ -8,9 +8,16 @@ from megatrain.contracts.exit_codes import end_text, exit_text
 from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.records.incident import IncidentState, Moments
 from megatrain.contracts.records.notices import Receipt
-from megatrain.formatting.lists import names_text, ranges_text, ranks_text
-from megatrain.formatting.quantities import age_text, count_text, seconds_text, time_text
-from megatrain.formatting.terminal import short
+from megatrain.formatting import (
+    age_text,
+    count_text,
+    names_text,
+    ranges_text,
+    ranks_text,
+    seconds_text,
+    short,
+    time_text,
+)
 from megatrain_job.jobs.incident_phrases import cost_text, current_phase, rank_end_text
 from megatrain_launcher.commands.incident_text import incident_lines, matching
 from tests.helpers.launched_job import NOW_S, make_failure, make_incident
