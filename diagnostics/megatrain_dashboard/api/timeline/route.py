@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.contracts.errors import DataError
+from megatrain_dashboard.api.timeline.document import TimelineStepsDocument
 from megatrain_dashboard.api.timeline.reader import TimelineQuery, TimelineReader, TooManySpansError
 from megatrain_dashboard.api.timeline.view import (
-    TimelineStepsDocument,
     default_ranks,
     ideal_picture,
     steps_document,

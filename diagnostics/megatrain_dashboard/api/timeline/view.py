@@ -16,29 +16,13 @@ from numpy.typing import NDArray
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import RecordFlag
 from megatrain.contracts.layout import Layout
+from megatrain_dashboard.api.timeline.document import FullStepDocument, TimelineStepsDocument
 from megatrain_dashboard.responses.binary import pack
-from megatrain_dashboard.responses.document import Document, layout_document
+from megatrain_dashboard.responses.document import layout_document
 from megatrain_diagnostics.analysis.ideal_timeline import IdealTimes
 from megatrain_diagnostics.analysis.timeline import LANES, Timeline
 from megatrain_diagnostics.events.tables import NO_DURATION, Int64, Spans
 from megatrain_diagnostics.store.full_steps import FullStep
-
-
-class FullStepDocument(Document):
-    """A step of which spans were recorded one by one."""
-
-    step: int
-    num_ranks: int
-    began_unix_s: float
-    duration_s: float
-
-
-class TimelineStepsDocument(Document):
-    """The response of /timeline/steps: the oldest first. Of other steps only totals are known."""
-
-    round: int
-    steps: tuple[FullStepDocument, ...]
-
 
 IS_OPEN, HAS_FAILED, IS_DEVICE_CLOCK = 1, 2, 4
 """Bits of a slice's `flags`."""
