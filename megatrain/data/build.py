@@ -58,6 +58,7 @@ FILE_NAMES = (
 _BYTES_PER_WORKER = 8_000_000
 """A process starts within a fraction of a second, in which another one tokenizes a few megabytes."""
 _LIBRARIES = ("tokenizers", "sentencepiece", "pyarrow")
+_PROGRESS_INTERVAL_S = 5.0
 
 
 def build(
@@ -213,11 +214,11 @@ def _write_split(
     )
 
 
-_INTERVAL_S = 5.0
-
-
 class BuildProgress:
-    """Measures from its construction on: what an earlier, killed build did counts for the share, not for the rate."""
+    """How far a build has come, at which rate, and how long the rest will take.
+
+    It measures from its construction on: what an earlier, killed build did counts for the share, not for the rate.
+    """
 
     def __init__(self, total_bytes: int, done_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Both in bytes of the corpus's files, as compressed as they are; `done_bytes` were read earlier."""
@@ -236,7 +237,7 @@ class BuildProgress:
         self._text_bytes += text_bytes
         self._num_tokens += num_tokens
         now_s = self._clock()
-        if now_s - self._last_s < _INTERVAL_S:
+        if now_s - self._last_s < _PROGRESS_INTERVAL_S:
             return None
         self._last_s = now_s
         passed_s = now_s - self._start_s

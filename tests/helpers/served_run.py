@@ -1,4 +1,4 @@
-"""The dashboard's real server in this process, of the history of a run."""
+"""The dashboard's real server in this process, of the history of a run, and limits that no slow machine reaches."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from pathlib import Path
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.app import make_app
 from megatrain_dashboard.server import DashboardServer, listening_socket
-from megatrain_dashboard.settings import DashboardSettings
+from megatrain_dashboard.settings import DashboardSettings, Limits
 from megatrain_dashboard.sources.recorded_job import RecordedJob
+from tests.helpers.waiting import DEADLINE_S
+
+PATIENT_LIMITS = Limits(log_search_s=DEADLINE_S, log_causes_s=DEADLINE_S)
+"""A search of logs ends when it is complete, not when its time is over."""
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from megatrain_dashboard.api.checkpoints import checkpoints_document
 from megatrain_dashboard.api.stragglers.route import economy_of
 from megatrain_dashboard.app import make_app
 from megatrain_dashboard.responses.cache import CachedResponse, ResponseCache
-from megatrain_dashboard.settings import DashboardSettings, Limits
+from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources import checkpoint_watch
 from megatrain_dashboard.sources.checkpoint_watch import CheckpointWatch, read_checkpoints
 from megatrain_dashboard.sources.recorded_job import RecordedJob
@@ -42,12 +42,12 @@ from tests.helpers.recorded_run import (
     end_s,
     write_recorded_run,
 )
-from tests.helpers.waiting import DEADLINE_S, wait_until
+from tests.helpers.served_run import PATIENT_LIMITS
+from tests.helpers.waiting import wait_until
 from tests.helpers.written_verdicts import STRAGGLER
 from tests.unit.dashboard.test_daemon_state import FINDING, STATE
 
 NOW_S = 1_800_000_000.0
-PATIENT_LIMITS = Limits(log_search_s=DEADLINE_S, log_causes_s=DEADLINE_S)
 
 
 class Page:

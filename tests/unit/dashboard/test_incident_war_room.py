@@ -21,7 +21,7 @@ from megatrain_dashboard.api.incidents.document import StoryDocument
 from megatrain_dashboard.api.incidents.log_view import LogPlaces, incident_logs
 from megatrain_dashboard.api.incidents.story import offered_actions, story_document
 from megatrain_dashboard.app import make_app
-from megatrain_dashboard.settings import DashboardSettings, Limits
+from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import LogLines, from_columns
@@ -31,13 +31,13 @@ from megatrain_job.jobs.incident_phrases import runbooks_of
 from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 from tests.helpers.launched_job import NOW_S, make_incident, make_snapshot
 from tests.helpers.notification_topics import config_with
+from tests.helpers.served_run import PATIENT_LIMITS
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import DEADLINE_S, wait_until
+from tests.helpers.waiting import wait_until
 from tests.helpers.written_verdicts import STRAGGLER
 
 BEGAN_S = make_incident().moments.began
 HOSTS = {0: "host-1", 1: "host-1", 2: "host-2", 3: "host-2"}
-PATIENT = Limits(log_search_s=DEADLINE_S, log_causes_s=DEADLINE_S)
 
 
 def host_of(rank: int) -> str:
@@ -225,7 +225,7 @@ def write_lines(run: RunDirectory) -> None:
 def lines(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     run = RunDirectory(tmp_path_factory.mktemp("lines"))
     write_lines(run)
-    places = LogPlaces(StoredEvents(run.events, num_threads=1), run, None, host_of, PATIENT)
+    places = LogPlaces(StoredEvents(run.events, num_threads=1), run, None, host_of, PATIENT_LIMITS)
     return lambda **changes: incident_logs(make_incident(**changes), places, NOW_S)
 
 
@@ -281,7 +281,7 @@ def test_round_without_lines_names_the_place_of_its_log(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "host-2" / "round-000001" / "rank-00003.log"
     log.parent.mkdir(parents=True)
     log.write_text("its log\n")
-    places = LogPlaces(StoredEvents(run.events, num_threads=1), run, None, host_of, PATIENT)
+    places = LogPlaces(StoredEvents(run.events, num_threads=1), run, None, host_of, PATIENT_LIMITS)
     found = incident_logs(make_incident(), places, NOW_S)
     assert found.problem.startswith(f"{run.events}: no line of output was streamed; its log is {log}")
     assert found.log_file == str(log)
@@ -291,7 +291,7 @@ def test_round_without_lines_names_the_place_of_its_log(tmp_path: Path) -> None:
 
 def test_a_host_of_a_record_is_no_path(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    places = LogPlaces(StoredEvents(run.events, num_threads=1), run, None, lambda rank: "../../etc", PATIENT)
+    places = LogPlaces(StoredEvents(run.events, num_threads=1), run, None, lambda rank: "../../etc", PATIENT_LIMITS)
     assert incident_logs(make_incident(), places, NOW_S).log_file == ""
 
 
@@ -304,7 +304,7 @@ def test_a_damaged_record_is_reported_and_its_page_says_why(tmp_path: Path) -> N
     try:
         wait_until(source.has_polled, "the run to be read")
         client = TestClient(
-            make_app(source, DashboardSettings(port=0, limits=PATIENT)).app, base_url="http://127.0.0.1:8777"
+            make_app(source, DashboardSettings(port=0, limits=PATIENT_LIMITS)).app, base_url="http://127.0.0.1:8777"
         )
         listed = client.get("/api/v1/incidents").json()
         assert [one["incident_id"] for one in listed["damaged"]] == ["20270115-0002"]

@@ -111,6 +111,13 @@ def test_signals_are_as_in_a_new_interpreter(shared: Programs) -> None:
     assert ours == theirs
 
 
+def test_garbage_collection_is_on_as_in_a_new_interpreter(shared: Programs) -> None:
+    """The server switches it off while it loads modules; a worker would then never free its reference cycles."""
+    source = "import gc; print(gc.isenabled(), gc.get_threshold())"
+    text, _ = shared.run(source)
+    assert text == subprocess.check_output([sys.executable, "-c", source], text=True)
+
+
 def test_output_keeps_its_order_and_lines_come_at_once(shared: Programs) -> None:
     pid, read_fd = shared.start(
         """
