@@ -29,7 +29,8 @@ from megatrain.checkpoint_format.lineage import (
     skipped_samples,
     unfinished,
 )
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import Manifest
 from megatrain.checkpoint_format.resume_point import known_damage
 from megatrain.checkpoint_format.url_location import open_location
