@@ -29,11 +29,17 @@ from megatrain.checkpoint.load import load_state
 from megatrain.checkpoint.memory_origin import memory_origin
 from megatrain.checkpoint.metadata_file import publish_description
 from megatrain.checkpoint.ownership import SavedShard
-from megatrain.checkpoint.rollback import pending_rollback, rollback_start, samples_to_skip
 from megatrain.checkpoint.round_claim import RoundClaim
 from megatrain.checkpoint.save_policy import checkpoint_bytes, free_bytes, policy_notes
 from megatrain.checkpoint.snapshots import Snapshots, SnapshotTimes
-from megatrain.checkpoint.start import StartingPoint, read_storage, shared_manifest
+from megatrain.checkpoint.start import (
+    StartingPoint,
+    pending_rollback,
+    read_storage,
+    rollback_start,
+    samples_to_skip,
+    shared_manifest,
+)
 from megatrain.checkpoint_format.claims import JobRound
 from megatrain.checkpoint_format.data_file import data_file_bytes
 from megatrain.checkpoint_format.lineage import open_branch

@@ -3,11 +3,13 @@
 Sample j of micro-batch m on rank d is number cursor + (m * dp_size + d) * micro_batch_size + j. So a step's set of
 samples depends only on cursor and global batch size, and a run may resume with another dp_size and see the same data.
 Samples that a run leaves out do not count: the next sample takes the place.
+The micro-batches of the held-out set are one pass in file order, without shuffling, the same in every layout.
 Legend: S sequence, B micro-batch. Tensors are sequence-first, int64.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megatrain.contracts.errors import DataError
 from megatrain.contracts.sample_ranges import SampleRanges
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.order import SampleOrder
@@ -169,3 +172,38 @@ def squared_lengths(microbatch: MicroBatch) -> int:
 
 def _sequence_first(values_BS: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values_BS.T))
+
+
+def num_windows(dataset: IndexedDataset, seq_len: int) -> int:
+    """Return the number of windows that cover `dataset`; the last may be shorter than `seq_len`.
+
+    Raises: DataError when `dataset` has fewer than 2 tokens.
+    """
+    if dataset.num_tokens < 2:
+        raise DataError(f"{dataset.prefix}: holds {dataset.num_tokens} tokens, evaluation needs 2; use more text")
+    return -(-(dataset.num_tokens - 1) // seq_len)
+
+
+def evaluation_batches(
+    dataset: IndexedDataset,
+    seq_len: int,
+    micro_batch_size: int,
+    dp_rank: int,
+    dp_size: int,
+    num_samples: int = 0,
+    has_document_mask: bool = False,
+) -> Iterator[MicroBatch]:
+    """Yield this rank's micro-batches of the first `num_samples` windows of the held-out set (0 = all).
+
+    Windows are consecutive and have no label in common. So every token except the first is predicted exactly once, and
+    the sum of the losses over all windows is the loss of the text.
+    Every rank gets the same number of micro-batches, as pipelines and collectives need. Samples beyond the last window
+    only have labels -100.
+    """
+    num_samples = min(num_samples or num_windows(dataset, seq_len), num_windows(dataset, seq_len))
+    num_microbatches = -(-num_samples // (micro_batch_size * dp_size))
+    for samples_B in dealt(num_microbatches, dp_rank, dp_size, micro_batch_size):
+        starts_B = samples_B * seq_len
+        label_counts_B = np.clip(dataset.num_tokens - 1 - starts_B, 0, seq_len)
+        label_counts_B[samples_B >= num_samples] = 0
+        yield assemble(dataset, starts_B, label_counts_B, samples_B, seq_len, has_document_mask)

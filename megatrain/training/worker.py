@@ -29,8 +29,7 @@ from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.process import Process
-from megatrain.data.dataset import check_same_tokenizer, check_tokenizer, open_dataset, tokenizer_digest
-from megatrain.data.digest import data_digest
+from megatrain.data.dataset import check_same_tokenizer, check_tokenizer, data_digest, open_dataset, tokenizer_digest
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader
 from megatrain.ops.extension import load_extension
