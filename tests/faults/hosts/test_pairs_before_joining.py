@@ -16,7 +16,7 @@ from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_job
 from tests.helpers.namespaces import HostNetwork
 from tests.helpers.step_faults import FaultDirectory
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,8 @@ def check_launch(launched: LaunchedJob, view: JobView, network: HostNetwork) -> 
     for number in (VICTIM, 0, 2):
         launched.start(HOSTS[number], "--local-addr", network.address(TRAIN, number), enter=network.enter(number))
     key = view.keys.cordon(victim)
-    wait_until(lambda: view.client.get(key) is not None, "the cordon")
+    # after up to three turns, each of which waits for the pair's limit and for torch to load
+    wait_until(lambda: view.client.get(key) is not None, "the cordon", deadline_s=3 * DEADLINE_S)
     item = view.client.get(key)
     assert item is not None
     cordon = decode(Cordon, item.value, key)
