@@ -23,6 +23,7 @@ from megatrain.checkpoint.agreement import raised_by_all, result_of_rank_0
 from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, missing_slot_bytes, open_slots, plan_snapshot
 from megatrain.checkpoint.attach import Attachment, attach
 from megatrain.checkpoint.continuation import Continuation, TrainingProgress, continuation, origin_of
+from megatrain.checkpoint.continued_stream import with_later_stages
 from megatrain.checkpoint.host_writer import HostWriter
 from megatrain.checkpoint.job_peers import JobPeers, storage_instead
 from megatrain.checkpoint.load import load_state
@@ -38,14 +39,15 @@ from megatrain.checkpoint_format.claims import JobRound
 from megatrain.checkpoint_format.data_file import data_file_bytes
 from megatrain.checkpoint_format.lineage import open_branch
 from megatrain.checkpoint_format.location import Location
-from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions, SampleStream
+from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.checkpoint_format.url_location import open_location
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash
 from megatrain.contracts.errors import CheckpointError, MegatrainError, SaveError
 from megatrain.contracts.records.rounds import Rollback
-from megatrain.contracts.sample_ranges import SampleRanges, merged, samples_text
+from megatrain.contracts.sample_ranges import merged, samples_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +156,9 @@ class JobCheckpoints:
         return restored
 
     @property
-    def skipped(self) -> SampleRanges:
-        """The samples that the job leaves out; known after `restore`."""
-        return self._data.skipped
+    def stream(self) -> SampleStream:
+        """The sample order from here on; known after `restore`."""
+        return self._data
 
     def take(self, progress: TrainingProgress) -> SnapshotTimes:
         """Take a snapshot of the state. The writer stores it in the background.
@@ -278,9 +280,10 @@ class JobCheckpoints:
             except CheckpointError as error:
                 problem = error
             else:
-                found = continuation(
-                    origin_of(manifest, candidate.location), self._config, self._data, is_same_run=candidate.is_own
-                )
+                origin = origin_of(manifest, candidate.location)
+                if rollback is not None:
+                    origin = replace(origin, data=with_later_stages(origin.data, start.stream))
+                found = continuation(origin, self._config, self._data, is_same_run=candidate.is_own)
                 try:
                     shards = [(one.kind, one.shard) for one in self._shards]
                     location = open_location(candidate.location)
@@ -288,28 +291,28 @@ class JobCheckpoints:
                 except CheckpointError as error:
                     problem = error
                 else:
-                    self._skip_samples(start, found.skipped, rollback, found.progress)
+                    self._set_stream(start, found.stream, rollback, found.progress)
                     notes += start.skip_notes(number, problems)
                     if number > 0 or rollback is not None:
-                        origin = (candidate.branch, candidate.step) if candidate.is_own else (start.branch, 0)
-                        notes.append(self._open_branch(start, *origin, rollback))
+                        parent = (candidate.branch, candidate.step) if candidate.is_own else (start.branch, 0)
+                        notes.append(self._open_branch(start, *parent, rollback))
                     return Restored(found, candidate.location, report.bytes_read, tuple(notes))
             problems[number] = str(problem)
             if len(problems) == len(start.candidates):
                 raise problem
-        self._skip_samples(start, (), rollback, TrainingProgress())
+        self._set_stream(start, self._data, rollback, TrainingProgress())
         if rollback is not None:
             self._notes += [*notes, self._open_branch(start, start.branch, 0, rollback)]
         return None
 
-    def _skip_samples(
-        self, start: StartingPoint, restored: SampleRanges, rollback: Rollback | None, progress: TrainingProgress
+    def _set_stream(
+        self, start: StartingPoint, stream: SampleStream, rollback: Rollback | None, progress: TrainingProgress
     ) -> None:
-        """Set the samples to skip: those of the lineage, `restored` from the checkpoint, and those of a rollback."""
-        skipped = merged((*start.skipped, *restored))
+        """Set the sample order. It skips samples of the lineage, of the checkpoint and of a rollback."""
+        skipped = merged((*start.skipped, *stream.skipped))
         if rollback is not None:
             skipped = merged((*skipped, *samples_to_skip(rollback, progress, self._config.batch, skipped)))
-        self._data = replace(self._data, skipped=skipped)
+        self._data = replace(stream, skipped=skipped)
 
     def _open_branch(self, start: StartingPoint, parent: str, step: int, rollback: Rollback | None) -> str:
         """Begin a branch at an older step; everything after that step is abandoned. Returns a message for the log."""
@@ -358,7 +361,7 @@ class JobCheckpoints:
         words = slot.words()
         origin = memory_origin(attachment, words, self._mesh.rank, self._mesh.cpu_groups)
         found = continuation(origin, self._config, self._data, is_same_run=True)
-        self._skip_samples(start, found.skipped, None, found.progress)
+        self._set_stream(start, found.stream, None, found.progress)
         slot.copy_in()
         if attachment.missing:
             # the lost hosts' writers, which would have stored the snapshot in its old round, are gone

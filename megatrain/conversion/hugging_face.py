@@ -26,7 +26,8 @@ from megatrain.checkpoint_format.branches import MAIN_BRANCH
 from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, read_manifest
 from megatrain.checkpoint_format.data_file import data_file_name
 from megatrain.checkpoint_format.location import LocalLocation, Location
-from megatrain.checkpoint_format.manifest import CheckpointMesh, Manifest, SampleStream
+from megatrain.checkpoint_format.manifest import CheckpointMesh, Manifest
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.checkpoint_format.stored_tensors import MASTER
 from megatrain.config.batch import BatchConfig
 from megatrain.config.config import Config
@@ -153,7 +154,7 @@ def _manifest(opened: HfModel) -> Manifest:
         num_skipped=0,
         written_unix_s=time.time(),
         has_optimizer=False,
-        data=SampleStream(num_tokens=0, seed=0),
+        data=SampleStream(seed=0),
         mesh=CheckpointMesh(Layout(), num_chunks=1),
         config_hash=config_hash(config),
         config=config.to_dict(),

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from megatrain.arena.plans import HostPlan, ManifestTemplate, RankPlan, WriterStatus
-from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions, SampleStream
+from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.layout import Layout
 
@@ -34,7 +35,7 @@ HOST_PLAN = HostPlan(
         mesh=CheckpointMesh(Layout(tp_size=2, pp_size=2, dp_size=2), num_chunks=1),
         versions=CheckpointVersions(megatrain="0.1.0", torch="2.13.0", python="3.11.7"),
         has_optimizer=True,
-        data=SampleStream(num_tokens=1000, seed=7),
+        data=SampleStream.of_one(num_tokens=1000, seed=7),
     ),
     tokenizer="tokenizer.json",
     claim="",
