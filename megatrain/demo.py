@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.checkpoint_format.lineage import candidates
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.cli import run_and_report
 from megatrain.config.load import load_config
 from megatrain.contracts.errors import ConfigError

@@ -1,8 +1,8 @@
 """Enter the host's arena, and agree with all ranks on its content.
 
-Every rank reports what it sees. All ranks get all reports and decide alike, by the pure functions at the top of this
-file. The newest snapshot that every rank's host, or a peer for it, still has is preferred over storage: after a mere
-crash the job reads nothing from storage.
+Every rank reports what it sees. All ranks get all reports and decide alike, by the pure functions of host_reports.py.
+The newest snapshot that every rank's host, or a peer for it, still has is preferred over storage: after a mere crash
+the job reads nothing from storage.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from megatrain.arena.directory import Arena, join_arena
 from megatrain.arena.locks import HeldLock
@@ -22,7 +21,17 @@ from megatrain.arena.sealed import sealed_slots
 from megatrain.arena.slot_layout import Persist, SealedSnapshot
 from megatrain.checkpoint.agreement import raised_by_all
 from megatrain.checkpoint.arena_slots import SnapshotPlan
-from megatrain.checkpoint.peers import MemoryPoint, newest_in_memory
+from megatrain.checkpoint.host_reports import (
+    Held,
+    HostReport,
+    maybe_storable_snapshots,
+    memory_point,
+    missing_ranks,
+    newest_plan_rank,
+    next_snapshot_number,
+    storable_snapshots,
+)
+from megatrain.checkpoint.peers import MemoryPoint
 from megatrain.checkpoint.snapshot_offer import PlannedSlot
 from megatrain.checkpoint.write_marks import WritingMark, claim, write_failed
 from megatrain.checkpoint.writer import wake_or_start_writer
@@ -36,132 +45,6 @@ _POLL_S = 0.01
 _LIST_AGAIN_S = 0.1
 _QUIET_S = 3.0
 """A lost host's writer may have outlived its workers. It counts as gone when storage has not changed for this long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A sealed snapshot of rank `owner` in the arena of the host that reports it.
-
-    plan_digest: "" for a slot that will be removed because the number of slots changes.
-    """
-
-    owner: int
-    snapshot: SealedSnapshot
-    plan_digest: str
-    is_pending: bool
-    is_copy: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class HostReport:
-    """A rank's report: its host, its own plan, and, from the first rank of a host, the content of the arena."""
-
-    host: str
-    plan_digest: str
-    last_round: int
-    held: tuple[Held, ...]
-    contents_bytes: int = 0
-    """The size of the contents of a slot by the rank's own plan."""
-    last_ranks: tuple[int, ...] = ()
-    """The ranks of this host in its last round, which had `last_hosts` hosts."""
-    last_hosts: int = 0
-
-    def to_json(self) -> list[Any]:
-        held = [astuple(one) for one in self.held]
-        return [
-            self.host,
-            self.plan_digest,
-            self.last_round,
-            held,
-            self.contents_bytes,
-            self.last_ranks,
-            self.last_hosts,
-        ]
-
-    @staticmethod
-    def from_json(raw: list[Any]) -> HostReport:
-        held = (Held(owner, SealedSnapshot(*snapshot), *rest) for owner, snapshot, *rest in raw[3])
-        return HostReport(raw[0], raw[1], raw[2], tuple(held), raw[4], tuple(raw[5]), raw[6])
-
-
-def memory_point(reports: Sequence[HostReport], *, may_fetch: bool = True) -> MemoryPoint | None:
-    """Return the newest snapshot that all ranks can restore, in slots that match their current plans.
-
-    may_fetch: whether a rank's snapshot may come from outside its own slots.
-    """
-    if max(report.last_round for report in reports) < 0:
-        return None  # without a host plan, the data and configuration of a snapshot are unknown
-    held: list[dict[int, list[SealedSnapshot]]] = []
-    for report in reports:
-        by_owner: dict[int, list[SealedSnapshot]] = {}
-        for one in report.held:
-            if one.owner < len(reports) and _is_usable(one, report, reports[one.owner], may_fetch=may_fetch):
-                by_owner.setdefault(one.owner, []).append(one.snapshot)
-        held.append(by_owner)
-    return newest_in_memory(held, [report.host for report in reports])
-
-
-def missing_ranks(reports: Sequence[HostReport], snapshot: SealedSnapshot) -> tuple[int, ...]:
-    """Return the ranks that do not have this snapshot in slots of their own."""
-    own = {
-        one.owner
-        for report in reports
-        for one in report.held
-        if one.snapshot == snapshot
-        and one.owner < len(reports)
-        and _is_usable(one, report, reports[one.owner], may_fetch=False)
-    }
-    return tuple(rank for rank in range(len(reports)) if rank not in own)
-
-
-def _is_usable(one: Held, holder: HostReport, owner: HostReport, *, may_fetch: bool) -> bool:
-    is_in_place = holder.host == owner.host and not one.is_copy
-    return one.plan_digest == owner.plan_digest and (may_fetch or is_in_place)
-
-
-def newest_plan_rank(reports: Sequence[HostReport]) -> int:
-    """Return the rank whose host has the job's newest plan, the one that was agreed on in the last round."""
-    return max(range(len(reports)), key=lambda rank: (reports[rank].last_round, -rank))
-
-
-def storable_snapshots(reports: Sequence[HostReport]) -> set[SealedSnapshot]:
-    """Return the pending snapshots that can still be stored: all hosts of their round are present and have all of it.
-
-    For any other snapshot, a writer would wait forever.
-    """
-    found = set()
-    for snapshot in {one.snapshot for report in reports for one in report.held if one.is_pending}:
-        holders = [report for report in reports if report.last_ranks and _has_all_of(report, snapshot)]
-        if holders and len(holders) >= max(report.last_hosts for report in holders):
-            found.add(snapshot)
-    return found
-
-
-def maybe_storable_snapshots(reports: Sequence[HostReport], *, newer_than: int) -> set[SealedSnapshot]:
-    """Return the snapshots after step `newer_than` that can be stored if the writers of lost hosts are still running.
-
-    Every host of their round that is still present has the snapshots of all its ranks.
-    """
-    storable = storable_snapshots(reports)
-    found = set()
-    for snapshot in {one.snapshot for report in reports for one in report.held if one.is_pending}:
-        involved = [report for report in reports if report.last_ranks and report.last_round >= snapshot.round]
-        if snapshot.step > newer_than and involved and all(_has_all_of(report, snapshot) for report in involved):
-            found.add(snapshot)
-    return found - storable
-
-
-def _has_all_of(report: HostReport, snapshot: SealedSnapshot) -> bool:
-    return set(report.last_ranks) <= {one.owner for one in report.held if one.snapshot == snapshot and not one.is_copy}
-
-
-def next_snapshot_number(reports: Sequence[HostReport], memory: MemoryPoint | None, num_slots: int) -> int:
-    """Return a number above that of every snapshot in any arena. It maps to another slot than the snapshot `memory`."""
-    least = max((one.snapshot.snapshot + 1 for report in reports for one in report.held), default=0)
-    if memory is None or num_slots == 1:
-        return least
-    # if only some ranks sealed a newer snapshot, the job would overwrite the one that it resumed from
-    return least + (least % num_slots == memory.snapshot.snapshot % num_slots)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Hashes and writes images in blocks, on two threads, while the caller fills further blocks.
 
 A block consists of whole pages, which a local file system writes to the disk without a copy: see
-checkpoint_format/location.py.
+checkpoint_format/local_location.py.
 """
 
 from __future__ import annotations

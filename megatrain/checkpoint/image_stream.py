@@ -1,8 +1,8 @@
 """Write one rank's data file from its slot: read the image block by block, hash each block and write it.
 
 A block is small enough to be still in the processor's cache when it is hashed. It consists of whole pages, which a
-local file system writes to the disk without a copy (checkpoint_format/location.py). While one file waits, another one
-uses the processor; see persist.py for how many are written at once.
+local file system writes to the disk without a copy (checkpoint_format/local_location.py). While one file waits, another
+one uses the processor; see persist.py for how many are written at once.
 """
 
 from __future__ import annotations

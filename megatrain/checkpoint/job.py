@@ -6,18 +6,14 @@ separate process of the host (writer.py). A resume prefers memory that every ran
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import megatrain
 from megatrain.arena.directory import arena_path, remove_arena, wake_writer
-from megatrain.arena.plans import HostPlan, ManifestTemplate, RankPlan
+from megatrain.arena.plans import HostPlan
 from megatrain.arena.sealed import sealed_by_rank
 from megatrain.checkpoint.agreement import raised_by_all, result_of_rank_0
 from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, missing_slot_bytes, open_slots, plan_snapshot
@@ -28,23 +24,26 @@ from megatrain.checkpoint.host_writer import HostWriter
 from megatrain.checkpoint.job_peers import JobPeers, storage_instead
 from megatrain.checkpoint.load import load_state
 from megatrain.checkpoint.memory_origin import memory_origin
-from megatrain.checkpoint.metadata_file import publish_description
 from megatrain.checkpoint.ownership import SavedShard
-from megatrain.checkpoint.rollback import pending_rollback, rollback_start, samples_to_skip
 from megatrain.checkpoint.round_claim import RoundClaim
-from megatrain.checkpoint.save_policy import checkpoint_bytes, free_bytes, policy_notes
+from megatrain.checkpoint.save_policy import free_bytes, policy_notes
 from megatrain.checkpoint.snapshots import Snapshots, SnapshotTimes
-from megatrain.checkpoint.start import StartingPoint, read_storage, shared_manifest
+from megatrain.checkpoint.start import (
+    StartingPoint,
+    pending_rollback,
+    read_storage,
+    rollback_start,
+    samples_to_skip,
+    shared_manifest,
+)
+from megatrain.checkpoint.writer_plans import host_plan, publish_rank_plan
 from megatrain.checkpoint_format.claims import JobRound
-from megatrain.checkpoint_format.data_file import data_file_bytes
 from megatrain.checkpoint_format.lineage import open_branch
 from megatrain.checkpoint_format.location import Location
-from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions
 from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.checkpoint_format.url_location import open_location
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
-from megatrain.config.serialize import config_hash
 from megatrain.contracts.errors import CheckpointError, MegatrainError, SaveError
 from megatrain.contracts.records.rounds import Rollback
 from megatrain.contracts.sample_ranges import merged, samples_text
@@ -374,16 +373,10 @@ class JobCheckpoints:
         """Publish everything that the hosts' writers need, once. Later snapshots need no planning."""
         assert self._attachment is not None
         arena, mesh, rank = self._attachment.arena, self._mesh, self._mesh.rank
-        file = self._plan.file
-        items = tuple((item.offset, item.length) for item in file.items)
-        plan = RankPlan(rank=rank, image_bytes=file.num_bytes, plan_digest=self._plan.digest, items=items)
-        plan.write(arena.rank_plan(rank))
-        gathered = mesh.cpu_groups.gather_json(rank, [file.items_json(), data_file_bytes(file.num_bytes, items)])
-        if gathered is not None:
-            items_by_rank = {owner: described for owner, (described, _) in enumerate(gathered)}
-            described_bytes = publish_description(arena, self._claim.number, items_by_rank)
-            sizes = (size for _, size in gathered)
-            num_bytes = checkpoint_bytes(sizes, described_bytes, self._config.data.tokenizer)
+        num_bytes = publish_rank_plan(
+            arena, self._plan, mesh, self._claim.number, tokenizer=self._config.data.tokenizer
+        )
+        if num_bytes is not None:
             location = str(self._checkpoints)
             self._notes += policy_notes(self._config.checkpoint, location, num_bytes, free_bytes(location))
         if self._local_rank == 0:
@@ -420,34 +413,13 @@ class JobCheckpoints:
 
     def _host_plan(self, keep_arena_s: float) -> HostPlan:
         assert self._attachment is not None
-        hosts, layout, config = self._attachment.hosts, self._mesh.layout, self._config
-        names = list(dict.fromkeys(hosts))
-        host = hosts[self._mesh.rank]
-        return HostPlan(
-            checkpoints=str(self._checkpoints),
-            job=config.job.name,
-            branch=self._branch,
-            round=self._claim.number,
-            host_index=names.index(host),
-            num_hosts=len(names),
-            ranks=self._attachment.ranks_of_host(self._mesh.rank),
-            is_coordinator=host == hosts[0],
-            num_slots=config.checkpoint.slots,
-            keep_last=config.checkpoint.num_kept,
-            keep_every=config.checkpoint.keep_every,
+        return host_plan(
+            self._config,
+            self._mesh,
+            self._attachment,
+            self._claim,
+            str(self._checkpoints),
+            self._branch,
+            self._data,
             keep_arena_s=keep_arena_s,
-            # less than the ranks wait for a free slot: then one host's storage costs a checkpoint, and not the round
-            commit_timeout_s=config.runtime.checkpoint_timeout_s / 2,
-            manifest=ManifestTemplate(
-                config=config.to_dict(),
-                config_hash=config_hash(config),
-                mesh=CheckpointMesh(layout, config.parallel.num_chunks),
-                versions=CheckpointVersions(megatrain.__version__, torch.__version__, platform.python_version()),
-                has_optimizer=True,
-                data=self._data,
-            ),
-            tokenizer=str(Path(config.data.tokenizer).absolute()) if config.data.tokenizer else "",
-            claim=self._claim.content,
-            began_at_step=self._claim.began_at_step,
-            is_exclusive=self._claim.is_exclusive,
         )

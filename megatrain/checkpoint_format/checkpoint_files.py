@@ -19,7 +19,8 @@ import re
 import time
 from dataclasses import asdict, dataclass, fields
 
-from megatrain.checkpoint_format.location import LocalLocation, Location, put_once
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location, put_once
 from megatrain.checkpoint_format.manifest import Manifest, name_in_round
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.files.json_object import JsonObject

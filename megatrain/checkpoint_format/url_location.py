@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatrain.checkpoint_format.location import LocalLocation, Location, Sink, is_relative_name
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location, Sink, is_relative_name
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.files.url_drivers import driver, reason, split_url
 from megatrain.contracts.files.whole_files import MISSING_ERRORS, is_temporary_name, sync_directory, temporary_name

@@ -19,8 +19,8 @@ from megatrain.contracts.layout import STAGES, Layout
 from megatrain.model import ModelPart, Transformer
 from megatrain.model.fp8 import Fp8Scales, use_fp8
 from megatrain.model.norm import use_norms
+from megatrain.ops.attention_choice import DeviceKind
 from megatrain.ops.cross_entropy import LossTerms
-from megatrain.ops.device_kind import DeviceKind
 from megatrain.ops.precision import DTYPES, accumulate_dtype
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.decoder import decoder_table

@@ -15,7 +15,7 @@ from torch import distributed as dist
 
 from megatrain.comm.group_plan import PlannedGroup
 from megatrain.comm.local_address import local_address
-from megatrain.comm.peer_link import listen
+from megatrain.comm.peer_server import listen
 from megatrain.comm.rendezvous import Rendezvous
 from megatrain.contracts.errors import CommunicationError
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.comm.local_address import is_loopback, local_address
-from megatrain.comm.peer_link import SECRET_BYTES, PeerAddress, listen
+from megatrain.comm.peer_link import SECRET_BYTES, PeerAddress
+from megatrain.comm.peer_server import listen
 from megatrain.contracts.errors import CommunicationError
 
 

@@ -25,7 +25,8 @@ from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.checkpoint_format.branches import MAIN_BRANCH
 from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, read_manifest
 from megatrain.checkpoint_format.data_file import data_file_name
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import CheckpointMesh, Manifest
 from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.checkpoint_format.stored_tensors import MASTER

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from megatrain.checkpoint_format.checkpoint_files import COMMIT_NAME, read_manifest
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.config.load import load_config
 from megatrain.config.toml_text import value_text
 from megatrain.contracts.errors import CheckpointError, ConfigError

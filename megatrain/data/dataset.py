@@ -1,4 +1,6 @@
-"""Open token files for training, and check before the first step that the data and its tokenizer fit the model."""
+"""Open token files for training, check before the first step that the data and its tokenizer fit the model, and
+identify the data by a digest.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from megatrain.checkpoint_format.checkpoint_files import SENTENCEPIECE_NAME, TOKENIZER_NAME, is_sentencepiece
 from megatrain.contracts.errors import DataError
-from megatrain.data.digest import BLOCK_TOKENS, block_starts
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import META_NAME, read_meta
 from megatrain.data.tokenizer import has_library_of, load_tokenizer, read_tokenizer_file
+
+BLOCKS = 64
+BLOCK_TOKENS = 16384
+"""A million tokens in all."""
+_DIGITS = 32
 
 
 def open_dataset(prefix: Path, vocab_size: int) -> IndexedDataset:
@@ -110,3 +119,28 @@ def _is_tokenizer_json(content: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(outline, dict) and isinstance(outline.get("model"), dict)
+
+
+def block_starts(length: int) -> NDArray[np.int64]:
+    """Return where the blocks of an array of this length start: at most BLOCKS of BLOCK_TOKENS elements."""
+    return np.unique(np.linspace(0, max(length - BLOCK_TOKENS, 0), BLOCKS, dtype=np.int64))
+
+
+def data_digest(dataset: IndexedDataset) -> str:
+    """Return a digest that costs the same at any size, as hexadecimal digits: of sizes, and blocks of index and tokens.
+
+    The blocks lie at equal distances, the first and the last at the ends. A set of at most BLOCKS blocks is read whole.
+    In a larger one, other documents, or another order of them, change the digest; a change that lies between all blocks
+    and keeps every size does not.
+    """
+    digest = hashlib.sha256()
+    sizes = (dataset.num_tokens, dataset.num_sequences, dataset.num_documents, dataset.dtype.str)
+    digest.update(repr(sizes).encode())
+    for array in (dataset.sequence_lengths, dataset.document_bounds, dataset.tokens):
+        _add_blocks(digest, array)
+    return digest.hexdigest()[:_DIGITS]
+
+
+def _add_blocks(digest: hashlib._Hash, array: NDArray[Any]) -> None:
+    for start in block_starts(len(array)):
+        digest.update(array[start : start + BLOCK_TOKENS].tobytes())

@@ -18,8 +18,8 @@ from megatrain.model.embedding import Embedding
 from megatrain.model.frequencies import RotaryPositions
 from megatrain.model.head import LossHead
 from megatrain.ops.attention import AttentionPattern
+from megatrain.ops.attention_choice import DeviceKind
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
-from megatrain.ops.device_kind import DeviceKind
 from megatrain.ops.normalization import ResidualStream
 
 

@@ -15,9 +15,15 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from megatrain.ops.attention_choice import AttentionCase, AttentionChoice, Backend, choose_attention
+from megatrain.ops.attention_choice import (
+    AttentionCase,
+    AttentionChoice,
+    Backend,
+    DeviceKind,
+    choose_attention,
+    kind_of,
+)
 from megatrain.ops.capped_attention import CappedScores, capped_attention
-from megatrain.ops.device_kind import DeviceKind, kind_of
 from megatrain.ops.documents import PackedDocuments
 from megatrain.ops.segment_attention import AttentionSegment, segment_attention, segments_of
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 import torch
 
@@ -13,6 +14,25 @@ from megatrain.contracts.errors import ConfigError
 from megatrain.ops.precision import DTYPES
 
 _HALF = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """The kind of device that kernels are chosen for: the device of the tensors, or the one that is planned for.
+
+    `capability` is (0, 0) if the device is not a GPU.
+    """
+
+    type: str
+    capability: tuple[int, int] = (0, 0)
+
+
+@cache
+def kind_of(device: torch.device) -> DeviceKind:
+    """Return the kind of a device of this machine."""
+    if device.type != "cuda":
+        return DeviceKind(device.type)
+    return DeviceKind("cuda", torch.cuda.get_device_capability(device))
 
 
 class Backend(StrEnum):

@@ -20,7 +20,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import NEAREST
 from megatrain.model import ModelPart
-from megatrain.ops.device_kind import DeviceKind
+from megatrain.ops.attention_choice import DeviceKind
 from megatrain.parallel.bucket import Bucket
 from megatrain.parallel.offload import ImmediateCopies
 from megatrain.parallel.pipeline import PipelineInput

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from megatrain.checkpoint_format.claims import Claim, Claims, JobRound, signature
 from megatrain.checkpoint_format.lineage import LOCK_NAME
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.contracts.errors import CheckpointError, ConfigError, FencedError
 from megatrain.contracts.files import file_locks
 

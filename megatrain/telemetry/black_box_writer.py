@@ -30,8 +30,8 @@ from megatrain.contracts.black_box.encoding import (
     decode_control,
     encode_control,
     encode_group,
-    encode_header,
 )
+from megatrain.contracts.black_box.header_encoding import encode_header
 from megatrain.contracts.black_box.values import (
     ControlPage,
     GroupRecord,

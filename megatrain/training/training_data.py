@@ -8,8 +8,7 @@ from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream
 from megatrain.config.config import Config
 from megatrain.config.data import integer_weights
 from megatrain.contracts.errors import DataError
-from megatrain.data.dataset import check_same_tokenizer, check_tokenizer, open_dataset, tokenizer_digest
-from megatrain.data.digest import data_digest
+from megatrain.data.dataset import check_same_tokenizer, check_tokenizer, data_digest, open_dataset, tokenizer_digest
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import SampleOrder

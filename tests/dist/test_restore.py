@@ -14,7 +14,7 @@ from megatrain.checkpoint import job
 from megatrain.checkpoint.load import LoadReport
 from megatrain.checkpoint_format.branches import list_branches
 from megatrain.checkpoint_format.checkpoint_files import read_manifest
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.config.config import Config
 from tests.dist.restarts import (
     assert_goes_on_as_if_never_stopped,

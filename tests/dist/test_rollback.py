@@ -10,7 +10,7 @@ import pytest
 from megatrain.checkpoint_format.branches import list_branches
 from megatrain.checkpoint_format.checkpoint_files import read_manifest, step_directory_name
 from megatrain.checkpoint_format.lineage import candidates, current_branch
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.contracts.records.rounds import Rollback
 from tests.dist.training_jobs import Run, Tables, TrainingJobs, assert_bitwise, assert_states_bitwise
 from tests.helpers.rank_pool import RankError

@@ -13,7 +13,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from megatrain.checkpoint_format.checkpoint_files import committed_steps, read_manifest, step_directory_name
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.contracts.black_box.reader import read_black_box
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.run_files.run_directory import own_box_paths

@@ -9,7 +9,7 @@ import pytest
 
 from megatrain.checkpoint import attach
 from megatrain.checkpoint_format.checkpoint_files import manifest_location, read_manifest
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.config.config import Config
 from tests.dist.restarts import (
     arenas,

@@ -18,7 +18,8 @@ from megatrain.arena.slot_file import SlotReader
 from megatrain.arena.slot_layout import HEADER_BYTES, Persist, SlotHeader, SlotState, SlotWord, encode_header
 from megatrain.checkpoint_format.checkpoint_files import INDEX_NAME, METADATA_NAME, step_directory_name
 from megatrain.checkpoint_format.data_file import data_file_name
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions
 from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.contracts.layout import Layout

@@ -14,7 +14,8 @@ from megatrain.checkpoint_format.checkpoint_files import (
 )
 from megatrain.checkpoint_format.claims import Claims
 from megatrain.checkpoint_format.lineage import candidates
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions, FileEntry, Manifest
 from megatrain.checkpoint_format.round_starts import RoundStart, begin_round
 from megatrain.checkpoint_format.sample_stream import SampleStream

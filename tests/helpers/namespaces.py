@@ -1,21 +1,28 @@
 """Several hosts on one machine: network namespaces on switches of their own, whose links can be cut.
 
-Each network is a bridge; this process is on all of them too, with the last address. Needs root and iproute2.
+Each network is a bridge; this process is on all of them too, with the last address. Names and addresses are those of
+this process, so tests side by side do not meet, and what a killed test left behind is removed by the next one. Needs
+root and iproute2.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from tests.helpers.require import require
 
 _OWN_ADDRESS = 254
+_MOST_NETWORKS = 4
+_NAME = re.compile(r"mt([0-9]+)(?:-|o[0-9]$)")
+"""Of a namespace or of a link of the process with this number."""
 _LARGEST_SENT = str(16 << 10)
 """Bytes in one piece, less than a burst of a slow link."""
 
@@ -28,16 +35,17 @@ class HostNetwork:
         require("network namespaces", found=is_possible, reason="they need root and the programs ip and tc")
         self.networks = tuple(networks)
         self.num_hosts = num_hosts
-        # names of interfaces have at most 15 characters
-        self._name = f"mt{os.getpid() % 100_000}"
+        # names of interfaces have at most 15 characters, and numbers of processes at most 7
+        self._name = f"mt{os.getpid()}"
+        self._first_network = os.getpid() * _MOST_NETWORKS
 
     def address(self, network: str, host: int) -> str:
         """Return the address of a host on a network."""
-        return f"10.91.{self.networks.index(network) + 1}.{host + 1}"
+        return f"{self._network_prefix(network)}.{host + 1}"
 
     def own_address(self, network: str) -> str:
         """Return where the hosts reach this process."""
-        return f"10.91.{self.networks.index(network) + 1}.{_OWN_ADDRESS}"
+        return f"{self._network_prefix(network)}.{_OWN_ADDRESS}"
 
     def enter(self, host: int) -> list[str]:
         """Return what a command line begins with that runs on a host."""
@@ -69,6 +77,7 @@ class HostNetwork:
         self._run("netns", "exec", self._switch, "ip", "link", "set", "dev", f"p{host}", "up", network=network)
 
     def __enter__(self) -> Self:
+        _remove_leftovers()
         try:
             for network in self.networks:
                 self._build(network)
@@ -81,6 +90,11 @@ class HostNetwork:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._remove()
+
+    def _network_prefix(self, network: str) -> str:
+        """Return the first three bytes of a network's addresses: one of 16,384 networks below 10.64.0.0/10."""
+        number = (self._first_network + self.networks.index(network)) % (64 << 8)
+        return f"10.{64 + (number >> 8)}.{number & 255}"
 
     @property
     def _switch(self) -> str:
@@ -127,8 +141,7 @@ class HostNetwork:
 
     def _run(self, *arguments: str, network: str = "") -> None:
         command = ["ip", *(word.replace("-NET", f"-{network}") for word in arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
+        _run(command)
 
     def _remove(self) -> None:
         for number in range(len(self.networks)):
@@ -138,3 +151,21 @@ class HostNetwork:
         for space in [*map(self._host, range(self.num_hosts)), *spaces]:
             with suppress(AssertionError):
                 self._run("netns", "del", space)
+
+
+def _remove_leftovers() -> None:
+    """Remove the namespaces and links of processes that were killed before they could."""
+    spaces = [line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines()]
+    links = [line.split()[0].partition("@")[0] for line in _run(["ip", "-brief", "link"]).splitlines()]
+    for kind, names in (("link", links), ("netns", spaces)):
+        for name in names:
+            owner = _NAME.match(name)
+            if owner is not None and not Path("/proc", owner[1]).exists():
+                with suppress(AssertionError):  # a link goes with its other end, or another test removed it
+                    _run(["ip", kind, "del", name])
+
+
+def _run(command: Sequence[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.checkpoint_format import location
+from megatrain.checkpoint_format import local_location
 
 
 class Disk:
@@ -88,5 +88,5 @@ def watched(root: Path, at_a_sync: Callable[[Disk], None], monkeypatch: pytest.M
                 disk.synced(file)
 
     with monkeypatch.context() as patched:
-        patched.setattr(location.os, "fsync", note)
+        patched.setattr(local_location.os, "fsync", note)
         yield disk

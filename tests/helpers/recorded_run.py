@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.contracts.black_box.operations import StepValue
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.records.incident import Incident

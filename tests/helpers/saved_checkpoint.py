@@ -25,7 +25,8 @@ from megatrain.checkpoint_format.data_file import (
     encode_trailer,
     trailer_digest,
 )
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import CheckpointMesh, FileEntry, Manifest
 from megatrain.cli import main
 from megatrain.comm import dry_mesh

@@ -14,7 +14,8 @@ from megatrain.arena.directory import Arena, join_arena
 from megatrain.arena.locks import hold_alone, is_held
 from megatrain.arena.plans import WriterStatus
 from megatrain.checkpoint.writer import CheckpointWriter, start_writer
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.checkpoint_tree import CRASHED
 from tests.helpers.forked_program import run_forked
@@ -124,7 +125,7 @@ from pathlib import Path
 from megatrain.checkpoint import writer
 from megatrain.arena.directory import open_arena
 from megatrain.arena.locks import hold_alone
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from tests.helpers.forked_program import run_forked
 from tests.helpers.hooked_location import HookedLocation
 left, after, lock, say_persist = int(sys.argv[2]), sys.argv[3], threading.Lock(), writer.write_persist

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from megatrain.checkpoint_format.branches import list_branches
 from megatrain.checkpoint_format.checkpoint_files import COMMIT_NAME, committed_steps, step_directory_name
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.records.notices import ReceiverRecord
 from megatrain_job.coordination.restarting_thread import RestartingThread

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.contracts.errors import CheckpointError, DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain_diagnostics.columns.schema import (

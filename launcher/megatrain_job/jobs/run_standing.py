@@ -15,7 +15,7 @@ from pathlib import Path
 
 from megatrain.checkpoint_format.branches import list_branches
 from megatrain.checkpoint_format.checkpoint_files import committed_steps
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.contracts.errors import CheckpointError, CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.files.bounded_files import open_below, read_below

@@ -1,9 +1,5 @@
-"""The driver's loop: campaign, watch, decide, write; step down when leadership is lost or in doubt, and campaign again.
-
-Each decision is one transaction that requires the current leadership revision of this driver and changes it. The driver
-renews that revision before it reads: at the start, and after each write whose answer was lost. A transaction that etcd
-applies late therefore fails, so no decision from a stale state is ever applied, not even this driver's own. See
-docs/adr/0036.
+"""The driver's campaign: wait for the election, lead a term, step down when leadership is lost or in doubt, and
+campaign again.
 """
 
 from __future__ import annotations
@@ -17,50 +13,25 @@ from pathlib import Path
 
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain.contracts.records.host_records import HostRecord
-from megatrain.contracts.records.host_verdict import AuditEntry, VerdictOutcome
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain.contracts.records.problem_reports import DriverReport
-from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.record import decode
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.coordination.election import Election, Leadership
-from megatrain_job.coordination.errors import LeadershipLostError, LeaseLostError, NoSpaceError, UnknownOutcomeError
+from megatrain_job.coordination.election import Election
+from megatrain_job.coordination.errors import LeadershipLostError, LeaseLostError, NoSpaceError
 from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
-from megatrain_job.coordination.maintenance import HistoryTrimmer, alarms
-from megatrain_job.coordination.watch import Snapshot, Watch, WatchEvent
-from megatrain_job.coordination.wire import Compare, KeyRange, KeyValue, Operation, Put
-from megatrain_launcher.driver.actions import (
-    AnswerRequest,
-    Decision,
-    EndJob,
-    OpenIncident,
-    Probe,
-    RecordOutcome,
-    UpdateIncident,
-)
-from megatrain_launcher.driver.decide import decide
-from megatrain_launcher.driver.decision_log import CurrentAlarms, DecisionLog
-from megatrain_launcher.driver.folding import fold_all
+from megatrain_job.coordination.wire import KeyValue
 from megatrain_launcher.driver.incident_files import IncidentFiles
-from megatrain_launcher.driver.incidents import kept_receipts
-from megatrain_launcher.driver.pace import Pace
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.driver.probe import Prober
 from megatrain_launcher.driver.resume_point_watch import ResumePointWatch
 from megatrain_launcher.driver.run_watch import RunWatch
-from megatrain_launcher.driver.state import ClusterState
-from megatrain_launcher.driver.writes import trims_of, writes_of
+from megatrain_launcher.driver.term import Term
 from megatrain_launcher.liveness import LivenessReader, Vitality
-from megatrain_launcher.notify.notifier import MakeNotifier, Notifier
+from megatrain_launcher.notify.notifier import MakeNotifier
 
 _logger = logging.getLogger(__name__)
 _TICK_S = 0.2
-_PROBING_TICK_S = 0.02
-_ANSWER_TTL_S = 60
-_MAINTENANCE_S = 60.0
 _PAUSE_S = 0.5
 _REPORT_S = 1.0
-_MAX_EVENTS = 4096
-"""The most watch events that are folded into the state before a decision."""
 
 
 class SteadyClock:
@@ -164,7 +135,7 @@ class Driver:
         is_given_up = True
         try:
             notifier = None if self._make_notifier is None else self._make_notifier(leadership)
-            with _Term(
+            with Term(
                 self._client,
                 self._keys,
                 self._host,
@@ -209,211 +180,3 @@ class Driver:
 
     def _note(self, reason: str) -> None:
         self._reason = reason
-
-
-class _Term:
-    """One leadership, from the campaign that won it to its end."""
-
-    def __init__(
-        self,
-        client: EtcdClient,
-        keys: JobKeys,
-        host: str,
-        policy: Policy,
-        leadership: Leadership,
-        files: IncidentFiles,
-        run_watch: RunWatch,
-        resume_point_watch: ResumePointWatch,
-        liveness: LivenessReader,
-        clock: Callable[[], float],
-        notifier: Notifier | None = None,
-    ) -> None:
-        self._client = client
-        self._keys = keys
-        self._host = host
-        self._policy = policy
-        self._notifier = notifier
-        self._is_job_over = False
-        self._leadership = leadership
-        self._files = files
-        self._run_watch = run_watch
-        self._resume_point_watch = resume_point_watch
-        self._clock = clock
-        self._prober = Prober(liveness, clock)
-        self._trimmer = HistoryTrimmer(client)
-        self._alarms = CurrentAlarms()
-        self._log = DecisionLog()
-        self._state = ClusterState(keys=keys, observer=host, began=clock())
-        self._awaited = 0
-        """The revision that must be seen before the next decision."""
-        self._report = DriverReport(host, "", 0.0)
-        self._reported_at = 0.0
-        self._maintained_at = clock()
-
-    def __enter__(self) -> _Term:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._prober.close()
-        if self._notifier is not None:
-            is_job_over = self._is_job_over or self._state.end is not None
-            self._notifier.close(is_job_over=is_job_over)
-            if is_job_over:
-                self._keep_last_receipts()
-
-    def _keep_last_receipts(self) -> None:
-        """Record the notifications of the incident that ended the job: they were sent after the last decision."""
-        now = self._clock()
-        try:
-            notices = self._client.read_all(KeyRange.prefix(self._keys.directory("notices")))
-            incidents = self._client.read_all(KeyRange.prefix(self._keys.directory("incidents")))
-            found = Snapshot(incidents.revision, (*notices.items, *incidents.items), "the job is over")
-            updates = kept_receipts(fold_all(ClusterState(self._keys, self._host, now), (found,), now))
-            if updates and self._write(writes_of(updates, self._keys).operations):
-                for update in updates:
-                    self._files.write(update.incident)
-        except CoordinationError as error:
-            _logger.warning("notifications of the job's end are not in its incidents: %s", error)
-
-    def lead(self, stop: threading.Event, note: Callable[[str], None]) -> None:
-        """Drive until `stop` is set, or until leadership is in doubt.
-
-        Raises: CoordinationError, LeadershipLostError.
-        """
-        while not stop.is_set() and self._leadership.is_certain:
-            try:
-                self._awaited = self._leadership.renew_revision()
-                # all waiting times restart: this driver may have missed reports of the hosts
-                self._state = ClusterState(keys=self._keys, observer=self._host, began=self._clock())
-                with Watch(self._client, KeyRange.prefix(self._keys.prefix)) as watch:
-                    self._follow(watch, stop, note)
-            except UnknownOutcomeError as error:
-                _logger.warning("a decision may or may not have been applied; everything is read again: %s", error)
-                stop.wait(_TICK_S)
-
-    def _follow(self, watch: Watch, stop: threading.Event, note: Callable[[str], None]) -> None:
-        """Decide on the events of a watch until it breaks; events from before a gap are never decided on."""
-        is_first = True
-        pace = Pace(time.monotonic())
-        while not stop.is_set() and self._leadership.is_certain and watch.is_open and not watch.problem:
-            event = watch.next(_PROBING_TICK_S if self._prober.is_busy else _TICK_S)
-            began = time.monotonic()
-            held_up_s = pace.begin_pass(began)
-            if held_up_s and not is_first:
-                text = (
-                    "this driver was delayed by %.1f s, by etcd or its machine; it reads new events before it decides"
-                )
-                _logger.warning(text, held_up_s)
-            if not self._take(event, watch):
-                _logger.warning("etcd was restored to an older state; everything is read again")
-                return
-            if self._state.revision < max(self._awaited, 1) or not pace.may_decide(began):
-                continue  # our last write, or what others wrote since, has not arrived yet
-            if is_first:
-                is_first = False
-                for incident in self._state.incidents.values():
-                    self._files.write(incident)
-                for verdict_id in sorted(self._state.outcomes):
-                    self._audit(self._state.outcomes[verdict_id])
-            decision = decide(self._clock(), self._state, self._policy)
-            note(decision.reason)
-            decision_s = time.monotonic() - began
-            try:
-                self._carry_out(decision)
-            except NoSpaceError as error:  # training continues; only decisions wait for space
-                self._alarms.note_refusal(str(error))
-                stop.wait(_REPORT_S / 2)
-            self._maintain()
-            stop.wait(pace.pause_s(decision_s))
-
-    def _take(self, event: WatchEvent | None, watch: Watch) -> bool:
-        """Fold an event and all that are queued behind it; return False if etcd's history lacks our own last write."""
-        events: list[WatchEvent] = []
-        while event is not None:
-            if isinstance(event, Snapshot) and event.revision < self._awaited:
-                return False
-            events.append(event)
-            event = watch.next(0.0) if len(events) < _MAX_EVENTS else None
-        if events:
-            self._state = fold_all(self._state, events, self._clock())
-            self._prober.reach_new_hosts(self._state.hosts.values())
-        results = self._prober.take()
-        if results:
-            self._state = self._state.with_probes(results)
-        return True
-
-    def _carry_out(self, decision: Decision) -> None:
-        for action in decision.actions:
-            if isinstance(action, Probe):
-                self._prober.start(action)
-        self._alarms.update(decision)
-        line = self._log.line(decision, self._clock())
-        if line:
-            _logger.info("%s", line)
-        lease_id = 0
-        if any(isinstance(action, AnswerRequest) for action in decision.actions):
-            lease_id = self._client.grant_lease(_ANSWER_TTL_S).lease_id
-        damaged = self._state.damaged_revisions
-        writes = writes_of(decision.actions, self._keys, answer_lease_id=lease_id, damaged=damaged)
-        if writes.operations:
-            if self._write(writes.operations, writes.conditions):
-                for action in decision.actions:
-                    if isinstance(action, OpenIncident | UpdateIncident):
-                        self._files.write(action.incident)
-                    elif isinstance(action, RecordOutcome):
-                        self._audit(action.outcome)
-                    elif isinstance(action, EndJob):
-                        self._is_job_over = True
-                if self._notifier is not None:
-                    self._notifier.wake()
-        else:
-            self._publish_report(decision)
-
-    def _audit(self, outcome: VerdictOutcome) -> None:
-        self._files.audit(AuditEntry(outcome, self._state.verdicts.get(outcome.verdict_id)))
-
-    def _write(self, operations: tuple[Operation, ...], conditions: tuple[Compare, ...] = ()) -> bool:
-        """Return whether etcd applied the transaction. Raises: LeadershipLostError, UnknownOutcomeError."""
-        response = self._leadership.txn(operations, conditions)
-        self._awaited = response.revision
-        if not response.succeeded:
-            _logger.info("a decision was not applied: the state that it was based on has changed")
-        return response.succeeded
-
-    def _publish_report(self, decision: Decision) -> None:
-        """Write the driver's report when it has changed, at most once a second."""
-        now = self._clock()
-        problem = (self._files.problem,) if self._files.problem else ()
-        notifier_problems = () if self._notifier is None else self._notifier.problems
-        since = now if decision.reason != self._report.reason else self._report.since_unix_s
-        report = DriverReport(
-            driver=self._host,
-            reason=decision.reason,
-            since_unix_s=since,
-            alarms=(*self._alarms.texts, *problem, *notifier_problems),
-            removed=self._run_watch.problems,
-            checkpoint_damage=self._resume_point_watch.damage,
-        )
-        if report == self._report or now - self._reported_at < _REPORT_S:
-            return
-        self._reported_at = now
-        if self._write((Put(self._keys.report, encode(report)),)):
-            self._report = report
-
-    def _maintain(self) -> None:
-        """Periodically bound etcd's history and the job's keys, and check etcd's alarms."""
-        now = self._clock()
-        if now - self._maintained_at < _MAINTENANCE_S:
-            return
-        self._maintained_at = now
-        try:
-            self._trimmer.tick(now)
-            self._alarms.note_etcd(alarms(self._client))
-        except CoordinationError as error:
-            _logger.warning("etcd's history was not trimmed: %s", error)
-        trims = trims_of(self._keys, self._state.seen)
-        if trims:
-            try:
-                self._write(tuple(trims))
-            except NoSpaceError as error:
-                self._alarms.note_refusal(str(error))

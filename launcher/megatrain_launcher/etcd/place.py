@@ -1,4 +1,6 @@
-"""The directories of a job's etcd: one for its data that belongs to one launch only, and one for its sockets."""
+"""The directories of a job's etcd: a private one for its data and secrets, which belongs to one launch only, and one
+for its sockets.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,29 @@ from tempfile import TemporaryDirectory
 
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.files import file_locks
-from megatrain.contracts.files.own_files import check_own_directory, open_own_file
+from megatrain.contracts.files.own_files import NotOwnError, check_own_directory, make_own_directory, open_own_file
 from megatrain_job.coordination.settings import fits_socket
 from megatrain_launcher.etcd.program import CLIENT_SOCKET
-from megatrain_launcher.private_directory import make_private
 
 LOCK = "lock"
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory of mode 0700, unless one exists in which no other user could have written.
+
+    Raises: ConfigError saying what is wrong with it.
+    """
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        make_own_directory(directory)
+        check_own_directory(directory)
+    except NotOwnError as error:
+        problem = f"{error.filename} {error.strerror}, and the password of the job's etcd is stored there"
+        raise ConfigError(
+            [f"{problem}; remove it if you do not know who wrote in it, or set job.run_directory"]
+        ) from error
+    except OSError as error:
+        raise ConfigError([f"{directory} cannot be written: {error.strerror}; set job.run_directory"]) from error
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from megatrain_job.coordination.maintenance import status
 from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
 from megatrain_launcher.etcd.access import WrongPasswordError, admit_only, make_certificate
 from megatrain_launcher.etcd.data import HeldFiles, frozen
-from megatrain_launcher.etcd.place import LOCK, place_of_sockets, take_lock, why_not_started
+from megatrain_launcher.etcd.place import LOCK, make_private, place_of_sockets, take_lock, why_not_started
 from megatrain_launcher.etcd.program import (
     CLIENT_SOCKET,
     EXISTING,
@@ -48,7 +48,6 @@ from megatrain_launcher.etcd.program import (
     last_errors,
     listening,
 )
-from megatrain_launcher.private_directory import make_private
 
 _logger = logging.getLogger(__name__)
 _NUM_PORT_TRIES = 5

@@ -41,11 +41,10 @@ from megatrain_launcher.executor.host_program import start_host_programs
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.job_programs import ProgramSettings
 from megatrain_launcher.executor.job_record import claim_job, leaving_error, record_of
-from megatrain_launcher.executor.launch_mark import leave_mark
 from megatrain_launcher.executor.lost_launch import find_lost_launch
 from megatrain_launcher.executor.membership import LeaseTimes, Membership
 from megatrain_launcher.executor.order_state import OrderState
-from megatrain_launcher.executor.program_runner import ProgramRunner, start_program_runner
+from megatrain_launcher.executor.program_runner import ProgramRunner, leave_mark, start_program_runner
 from megatrain_launcher.executor.round_follower import FollowerParts, RoundFollower
 from megatrain_launcher.executor.settings import ExecutorSettings, new_session
 from megatrain_launcher.executor.status_writer import StatusWriter

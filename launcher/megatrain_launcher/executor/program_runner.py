@@ -3,6 +3,7 @@
 Leadership decides which host begins. A host that has begun continues through an outage of etcd, in which no host leads,
 and ends when etcd names another leader, or when its executor ends. So two hosts never run them for long, and an
 outage stops neither page nor daemon. Two daemons never write at once: the lock of the event store prevents it.
+The first host leaves a mark of the launch in the run directory, which shows other hosts whether theirs is the same.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.files.bounded_files import read_below
+from megatrain.contracts.files.whole_files import write_private
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.rounds import JobRecord
 from megatrain.programs.supervisor import Supervisor
@@ -24,12 +27,16 @@ from megatrain_job.coordination.election import Election
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.executor.job_programs import ProgramSettings, reported_dashboard, running_programs
-from megatrain_launcher.executor.launch_mark import why_not_shared
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.5
 _DRAIN_TIMEOUT_S = 10.0
 """How long hosts that leave a finished job may take to send what they have streamed."""
+_MARK = "launch"
+_MAX_MARK_BYTES = 1 << 10
+_TRIES = 10
+_TRY_S = 0.5
+"""A network file system may show a new file seconds later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +154,29 @@ def start_program_runner(
         return why_not_shared(RunDirectory(settings.run), record, host, closed)
 
     return ProgramRunner(ProgramRunnerParts(client, keys, host, leading, programs, why_incomplete))
+
+
+def leave_mark(run: RunDirectory, record: JobRecord) -> None:
+    """Write the launch's mark; only the first host does so. A failed write is logged."""
+    try:
+        write_private(run.diagnosis / _MARK, f"{record.launch_id}\n".encode())
+    except OSError as error:
+        _logger.warning("%s cannot be written: %s", run.diagnosis / _MARK, error.strerror)
+
+
+def why_not_shared(run: RunDirectory, record: JobRecord, host: str, closed: threading.Event) -> str:
+    """Return what a host lacks because its run directory is not the first host's; empty if it is."""
+    for _ in range(_TRIES):
+        if record.first_host == host or _read_mark(run) == record.launch_id or closed.wait(_TRY_S):
+            return ""
+    return (
+        f"{run.root} on {host} is not that of {record.first_host}: the page and the daemon, which now run here, have "
+        "only what is recorded from now on; set job.run_directory to storage that all hosts share"
+    )
+
+
+def _read_mark(run: RunDirectory) -> str:
+    try:
+        return read_below(run.diagnosis, _MARK, _MAX_MARK_BYTES).decode(errors="replace").strip()
+    except OSError:
+        return ""

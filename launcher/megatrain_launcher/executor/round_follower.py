@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from megatrain.contracts.black_box.values import Phase, Progress
 from megatrain.contracts.records.diag_records import DiagSettings
@@ -21,7 +22,6 @@ from megatrain.fencing.fence import Deadlines, FenceAction, FenceRule, LeaseView
 from megatrain.fencing.patience import Patience, find_stall
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.jobs.host_view import stall_text
-from megatrain_launcher.executor.commands import CommandKind, CommandTracker
 from megatrain_launcher.executor.control_pages import ControlPages
 from megatrain_launcher.executor.crash_evidence import BoxPlaces
 from megatrain_launcher.executor.evidence import hang_evidence, is_running
@@ -34,6 +34,51 @@ from megatrain_launcher.liveness import orders_lost_after_s
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.1
 _NS = 1_000_000_000
+
+
+class CommandKind(StrEnum):
+    """What the driver may ask of executors. Unknown kinds are ignored: another version may have more."""
+
+    CHECKPOINT = "checkpoint"
+    EVIDENCE = "evidence"
+    CHECK = "check"
+    PAIRS = "pairs"
+
+
+class CommandTracker:
+    """Tracks which commands are obeyed. Commands up to `seen` predate this executor, which ignores them."""
+
+    def __init__(self, seen: int) -> None:
+        self._seen = seen
+        self._open: dict[int, HostCommand] = {}
+
+    @property
+    def seen(self) -> int:
+        return self._seen
+
+    @property
+    def obeyed(self) -> int:
+        """The number up to which every command is obeyed, or was not for this host."""
+        return min(self._open) - 1 if self._open else self._seen
+
+    def take(self, commands: Iterable[HostCommand]) -> list[HostCommand]:
+        """Enter commands and return the new ones, in order."""
+        fresh = [command for command in sorted(commands, key=lambda one: one.number) if command.number > self._seen]
+        for command in fresh:
+            self._seen = command.number
+            if command.kind in tuple(CommandKind):
+                self._open[command.number] = command
+        return fresh
+
+    def mark_done(self, number: int) -> None:
+        """Note that a command is obeyed, or can no longer be obeyed."""
+        self._open.pop(number, None)
+
+    def mark_checkpoints_done(self, up_to: int) -> None:
+        """Note that all ranks have obeyed the commands to save up to this number."""
+        for number in [one for one, command in self._open.items() if command.kind == CommandKind.CHECKPOINT]:
+            if number <= up_to:
+                self.mark_done(number)
 
 
 @dataclass(frozen=True, slots=True)

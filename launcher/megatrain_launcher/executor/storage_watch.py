@@ -1,4 +1,5 @@
-"""The storage part of the status: whether this host's checkpoints are stored, and how much space their disks have.
+"""The storage part of the status: whether this host's checkpoints are stored, how much space their disks have, and when
+these will be full.
 
 A separate thread checks, because an unresponsive file system blocks its callers.
 """
@@ -9,10 +10,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 from megatrain.arena.plans import WriterStatus
 from megatrain.config.config import Config
@@ -20,7 +23,6 @@ from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.records.host_records import DiskSpace, HostSaves
 from megatrain.run_files.run_directory import RunDirectory, safe_name
 from megatrain_job.coordination.restarting_thread import RestartingThread
-from megatrain_job.jobs.disk_trend import SpaceSample, full_in_s
 from megatrain_launcher.leftovers import find_snapshots
 
 _POLL_S = 0.5
@@ -28,6 +30,9 @@ _DISK_S = 10.0
 _NUM_SAMPLES = 360
 """The samples of a disk within an hour."""
 _MAX_ERROR = 400
+LEAST_S = 600.0
+"""A shorter period shows nothing: perhaps only one checkpoint was written in it."""
+_NUM_PARTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +112,33 @@ def saves_of(status: WriterStatus) -> HostSaves:
         error=error[:_MAX_ERROR],
         num_bytes=status.last_write_bytes,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceSample:
+    """Free space at a moment of a monotonic clock."""
+
+    at_s: float
+    free_bytes: int
+
+
+def full_in_s(samples: Sequence[SpaceSample]) -> float | None:
+    """Return in how many seconds the disk will be full at this rate; None if it does not fill, or that is not known.
+
+    Checkpoints come in bursts and old ones are removed, so that free space goes up and down: a disk fills only if each
+    part of a long period had less space than the one before. Pure.
+    `samples`: oldest first.
+    """
+    if not samples or (length_s := samples[-1].at_s - samples[0].at_s) < LEAST_S:
+        return None
+    part_s = length_s / _NUM_PARTS
+    parts: list[list[int]] = [[] for _ in range(_NUM_PARTS)]
+    for sample in samples:
+        number = int((sample.at_s - samples[0].at_s) / part_s)
+        parts[min(number, _NUM_PARTS - 1)].append(sample.free_bytes)
+    if not all(parts):
+        return None
+    free = [median(part) for part in parts]
+    if any(after >= before for before, after in pairwise(free)):
+        return None
+    return samples[-1].free_bytes * (_NUM_PARTS - 1) * part_s / (free[0] - free[-1])

@@ -31,8 +31,8 @@ from megatrain_job.jobs.own_etcd import (
     read_password,
 )
 from megatrain_job.jobs.run_standing import EXIT_CODE_FILE
+from megatrain_launcher.etcd.place import make_private
 from megatrain_launcher.etcd.process import EtcdProcess
-from megatrain_launcher.private_directory import make_private
 
 _POLL_S = 0.1
 

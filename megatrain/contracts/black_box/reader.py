@@ -29,7 +29,6 @@ from megatrain.contracts.black_box.encoding import (
     box_bytes,
     decode_control,
     decode_groups,
-    decode_header,
     decode_progress,
     decode_record,
     encode_control,
@@ -37,6 +36,7 @@ from megatrain.contracts.black_box.encoding import (
     noted_value,
     step_total,
 )
+from megatrain.contracts.black_box.header_encoding import decode_header
 from megatrain.contracts.black_box.values import (
     ClockBase,
     ControlPage,

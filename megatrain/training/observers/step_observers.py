@@ -10,13 +10,12 @@ from megatrain.config.runtime import RuntimeConfig
 from megatrain.reporting import Reporter
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.extensions import Callback
-from megatrain.training.observers.black_box import Heartbeat, StepValues
 from megatrain.training.observers.device_memory import device_memory
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
 from megatrain.training.observers.overlap_watch import OverlapWatch
 from megatrain.training.observers.profiler import StepProfiler
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
-from megatrain.training.observers.step_reports import StepReports
+from megatrain.training.observers.step_reports import Heartbeat, StepReports, StepValues
 from megatrain.training.rank_model import RankModel
 from megatrain.training.stopping.stop_notice import StopNotice
 

@@ -1,14 +1,62 @@
-"""The report of each step, for the reporter and for callbacks."""
+"""What a rank reports of each step: to its black box for the diagnosis, and to the reporter and callbacks.
+
+The heartbeat shows the current step and the last completed step. Every rank records its own values, because any rank
+may die.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from megatrain.contracts.black_box.operations import Operation
+from megatrain.config.config import Config
+from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.reporting import StepReport
+from megatrain.telemetry.flops import compute_cost, device_name
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.observers.device_memory import DeviceMemory
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
+from megatrain.training.rank_model import RankModel
+
+
+class Heartbeat(StepObserver):
+    """Records in the black box that a step begins or is complete. Executor, watchdog and daemon read it there."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def before_step(self, index: int) -> None:
+        self._recorder.set_step(index)
+
+    def after_step(self, done: CompletedStep) -> str:
+        self._recorder.complete_step()
+        return ""
+
+
+class StepValues(StepObserver):
+    """Writes loss, gradient norm, tokens, FLOPs and memory of each step to the black box."""
+
+    def __init__(self, config: Config, rank_model: RankModel, recorder: Recorder, memory: DeviceMemory) -> None:
+        self._seq_len = config.model.seq_len
+        self._world_size = rank_model.mesh.layout.world_size
+        self._is_on_gpu = rank_model.device.type == "cuda"
+        self._cost = compute_cost(config, device_name(rank_model.device))
+        self._recorder = recorder
+        self._memory = memory
+
+    def after_step(self, done: CompletedStep) -> str:
+        note = self._recorder.note_value
+        num_tokens = done.batch.global_batch_size * self._seq_len
+        note(StepValue.LOSS, done.outcome.loss)
+        note(StepValue.GRAD_NORM, done.outcome.grad_norm)
+        note(StepValue.TOKENS, num_tokens)
+        note(StepValue.LABEL_TOKENS, done.batch.num_label_tokens)
+        note(StepValue.SQUARED_LENGTHS, done.batch.squared_lengths)
+        note(StepValue.MODEL_FLOPS, num_tokens / self._world_size * self._cost.flops_per_token)
+        if self._cost.peak is not None:
+            note(StepValue.PEAK_FLOPS, self._cost.peak)
+        if self._is_on_gpu:
+            note(StepValue.DEVICE_BYTES, self._memory.peak_bytes())
+        return ""
 
 
 class StepReports(StepObserver):

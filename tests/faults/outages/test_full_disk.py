@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.checkpoint_format.checkpoint_files import COMMIT_NAME, committed_steps, step_of
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from tests.helpers.recovery_checks import Running, running_job
 from tests.helpers.small_disk import small_disk
 from tests.helpers.waiting import wait_until

@@ -13,7 +13,7 @@ import pytest
 
 from megatrain.checkpoint_format.checkpoint_files import read_manifest
 from megatrain.checkpoint_format.lineage import candidates
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.contracts.records.host_verdict import (
     Cause,
     HostVerdict,

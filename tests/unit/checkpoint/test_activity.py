@@ -16,7 +16,8 @@ from megatrain.arena.directory import join_arena
 from megatrain.arena.locks import hold_alone
 from megatrain.checkpoint.activity import Activity, find_job
 from megatrain.checkpoint.write_marks import WritingMark
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.url_location import open_location
 from megatrain.run_files.run_directory import RunDirectory
 from tests.helpers.arena_snapshots import host_plan, make_arena, put_slot

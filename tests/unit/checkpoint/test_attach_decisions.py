@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from megatrain.arena.slot_layout import SealedSnapshot
-from megatrain.checkpoint.attach import (
+from megatrain.checkpoint.host_reports import (
     Held,
     HostReport,
     memory_point,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.checkpoint.find import find_checkpoint
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.round_starts import start_location, started_rounds
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.checkpoint_tree import go_back, put_checkpoint, put_main, put_manifest

@@ -12,7 +12,8 @@ from megatrain.checkpoint.housekeeping import Housekeeping
 from megatrain.checkpoint.write_marks import WritingMark
 from megatrain.checkpoint_format.checkpoint_files import committed_steps, pin
 from megatrain.checkpoint_format.lineage import open_branch
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.verifications import Verification, note_verifications
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.arena_snapshots import host_plan

@@ -16,7 +16,8 @@ from megatrain.arena.slot_layout import SealedSnapshot, SlotState, SlotWord
 from megatrain.checkpoint import image_stream
 from megatrain.checkpoint.image_stream import check_unchanged, write_data_file
 from megatrain.checkpoint_format.data_file import read_trailer, verify_file
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.arena_snapshots import host_plan, image_bytes, item_ranges, make_arena, make_image, put_slot
 from tests.helpers.hooked_location import HookedLocation

@@ -19,7 +19,8 @@ from megatrain.checkpoint.offline_writer import ImageFile, write_checkpoint
 from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.checkpoint_format.checkpoint_files import WRITING_NAME, is_committed
 from megatrain.checkpoint_format.data_file import ItemHasher, data_file_name, read_trailer, verify_file
-from megatrain.checkpoint_format.location import LocalLocation, Sink
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Sink
 from megatrain.checkpoint_format.manifest import Manifest
 from megatrain.contracts.errors import CheckpointError, SaveError
 from megatrain.parallel.boxes import Box

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.checkpoint_format.checkpoint_files import read_manifest
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box

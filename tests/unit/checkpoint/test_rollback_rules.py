@@ -7,8 +7,13 @@ import re
 import pytest
 
 from megatrain.checkpoint.continuation import TrainingProgress
-from megatrain.checkpoint.rollback import pending_rollback, rollback_start, samples_to_skip
-from megatrain.checkpoint.start import StartingPoint, StorageCandidate
+from megatrain.checkpoint.start import (
+    StartingPoint,
+    StorageCandidate,
+    pending_rollback,
+    rollback_start,
+    samples_to_skip,
+)
 from megatrain.config.batch import BatchConfig
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.contracts.errors import CheckpointError, TopologyError

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from megatrain.arena.plans import HostPlan
 from megatrain.arena.slot_layout import SealedSnapshot
-from megatrain.checkpoint.attach import Held, HostReport, give_up, maybe_storable_snapshots, storable_snapshots
+from megatrain.checkpoint.attach import give_up
+from megatrain.checkpoint.host_reports import Held, HostReport, maybe_storable_snapshots, storable_snapshots
 from megatrain.checkpoint.write_marks import read_failed
 from megatrain.checkpoint_format.checkpoint_files import is_unfinished
 from tests.helpers.arena_snapshots import make_job

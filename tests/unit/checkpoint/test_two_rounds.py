@@ -14,7 +14,8 @@ from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.checkpoint_format.checkpoint_files import committed_steps, is_committed, read_manifest
 from megatrain.checkpoint_format.claims import Claims
 from megatrain.checkpoint_format.lineage import candidates
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.round_starts import RoundStart, begin_round
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.checkpoint_tree import put_main

@@ -25,7 +25,8 @@ from megatrain.checkpoint_format.data_file import (
     encode_trailer,
     read_trailer,
 )
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.checkpoint_format.stored_tensors import StoredItem, StoredTensor, StoredTensors
 from tests.helpers.checkpoint_tree import make_manifest

@@ -20,7 +20,8 @@ from megatrain.checkpoint.write_marks import (
     read_failed,
     write_failed,
 )
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.checkpoint_tree import path_of, put_checkpoint, tree

@@ -21,7 +21,8 @@ from megatrain.checkpoint.write_marks import WritingMark
 from megatrain.checkpoint_format.branches import read_branch
 from megatrain.checkpoint_format.checkpoint_files import committed_steps, is_committed, is_unfinished
 from megatrain.checkpoint_format.lineage import candidates
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.arena_snapshots import Job, described_by, make_job, put_description, put_slot

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.checkpoint_format import location
+from megatrain.checkpoint_format import local_location
 from megatrain.checkpoint_format.checkpoint_files import (
     check_writable,
     committed_steps,
@@ -26,7 +26,8 @@ from megatrain.checkpoint_format.checkpoint_files import (
     write_manifest,
     wrong_files,
 )
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from tests.helpers.checkpoint_tree import crash_at, make_manifest, path_of, put_checkpoint, put_manifest, tree
 
@@ -122,7 +123,7 @@ def test_unreadable_file_is_not_taken_for_missing(branch: Location, monkeypatch:
     def no_open(*_: object) -> int:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(location.os, "open", no_open)
+    monkeypatch.setattr(local_location.os, "open", no_open)
     with pytest.raises(CheckpointError, match="COMMIT: cannot be read: Input/output error"):
         committed_steps(branch)
     monkeypatch.undo()
@@ -225,9 +226,9 @@ def test_killed_removal_leaves_no_checkpoint_with_holes(branch: Location) -> Non
     expected = {"r000002-rank-00000.distcp": b"0123456789", "more/0.bin": b""}
     preparation = (
         "from megatrain.checkpoint_format.checkpoint_files import *\n"
-        "from megatrain.checkpoint_format.location import *\n"
+        "from megatrain.checkpoint_format.local_location import *\n"
         f"directory = LocalLocation(Path({str(branch)!r})) / 'step-000000120'"
-    ).replace("location import *", "location import LocalLocation, Path")
+    ).replace("local_location import *", "local_location import LocalLocation, Path")
     number = 0
     is_killed = True
     while is_killed:

@@ -25,7 +25,7 @@ from megatrain.checkpoint_format.data_file import (
     read_trailer,
     verify_file,
 )
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.data_files import FILES, image_of, put_data_file

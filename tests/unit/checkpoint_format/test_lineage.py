@@ -11,7 +11,8 @@ import pytest
 
 from megatrain.checkpoint_format.branches import Branch, ancestry, list_branches, read_branch
 from megatrain.checkpoint_format.lineage import current_branch, ensure_branch, open_branch, origins, skipped_samples
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.run_files.run_lock import checkpoints_locked
 from tests.helpers.checkpoint_tree import (
@@ -149,7 +150,7 @@ def test_a_new_branch_needs_a_parent_that_is_there(checkpoints: Location) -> Non
 PREPARATION = """
 from pathlib import Path
 from megatrain.checkpoint_format.lineage import ensure_branch, open_branch
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 checkpoints = LocalLocation(Path({place!r}))
 """
 

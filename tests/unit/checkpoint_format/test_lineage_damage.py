@@ -9,7 +9,8 @@ import pytest
 
 from megatrain.checkpoint_format.branches import list_branches, read_branch
 from megatrain.checkpoint_format.lineage import candidates, current_branch, ensure_branch, open_branch
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.round_starts import start_location
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from tests.helpers.checkpoint_tree import found, path_of, put_branch, put_checkpoint, put_main, put_manifest

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.checkpoint_format.location import LocalLocation, Location, is_relative_name
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location, is_relative_name
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.checkpoint_tree import crash_at, tree
 from tests.helpers.location_cases import NAMES, OTHER_NAMES, LocationCases
@@ -97,7 +98,9 @@ def test_a_write_that_fails_leaves_what_was_there(
 def test_a_write_that_is_killed_leaves_nothing_to_see(place: Location) -> None:
     """The process ends before each change to the disk: the file is the old one or the new one, and nothing else."""
     (place / "a").write(b"old")
-    preparation = f"from megatrain.checkpoint_format.location import *\nplace = LocalLocation(Path({str(place)!r}))"
+    preparation = (
+        f"from megatrain.checkpoint_format.local_location import *\nplace = LocalLocation(Path({str(place)!r}))"
+    )
     number = 0
     while crash_at(number, preparation, "(place / 'a').write(b'new')"):
         assert (place / "a").read() == b"old"

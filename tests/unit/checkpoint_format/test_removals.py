@@ -15,7 +15,8 @@ from megatrain.checkpoint.survey import survey
 from megatrain.checkpoint_format.checkpoint_files import committed_steps, unpin
 from megatrain.checkpoint_format.claims import Claims
 from megatrain.checkpoint_format.lineage import candidates, open_branch
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.removals import Remover, being_removed
 from megatrain.checkpoint_format.resume_point import resume_point
 from megatrain.checkpoint_format.round_starts import RoundStart, begin_round, newest_start

@@ -8,7 +8,8 @@ import pytest
 
 from megatrain.checkpoint_format.checkpoint_files import is_unfinished, manifest_name, remove_checkpoint
 from megatrain.checkpoint_format.lineage import candidates, open_branch, unfinished
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.checkpoint_tree import crash_at, found, path_of, put_checkpoint, put_main, put_manifest
 
@@ -78,7 +79,7 @@ def test_unfinished_new_branch_resumes_the_old_one(checkpoints: Location) -> Non
 REMOVE = """
 from pathlib import Path
 from megatrain.checkpoint_format.checkpoint_files import remove_checkpoint
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 directory = LocalLocation(Path({place!r}))
 """
 

@@ -16,7 +16,8 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.url_location import UrlLocation, open_location
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from tests.helpers.checkpoint_tree import crash_at, tree

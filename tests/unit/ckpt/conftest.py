@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from tests.helpers.checkpoint_tree import go_back, put_branch, put_resume
 from tests.helpers.saved_checkpoint import Ckpt, ckpt_runner, put_whole
 

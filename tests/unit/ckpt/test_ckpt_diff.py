@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.config.config import Config
 from tests.helpers.saved_checkpoint import Ckpt, put_whole, whole_state, with_layout, write_as_job
 from tests.helpers.training_case import make_config

@@ -13,7 +13,7 @@ import torch
 
 from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME, read_manifest
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.cli import main
 from megatrain.commands.ckpt.export_hf import size_in_bytes
 from megatrain.config.batch import BatchConfig

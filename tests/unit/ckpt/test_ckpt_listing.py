@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from megatrain.checkpoint_format.checkpoint_files import WRITING_NAME, is_manifest_name
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.cli import main
 from tests.helpers.checkpoint_tree import manifest_path, put_main, put_manifest
 from tests.helpers.saved_checkpoint import Ckpt, put_whole, whole_state, with_layout, write_as_job

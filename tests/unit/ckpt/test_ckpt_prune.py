@@ -11,7 +11,7 @@ import pytest
 from megatrain.checkpoint.write_marks import WritingMark
 from megatrain.checkpoint_format.checkpoint_files import PINNED_NAME, WRITING_NAME
 from megatrain.checkpoint_format.lineage import open_branch
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.cli import main
 from megatrain.run_files.run_directory import RunDirectory
 from tests.helpers.checkpoint_tree import found, put_main, tree

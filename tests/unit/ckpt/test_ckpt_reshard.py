@@ -13,7 +13,7 @@ import pytest
 from megatrain.checkpoint.checked_files import find_stored
 from megatrain.checkpoint.parameter_reader import bytes_of_kept_items
 from megatrain.checkpoint_format.checkpoint_files import is_manifest_name, read_manifest
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.url_location import open_location
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.layout import Layout

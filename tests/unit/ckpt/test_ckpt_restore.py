@@ -10,7 +10,7 @@ import pytest
 
 from megatrain.checkpoint_format.branches import list_branches
 from megatrain.checkpoint_format.lineage import current_branch
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.cli import main
 from megatrain.run_files.run_directory import RunDirectory
 from tests.helpers.checkpoint_tree import found, put_main, put_manifest, tree

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.verifications import VERIFIED_NAME, read_verifications
 from megatrain.cli import main
 from tests.helpers.checkpoint_tree import manifest_path

@@ -13,15 +13,8 @@ from typing import Any
 
 import pytest
 
-from megatrain.comm.peer_link import (
-    MAX_MESSAGE_BYTES,
-    PeerAddress,
-    PeerConnection,
-    PeerLimits,
-    PeerServer,
-    connect_peer,
-    listen,
-)
+from megatrain.comm.peer_link import MAX_MESSAGE_BYTES, PeerAddress, PeerConnection, PeerLimits, connect_peer
+from megatrain.comm.peer_server import PeerServer, listen
 from megatrain.contracts.errors import CommunicationError
 from tests.helpers.waiting import DEADLINE_S, wait_until
 

@@ -72,7 +72,8 @@ MISTAKES = {
         (
             "[x] is not a known section; the sections are job, model, parallel, batch, train, optimizer, "
             "parameter_group, data, data_source, checkpoint, evaluation, log, profile, kernels, fp8, runtime, "
-            "telemetry, recovery, diagnostics, dashboard, notify, slack, pagerduty, email, alertmanager or webhook (small.toml:14)"
+            "telemetry, recovery, diagnostics, dashboard, notify, slack, pagerduty, email, alertmanager or "
+            "webhook (small.toml:14)"
         ),
     ),
     "key outside any section": (

@@ -18,9 +18,9 @@ from megatrain.contracts.black_box.encoding import (
     box_bytes,
     encode_control,
     encode_group,
-    encode_header,
     encode_record,
 )
+from megatrain.contracts.black_box.header_encoding import encode_header
 from megatrain.contracts.black_box.values import ClockBase, ControlPage, GroupRecord, Identity, Record, RecordFlag
 from megatrain.contracts.layout import Layout
 

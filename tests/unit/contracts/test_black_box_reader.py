@@ -22,8 +22,8 @@ from megatrain.contracts.black_box.encoding import (
     Word,
     box_bytes,
     encode_record,
-    header_offsets,
 )
+from megatrain.contracts.black_box.header_encoding import header_offsets
 from megatrain.contracts.black_box.reader import BlackBoxReader, read_black_box, write_control
 from megatrain.contracts.black_box.values import ControlPage, GroupRecord, Phase, Record, RecordFlag, State
 from megatrain.contracts.errors import DataError

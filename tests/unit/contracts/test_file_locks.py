@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from megatrain.run_files.action_log import ActionEntry, ActionLog
 from megatrain.contracts.errors import ConfigError
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain.contracts.files.whole_files import write_private
 from megatrain.data.output import new_directory

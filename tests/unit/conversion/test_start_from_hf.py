@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.checkpoint_format.checkpoint_files import read_manifest
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.config import load_config
 from megatrain.contracts.errors import CheckpointError, ConfigError
 from megatrain.conversion.start_from_hf import IMPORTED_NAME, settings_from_hf

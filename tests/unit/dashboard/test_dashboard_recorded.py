@@ -16,7 +16,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from megatrain.checkpoint_format.checkpoint_files import pin
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.url_location import open_location
 from megatrain.checkpoint_format.verifications import Verification, note_verifications
 from megatrain.cli import main

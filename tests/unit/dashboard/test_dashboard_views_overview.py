@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.config.config import Config
 from megatrain.contracts.records.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictOutcome
 from megatrain.contracts.records.incident import IncidentState

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, Survey
 from megatrain.checkpoint_format.lineage import Candidate
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.resume_point import ResumePoint
 from megatrain.contracts.errors import UsageError
 from megatrain.contracts.records.incident import IncidentState

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 import megatrain.telemetry.recorder
-from megatrain.contracts.black_box.encoding import Word, box_bytes, encode_header
+from megatrain.contracts.black_box.encoding import Word, box_bytes
+from megatrain.contracts.black_box.header_encoding import encode_header
 from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.black_box.reader import write_control
 from megatrain.contracts.black_box.values import ClockBase, ControlPage, Identity, read_clock_base

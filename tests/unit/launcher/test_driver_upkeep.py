@@ -11,7 +11,7 @@ from megatrain.contracts.records.incident import Incident, IncidentKind, Inciden
 from megatrain.contracts.records.record import decode
 from megatrain_launcher.driver import incident_files
 from megatrain_launcher.driver.incident_files import IncidentFiles
-from megatrain_launcher.driver.pace import Pace
+from megatrain_launcher.driver.term import Pace
 from tests.helpers.held_file import held_file
 from tests.helpers.waiting import wait_until
 

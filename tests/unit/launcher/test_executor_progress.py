@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.black_box.encoding import box_bytes, encode_header
+from megatrain.contracts.black_box.encoding import box_bytes
+from megatrain.contracts.black_box.header_encoding import encode_header
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.reader import read_black_box
 from megatrain.contracts.black_box.values import ALL_OPERATIONS, ClockBase, Command, Identity, Phase

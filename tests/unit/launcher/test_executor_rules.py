@@ -8,9 +8,9 @@ import pytest
 
 from megatrain.contracts.records.host_records import HostPhase, HostStatus, Milestones, Stall
 from megatrain.contracts.records.rounds import HostCommand, Round, RoundHost
-from megatrain_launcher.executor.commands import CommandTracker
 from megatrain_launcher.executor.executor_control import StopAction, StopView, next_stop_action
 from megatrain_launcher.executor.order_state import needs_new_session
+from megatrain_launcher.executor.round_follower import CommandTracker
 from megatrain_launcher.executor.status_writer import is_news
 
 STALL = Stall("step", 7, 6.0, 5.0, 1000.0, (0,))

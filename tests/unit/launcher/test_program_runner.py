@@ -20,10 +20,15 @@ from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange
-from megatrain_launcher.executor import launch_mark, program_runner
+from megatrain_launcher.executor import program_runner
 from megatrain_launcher.executor.job_programs import ProgramSettings
-from megatrain_launcher.executor.launch_mark import leave_mark, why_not_shared
-from megatrain_launcher.executor.program_runner import ProgramRunner, ProgramRunnerParts, start_program_runner
+from megatrain_launcher.executor.program_runner import (
+    ProgramRunner,
+    ProgramRunnerParts,
+    leave_mark,
+    start_program_runner,
+    why_not_shared,
+)
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import make_record
 from tests.helpers.lone_rank import make_config
@@ -106,7 +111,7 @@ def keeping(client: EtcdClient, runner_client: EtcdClient | None = None) -> Iter
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program_runner, "_POLL_S", 0.01)
-    monkeypatch.setattr(launch_mark, "_TRY_S", 0.01)
+    monkeypatch.setattr(program_runner, "_TRY_S", 0.01)
 
 
 def test_programs_run_on_the_drivers_host(client: EtcdClient) -> None:

@@ -10,8 +10,7 @@ import torch
 
 from megatrain.contracts.errors import ConfigError
 from megatrain.ops.attention import AttentionPattern, causal_attention
-from megatrain.ops.attention_choice import AttentionCase, Backend, choose_attention
-from megatrain.ops.device_kind import DeviceKind
+from megatrain.ops.attention_choice import AttentionCase, Backend, DeviceKind, choose_attention
 from tests.helpers.kernels import draw
 
 BF16 = torch.bfloat16

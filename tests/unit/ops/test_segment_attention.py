@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from megatrain.ops.attention import AttentionPattern, causal_attention
-from megatrain.ops.device_kind import kind_of
+from megatrain.ops.attention_choice import kind_of
 from megatrain.ops.documents import PackedDocuments, pack_documents
 from megatrain.ops.segment_attention import segments_of
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same

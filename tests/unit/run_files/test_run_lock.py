@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.checkpoint_format.claims import Claims, JobRound
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.contracts.errors import ConfigError, FencedError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.run_files.run_directory import RunDirectory

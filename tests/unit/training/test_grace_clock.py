@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.training.stopping.watchdog import GraceClock
+from megatrain.training.stopping.watchdog_process import GraceClock
 
 TERM = bytes([signal.SIGTERM])
 USR1 = bytes([signal.SIGUSR1])

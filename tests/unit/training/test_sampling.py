@@ -19,7 +19,8 @@ import torch
 
 from megatrain.checkpoint.find import find_checkpoint
 from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME, read_manifest
-from megatrain.checkpoint_format.location import LocalLocation, Location
+from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.location import Location
 from megatrain.cli import main
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError, ConfigError, DataError

@@ -38,8 +38,8 @@ WORKER = """
 import pathlib, signal, subprocess, sys
 from megatrain.fencing.fence import FenceRule
 from megatrain.programs.stop_signals import StopSignals
-from megatrain.training.stopping import watchdog as watchdog_module
-watchdog_module._POLL_S = 0.1
+from megatrain.training.stopping import watchdog as watchdog_module, watchdog_process
+watchdog_process._POLL_S = 0.1
 rule = FenceRule(lease_ttl_s=10, floor_s=5, join_timeout_s=600, save_grace_s=60)
 watchdog = watchdog_module.start_watchdog(600, 5, rule)
 signals = StopSignals(lambda name: print(name, flush=True))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatrain.parallel.checksum import PIECE_WORDS, Checksums
+from megatrain.training.replica_check import PIECE_WORDS, Checksums
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.uint8]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatrain_job.jobs.disk_trend import SpaceSample, full_in_s
+from megatrain_launcher.executor.storage_watch import SpaceSample, full_in_s
 
 GB = 10**9
 

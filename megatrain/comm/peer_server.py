@@ -1,0 +1,115 @@
+"""The side that listens for bulk transfers from other ranks (peer_link.py): it authenticates each connection,
+and serves each in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from megatrain.comm.peer_link import PeerAddress, PeerConnection, PeerLimits
+from megatrain.contracts.errors import CommunicationError
+from megatrain.programs.background import lower_thread_priority
+
+_MAX_UNAUTHENTICATED = 8
+"""The most connections that may authenticate themselves at the same time; the server closes any further one at once."""
+_BACKLOG = 16
+_PAUSE_S = 0.1
+_CLOSE_S = 2.0
+
+
+def listen(host: str) -> socket.socket:
+    """Return a socket that listens at an address of this machine, on a port that the system chooses.
+
+    Raises: CommunicationError naming the address.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise CommunicationError(f"{host}: cannot listen on this address: {error.strerror or error}") from error
+
+
+class PeerServer:
+    """Calls `serve` with each authenticated connection, in a separate thread; drops all other connections.
+
+    The server takes ownership of the listener. `serve` closes nothing, and handles all errors that it expects.
+    """
+
+    def __init__(
+        self, listener: socket.socket, secret: bytes, serve: Callable[[PeerConnection], None], limits: PeerLimits
+    ) -> None:
+        self._listener = listener
+        self._secret = secret
+        self._serve = serve
+        self._limits = limits
+        self._unauthenticated = threading.Semaphore(_MAX_UNAUTHENTICATED)
+        self._is_closing = threading.Event()
+        self._lock = threading.Lock()
+        self._connections: dict[threading.Thread, PeerConnection] = {}
+        self.num_rejected = 0
+        """The number of connections that could not authenticate themselves."""
+        self._thread = threading.Thread(target=self._accept, name="peer-server", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening, and cut every connection."""
+        self._is_closing.set()
+        with suppress(OSError):  # the shutdown wakes the thread that waits in accept
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            served = dict(self._connections)
+        for connection in served.values():
+            connection.cut()
+        for thread in (self._thread, *served):
+            thread.join(_CLOSE_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        lower_thread_priority()
+        while not self._is_closing.is_set():
+            try:
+                connected, where = self._listener.accept()
+            except OSError:
+                # the listener is closed, or no file descriptor is free at the moment
+                self._is_closing.wait(_PAUSE_S)
+                continue
+            if not self._unauthenticated.acquire(blocking=False):
+                connected.close()
+                continue
+            connection = PeerConnection(connected, str(PeerAddress(*where[:2])), self._limits)
+            thread = threading.Thread(target=self._handle, args=(connection,), name="peer-connection", daemon=True)
+            with self._lock:
+                self._connections[thread] = connection
+            thread.start()
+
+    def _handle(self, connection: PeerConnection) -> None:
+        lower_thread_priority()
+        try:
+            with connection:
+                if self._is_authentic(connection) and not self._is_closing.is_set():
+                    self._serve(connection)
+        finally:
+            with self._lock:
+                del self._connections[threading.current_thread()]
+
+    def _is_authentic(self, connection: PeerConnection) -> bool:
+        try:
+            connection.authenticate(self._secret, is_server=True)
+        except CommunicationError:
+            with self._lock:
+                self.num_rejected += 1
+            return False
+        finally:
+            self._unauthenticated.release()
+        return True
