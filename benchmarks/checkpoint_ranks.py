@@ -31,7 +31,7 @@ from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.checkpoint.load import LoadReport, load_state
 from megatrain.checkpoint_format.checkpoint_files import read_manifest, step_directory_name
 from megatrain.checkpoint_format.local_location import LocalLocation
-from megatrain.checkpoint_format.manifest import SampleStream
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.comm import Mesh, create_mesh, open_rendezvous
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
@@ -308,7 +308,7 @@ def _job(config: Config, mesh: Mesh, state: RankState, places: Places) -> JobChe
         config,
         mesh,
         state.shards,
-        SampleStream(0, 0),
+        SampleStream.of_one(0, seed=0),
         local_rank=mesh.rank,
         round_number=0,
         directory=str(places.storage / "checkpoints"),

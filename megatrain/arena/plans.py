@@ -19,11 +19,12 @@ from typing import Any, Self
 
 from megatrain.arena.slot_layout import MAX_SLOTS, PLAN_DIGEST_BYTES
 from megatrain.checkpoint_format.item_ranges import item_ranges_problem
-from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions, SampleStream
+from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.files.json_object import JsonObject
 
-PLAN_SCHEMA_VERSION = 1
+PLAN_SCHEMA_VERSION = 2
 _DAMAGE = "the arena is damaged; remove its directory, and the job restarts from storage"
 
 

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from megatrain.checkpoint_format.manifest import Manifest, SampleStream
+from megatrain.checkpoint.continued_stream import continued_stream
+from megatrain.checkpoint_format.manifest import Manifest
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.config.changes import model_changes, training_changes, weight_changes
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError, ConfigError
-from megatrain.contracts.sample_ranges import SampleRanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,11 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Where to resume, which samples to leave out, and what the log should say about it."""
+    """Where to resume, in which sample order, and what the log should say about it."""
 
     progress: TrainingProgress
+    stream: SampleStream
     notes: tuple[str, ...]
-    skipped: SampleRanges = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,50 +82,36 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
         )
         raise CheckpointError(f"{location} holds a different model: {'; '.join(map(str, changes))}; {hint}")
     notes = [f"changed since: {change}" for change in model_changes(before, config)]
-    if origin.data.num_tokens == 0 and not is_same_run:
+    if not origin.data.sources and not is_same_run:
         # imported weights: the training fields of their manifest are placeholders
         return Continuation(
-            TrainingProgress(), (*notes, "weights that were trained elsewhere, so this run begins at step 0")
+            TrainingProgress(), data, (*notes, "weights that were trained elsewhere, so this run begins at step 0")
         )
     notes += [f"changed since: {change}" for change in training_changes(before, config)]
     notes += _notes_on_files(origin.data, data)
-    is_known = origin.data.digest in ("", data.digest)
-    if not is_known and data.digest == config.data.accepted_digest:
-        notes.append(f"data.train has other content (digest {data.digest}), which data.accepted_digest accepts")
-        is_known = True
-    if is_known and _is_same_order(origin.data, data) and before.model.seq_len == config.model.seq_len:
-        return Continuation(origin.progress, tuple(notes), origin.data.skipped)
-    order = _order_text(origin.data)
-    if is_same_run:
-        accept = "" if is_known else f"; to use these data at the same cursor: data.accepted_digest={data.digest}"
-        raise CheckpointError(
-            f"{location}: its sample order belongs to {order}, but data.train={config.data.train!r} is "
-            f"{_order_text(data)}, so the consumed samples are unknown; restore data.train and data.seed, or begin "
-            f"another run (job.run_directory) with checkpoint.load{accept}"
-        )
-    notes.append(
-        f"a different sample order (before: {order}), so this run begins at step 0 with these weights and moments"
+    found = continued_stream(
+        origin.data, data, origin.progress.consumed_samples, config.data.accepted_digest.split(",")
     )
-    return Continuation(replace(TrainingProgress(), num_updates=origin.progress.num_updates), tuple(notes))
-
-
-def _order_text(data: SampleStream) -> str:
-    digest = f" and digest {data.digest}" if data.digest else ""
-    return f"data of {data.num_tokens} tokens{digest} with seed {data.seed}"
+    problem = found.problem
+    if before.model.seq_len != config.model.seq_len:
+        problem = f"its samples have {before.model.seq_len} tokens, and model.seq_len is {config.model.seq_len}"
+    if is_same_run and problem:
+        raise CheckpointError(
+            f"{location}: its sample order is another one: {problem}; restore the data and data.seed, or begin another "
+            "run (job.run_directory) with checkpoint.load"
+        )
+    if is_same_run or (not problem and found.stream.stages == origin.data.stages):
+        return Continuation(origin.progress, found.stream, (*notes, *found.notes))
+    reason = problem or "the mixture is another one"
+    notes.append(f"a different sample order ({reason}), so this run begins at step 0 with these weights and moments")
+    return Continuation(replace(TrainingProgress(), num_updates=origin.progress.num_updates), data, tuple(notes))
 
 
 def _notes_on_files(before: SampleStream, now: SampleStream) -> list[str]:
-    """Return notes on files that changed and do not affect the sample order, and on what cannot be compared."""
+    """Return notes on files that changed and do not affect the sample order."""
     notes = []
-    if not before.digest:
-        notes.append("the checkpoint has no digest of its data, so it is not known whether their content has changed")
     if before.validation_digest and now.validation_digest not in ("", before.validation_digest):
         notes.append("changed since: the content of data.validation; losses of evaluations before and after differ")
     if before.tokenizer_digest and now.tokenizer_digest not in ("", before.tokenizer_digest):
         notes.append("changed since: the content of data.tokenizer")
     return notes
-
-
-def _is_same_order(before: SampleStream, now: SampleStream) -> bool:
-    """Return whether a cursor means the same in both. Skipped samples do not change the order of the others."""
-    return (before.num_tokens, before.seed) == (now.num_tokens, now.seed)

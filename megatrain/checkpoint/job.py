@@ -6,31 +6,27 @@ separate process of the host (writer.py). A resume prefers memory that every ran
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import megatrain
 from megatrain.arena.directory import arena_path, remove_arena, wake_writer
-from megatrain.arena.plans import HostPlan, ManifestTemplate, RankPlan
+from megatrain.arena.plans import HostPlan
 from megatrain.arena.sealed import sealed_by_rank
 from megatrain.checkpoint.agreement import raised_by_all, result_of_rank_0
 from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, missing_slot_bytes, open_slots, plan_snapshot
 from megatrain.checkpoint.attach import Attachment, attach
 from megatrain.checkpoint.continuation import Continuation, TrainingProgress, continuation, origin_of
+from megatrain.checkpoint.continued_stream import with_later_stages
 from megatrain.checkpoint.host_writer import HostWriter
 from megatrain.checkpoint.job_peers import JobPeers, storage_instead
 from megatrain.checkpoint.load import load_state
 from megatrain.checkpoint.memory_origin import memory_origin
-from megatrain.checkpoint.metadata_file import publish_description
 from megatrain.checkpoint.ownership import SavedShard
 from megatrain.checkpoint.round_claim import RoundClaim
-from megatrain.checkpoint.save_policy import checkpoint_bytes, free_bytes, policy_notes
+from megatrain.checkpoint.save_policy import free_bytes, policy_notes
 from megatrain.checkpoint.snapshots import Snapshots, SnapshotTimes
 from megatrain.checkpoint.start import (
     StartingPoint,
@@ -40,18 +36,17 @@ from megatrain.checkpoint.start import (
     samples_to_skip,
     shared_manifest,
 )
+from megatrain.checkpoint.writer_plans import host_plan, publish_rank_plan
 from megatrain.checkpoint_format.claims import JobRound
-from megatrain.checkpoint_format.data_file import data_file_bytes
 from megatrain.checkpoint_format.lineage import open_branch
 from megatrain.checkpoint_format.location import Location
-from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions, SampleStream
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.checkpoint_format.url_location import open_location
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
-from megatrain.config.serialize import config_hash
 from megatrain.contracts.errors import CheckpointError, MegatrainError, SaveError
 from megatrain.contracts.records.rounds import Rollback
-from megatrain.contracts.sample_ranges import SampleRanges, merged, samples_text
+from megatrain.contracts.sample_ranges import merged, samples_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +155,9 @@ class JobCheckpoints:
         return restored
 
     @property
-    def skipped(self) -> SampleRanges:
-        """The samples that the job leaves out; known after `restore`."""
-        return self._data.skipped
+    def stream(self) -> SampleStream:
+        """The sample order from here on; known after `restore`."""
+        return self._data
 
     def take(self, progress: TrainingProgress) -> SnapshotTimes:
         """Take a snapshot of the state. The writer stores it in the background.
@@ -284,9 +279,10 @@ class JobCheckpoints:
             except CheckpointError as error:
                 problem = error
             else:
-                found = continuation(
-                    origin_of(manifest, candidate.location), self._config, self._data, is_same_run=candidate.is_own
-                )
+                origin = origin_of(manifest, candidate.location)
+                if rollback is not None:
+                    origin = replace(origin, data=with_later_stages(origin.data, start.stream))
+                found = continuation(origin, self._config, self._data, is_same_run=candidate.is_own)
                 try:
                     shards = [(one.kind, one.shard) for one in self._shards]
                     location = open_location(candidate.location)
@@ -294,28 +290,28 @@ class JobCheckpoints:
                 except CheckpointError as error:
                     problem = error
                 else:
-                    self._skip_samples(start, found.skipped, rollback, found.progress)
+                    self._set_stream(start, found.stream, rollback, found.progress)
                     notes += start.skip_notes(number, problems)
                     if number > 0 or rollback is not None:
-                        origin = (candidate.branch, candidate.step) if candidate.is_own else (start.branch, 0)
-                        notes.append(self._open_branch(start, *origin, rollback))
+                        parent = (candidate.branch, candidate.step) if candidate.is_own else (start.branch, 0)
+                        notes.append(self._open_branch(start, *parent, rollback))
                     return Restored(found, candidate.location, report.bytes_read, tuple(notes))
             problems[number] = str(problem)
             if len(problems) == len(start.candidates):
                 raise problem
-        self._skip_samples(start, (), rollback, TrainingProgress())
+        self._set_stream(start, self._data, rollback, TrainingProgress())
         if rollback is not None:
             self._notes += [*notes, self._open_branch(start, start.branch, 0, rollback)]
         return None
 
-    def _skip_samples(
-        self, start: StartingPoint, restored: SampleRanges, rollback: Rollback | None, progress: TrainingProgress
+    def _set_stream(
+        self, start: StartingPoint, stream: SampleStream, rollback: Rollback | None, progress: TrainingProgress
     ) -> None:
-        """Set the samples to skip: those of the lineage, `restored` from the checkpoint, and those of a rollback."""
-        skipped = merged((*start.skipped, *restored))
+        """Set the sample order. It skips samples of the lineage, of the checkpoint and of a rollback."""
+        skipped = merged((*start.skipped, *stream.skipped))
         if rollback is not None:
             skipped = merged((*skipped, *samples_to_skip(rollback, progress, self._config.batch, skipped)))
-        self._data = replace(self._data, skipped=skipped)
+        self._data = replace(stream, skipped=skipped)
 
     def _open_branch(self, start: StartingPoint, parent: str, step: int, rollback: Rollback | None) -> str:
         """Begin a branch at an older step; everything after that step is abandoned. Returns a message for the log."""
@@ -364,7 +360,7 @@ class JobCheckpoints:
         words = slot.words()
         origin = memory_origin(attachment, words, self._mesh.rank, self._mesh.cpu_groups)
         found = continuation(origin, self._config, self._data, is_same_run=True)
-        self._skip_samples(start, found.skipped, None, found.progress)
+        self._set_stream(start, found.stream, None, found.progress)
         slot.copy_in()
         if attachment.missing:
             # the lost hosts' writers, which would have stored the snapshot in its old round, are gone
@@ -377,16 +373,10 @@ class JobCheckpoints:
         """Publish everything that the hosts' writers need, once. Later snapshots need no planning."""
         assert self._attachment is not None
         arena, mesh, rank = self._attachment.arena, self._mesh, self._mesh.rank
-        file = self._plan.file
-        items = tuple((item.offset, item.length) for item in file.items)
-        plan = RankPlan(rank=rank, image_bytes=file.num_bytes, plan_digest=self._plan.digest, items=items)
-        plan.write(arena.rank_plan(rank))
-        gathered = mesh.cpu_groups.gather_json(rank, [file.items_json(), data_file_bytes(file.num_bytes, items)])
-        if gathered is not None:
-            items_by_rank = {owner: described for owner, (described, _) in enumerate(gathered)}
-            described_bytes = publish_description(arena, self._claim.number, items_by_rank)
-            sizes = (size for _, size in gathered)
-            num_bytes = checkpoint_bytes(sizes, described_bytes, self._config.data.tokenizer)
+        num_bytes = publish_rank_plan(
+            arena, self._plan, mesh, self._claim.number, tokenizer=self._config.data.tokenizer
+        )
+        if num_bytes is not None:
             location = str(self._checkpoints)
             self._notes += policy_notes(self._config.checkpoint, location, num_bytes, free_bytes(location))
         if self._local_rank == 0:
@@ -423,34 +413,13 @@ class JobCheckpoints:
 
     def _host_plan(self, keep_arena_s: float) -> HostPlan:
         assert self._attachment is not None
-        hosts, layout, config = self._attachment.hosts, self._mesh.layout, self._config
-        names = list(dict.fromkeys(hosts))
-        host = hosts[self._mesh.rank]
-        return HostPlan(
-            checkpoints=str(self._checkpoints),
-            job=config.job.name,
-            branch=self._branch,
-            round=self._claim.number,
-            host_index=names.index(host),
-            num_hosts=len(names),
-            ranks=self._attachment.ranks_of_host(self._mesh.rank),
-            is_coordinator=host == hosts[0],
-            num_slots=config.checkpoint.slots,
-            keep_last=config.checkpoint.num_kept,
-            keep_every=config.checkpoint.keep_every,
+        return host_plan(
+            self._config,
+            self._mesh,
+            self._attachment,
+            self._claim,
+            str(self._checkpoints),
+            self._branch,
+            self._data,
             keep_arena_s=keep_arena_s,
-            # less than the ranks wait for a free slot: then one host's storage costs a checkpoint, and not the round
-            commit_timeout_s=config.runtime.checkpoint_timeout_s / 2,
-            manifest=ManifestTemplate(
-                config=config.to_dict(),
-                config_hash=config_hash(config),
-                mesh=CheckpointMesh(layout, config.parallel.num_chunks),
-                versions=CheckpointVersions(megatrain.__version__, torch.__version__, platform.python_version()),
-                has_optimizer=True,
-                data=self._data,
-            ),
-            tokenizer=str(Path(config.data.tokenizer).absolute()) if config.data.tokenizer else "",
-            claim=self._claim.content,
-            began_at_step=self._claim.began_at_step,
-            is_exclusive=self._claim.is_exclusive,
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from megatrain.arena.plans import HostPlan
@@ -11,7 +9,7 @@ from megatrain.arena.slot_layout import SlotWords
 from megatrain.checkpoint.agreement import raised_by_all
 from megatrain.checkpoint.attach import Attachment
 from megatrain.checkpoint.continuation import Origin, TrainingProgress
-from megatrain.checkpoint_format.manifest import SampleStream
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.comm.cpu_groups import CpuGroups
 
 
@@ -26,7 +24,7 @@ def memory_origin(attachment: Attachment, words: SlotWords, rank: int, cpu_group
     with raised_by_all(cpu_groups, rank):
         if rank == attachment.newest_plan_rank:
             plan = HostPlan.read(attachment.arena.host_plan).manifest
-            template = {"config": plan.config, "data": asdict(plan.data)}
+            template = {"config": plan.config, "data": plan.data.to_dict()}
     gathered = cpu_groups.gather_json(rank, template)
     received = cpu_groups.broadcast_json(gathered and gathered[attachment.newest_plan_rank])
     progress = TrainingProgress(
@@ -36,11 +34,7 @@ def memory_origin(attachment: Attachment, words: SlotWords, rank: int, cpu_group
         num_updates=words.num_updates,
         num_skipped=words.num_skipped,
     )
-    return Origin(place_in_memory(attachment), received["config"], _stream_of(received["data"]), progress)
-
-
-def _stream_of(received: Mapping[str, Any]) -> SampleStream:
-    return SampleStream(**{**received, "skipped": tuple((first, end) for first, end in received["skipped"])})
+    return Origin(place_in_memory(attachment), received["config"], SampleStream.from_dict(received["data"]), progress)
 
 
 def place_in_memory(attachment: Attachment) -> str:

@@ -33,6 +33,7 @@ from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import Manifest
 from megatrain.checkpoint_format.resume_point import known_damage
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.checkpoint_format.url_location import open_location
 from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.config.batch import BatchConfig, batches_from
@@ -68,6 +69,8 @@ class StartingPoint:
     """Ids of the rollbacks in the branch's ancestry."""
     skipped: SampleRanges = ()
     """Samples that the branch leaves out."""
+    stream: SampleStream | None = None
+    """The sample order of the newest checkpoint that can be read."""
 
     @property
     def newest_step(self) -> int:
@@ -99,6 +102,7 @@ def read_storage(checkpoints: Location, settings: CheckpointConfig, rank: int, c
     received: dict[str, Any] = result_of_rank_0(
         cpu_groups, rank, lambda: asdict(_starting_point(checkpoints, settings))
     )
+    stream = received["stream"]
     return StartingPoint(
         branch=received["branch"],
         branch_created_unix_s=received["branch_created_unix_s"],
@@ -108,6 +112,7 @@ def read_storage(checkpoints: Location, settings: CheckpointConfig, rank: int, c
         notes=tuple(received["notes"]),
         rollbacks=tuple(received["rollbacks"]),
         skipped=tuple((first, end) for first, end in received["skipped"]),
+        stream=None if stream is None else SampleStream.from_dict(stream),
     )
 
 
@@ -155,15 +160,17 @@ def _starting_point(checkpoints: Location, settings: CheckpointConfig) -> Starti
     if not found and settings.load:
         found = [_named(settings.load)]
     branches = ancestry(checkpoints, branch)
+    newest = _newest_manifest(own)
     return StartingPoint(
         branch=branch,
         branch_created_unix_s=branches[0].created_unix_s,
         candidates=tuple(found),
-        last_round=_last_round(own),
+        last_round=-1 if newest is None else newest.round,
         warnings=_warnings(checkpoints / branch),
         notes=tuple(notes),
         rollbacks=tuple(member.rollback for member in branches if member.rollback),
         skipped=skipped_samples(branches),
+        stream=None if newest is None else newest.data,
     )
 
 
@@ -177,11 +184,11 @@ def _warnings(branch: Location) -> tuple[str, ...]:
     return ()
 
 
-def _last_round(own: Sequence[Candidate]) -> int:
+def _newest_manifest(own: Sequence[Candidate]) -> Manifest | None:
     for one in own:
         with suppress(CheckpointError):  # reported when the candidate is tried
-            return read_manifest(one.location).round
-    return -1
+            return read_manifest(one.location)
+    return None
 
 
 def _named(load: str) -> StorageCandidate:

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from megatrain.checkpoint_format.location import is_relative_name
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.files.json_object import JsonObject
 from megatrain.contracts.layout import SIZED_AXES, Layout
-from megatrain.contracts.sample_ranges import SampleRanges
 
-MANIFEST_SCHEMA_VERSION = 3
+MANIFEST_SCHEMA_VERSION = 4
 _ROUND = re.compile(r"r[0-9]{6,}-")
 _DIGEST = re.compile(r"(items-)?sha256:[0-9a-f]{64}")
 
@@ -60,32 +60,6 @@ class CheckpointVersions:
     megatrain: str
     torch: str
     python: str
-
-
-_DATA_DIGESTS = ("digest", "validation_digest", "tokenizer_digest")
-
-
-@dataclass(frozen=True, slots=True)
-class SampleStream:
-    """What determines the sample order, with the model's seq_len: the cursor has a meaning only in this order.
-
-    num_tokens 0: no training took place. `skipped`: samples that the job leaves out since a rollback. The digests are
-    of the training data, of the held-out data and of the tokenizer's file; empty where there is none, or none is known.
-    """
-
-    num_tokens: int
-    seed: int
-    skipped: SampleRanges = ()
-    digest: str = ""
-    validation_digest: str = ""
-    tokenizer_digest: str = ""
-
-    @classmethod
-    def read(cls, reader: JsonObject) -> Self:
-        """Return the stream in a JSON object. Raises: CheckpointError naming the field."""
-        reader.check_names(cls)
-        digests = {name: reader.text(name) if name in reader else "" for name in _DATA_DIGESTS}
-        return cls(reader.count("num_tokens"), reader.count("seed"), reader.sample_ranges("skipped"), **digests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +108,6 @@ class Manifest:
 
     def to_json(self) -> str:
         raw = {**asdict(self), "mesh": self.mesh.to_dict()}
-        # what has no content is left out
-        raw["data"] = {name: value for name, value in raw["data"].items() if value not in ((), "")}
         return json.dumps(raw, indent=2, sort_keys=True) + "\n"
 
     @classmethod

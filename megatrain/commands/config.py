@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatrain.commands.argument_types import whole_number
+from megatrain.commands.printing import table
 from megatrain.config import (
     Config,
     LoadedConfig,
@@ -22,8 +23,9 @@ from megatrain.config import (
     reference_markdown,
     to_toml,
 )
+from megatrain.config.batch import cursor_after
 from megatrain.config.parallel import LARGEST_SIZE
-from megatrain.contracts.errors import MegatrainError
+from megatrain.contracts.errors import DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.schedule import bubble_fraction
 
@@ -77,7 +79,29 @@ def run(args: argparse.Namespace) -> int:
             from megatrain.planning.plan_text import dry_run
 
             _write(dry_run(_with_fixed_layout(loaded.config, args.world_size)), None)
+            _write("\n".join(["", *_data_lines(loaded.config)]), None)
     return int(ExitCode.OK)
+
+
+def _data_lines(config: Config) -> list[str]:
+    """Return a table of the training data and how often a new run reads them; why not, where they are not here."""
+    # These need numpy and torch, which `config` otherwise never loads.
+    from megatrain.data.epochs import source_uses
+    from megatrain.training.training_data import open_reader
+
+    if not config.data_sources:
+        return ["Training data: none are named"]
+    try:
+        reader = open_reader(config)
+    except DataError as error:
+        return [f"Training data: not looked at, because they cannot be used here: {error}"]
+    uses = source_uses(reader, cursor_after(config.batch, 0, config.train.steps, skipped=()))
+    rows = [
+        [use.name, f"{use.num_tokens:,}", f"{use.num_samples:,}", f"{use.share:.2%}", f"{use.epochs:.3g}"]
+        for use in uses
+    ]
+    heads = ["source", "tokens", "samples read", "share", "epochs"]
+    return [f"Training data until step {config.train.steps:,}", *(f"  {line}" for line in table([heads, *rows], [0]))]
 
 
 def _add_config_argument(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:

@@ -80,3 +80,11 @@ def batches_from(batch: BatchConfig, cursor: int, skipped: SampleRanges) -> Iter
         size = global_batch_size_at(batch, cursor)
         yield cursor, size
         cursor = position_after(cursor, size, skipped)
+
+
+def cursor_after(batch: BatchConfig, cursor: int, num_steps: int, skipped: SampleRanges) -> int:
+    """Return the cursor after `num_steps` steps from `cursor` on; `skipped` samples are left out."""
+    while num_steps and cursor < batch.rampup_samples:
+        cursor = position_after(cursor, global_batch_size_at(batch, cursor), skipped)
+        num_steps -= 1
+    return position_after(cursor, num_steps * batch.global_batch_size, skipped)

@@ -5,9 +5,10 @@ A key is compared by its meaning: `num_kv_heads = 0` and `num_kv_heads = num_hea
 
 from __future__ import annotations
 
-from megatrain.config.config import Config, all_options, is_parameter_group
+from typing import Any
+
+from megatrain.config.config import Config, all_options, section_classes
 from megatrain.config.model import SCALING_KEYS, SCALING_KEYS_OF, ModelConfig
-from megatrain.config.optimizer import ParameterGroupConfig
 from megatrain.config.options import Value
 from megatrain.config.toml_text import value_text
 from megatrain.run_files.config_changes import ChangedKey
@@ -27,6 +28,7 @@ _RESOLVED = {
     "vocab_multiple": "padded_vocab_size",
 }
 _TRAINING_SECTIONS = ("batch", "train", "optimizer", "data", "fp8")
+_NUMBERED_SECTIONS = ("parameter_group", "data_source")
 _NO_MATTER = frozenset(
     {"train.steps", "train.gc_interval", "train.checksum_interval", "data.prefetch", "data.accepted_digest"}
 )
@@ -59,12 +61,16 @@ def training_changes(before: Config, now: Config) -> list[ChangedKey]:
     """Return the other changes that affect the numbers of the run."""
     keys = [("model", name) for name in sorted(FREE_MODEL_KEYS)]
     keys += [(section, name) for section in _TRAINING_SECTIONS for name in all_options()[section]]
-    groups = [section for section in {**before.sections, **now.sections} if is_parameter_group(section)]
-    keys += [(section, name) for section in groups for name in all_options()["parameter_group"]]
+    defaults: dict[str, Any] = {}
+    for kind in _NUMBERED_SECTIONS:
+        names = {**before.sections_of(kind), **now.sections_of(kind)}
+        keys += [(section, name) for section in names for name in all_options()[kind]]
+        # a further section that one of the two lacks means nothing there
+        defaults |= dict.fromkeys(names, section_classes()[kind]())
+    sections = [{**defaults, **config.sections} for config in (before, now)]
     changes = []
     for section, name in keys:
-        # a further group that one of the two lacks matches nothing there
-        values = [getattr(config.sections.get(section, ParameterGroupConfig()), name) for config in (before, now)]
+        values = [getattr(found[section], name) for found in sections]
         if values[0] != values[1] and f"{section}.{name}" not in _NO_MATTER:
             changes.append(_changed(f"{section}.{name}", values[0], values[1]))
     return changes

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_type_hints
 from megatrain.config.batch import BatchConfig
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.config.dashboard import DashboardConfig
-from megatrain.config.data import DataConfig, EvaluationConfig
+from megatrain.config.data import DataConfig, DataSourceConfig, EvaluationConfig
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.config.fp8 import Fp8Config
 from megatrain.config.job import JobConfig
@@ -33,7 +33,7 @@ from megatrain.config.parallel import LARGEST_BUCKET, SMALLEST_SHARD, ParallelCo
 from megatrain.config.recording import LogConfig, ProfileConfig, TelemetryConfig
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.config.runtime import RuntimeConfig
-from megatrain.config.tables import MOST, TableReader, kind_of, numbered_name
+from megatrain.config.tables import TableReader, kind_of, number_of
 from megatrain.config.train import TrainConfig
 from megatrain.contracts.errors import ConfigError, TopologyError
 from megatrain.contracts.layout import Holders, Layout
@@ -42,7 +42,7 @@ from megatrain.fencing.patience import Patience
 
 _PART_OF_TIMEOUT = 0.9
 _FURTHER = "further_sections"
-NUMBERED = (*SWITCHES, "parameter_group")
+NUMBERED = (*SWITCHES, "parameter_group", "data_source")
 """The sections that a configuration may have several of."""
 
 
@@ -65,6 +65,7 @@ class Config:
     optimizer: OptimizerConfig
     parameter_group: ParameterGroupConfig = field(default_factory=ParameterGroupConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    data_source: DataSourceConfig = field(default_factory=DataSourceConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -82,7 +83,7 @@ class Config:
     email: EmailConfig = field(default_factory=EmailConfig)
     alertmanager: AlertmanagerConfig = field(default_factory=AlertmanagerConfig)
     webhook: WebhookConfig = field(default_factory=WebhookConfig)
-    further_sections: tuple[tuple[str, ReceiverConfig | ParameterGroupConfig], ...] = ()
+    further_sections: tuple[tuple[str, ReceiverConfig | ParameterGroupConfig | DataSourceConfig], ...] = ()
     """The sections after the first of their kind, by name: `slack-2`."""
 
     @property
@@ -110,9 +111,20 @@ class Config:
     @property
     def parameter_groups(self) -> tuple[ParameterGroupConfig, ...]:
         """The parameter groups that have a pattern, in order: the first that matches a parameter counts."""
+        return tuple(group for group in self.sections_of("parameter_group").values() if group.pattern)
+
+    @property
+    def data_sources(self) -> Mapping[str, DataSourceConfig]:
+        """The sources of training data by the key that names the path of each: those of data.train, or several."""
+        if self.data.train:
+            return {"data.train": DataSourceConfig(path=self.data.train, name="data.train")}
+        return {f"{name}.path": source for name, source in self.sections_of("data_source").items() if source.path}
+
+    def sections_of(self, kind: str) -> Mapping[str, Any]:
+        """Return the sections of a kind of which there may be several, by name, in order."""
         sections = self.sections
-        names = sorted((name for name in sections if is_parameter_group(name)), key=_numbered_order)
-        return tuple(sections[name] for name in names if sections[name].pattern)
+        names = sorted((name for name in sections if kind_of(name, (kind,))), key=_numbered_order)
+        return {name: sections[name] for name in names}
 
     @property
     def patience(self) -> Patience:
@@ -239,19 +251,13 @@ def receiver_kind(section: str) -> str:
     return kind_of(section, SWITCHES)
 
 
-def is_parameter_group(section: str) -> bool:
-    """Return whether a section is a parameter group's."""
-    return _numbered_kind(section) == "parameter_group"
-
-
 def _numbered_kind(section: str) -> str:
     return kind_of(section, NUMBERED)
 
 
 def _numbered_order(section: str) -> tuple[int, int]:
     kind = _numbered_kind(section)
-    number = next(number for number in range(1, MOST + 1) if numbered_name(kind, number) == section)
-    return NUMBERED.index(kind), number
+    return NUMBERED.index(kind), number_of(section, kind)
 
 
 def section_classes() -> Mapping[str, Any]:

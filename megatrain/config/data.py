@@ -1,10 +1,19 @@
-"""Sections [data] and [evaluation]: which tokens to train and evaluate on, and when to evaluate on how many."""
+"""Sections [data] and [data_source]: which tokens to train and evaluate on. Section [evaluation]: when, on how many.
+
+There may be several sources: [[data_source]] twice is [data_source] and [data_source-2].
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from megatrain.config.options import option
+
+LEAST_WEIGHT = 1e-9
+"""The least weight of a source above 0: weights count in integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +21,10 @@ class DataConfig:
     """Which tokens to train and evaluate on."""
 
     train: str = field(
-        default="", metadata=option("Training tokens: the path of a .bin and .idx pair without the suffix.")
+        default="",
+        metadata=option(
+            "Training tokens: the path of a .bin and .idx pair without the suffix. For several: [[data_source]]."
+        ),
     )
     validation: str = field(
         default="",
@@ -29,9 +41,9 @@ class DataConfig:
     accepted_digest: str = field(
         default="",
         metadata=option(
-            "Digest of training data with which a run may go on although its checkpoint was trained on other data of "
-            "the same size. The refusal names it.",
-            pattern="[0-9a-f]{32}|",
+            "Digests, separated by commas, of training data with which a run may go on although its checkpoint was "
+            "trained on other data of the same size. The refusal names them.",
+            pattern="([0-9a-f]{32}(,[0-9a-f]{32})*)?",
         ),
     )
     seed: int = field(default=0, metadata=option("Seed of the sample order. 0: train.seed.", minimum=0))
@@ -43,6 +55,44 @@ class DataConfig:
             minimum=0,
         ),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSourceConfig:
+    """One of several sets of training tokens, and its share of the samples.
+
+    There may be up to 1024: `[[data_source]]` twice is `[data_source]` and `[data_source-2]`, which may also be
+    written. Weights may change whenever a run is started again: each source then goes on where it was.
+    """
+
+    path: str = field(
+        default="",
+        metadata=option("Training tokens: the path of a .bin and .idx pair without the suffix. Empty: none."),
+    )
+    name: str = field(
+        default="", metadata=option("Name of the source in logs and checkpoints. Empty: the path.", pattern="[^,]*")
+    )
+    weight: float = field(
+        default=1.0,
+        metadata=option(
+            "Share of the samples, in proportion to the other weights. 0: none, until the weight is raised.",
+            minimum=0,
+            maximum=1_000_000,
+        ),
+    )
+    max_epochs: float = field(
+        default=0.0,
+        metadata=option(
+            "How often the run may read the source. Training does not start with weights and steps that need more. "
+            "0: as often as needed.",
+            unit="epochs",
+            minimum=0,
+        ),
+    )
+
+    @property
+    def resolved_name(self) -> str:
+        return self.name or self.path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,3 +108,10 @@ class EvaluationConfig:
     num_samples: int = field(
         default=0, metadata=option("Samples to evaluate on. 0: the whole set.", unit="sequences", minimum=0)
     )
+
+
+def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
+    """Return the smallest integers in the proportion of `weights`, which are rounded to multiples of LEAST_WEIGHT."""
+    parts = [round(Fraction(repr(weight)) / Fraction(repr(LEAST_WEIGHT))) for weight in weights]
+    divisor = math.gcd(*parts)
+    return tuple(part // divisor for part in parts) if divisor else tuple(parts)

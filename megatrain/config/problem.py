@@ -58,6 +58,21 @@ def closest_name(name: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def unset_problems(section: str, values: Any, needed: str) -> Iterator[Problem]:
+    """Yield the keys of a section that were changed although it does nothing without a value of `needed`.
+
+    `values`: the section's dataclass.
+    """
+    for name, option in options_of(values.__class__).items():
+        value = getattr(values, name)
+        if value != option.default:
+            yield Problem(
+                (f"{section}.{name}", f"{section}.{needed}"),
+                f"{section}.{name}={value_text(value)} does nothing without {section}.{needed}; set {needed}, or "
+                f"remove {name}",
+            )
+
+
 def unused_problems(section: str, values: Any, name: str, ruling: str, needed: str) -> Iterator[Problem]:
     """Yield that `name` of the section was changed although it has a meaning only if the key `ruling` is `needed`.
 

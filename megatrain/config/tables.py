@@ -17,8 +17,9 @@ from megatrain.config.problem import Problem, closest_name
 from megatrain.config.toml_text import setting
 from megatrain.formatting import alternatives
 
-MOST = 16
-"""Per kind. Each receiver of notifications is a thread of the driver's host; each parameter group has buckets."""
+_MOST = 16
+_MOST_OF = {"data_source": 1024}
+"""Each receiver of notifications is a thread of the driver's host, and each parameter group has buckets of its own."""
 
 
 class TableReader:
@@ -123,11 +124,21 @@ def numbered_name(kind: str, number: int) -> str:
 
 def kind_of(section: str, kinds: Collection[str]) -> str:
     """Return the kind of a section by its name; empty if it is none of these."""
-    kind, _, number = section.rpartition("-")
     if section in kinds:
         return section
-    is_further = kind in kinds and number.isascii() and number.isdigit() and 2 <= int(number[:4]) <= MOST
+    kind, _, number = section.rpartition("-")
+    is_number = kind in kinds and number.isascii() and number.isdigit() and len(number) <= len(str(_most(kind)))
+    is_further = is_number and 2 <= int(number) <= _most(kind)
     return kind if is_further and section == numbered_name(kind, int(number)) else ""
+
+
+def number_of(section: str, kind: str) -> int:
+    """Return the number, counted from 1, of a section of this kind."""
+    return 1 if section == kind else int(section.removeprefix(f"{kind}-"))
+
+
+def _most(kind: str) -> int:
+    return _MOST_OF.get(kind, _MOST)
 
 
 def split_arrays(tables: Mapping[str, object], kinds: Collection[str]) -> tuple[dict[str, object], list[str]]:
@@ -140,8 +151,8 @@ def split_arrays(tables: Mapping[str, object], kinds: Collection[str]) -> tuple[
             continue
         for number, table in enumerate(value, start=1):
             section = numbered_name(name, number)
-            if number > MOST:
-                text = f"[[{name}]] appears {len(value)} times, and at most {MOST} are allowed; remove some"
+            if number > _most(name):
+                text = f"[[{name}]] appears {len(value)} times, and at most {_most(name)} are allowed; remove some"
                 problems.append(text)
                 break
             if number > 1 and section in tables:

@@ -27,7 +27,8 @@ from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME, 
 from megatrain.checkpoint_format.data_file import data_file_name
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location
-from megatrain.checkpoint_format.manifest import CheckpointMesh, Manifest, SampleStream
+from megatrain.checkpoint_format.manifest import CheckpointMesh, Manifest
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.checkpoint_format.stored_tensors import MASTER
 from megatrain.config.batch import BatchConfig
 from megatrain.config.config import Config
@@ -154,7 +155,7 @@ def _manifest(opened: HfModel) -> Manifest:
         num_skipped=0,
         written_unix_s=time.time(),
         has_optimizer=False,
-        data=SampleStream(num_tokens=0, seed=0),
+        data=SampleStream(seed=0),
         mesh=CheckpointMesh(Layout(), num_chunks=1),
         config_hash=config_hash(config),
         config=config.to_dict(),

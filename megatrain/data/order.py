@@ -58,6 +58,14 @@ class SampleOrder:
         return offsets.astype(np.int64) + windows * self.seq_len
 
 
+def key_of(seed: int, *numbers: int) -> np.uint64:
+    """Return the key of a permutation that a seed and some numbers select."""
+    key = _mix(np.array([seed & _WORD], dtype=np.uint64))
+    for number in numbers:
+        key = _mix(key ^ np.uint64(number & _WORD))
+    return np.uint64(key[0])
+
+
 def permuted(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return the images of `indices` under the permutations of range(size) that `keys` (one per index) select.
 

@@ -2,24 +2,26 @@
 
 Sample j of micro-batch m on rank d is number cursor + (m * dp_size + d) * micro_batch_size + j. So a step's set of
 samples depends only on cursor and global batch size, and a run may resume with another dp_size and see the same data.
-Samples that a run leaves out do not count: the next sample takes the place.
-The micro-batches of the held-out set are one pass in file order, without shuffling, the same in every layout.
+Samples that a run leaves out do not count: the next sample takes the place. A mixture says which source a sample comes
+from.
 Legend: S sequence, B micro-batch. Tensors are sequence-first, int64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megatrain.contracts.errors import DataError
+from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream
 from megatrain.contracts.sample_ranges import SampleRanges
 from megatrain.data.indexed import IndexedDataset
+from megatrain.data.mixture import Mixture
 from megatrain.data.order import SampleOrder
 from megatrain.ops.cross_entropy import IGNORED_LABEL
 
@@ -53,13 +55,43 @@ class StepBatch:
     squared_lengths: int = 0
 
 
+class Window(NamedTuple):
+    """A stretch of a token stream: its first token, and how many labels it has. It spans one token more than labels."""
+
+    dataset: IndexedDataset
+    start: int
+    num_labels: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSource:
+    """Tokens that samples come from, and their order. max_epochs: how often each may be read; 0: as often as needed."""
+
+    name: str
+    dataset: IndexedDataset
+    order: SampleOrder
+    max_epochs: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class BatchReader:
     """Reads any step of a run. It has no state: a first read of step 1,000 costs as much as a first read of step 0."""
 
-    dataset: IndexedDataset
-    order: SampleOrder
+    sources: tuple[TrainingSource | None, ...]
+    """In the order of the mixture's sources; None: one that gets no samples any more."""
+    mixture: Mixture
     has_document_mask: bool = False
+
+    @classmethod
+    def of_one(cls, dataset: IndexedDataset, order: SampleOrder, has_document_mask: bool = False) -> BatchReader:
+        """Return the reader of one source."""
+        mixture = Mixture(order.seed, (MixtureStage(0, (1,)),), 1)
+        return cls((TrainingSource("", dataset, order),), mixture, has_document_mask)
+
+    def following(self, stream: SampleStream) -> BatchReader:
+        """Return the reader of another mixture of these sources, and of others that get no samples any more."""
+        by_name = {source.name: source for source in self.sources if source is not None}
+        return replace(self, sources=tuple(by_name.get(one.name) for one in stream.sources), mixture=Mixture.of(stream))
 
     def read_step(
         self,
@@ -82,12 +114,10 @@ class BatchReader:
                 f"dp_size={dp_size}"
             )
         samples_MB = positions(cursor, dealt(num_microbatches, dp_rank, dp_size, micro_batch_size), skipped)
-        starts_MB = self.order.window_starts(samples_MB.ravel()).reshape(samples_MB.shape)
-        seq_len = self.order.seq_len
-        label_counts_B = np.full(micro_batch_size, seq_len)
+        windows = self._windows(samples_MB.ravel())
         microbatches = [
-            assemble(self.dataset, starts_B, label_counts_B, samples_B, seq_len, self.has_document_mask)
-            for starts_B, samples_B in zip(starts_MB, samples_MB, strict=True)
+            assemble(windows[first : first + micro_batch_size], samples_B, self.seq_len, self.has_document_mask)
+            for first, samples_B in zip(range(0, len(windows), micro_batch_size), samples_MB, strict=True)
         ]
         return StepBatch(
             cursor,
@@ -96,6 +126,29 @@ class BatchReader:
             sum(map(num_label_tokens, microbatches)),
             sum(map(squared_lengths, microbatches)),
         )
+
+    @property
+    def seq_len(self) -> int:
+        """The tokens of a sample, the same for all sources."""
+        return next(source.order.seq_len for source in self.sources if source is not None)
+
+    def _windows(self, samples: NDArray[np.int64]) -> list[Window]:
+        """Return the windows of samples, in their order."""
+        sources, indices = self.mixture.places(samples)
+        starts = np.empty_like(indices)
+        for number in np.unique(sources).tolist():
+            is_of_source = sources == number
+            starts[is_of_source] = self._open(number).order.window_starts(indices[is_of_source])
+        seq_len = self.seq_len
+        return [
+            Window(self._open(number).dataset, start, seq_len)
+            for number, start in zip(sources.tolist(), starts.tolist(), strict=True)
+        ]
+
+    def _open(self, number: int) -> TrainingSource:
+        source = self.sources[number]
+        assert source is not None, "a source without weight got a sample"
+        return source
 
 
 def dealt(num_microbatches: int, dp_rank: int, dp_size: int, micro_batch_size: int) -> NDArray[np.int64]:
@@ -119,22 +172,18 @@ def positions(cursor: int, counts: NDArray[np.int64], skipped: SampleRanges) -> 
 
 
 def assemble(
-    dataset: IndexedDataset,
-    starts_B: NDArray[np.int64],
-    label_counts_B: NDArray[np.int64],
-    samples_B: NDArray[np.int64],
-    seq_len: int,
-    has_document_mask: bool,
+    windows: Sequence[Window], samples_B: NDArray[np.int64], seq_len: int, has_document_mask: bool
 ) -> MicroBatch:
-    """Return the micro-batch of windows that start at `starts_B` and have `label_counts_B` labels each.
+    """Return the micro-batch of these windows, one for each sample.
 
     A window with fewer labels than `seq_len` is padded with token 0 and label -100. With `has_document_mask` the last
     token of a document gets label -100 too, because it would have to predict the first token of an unrelated document.
     """
-    tokens_BS = np.zeros((len(starts_B), seq_len), dtype=np.int64)
-    labels_BS = np.full((len(starts_B), seq_len), IGNORED_LABEL, dtype=np.int64)
-    documents_BS = np.zeros((len(starts_B), seq_len), dtype=np.int64) if has_document_mask else None
-    for row, (start, count) in enumerate(zip(starts_B.tolist(), label_counts_B.tolist(), strict=True)):
+    shape = (len(windows), seq_len)
+    tokens_BS = np.zeros(shape, dtype=np.int64)
+    labels_BS = np.full(shape, IGNORED_LABEL, dtype=np.int64)
+    documents_BS = np.zeros(shape, dtype=np.int64) if has_document_mask else None
+    for row, (dataset, start, count) in enumerate(windows):
         if count == 0:
             continue
         window = dataset.window(start, count + 1)
@@ -172,38 +221,3 @@ def squared_lengths(microbatch: MicroBatch) -> int:
 
 def _sequence_first(values_BS: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values_BS.T))
-
-
-def num_windows(dataset: IndexedDataset, seq_len: int) -> int:
-    """Return the number of windows that cover `dataset`; the last may be shorter than `seq_len`.
-
-    Raises: DataError when `dataset` has fewer than 2 tokens.
-    """
-    if dataset.num_tokens < 2:
-        raise DataError(f"{dataset.prefix}: holds {dataset.num_tokens} tokens, evaluation needs 2; use more text")
-    return -(-(dataset.num_tokens - 1) // seq_len)
-
-
-def evaluation_batches(
-    dataset: IndexedDataset,
-    seq_len: int,
-    micro_batch_size: int,
-    dp_rank: int,
-    dp_size: int,
-    num_samples: int = 0,
-    has_document_mask: bool = False,
-) -> Iterator[MicroBatch]:
-    """Yield this rank's micro-batches of the first `num_samples` windows of the held-out set (0 = all).
-
-    Windows are consecutive and have no label in common. So every token except the first is predicted exactly once, and
-    the sum of the losses over all windows is the loss of the text.
-    Every rank gets the same number of micro-batches, as pipelines and collectives need. Samples beyond the last window
-    only have labels -100.
-    """
-    num_samples = min(num_samples or num_windows(dataset, seq_len), num_windows(dataset, seq_len))
-    num_microbatches = -(-num_samples // (micro_batch_size * dp_size))
-    for samples_B in dealt(num_microbatches, dp_rank, dp_size, micro_batch_size):
-        starts_B = samples_B * seq_len
-        label_counts_B = np.clip(dataset.num_tokens - 1 - starts_B, 0, seq_len)
-        label_counts_B[samples_B >= num_samples] = 0
-        yield assemble(dataset, starts_B, label_counts_B, samples_B, seq_len, has_document_mask)

@@ -19,9 +19,10 @@ from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import Phase
 from megatrain.data.dataset import open_dataset
+from megatrain.data.held_out import evaluation_batches
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import META_NAME, read_meta
-from megatrain.data.reader import MicroBatch, evaluation_batches, num_label_tokens
+from megatrain.data.reader import MicroBatch, num_label_tokens
 from megatrain.reporting import EvaluationReport, Reporter
 from megatrain.training.extensions import Callback
 from megatrain.training.phases import Phases

@@ -10,12 +10,13 @@ from time import perf_counter
 
 from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.checkpoint.job import JobCheckpoints
-from megatrain.config.batch import batches_from
+from megatrain.config.batch import batches_from, cursor_after
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import Phase
 from megatrain.contracts.errors import NonFiniteError
 from megatrain.contracts.sample_ranges import SampleRanges, position_after
+from megatrain.data.epochs import check_epochs, source_uses, uses_text
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.reader import BatchReader, StepBatch
 from megatrain.formatting import bytes_text
@@ -59,6 +60,7 @@ class StepLoop:
         self._parts = parts
         self._config = config
         self._progress = TrainingProgress()
+        self._reader = parts.reader
         self._excluded_samples: SampleRanges = ()
         """Samples that the job leaves out since a rollback."""
         self._num_skipped_in_a_row = 0
@@ -90,7 +92,8 @@ class StepLoop:
         started = perf_counter()
         with self._phases.enter(Phase.CHECKPOINT, self._config.runtime.checkpoint_timeout_s, Operation.CHECKPOINT_LOAD):
             restored = checkpoints.restore()
-        self._excluded_samples = checkpoints.skipped
+        self._excluded_samples = checkpoints.stream.skipped
+        self._reader = self._parts.reader.following(checkpoints.stream)
         if restored is None:
             rank_model.initialise()
             self._note(f"initial weights drawn with train.seed={self._config.train.seed}")
@@ -115,6 +118,7 @@ class StepLoop:
         config, recorder, observers = self._config, self._parts.recorder, self._parts.observers
         if self.step >= config.train.steps:
             self._note(f"nothing to do: {self.step} steps are done, train.steps={config.train.steps}")
+        self._check_data()
         self._saving.ensure_writer_runs()
         self._parts.rank_model.set_training(True)
         with Prefetcher(self._read_step, self._plan(), config.data.prefetch) as batches:
@@ -146,9 +150,18 @@ class StepLoop:
         batches = batches_from(self._config.batch, self._progress.consumed_samples, self._excluded_samples)
         return islice(batches, max(0, self._config.train.steps - self.step))
 
+    def _check_data(self) -> None:
+        """Raise DataError if the run would read a source more often than it may, before the first step."""
+        remaining = max(0, self._config.train.steps - self.step)
+        batch, excluded = self._config.batch, self._excluded_samples
+        uses = source_uses(self._reader, cursor_after(batch, self._progress.consumed_samples, remaining, excluded))
+        check_epochs(uses)
+        if len(uses) > 1:
+            self._note(f"sources until step {self._config.train.steps}: {uses_text(uses)}")
+
     def _read_step(self, cursor: int, global_batch_size: int) -> StepBatch:
         mesh = self._parts.rank_model.mesh
-        return self._parts.reader.read_step(
+        return self._reader.read_step(
             cursor,
             global_batch_size,
             *mesh.layout.sample_share(mesh.rank),

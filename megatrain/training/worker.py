@@ -18,7 +18,6 @@ import torch
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.checkpoint_format.branches import MAIN_BRANCH
 from megatrain.checkpoint_format.claims import JobRound
-from megatrain.checkpoint_format.manifest import SampleStream
 from megatrain.comm import Mesh, create_mesh, join, leave, open_rendezvous
 from megatrain.comm.group_stores import GroupStores
 from megatrain.comm.rendezvous import Rendezvous, value_of_rank_0
@@ -29,9 +28,6 @@ from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.process import Process
-from megatrain.data.dataset import check_same_tokenizer, check_tokenizer, data_digest, open_dataset, tokenizer_digest
-from megatrain.data.order import SampleOrder
-from megatrain.data.reader import BatchReader
 from megatrain.ops.extension import load_extension
 from megatrain.programs.background import LOWEST_PRIORITY, background_niceness
 from megatrain.programs.stop_signals import StopSignals
@@ -43,7 +39,7 @@ from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.telemetry.timers import cuda_timer
 from megatrain.training.allocator import let_segments_grow, set_allocator
 from megatrain.training.cpu_binding import bind_process, gpu_pci_address, set_threads
-from megatrain.training.evaluation import Validation, open_validation
+from megatrain.training.evaluation import open_validation
 from megatrain.training.extensions import NO_EXTENSIONS, Extensions
 from megatrain.training.hardware_queues import use_all_queues
 from megatrain.training.kernel_readiness import kernel_note, processor_notes, refuse_gpu_backends, whole_sequence_notes
@@ -53,6 +49,7 @@ from megatrain.training.observers.step_observers import step_observers
 from megatrain.training.rank_model import build_rank_model
 from megatrain.training.step_loop import StepLoop, StepLoopParts
 from megatrain.training.stopping.watchdog import Watchdog
+from megatrain.training.training_data import open_reader, sample_stream
 
 
 def run_worker(
@@ -72,7 +69,7 @@ def run_worker(
     device, binding = _choose_device(config, process)
     notes = _device_notes(config, device, queues)
     # the worker opens everything that it only reads before it writes anything
-    reader, validation = _open_reader(config), open_validation(config)
+    reader, validation = open_reader(config), open_validation(config)
     run_directory = RunDirectory(Path(config.job.resolved_run_directory))
     run_directory.create()
     with ExitStack() as closing:
@@ -100,7 +97,7 @@ def run_worker(
                 config,
                 mesh,
                 rank_model.saved_shards(),
-                _sample_stream(config, reader, validation),
+                sample_stream(config, reader, None if validation is None else validation[0]),
                 local_rank=process.local_rank,
                 round_number=process.round,
                 directory=config.checkpoint.directory or str(run_directory.checkpoints),
@@ -248,29 +245,6 @@ def _check_same_config(config: Config, rendezvous: Rendezvous) -> None:
         if own.get(key) != first.get(key)
     ]
     raise ConfigError(problems)
-
-
-def _sample_stream(config: Config, reader: BatchReader, validation: Validation | None) -> SampleStream:
-    tokenizer = config.data.tokenizer
-    return SampleStream(
-        reader.dataset.num_tokens,
-        config.resolved_data_seed,
-        digest=data_digest(reader.dataset),
-        validation_digest=data_digest(validation[0]) if validation is not None else "",
-        tokenizer_digest=tokenizer_digest(Path(tokenizer)) if tokenizer else "",
-    )
-
-
-def _open_reader(config: Config) -> BatchReader:
-    paths = {"data.train": config.data.train, "data.validation": config.data.validation}
-    prefixes = {key: Path(path) for key, path in paths.items() if path}
-    check_same_tokenizer(prefixes)
-    if config.data.tokenizer:
-        for prefix in prefixes.values():
-            check_tokenizer(Path(config.data.tokenizer), prefix, config.model.vocab_size)
-    dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
-    order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed, config.data.train)
-    return BatchReader(dataset, order, config.data.has_document_mask)
 
 
 def _device_notes(config: Config, device: torch.device, queues: str) -> list[str]:

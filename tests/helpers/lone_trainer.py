@@ -17,6 +17,7 @@ import torch
 from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.checkpoint.job import Restored
 from megatrain.checkpoint.snapshots import SnapshotTimes
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.comm import Mesh, create_mesh
 from megatrain.config.config import Config
 from megatrain.config.recording import ProfileConfig
@@ -56,7 +57,7 @@ class _Checkpoints:
     """Takes the place of JobCheckpoints. `restored` is what `restore` returns."""
 
     directory = "nowhere"
-    skipped = ()
+    stream = SampleStream.of_one(0, seed=0)
     is_storing = False
 
     def __init__(self, notes: list[Note]) -> None:
@@ -177,7 +178,7 @@ def lone_trainer(config: Config, patch: pytest.MonkeyPatch) -> LoneTrainer:
         StepLoopParts(
             config=config,
             rank_model=rank_model,
-            reader=BatchReader(dataset, order, config.data.has_document_mask),
+            reader=BatchReader.of_one(dataset, order, config.data.has_document_mask),
             validation=open_validation(config),
             recorder=recorder,
             observers=step_observers(config, rank_model, recorder, cast("Reporter", reports), profiler, garbage),

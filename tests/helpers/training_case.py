@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.checkpoint.load import FP8_HISTORY
-from megatrain.checkpoint_format.manifest import SampleStream
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.comm import Mesh, create_mesh, join, open_rendezvous
 from megatrain.comm.exchange import Exchange
 from megatrain.config.checks import check
@@ -175,6 +175,18 @@ class _NotingReader:
         self._reader = reader
         self.samples: dict[int, list[int]] = {}
 
+    def following(self, stream: SampleStream) -> _NotingReader:
+        self._reader = self._reader.following(stream)
+        return self
+
+    @property
+    def sources(self) -> Any:
+        return self._reader.sources
+
+    @property
+    def mixture(self) -> Any:
+        return self._reader.mixture
+
     def read_step(
         self,
         cursor: int,
@@ -221,7 +233,7 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
     dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
     order_kind = type("Order", (_OrderWithout,), {"hidden": orders.hidden})
     order = order_kind(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
-    reader = _NotingReader(BatchReader(dataset, order, config.data.has_document_mask))
+    reader = _NotingReader(BatchReader.of_one(dataset, order, config.data.has_document_mask))
     reporter = _NotingReporter(rank_model)
     # a test that saves names a run directory; others get one that no test reads
     run = RunDirectory(Path(config.job.run_directory or context.init_method.removeprefix("file://") + ".run"))
@@ -236,7 +248,7 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
         config,
         mesh,
         rank_model.saved_shards(),
-        SampleStream(dataset.num_tokens, config.resolved_data_seed),
+        SampleStream.of_one(dataset.num_tokens, config.resolved_data_seed),
         local_rank=local_rank,
         round_number=0,
         directory=str(run.checkpoints),

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 
 from megatrain.config.checks.batch import batch_problems
 from megatrain.config.checks.context import Context
+from megatrain.config.checks.data import data_problems
 from megatrain.config.checks.fp8 import fp8_problems
 from megatrain.config.checks.kernels import kernels_problems
 from megatrain.config.checks.model import model_problems
@@ -57,6 +58,7 @@ def find_problems(
         batch_problems,
         optimizer_problems,
         parameter_group_problems,
+        data_problems,
         kernels_problems,
         fp8_problems,
         run_problems,

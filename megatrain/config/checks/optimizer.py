@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatrain.config.checks.context import Context
-from megatrain.config.config import Config, is_parameter_group
+from megatrain.config.config import Config
 from megatrain.config.model_size import parameter_sizes
 from megatrain.config.optimizer import AS_OPTIMIZER, OptimizerConfig, ParameterGroupConfig, first_matching
-from megatrain.config.options import options_of
-from megatrain.config.problem import Problem, closest_name, unused_problems
+from megatrain.config.problem import Problem, closest_name, unset_problems, unused_problems
 from megatrain.config.toml_text import setting, value_text
 
 HORIZON_KEYS = ("optimizer.lr_decay_steps", "train.steps", "optimizer.lr_schedule")
@@ -124,11 +123,11 @@ def _fewer(first: str, first_limit: int, second: str, second_limit: int) -> str:
 
 def parameter_group_problems(context: Context) -> Iterator[Problem]:
     """Yield what is wrong with the parameter groups."""
-    sections = {name: one for name, one in context.config.sections.items() if is_parameter_group(name)}
+    sections = context.config.sections_of("parameter_group")
     with_pattern = {name: one for name, one in sections.items() if one.pattern}
     for section, group in sections.items():
         if section not in with_pattern:
-            yield from _unused_settings(section, group)
+            yield from unset_problems(section, group, "pattern")
         if AS_OPTIMIZER < group.weight_decay < 0.0:
             yield Problem(
                 (f"{section}.weight_decay",),
@@ -155,14 +154,3 @@ def _empty_groups(groups: list[ParameterGroupConfig], sections: list[str], conte
             close = closest_name(group.pattern, names) or names[-1]
             text = f"{setting(key, group.pattern)} matches no parameter of this model; one is {value_text(close)}"
         yield Problem((key, *_NAMING_KEYS), text)
-
-
-def _unused_settings(section: str, group: ParameterGroupConfig) -> Iterator[Problem]:
-    for name, option in options_of(ParameterGroupConfig).items():
-        value = getattr(group, name)
-        if value != option.default:
-            yield Problem(
-                (f"{section}.{name}", f"{section}.pattern"),
-                f"{section}.{name}={value_text(value)} does nothing without {section}.pattern; set the pattern, or "
-                f"remove {name}",
-            )

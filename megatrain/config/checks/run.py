@@ -127,13 +127,13 @@ def _port_problems(config: Config) -> Iterator[Problem]:
 
 def training_problems(config: Config) -> list[Problem]:
     """Return the problems that matter only for training."""
-    if config.data.train:
+    if config.data_sources:
         return []
     return [
         Problem(
             ("data.train",),
             'data.train="" must name the training tokens; set it to the path of a .bin and .idx pair without the '
-            "suffix (`megatrain data build` makes one)",
+            "suffix (`megatrain data build` makes one), or name several with [[data_source]]",
         )
     ]
 

@@ -102,6 +102,13 @@ class JsonObject:
             raise self.error(name, "expected a number of seconds, at least 0")
         return float(value)
 
+    def counts(self, name: str) -> tuple[int, ...]:
+        """Return the integers in a list, each at least 0."""
+        value = self._raw.get(name)
+        if not isinstance(value, list) or any(type(one) is not int or not 0 <= one < _TOO_LARGE for one in value):
+            raise self.error(name, "expected a list of integers of at least 0 and below 2^63")
+        return tuple(value)
+
     def mapping(self, name: str) -> dict[str, Any]:
         value = self._raw.get(name)
         if not isinstance(value, dict):
@@ -123,6 +130,17 @@ class JsonObject:
         if problem is not None:
             raise self.error(name, problem)
         return tuple(ranges)
+
+    def sections(self, name: str) -> list[JsonObject]:
+        """Return a reader of each object in a list."""
+        value = self._raw.get(name)
+        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+            raise self.error(name, "expected a list of objects")
+        prefix = f"{self._prefix}{name}"
+        return [
+            JsonObject(one, self._location, self._schema_version, f"{prefix}[{number}].")
+            for number, one in enumerate(value)
+        ]
 
     def section(self, name: str) -> JsonObject:
         """Return a reader of the object in a field."""

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from megatrain.arena.plans import HostPlan, ManifestTemplate, RankPlan, WriterStatus
-from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions, SampleStream
+from megatrain.arena.plans import PLAN_SCHEMA_VERSION, HostPlan, ManifestTemplate, RankPlan, WriterStatus
+from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.layout import Layout
 
@@ -34,7 +35,7 @@ HOST_PLAN = HostPlan(
         mesh=CheckpointMesh(Layout(tp_size=2, pp_size=2, dp_size=2), num_chunks=1),
         versions=CheckpointVersions(megatrain="0.1.0", torch="2.13.0", python="3.11.7"),
         has_optimizer=True,
-        data=SampleStream(num_tokens=1000, seed=7),
+        data=SampleStream.of_one(num_tokens=1000, seed=7),
     ),
     tokenizer="tokenizer.json",
     claim="",
@@ -62,7 +63,7 @@ def test_a_plan_comes_back(tmp_path: Path, plan: Any) -> None:
     path.write_text("old")
     plan.write(path)
     assert type(plan).read(path) == plan
-    assert json.loads(path.read_text())["schema_version"] == 1
+    assert json.loads(path.read_text())["schema_version"] == PLAN_SCHEMA_VERSION
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
 
@@ -117,14 +118,16 @@ def test_every_field_is_needed_and_no_other_is_allowed(tmp_path: Path, plan: Any
         with pytest.raises(CheckpointError, match=rf"{path}: {name}"):
             type(plan).read(path)
     path.write_text(json.dumps({**raw, "extra": 1}))
-    with pytest.raises(CheckpointError, match=f"{path}: extra=1; no such field in schema version 1"):
+    with pytest.raises(
+        CheckpointError, match=f"{path}: extra=1; no such field in schema version {PLAN_SCHEMA_VERSION}"
+    ):
         type(plan).read(path)
 
 
 @pytest.mark.parametrize(
     ("plan", "changes", "message"),
     [
-        (HOST_PLAN, {"schema_version": 2}, "schema_version=2, this program reads 1"),
+        (HOST_PLAN, {"schema_version": 1}, "schema_version=1, this program reads 2"),
         (HOST_PLAN, {"host_index": 4}, "host_index=4; expected less than num_hosts=4"),
         (HOST_PLAN, {"num_hosts": 0}, "num_hosts=0; expected an integer of at least 1"),
         (HOST_PLAN, {"num_slots": 3}, "num_slots=3; expected at most 2"),

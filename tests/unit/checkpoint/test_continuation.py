@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from megatrain.checkpoint.continuation import Continuation, TrainingProgress, continuation, origin_of
-from megatrain.checkpoint_format.manifest import SampleStream
+from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.checkpoint_tree import make_manifest
@@ -19,7 +19,8 @@ BASE: dict[str, dict[str, Any]] = {
     "train": {"steps": 200},
     "optimizer": {"lr": 1e-3},
 }
-DATA = SampleStream(num_tokens=5000, seed=7, digest="d" * 32)
+DATA = SampleStream.of_one(num_tokens=5000, seed=7, digest="d" * 32)
+OLD, NEW = "0" * 32, "1" * 32
 PROGRESS = TrainingProgress(120, 3840, 983_040, 118, 2)
 
 
@@ -31,7 +32,7 @@ def go_on(*, is_same_run: bool, data: SampleStream = DATA, **changes: dict[str, 
 
 @pytest.mark.parametrize("is_same_run", [True, False])
 def test_unchanged_configuration_resumes_at_its_step(is_same_run: bool) -> None:
-    assert go_on(is_same_run=is_same_run) == Continuation(PROGRESS, ())
+    assert go_on(is_same_run=is_same_run) == Continuation(PROGRESS, DATA, ())
 
 
 def test_change_of_training_keys_is_noted() -> None:
@@ -57,19 +58,23 @@ def test_another_run_may_compute_something_else_with_the_weights() -> None:
     with pytest.raises(CheckpointError, match=r"model\.window_size: 0 -> 8; restore these values"):
         go_on(is_same_run=True, model={"window_size": 8})
     found = go_on(is_same_run=False, model={"window_size": 8})
-    assert found == Continuation(PROGRESS, ("changed since: model.window_size: 0 -> 8",))
+    assert found == Continuation(PROGRESS, DATA, ("changed since: model.window_size: 0 -> 8",))
 
 
-@pytest.mark.parametrize("data", [replace(DATA, num_tokens=4999), replace(DATA, seed=8)])
-def test_the_cursor_means_something_in_its_own_order_alone(data: SampleStream) -> None:
-    with pytest.raises(CheckpointError, match=r"^the-checkpoint: its sample order belongs to data of 5000 tokens and"):
+def of_content(digest: str, num_tokens: int = 5000) -> SampleStream:
+    return SampleStream.of_one(num_tokens, 7, digest=digest)
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [(of_content(NEW, 4999), "4999 tokens"), (replace(DATA, seed=8), "drawn with seed 7, and data.seed is 8")],
+)
+def test_the_cursor_means_something_in_its_own_order_alone(data: SampleStream, problem: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^the-checkpoint: its sample order is another one: .*{problem}"):
         go_on(is_same_run=True, data=data)
     found = go_on(is_same_run=False, data=data)
     assert found.progress == TrainingProgress(num_updates=118)
     assert "begins at step 0 with these weights and moments" in found.notes[-1]
-
-
-OLD, NEW = "0" * 32, "1" * 32
 
 
 def with_digests(before: SampleStream, now: SampleStream, **changes: Any) -> Continuation:
@@ -79,39 +84,45 @@ def with_digests(before: SampleStream, now: SampleStream, **changes: Any) -> Con
 
 
 def test_changed_data_is_refused_unless_its_digest_is_accepted() -> None:
-    before, now = replace(DATA, digest=OLD), replace(DATA, digest=NEW)
-    with pytest.raises(
-        CheckpointError,
-        match=f"5000 tokens and digest {OLD} with seed 7, but data.train='' is .* digest {NEW} with seed 7.*"
-        f"at the same cursor: data.accepted_digest={NEW}$",
-    ):
+    before, now = of_content(OLD), of_content(NEW)
+    with pytest.raises(CheckpointError, match=f"digest {OLD}.*at the same cursor: data.accepted_digest={NEW}; restore"):
         with_digests(before, now)
     with pytest.raises(CheckpointError, match=f"digest {OLD}"):
         with_digests(before, now, accepted_digest=OLD)
-    found = with_digests(before, now, accepted_digest=NEW)
+    found = with_digests(before, now, accepted_digest=f"{OLD},{NEW}")
+    assert (found.progress, found.stream) == (PROGRESS, now)
+    assert f"has other content (digest {NEW}), which data.accepted_digest accepts" in found.notes[0]
+    assert with_digests(now, now, accepted_digest=NEW) == Continuation(PROGRESS, now, ())
+
+
+def test_another_run_begins_at_step_0_with_other_content_or_mixture() -> None:
+    books = StreamSource("books", 2000, "b" * 32)
+    mixed = replace(DATA, sources=(*DATA.sources, books), stages=(MixtureStage(0, (1, 1)),))
+    for now in (of_content(NEW), mixed):
+        manifest = make_manifest(config=Config.from_dict(BASE).to_dict(), data=of_content("d" * 32))
+        found = continuation(origin_of(manifest, "x"), Config.from_dict(BASE), now, is_same_run=False)
+        assert (found.progress, found.stream) == (TrainingProgress(num_updates=118), now)
+
+
+def test_another_mixture_of_the_same_run_is_noted() -> None:
+    books = StreamSource("books", 2000, "b" * 32)
+    found = go_on(
+        is_same_run=True, data=replace(DATA, sources=(books, *DATA.sources), stages=(MixtureStage(0, (1, 3)),))
+    )
     assert found.progress == PROGRESS
-    assert found.notes == (f"data.train has other content (digest {NEW}), which data.accepted_digest accepts",)
-    assert with_digests(now, now, accepted_digest=NEW) == Continuation(PROGRESS, ())
-    with pytest.raises(CheckpointError, match="4999 tokens"):
-        with_digests(before, replace(now, num_tokens=4999), accepted_digest=NEW)
-
-
-def test_another_run_begins_at_step_0_with_other_content() -> None:
-    manifest = make_manifest(config=Config.from_dict(BASE).to_dict(), data=replace(DATA, digest=OLD))
-    now = replace(DATA, digest=NEW)
-    found = continuation(origin_of(manifest, "x"), Config.from_dict(BASE), now, is_same_run=False)
-    assert found.progress == TrainingProgress(num_updates=118)
+    assert found.stream.stages == (MixtureStage(0, (1,)), MixtureStage(PROGRESS.consumed_samples, (3, 1)))
+    assert found.notes[-1].startswith(f"from sample {PROGRESS.consumed_samples} on, the mixture is")
 
 
 def test_changed_files_that_do_not_affect_the_order_are_noted() -> None:
-    before = replace(DATA, digest=OLD, validation_digest=OLD, tokenizer_digest=OLD)
+    before = replace(DATA, validation_digest=OLD, tokenizer_digest=OLD)
     assert with_digests(before, replace(before, validation_digest=NEW, tokenizer_digest=NEW)).notes == (
         "changed since: the content of data.validation; losses of evaluations before and after differ",
         "changed since: the content of data.tokenizer",
     )
     assert with_digests(before, replace(before, validation_digest="", tokenizer_digest="")).notes == ()
-    (note,) = with_digests(replace(DATA, digest=""), before).notes
-    assert "the checkpoint has no digest of its data" in note
+    (note,) = with_digests(of_content(""), before).notes
+    assert "the checkpoint has no digest of" in note
 
 
 def test_a_configuration_of_another_version_is_reported() -> None:
@@ -121,7 +132,7 @@ def test_a_configuration_of_another_version_is_reported() -> None:
 
 
 def test_imported_weights_begin_at_step_0() -> None:
-    manifest = make_manifest(config=Config.from_dict(BASE).to_dict(), data=SampleStream(num_tokens=0, seed=0))
+    manifest = make_manifest(config=Config.from_dict(BASE).to_dict(), data=SampleStream(seed=0))
     config = Config.from_dict({**BASE, "optimizer": {"lr": 5.0}, "model": BASE["model"] | {"window_size": 8}})
     found = continuation(origin_of(manifest, "imported"), config, DATA, is_same_run=False)
     assert found.progress == TrainingProgress()

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatrain.checkpoint_format.manifest import Manifest, SampleStream
+from megatrain.checkpoint_format.manifest import Manifest
+from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.checkpoint_tree import make_manifest
 
@@ -19,7 +20,7 @@ def test_manifest_round_trip() -> None:
     manifest = make_manifest(config={"profile": {"ranks": [0, 1]}})
     assert Manifest.from_json(manifest.to_json(), "m") == manifest
     assert Manifest.from_json(manifest.to_json().encode(), "m") == manifest
-    assert json.loads(manifest.to_json())["schema_version"] == 3
+    assert json.loads(manifest.to_json())["schema_version"] == 4
 
 
 DIGEST = "sha256:" + "0a" * 32
@@ -52,9 +53,9 @@ def with_file(name: str, entry: Any) -> str:
         (b"\xff\xfe", r"m\.json: not UTF-8 \(invalid start byte\); the checkpoint is damaged"),
         (
             spoiled("schema_version", 1),
-            r"m\.json: schema_version=1, this program reads 3; use the program that wrote it",
+            r"m\.json: schema_version=1, this program reads 4; use the program that wrote it",
         ),
-        (spoiled("schema_version", ...), r"m\.json: schema_version=None, this program reads 3"),
+        (spoiled("schema_version", ...), r"m\.json: schema_version=None, this program reads 4"),
         (spoiled("schema_version", True), r"schema_version=True"),
         (spoiled("step", ...), r"m\.json: step is missing; expected an integer of at least 0"),
         (spoiled("step", -1), r"step=-1; expected an integer"),
@@ -64,9 +65,9 @@ def with_file(name: str, entry: Any) -> str:
         (spoiled("config", []), r"config=\[\]; expected an object"),
         (spoiled("mesh", 3), r"mesh=3; expected an object"),
         (spoiled("mesh/tp_size", 0), r"mesh\.tp_size=0; expected an integer of at least 1"),
-        (spoiled("mesh/xp_size", 1), r"mesh\.xp_size=1; no such field in schema version 3"),
+        (spoiled("mesh/xp_size", 1), r"mesh\.xp_size=1; no such field in schema version 4"),
         (spoiled("versions/torch", ...), r"versions\.torch is missing; expected a string"),
-        (spoiled("loss", 1), r"loss=1; no such field in schema version 3"),
+        (spoiled("loss", 1), r"loss=1; no such field in schema version 4"),
         (spoiled("step", 2**63), r"step=9223372036854775808; expected an integer of at least 0 and below 2\^63"),
         (spoiled("step", [0] * 1000), r"step=\[0, 0, .{0,100}\.\.\.; expected an integer"),
         (spoiled("has_optimizer", 1), r"has_optimizer=1; expected true or false"),
@@ -119,9 +120,35 @@ def test_random_fields_are_accepted_or_refused_by_name(changes: dict[str, Any]) 
     assert "m.json" in message
 
 
-def test_left_out_samples_are_listed_only_where_there_are_any() -> None:
-    manifest = make_manifest(data=SampleStream(5000, 7, ((80, 96), (120, 128))))
-    assert Manifest.from_json(manifest.to_json(), "m.json").data == manifest.data
-    assert json.loads(manifest.to_json())["data"]["skipped"] == [[80, 96], [120, 128]]
-    # as programs that know of none wrote it, and read it
-    assert json.loads(make_manifest().to_json())["data"] == {"num_tokens": 100_000, "seed": 1234}
+STREAM = SampleStream(
+    seed=7,
+    sources=(StreamSource("web", 5000, "d" * 32), StreamSource("code", 3000)),
+    stages=(MixtureStage(0, (1,)), MixtureStage(640, (3, 1))),
+    skipped=((80, 96), (120, 128)),
+    tokenizer_digest="e" * 64,
+)
+
+
+def test_sample_stream_round_trip() -> None:
+    manifest = make_manifest(data=STREAM)
+    assert Manifest.from_json(manifest.to_json(), "m.json").data == STREAM
+    assert SampleStream.from_dict(json.loads(json.dumps(STREAM.to_dict()))) == STREAM
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([{"first_sample": 5, "weights": [1]}], r"data\.stages.*expected a first stage at sample 0"),
+        ([], r"data\.stages=\[\]; expected a first stage at sample 0"),
+        ([{"first_sample": 0, "weights": [1]}] * 2, r"data\.stages.*in ascending order"),
+        ([{"first_sample": 0, "weights": []}], r"data\.stages\[0\]\.weights=\[\]; expected 1 to 2 weights"),
+        ([{"first_sample": 0, "weights": [0, 0]}], r"data\.stages\[0\]\.weights.*one of them above 0"),
+        ([{"first_sample": 0, "weights": [1.5]}], r"data\.stages\[0\]\.weights.*expected a list of integers"),
+        ([7], r"data\.stages=\[7\]; expected a list of objects"),
+    ],
+)
+def test_stages_of_no_sample_stream_are_refused(stages: list[Any], message: str) -> None:
+    raw = json.loads(make_manifest(data=STREAM).to_json())
+    raw["data"]["stages"] = stages
+    with pytest.raises(CheckpointError, match=message):
+        Manifest.from_json(json.dumps(raw), "m.json")

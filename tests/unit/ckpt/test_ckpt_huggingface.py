@@ -158,7 +158,7 @@ def test_an_import_is_a_checkpoint_that_verifies(ckpt: Ckpt, tmp_path: Path, cas
 
     assert "OK" in ckpt("verify", tmp_path / "saved")
     manifest = read_manifest(LocalLocation(tmp_path / "saved"))
-    assert (manifest.step, manifest.has_optimizer, manifest.data.num_tokens) == (0, False, 0)
+    assert (manifest.step, manifest.has_optimizer, manifest.data.sources) == (0, False, ())
     reader = ParameterReader(LocalLocation(tmp_path / "saved"), manifest)
     for name, one in parameters.items():
         rows = model.vocab_size if name in ("embedding.word.weight", "loss_head.weight") else None

@@ -12,7 +12,7 @@ def test_training_needs_data(problems_of, small: Path) -> None:
     loaded = load_config(small)
     expected = (
         'data.train="" must name the training tokens; set it to the path of a .bin and .idx pair without the suffix '
-        "(`megatrain data build` makes one) (default)"
+        "(`megatrain data build` makes one), or name several with [[data_source]] (default)"
     )
 
     assert problems_of(is_for_training=True) == (expected,)

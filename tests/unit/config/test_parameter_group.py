@@ -30,7 +30,7 @@ PROBLEMS = {
         r'parameter_group-2.pattern="embedding.\*" matches only parameters that earlier groups have'
     ),
     "[parameter_group]\nlr_scale = 0.5": (
-        "parameter_group.lr_scale=0.5 does nothing without parameter_group.pattern; set the pattern, or remove lr_scale"
+        "parameter_group.lr_scale=0.5 does nothing without parameter_group.pattern; set pattern, or remove lr_scale"
     ),
     '[parameter_group]\npattern = "*"\nweight_decay = -0.5': (
         "parameter_group.weight_decay=-0.5 is negative; use 0 or more, or -1 for optimizer.weight_decay"

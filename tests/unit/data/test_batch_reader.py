@@ -12,7 +12,7 @@ import torch
 from megatrain.data.dataset import open_dataset
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.order import SampleOrder
-from megatrain.data.reader import IGNORED_LABEL, BatchReader, StepBatch, assemble
+from megatrain.data.reader import IGNORED_LABEL, BatchReader, StepBatch, Window, assemble
 
 SEQ_LEN = 8
 
@@ -27,7 +27,7 @@ def dataset(write_tokens: Callable[..., Path]) -> IndexedDataset:
 
 
 def reader(dataset: IndexedDataset, has_document_mask: bool = False) -> BatchReader:
-    return BatchReader(dataset, SampleOrder(dataset.num_tokens, SEQ_LEN, seed=1), has_document_mask)
+    return BatchReader.of_one(dataset, SampleOrder(dataset.num_tokens, SEQ_LEN, seed=1), has_document_mask)
 
 
 def test_batches_are_sequence_first_with_next_tokens_as_labels(dataset: IndexedDataset) -> None:
@@ -89,7 +89,8 @@ def test_document_mask_follows_the_bounds_of_documents(dataset: IndexedDataset) 
 
 def test_a_microbatch_keeps_its_own_sample_numbers(dataset: IndexedDataset) -> None:
     samples_B = np.arange(3)
-    batch = assemble(dataset, np.array([0, 8, 16]), np.full(3, SEQ_LEN), samples_B, SEQ_LEN, has_document_mask=False)
+    windows = [Window(dataset, start, SEQ_LEN) for start in (0, 8, 16)]
+    batch = assemble(windows, samples_B, SEQ_LEN, has_document_mask=False)
     samples_B += 100
     assert batch.sample_B.tolist() == [0, 1, 2]
 

@@ -1,0 +1,104 @@
+"""The sample order of a job, as manifests and plans record it: sources, stages of their mixture, skipped samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, Self
+
+from megatrain.contracts.files.json_object import JsonObject
+from megatrain.contracts.sample_ranges import SampleRanges
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSource:
+    """Tokens that samples come from. `digest`: of their content; empty when it is not known."""
+
+    name: str
+    num_tokens: int
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureStage:
+    """The weights of the sources from sample `first_sample` on.
+
+    They are in the order of the stream's sources, of which the last ones may be missing: these joined later. A source
+    with weight 0 gets no samples.
+    """
+
+    first_sample: int
+    weights: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleStream:
+    """What determines the sample order, with the model's seq_len: the cursor has a meaning only in this order.
+
+    No sources: no training took place. `skipped`: samples that the job leaves out since a rollback. The digests are of
+    the held-out data and of the tokenizer's file; empty where there is none, or none is known.
+    """
+
+    seed: int
+    sources: tuple[StreamSource, ...] = ()
+    stages: tuple[MixtureStage, ...] = ()
+    skipped: SampleRanges = ()
+    validation_digest: str = ""
+    tokenizer_digest: str = ""
+
+    @classmethod
+    def of_one(cls, num_tokens: int, seed: int, name: str = "", digest: str = "", **files: str) -> Self:
+        """Return the stream over one source. `files`: the digests of files."""
+        return cls(seed, (StreamSource(name, num_tokens, digest),), (MixtureStage(0, (1,)),), **files)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the stream as values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the stream that `to_dict` described, also after a way through JSON."""
+        return cls(
+            **{
+                **values,
+                "sources": tuple(StreamSource(**one) for one in values["sources"]),
+                "stages": tuple(MixtureStage(one["first_sample"], tuple(one["weights"])) for one in values["stages"]),
+                "skipped": tuple((first, end) for first, end in values["skipped"]),
+            }
+        )
+
+    @classmethod
+    def read(cls, reader: JsonObject) -> Self:
+        """Return the stream in a JSON object. Raises: CheckpointError naming the field."""
+        reader.check_names(cls)
+        sources = tuple(_source(one) for one in reader.sections("sources"))
+        stages = tuple(_stage(one, len(sources)) for one in reader.sections("stages"))
+        firsts = [stage.first_sample for stage in stages]
+        if bool(sources) != bool(stages) or firsts[:1] not in ([], [0]):
+            raise reader.error(
+                "stages", "expected a first stage at sample 0 where there are sources, and none elsewhere"
+            )
+        if any(second <= first for first, second in pairwise(firsts)):
+            raise reader.error("stages", "expected stages in ascending order of first_sample")
+        return cls(
+            seed=reader.count("seed"),
+            sources=sources,
+            stages=stages,
+            skipped=reader.sample_ranges("skipped"),
+            validation_digest=reader.text("validation_digest"),
+            tokenizer_digest=reader.text("tokenizer_digest"),
+        )
+
+
+def _source(reader: JsonObject) -> StreamSource:
+    reader.check_names(StreamSource)
+    return StreamSource(reader.text("name"), reader.count("num_tokens"), reader.text("digest"))
+
+
+def _stage(reader: JsonObject, num_sources: int) -> MixtureStage:
+    reader.check_names(MixtureStage)
+    weights = reader.counts("weights")
+    if not 0 < len(weights) <= num_sources or not any(weights):
+        raise reader.error("weights", f"expected 1 to {num_sources} weights, one of them above 0")
+    return MixtureStage(reader.count("first_sample"), weights)

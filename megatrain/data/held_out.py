@@ -1,0 +1,52 @@
+"""The held-out set as micro-batches: one pass in file order, without shuffling, the same in every layout.
+
+Windows are consecutive and have no label in common. So every token except the first is predicted exactly once, and the
+sum of the losses over all windows is the loss of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from megatrain.contracts.errors import DataError
+from megatrain.data.indexed import IndexedDataset
+from megatrain.data.reader import MicroBatch, Window, assemble, dealt
+
+
+def num_windows(dataset: IndexedDataset, seq_len: int) -> int:
+    """Return the number of windows that cover `dataset`; the last may be shorter than `seq_len`.
+
+    Raises: DataError when `dataset` has fewer than 2 tokens.
+    """
+    if dataset.num_tokens < 2:
+        raise DataError(f"{dataset.prefix}: holds {dataset.num_tokens} tokens, evaluation needs 2; use more text")
+    return -(-(dataset.num_tokens - 1) // seq_len)
+
+
+def evaluation_batches(
+    dataset: IndexedDataset,
+    seq_len: int,
+    micro_batch_size: int,
+    dp_rank: int,
+    dp_size: int,
+    num_samples: int = 0,
+    has_document_mask: bool = False,
+) -> Iterator[MicroBatch]:
+    """Yield this rank's micro-batches of the first `num_samples` windows (0 = all).
+
+    Every rank gets the same number of micro-batches, as pipelines and collectives need. Samples beyond the last window
+    only have labels -100.
+    """
+    num_samples = min(num_samples or num_windows(dataset, seq_len), num_windows(dataset, seq_len))
+    num_microbatches = -(-num_samples // (micro_batch_size * dp_size))
+    for samples_B in dealt(num_microbatches, dp_rank, dp_size, micro_batch_size):
+        starts_B = samples_B * seq_len
+        label_counts_B = np.clip(dataset.num_tokens - 1 - starts_B, 0, seq_len)
+        label_counts_B[samples_B >= num_samples] = 0
+        windows = [
+            Window(dataset, start, count)
+            for start, count in zip(starts_B.tolist(), label_counts_B.tolist(), strict=True)
+        ]
+        yield assemble(windows, samples_B, seq_len, has_document_mask)

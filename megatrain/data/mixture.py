@@ -1,0 +1,128 @@
+"""Which source each sample of a run comes from, and which sample of that source it is: a pure function of its number.
+
+Samples are divided into blocks. At the end of a block, after N samples of a stage, each source has as many of them as
+Webster's rule gives seats to its weight in a house of N. That rule is monotone: a longer run never has fewer samples of
+a source. In a block the sources are in the order of a keyed permutation, and each goes on in its own order
+(`order.SampleOrder`). So any part of a stage uses a true prefix of each source, a stage may begin inside a block, and
+nothing is stored but the stages.
+Source: Webster's rule is Sainte-Lague's divisor method; Balinski and Young, Fair Representation (1982), ch. 3 and 4.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream
+from megatrain.data.order import key_of, permuted
+
+BLOCK_SAMPLES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The sources of the samples of a run. `stages` ascend; the first one begins at sample 0."""
+
+    seed: int
+    stages: tuple[MixtureStage, ...]
+    num_sources: int
+
+    @classmethod
+    def of(cls, stream: SampleStream) -> Mixture:
+        """Return the mixture of a stream that has at least one source."""
+        return cls(stream.seed, stream.stages, len(stream.sources))
+
+    def places(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the source of each of `samples`, and its number in the order of that source. Shapes: all [N]."""
+        sources, indices = np.empty_like(samples), np.empty_like(samples)
+        firsts = np.array([stage.first_sample for stage in self.stages], dtype=np.int64)
+        stage_of = np.searchsorted(firsts, samples, side="right") - 1
+        block_of, position_of = np.divmod(samples - firsts[stage_of], BLOCK_SAMPLES)
+        for stage, block in sorted(set(zip(stage_of.tolist(), block_of.tolist(), strict=True))):
+            found = (stage_of == stage) & (block_of == block)
+            block_sources, block_indices = _block(
+                self.seed, self._weights(stage), self.stages[stage].first_sample, block
+            )
+            sources[found] = block_sources[position_of[found]]
+            indices[found] = block_indices[position_of[found]]
+            indices[found] += self._before(stage)[sources[found]]
+        return sources, indices
+
+    def counts(self, sample: int) -> NDArray[np.int64]:
+        """Return how many of the samples before number `sample` come from each source. Shape: [num_sources]."""
+        if sample == 0:
+            return np.zeros(self.num_sources, dtype=np.int64)
+        stage = max(number for number, one in enumerate(self.stages) if one.first_sample < sample)
+        first = self.stages[stage].first_sample
+        block, position = divmod(sample - first, BLOCK_SAMPLES)
+        weights = self._weights(stage)
+        counted = np.array(quotas(block * BLOCK_SAMPLES, weights), dtype=np.int64)
+        if position:
+            part, _ = _block(self.seed, weights, first, block)
+            counted += np.bincount(part[:position], minlength=self.num_sources)
+        return self._before(stage) + counted
+
+    def _weights(self, stage: int) -> tuple[int, ...]:
+        weights = self.stages[stage].weights
+        return weights + (0,) * (self.num_sources - len(weights))
+
+    def _before(self, stage: int) -> NDArray[np.int64]:
+        """Return the samples of each source before a stage."""
+        return _counts_before(self, stage)
+
+
+@lru_cache(maxsize=64)
+def _counts_before(mixture: Mixture, stage: int) -> NDArray[np.int64]:
+    return mixture.counts(mixture.stages[stage].first_sample)
+
+
+@lru_cache(maxsize=64)
+def _block(
+    seed: int, weights: tuple[int, ...], first_sample: int, number: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the source of each sample of a block, and its number among those of the source in the stage."""
+    before = np.array(quotas(number * BLOCK_SAMPLES, weights), dtype=np.int64)
+    after = np.array(quotas((number + 1) * BLOCK_SAMPLES, weights), dtype=np.int64)
+    counts = after - before
+    positions = np.arange(BLOCK_SAMPLES, dtype=np.int64)
+    keys = np.full(BLOCK_SAMPLES, key_of(seed, first_sample, number))
+    sources = np.searchsorted(np.cumsum(counts), permuted(positions, BLOCK_SAMPLES, keys), side="right")
+    by_source = np.argsort(sources, kind="stable")
+    ranks = np.empty_like(positions)
+    # positions of one source are next to each other in `by_source`, in their order in the block
+    ranks[by_source] = positions - np.repeat(np.cumsum(counts) - counts, counts)
+    return sources.astype(np.int64), before[sources] + ranks
+
+
+def quotas(num_samples: int, weights: Sequence[int]) -> tuple[int, ...]:
+    """Return how many of `num_samples` each source gets by Webster's rule; of equal claims the first source's counts.
+
+    Seat s of a source, counted from 0, has priority weight / (2 s + 1), and the N highest priorities get the N seats.
+    Rounding each exact share is that rule but for a few seats, which are added or taken back in the same order.
+    """
+    total = sum(weights)
+    seats = [(2 * num_samples * weight + total) // (2 * total) for weight in weights]
+    missing = num_samples - sum(seats)
+    sign = 1 if missing > 0 else -1
+
+    def next_seat(source: int) -> tuple[Fraction, int]:
+        """Return the order of the seat to add, or, negated, of the seat to take back."""
+        seat = seats[source] if missing > 0 else seats[source] - 1
+        return sign * Fraction(2 * seat + 1, weights[source]), sign * source
+
+    heap = [next_seat(source) for source in range(len(weights)) if weights[source] and (missing > 0 or seats[source])]
+    heapq.heapify(heap)
+    for _ in range(abs(missing)):
+        source = sign * heap[0][1]
+        seats[source] += sign
+        if missing > 0 or seats[source]:
+            heapq.heapreplace(heap, next_seat(source))
+        else:
+            heapq.heappop(heap)
+    return tuple(seats)

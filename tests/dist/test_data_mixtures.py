@@ -1,0 +1,119 @@
+"""Mixtures of training data through the command: weights that change at a resume, and what is refused."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream
+from megatrain.cli import main
+from megatrain.config.config import Config
+from megatrain.config.serialize import to_toml
+from megatrain.contracts.exit_codes import ExitCode
+from tests.dist.restarts import place, step_place
+from tests.helpers.rank_pool import RankPool
+from tests.helpers.tiny_data import write_corpus
+from tests.helpers.train_command import run_command
+from tests.helpers.training_case import make_config
+
+BATCH = 8
+VOCAB_SIZE = 61
+
+
+class Mixed:
+    """A run in a directory, whose sources and steps change from start to start."""
+
+    def __init__(self, pool: RankPool, root: Path) -> None:
+        self.pool, self.root = pool, root
+        self.prefixes = {
+            name: write_corpus(root / name / "train", 3000 + 500 * seed, VOCAB_SIZE, seed)
+            for seed, name in enumerate(("web", "code", "books"))
+        }
+
+    def write(self, steps: int, *sources: dict[str, Any]) -> Path:
+        """Write the configuration; a source needs a name, and more keys as it likes."""
+        numbered = {
+            "data_source" if number == 1 else f"data_source-{number}": {"path": str(self.prefixes[one["name"]]), **one}
+            for number, one in enumerate(sources, start=1)
+        }
+        common = make_config(
+            {"data": {"train": ""}, "batch": {"global_batch_size": BATCH}, "train": {"steps": steps}},
+            {"checkpoint": {"interval": 1}},
+            place(self.root),
+        )
+        file = self.root / "config.toml"
+        file.write_text(to_toml(Config.from_dict({**common.to_dict(), **numbered})))
+        return file
+
+    def train(self, steps: int, *sources: dict[str, Any]) -> tuple[int, str]:
+        """Train until `steps`; return the exit code and what the command printed."""
+        output = self.root / "output"
+        code = run_command(self.pool, ["train", str(self.write(steps, *sources))], output)
+        return code, output.read_text()
+
+    def stream(self, step: int) -> SampleStream:
+        """Return the sample order that a checkpoint recorded."""
+        return read_manifest(LocalLocation(step_place(self.root, step))).data
+
+
+@pytest.fixture
+def mixed(rank_pool: RankPool, tmp_path: Path) -> Mixed:
+    return Mixed(rank_pool, tmp_path)
+
+
+def test_a_mixture_may_change_whenever_a_run_resumes(mixed: Mixed) -> None:
+    web, code, books = ({"name": name} for name in ("web", "code", "books"))
+    assert mixed.train(3, {**web, "weight": 0.75}, {**code, "weight": 0.25})[0] == ExitCode.OK
+    assert mixed.stream(3).stages == (MixtureStage(0, (3, 1)),)
+
+    exit_code, output = mixed.train(5, books, {**web, "weight": 3.0})
+    assert exit_code == ExitCode.OK, output
+    found = mixed.stream(5)
+    assert [source.name for source in found.sources] == ["web", "code", "books"]
+    assert found.stages == (MixtureStage(0, (3, 1)), MixtureStage(3 * BATCH, (3, 0, 1)))
+    assert f"from sample {3 * BATCH} on, the mixture is web 75 %, books 25 %" in output
+    assert "sources until step 5: web" in output
+
+    # the directories of a source may move; a source that comes back goes on where it was
+    moved = mixed.root / "elsewhere" / "train"
+    shutil.copytree(mixed.root / "web", moved.parent)
+    exit_code, output = mixed.train(6, {**books, "weight": 0.0}, code, {"name": "web", "path": str(moved)})
+    assert exit_code == ExitCode.OK, output
+    assert mixed.stream(6).stages[-1] == MixtureStage(5 * BATCH, (1, 1, 0))
+
+    write_corpus(mixed.prefixes["code"], 3500, VOCAB_SIZE, seed=99)
+    exit_code, output = mixed.train(7, code, {"name": "web", "path": str(moved)})
+    assert exit_code == ExitCode.CHECKPOINT
+    assert re.search(r"code had 3500 tokens with digest .*data\.accepted_digest=", output), output
+
+
+def test_sources_that_cannot_be_read_as_asked_are_refused(mixed: Mixed) -> None:
+    exit_code, output = mixed.train(50, {"name": "web", "max_epochs": 2.0}, {"name": "code"})
+    assert exit_code == ExitCode.OK, output
+    exit_code, output = mixed.train(500, {"name": "web", "max_epochs": 2.0}, {"name": "code"})
+    assert exit_code == ExitCode.DATA
+    assert re.search(r"web: the run would read it 1\d\.\d+ times, and its data_source\.max_epochs is 2", output), output
+
+    mixed.prefixes["twin"] = mixed.prefixes["web"].with_name("twin")
+    for suffix in (".bin", ".idx"):
+        shutil.copy(mixed.prefixes["web"].with_suffix(suffix), mixed.prefixes["twin"].with_suffix(suffix))
+    exit_code, output = mixed.train(60, {"name": "web"}, {"name": "twin"})
+    assert exit_code == ExitCode.DATA
+    assert "twin: has the same content as web" in output
+
+
+def test_a_dry_run_shows_what_is_read_of_each_source(mixed: Mixed, capsys: pytest.CaptureFixture[str]) -> None:
+    config = mixed.write(512, {"name": "web", "weight": 3.0}, {"name": "code"})
+    assert main(["config", "check", str(config), "--dry-run"]) == 0
+    table = capsys.readouterr().out.partition("Training data until step 512\n")[2].splitlines()
+    assert [line.split() for line in table] == [
+        ["source", "tokens", "samples", "read", "share", "epochs"],
+        ["web", "3,000", "3,072", "75.00%", "16.5"],
+        ["code", "3,500", "1,024", "25.00%", "4.72"],
+    ]

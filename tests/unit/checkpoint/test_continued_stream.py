@@ -1,0 +1,114 @@
+"""Sources of a run that resumes: recognised by content, then by name; a new mixture begins at the cursor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megatrain.checkpoint.continued_stream import continued_stream, with_later_stages
+from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
+
+WEB = StreamSource("web", 5000, "a" * 32)
+CODE = StreamSource("code", 3000, "b" * 32)
+BOOKS = StreamSource("books", 2000, "c" * 32)
+BEFORE = SampleStream(7, (WEB, CODE), (MixtureStage(0, (3, 1)),), skipped=((80, 96),), tokenizer_digest="e" * 64)
+
+
+def stream(*sources: tuple[StreamSource, int], seed: int = 7) -> SampleStream:
+    """Return the stream that a configuration with these sources and weights describes."""
+    return SampleStream(
+        seed, tuple(source for source, _ in sources), (MixtureStage(0, tuple(weight for _, weight in sources)),)
+    )
+
+
+UNCHANGED = {
+    "same": stream((WEB, 3), (CODE, 1)),
+    "in another order": stream((CODE, 1), (WEB, 3)),
+    "weights in the same proportion": stream((WEB, 9), (CODE, 3)),
+}
+
+
+@pytest.mark.parametrize("now", UNCHANGED.values(), ids=UNCHANGED)
+def test_the_same_mixture_goes_on_without_a_new_stage(now: SampleStream) -> None:
+    found = continued_stream(BEFORE, now, cursor=400)
+    assert (found.stream, found.notes, found.problem) == (replace(BEFORE, tokenizer_digest=""), (), "")
+
+
+CHANGED = {
+    "other weights": (stream((WEB, 1), (CODE, 1)), (WEB, CODE), (1, 1), "web 50 %, code 50 %"),
+    "one more": (stream((BOOKS, 2), (WEB, 3), (CODE, 1)), (WEB, CODE, BOOKS), (3, 1, 2), "books 33.33 %"),
+    "one less": (stream((WEB, 1)), (WEB, CODE), (1, 0), "web 100 %"),
+    "one replaced": (stream((WEB, 3), (BOOKS, 1)), (WEB, CODE, BOOKS), (3, 0, 1), "web 75 %, books 25 %"),
+}
+
+
+@pytest.mark.parametrize(("now", "sources", "weights", "text"), CHANGED.values(), ids=CHANGED)
+def test_another_mixture_begins_at_the_cursor(
+    now: SampleStream, sources: tuple[StreamSource, ...], weights: tuple[int, ...], text: str
+) -> None:
+    found = continued_stream(BEFORE, now, cursor=400)
+    assert found.problem == ""
+    assert found.stream.sources == sources
+    assert found.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(400, weights))
+    assert found.stream.skipped == BEFORE.skipped
+    (note,) = found.notes
+    assert note.startswith("from sample 400 on, the mixture is")
+    assert text in note
+
+
+def test_a_stage_that_got_no_sample_is_replaced() -> None:
+    before = replace(BEFORE, stages=(MixtureStage(0, (3, 1)), MixtureStage(400, (1, 1))))
+    found = continued_stream(before, stream((WEB, 1), (CODE, 2)), cursor=400)
+    assert found.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(400, (1, 2)))
+    at_start = continued_stream(BEFORE, stream((WEB, 1), (CODE, 2)), cursor=0)
+    assert at_start.stream.stages == (MixtureStage(0, (1, 2)),)
+
+
+def test_a_source_that_comes_back_keeps_its_place() -> None:
+    without = continued_stream(BEFORE, stream((WEB, 1)), cursor=400).stream
+    found = continued_stream(without, stream((CODE, 1), (WEB, 1)), cursor=600).stream
+    assert found.sources == (WEB, CODE)
+    assert found.stages[1:] == (MixtureStage(400, (1, 0)), MixtureStage(600, (1, 1)))
+
+
+def test_content_decides_before_the_name() -> None:
+    """The files were moved, and another source took the name of one of them."""
+    now = stream((replace(BOOKS, name="web"), 1), (replace(WEB, name="web-2"), 3), (CODE, 1))
+    found = continued_stream(BEFORE, now, cursor=400).stream
+    assert found.sources == (replace(WEB, name="web-2"), CODE, replace(BOOKS, name="web"))
+
+
+def test_changed_content_is_refused_unless_it_is_accepted() -> None:
+    new_web, new_code = replace(WEB, digest="1" * 32), replace(CODE, digest="2" * 32)
+    now = stream((new_web, 3), (new_code, 1))
+    problem = continued_stream(BEFORE, now, cursor=400).problem
+    assert problem == (
+        f"web had 5000 tokens with digest {WEB.digest}, and web has 5000 tokens with digest {new_web.digest}, so its "
+        f"consumed samples are unknown; to use these data at the same cursor: data.accepted_digest={new_web.digest}"
+    )
+    assert "code had" in continued_stream(BEFORE, now, 400, accepted=[new_web.digest]).problem
+    found = continued_stream(BEFORE, now, 400, accepted=[new_web.digest, new_code.digest])
+    assert found.stream.sources == (new_web, new_code)
+    assert len(found.notes) == 2
+    longer = stream((replace(new_web, num_tokens=5001), 3), (CODE, 1))
+    problem = continued_stream(BEFORE, longer, 400, accepted=[new_web.digest]).problem
+    assert "5001 tokens" in problem
+    assert "accepted_digest" not in problem
+
+
+def test_another_seed_is_another_order() -> None:
+    found = continued_stream(BEFORE, stream((WEB, 3), (CODE, 1), seed=8), cursor=400)
+    assert found.problem == "its samples were drawn with seed 7, and data.seed is 8"
+
+
+def test_going_back_keeps_the_stages_that_were_reached() -> None:
+    """Else the numbers of samples that a rollback skips would mean other samples."""
+    newest = continued_stream(BEFORE, stream((WEB, 1), (CODE, 1), (BOOKS, 1)), cursor=400).stream
+    found = with_later_stages(BEFORE, newest)
+    assert (found.sources, found.stages, found.skipped) == (newest.sources, newest.stages, BEFORE.skipped)
+    resumed = continued_stream(found, stream((WEB, 1), (CODE, 1), (BOOKS, 1)), cursor=300)
+    assert resumed.stream.stages == newest.stages
+    elsewhere = replace(newest, stages=(MixtureStage(0, (9, 9)),))
+    assert with_later_stages(BEFORE, elsewhere) == BEFORE
+    assert with_later_stages(BEFORE, None) == BEFORE

@@ -1,0 +1,73 @@
+"""Several sources of training data: rules between keys, numbers beyond those of other sections, and differences."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from megatrain.config.changes import training_changes
+from megatrain.config.config import Config
+from megatrain.config.load import load_config
+from megatrain.config.serialize import to_toml
+from megatrain.contracts.errors import ConfigError
+from tests.helpers.notification_topics import config_with
+
+TWO = """
+[[data_source]]
+path = "web/train"
+weight = 0.7
+[[data_source]]
+path = "code/train"
+name = "code"
+weight = 0.3
+max_epochs = 4
+"""
+PROBLEMS = {
+    '[data]\ntrain = "a"\n[data_source]\npath = "b"': (
+        r'data_source.path="b" and data.train="a" both name training data; add a \[\[data_source\]\] for data.train'
+    ),
+    "[data_source]\nweight = 2.0": "data_source.weight=2.0 does nothing without data_source.path; set path, or remove",
+    '[[data_source]]\npath = "a"\n[[data_source]]\npath = "a"\nname = "b"': (
+        r'data_source-2.path="a" is that of \[data_source\], too; use one source with the sum of their weights'
+    ),
+    '[[data_source]]\npath = "a"\n[[data_source]]\npath = "b"\nname = "a"': (
+        r'data_source-2.name="a" is that of \[data_source\], too'
+    ),
+    '[data_source]\npath = "a"\nweight = 0.0': (
+        "data_source.weight=0.0, and no other source has a weight; give one a weight above 0"
+    ),
+    '[data_source]\npath = "a"\nweight = 1e-10': "data_source.weight=1e-10 is above 0 and below 1e-09; use 0, or",
+    '[data_source]\npath = "a"\nweight = -1.0': "data_source.weight=-1.0 is out of range",
+    '[data_source]\nprefix = "a"': r"data_source.prefix=.a. is not a known key",
+}
+
+
+@pytest.mark.parametrize("sections", PROBLEMS)
+def test_impossible_sources_are_refused(tmp_path: Path, sections: str) -> None:
+    with pytest.raises(ConfigError, match=PROBLEMS[sections]) as caught:
+        config_with(tmp_path, sections)
+    assert len(caught.value.problems) == 1
+    assert "config.toml:" in str(caught.value)
+
+
+def test_sources_survive_a_round_trip_and_differ_by_key(tmp_path: Path) -> None:
+    config = config_with(tmp_path, TWO)
+    assert {key: source.resolved_name for key, source in config.data_sources.items()} == {
+        "data_source.path": "web/train",
+        "data_source-2.path": "code",
+    }
+    assert Config.from_dict(tomllib.loads(to_toml(config))) == config
+    other = load_config(tmp_path / "config.toml", ["--data_source-2.weight=0.5"]).config
+    assert [change.key for change in training_changes(config, other)] == ["data_source-2.weight"]
+    assert list(config_with(tmp_path, '[data]\ntrain = "a"').data_sources) == ["data.train"]
+
+
+def test_there_may_be_more_sources_than_receivers(tmp_path: Path) -> None:
+    def sources(count: int) -> str:
+        return "".join(f'[[data_source]]\npath = "source-{number}"\n' for number in range(count))
+
+    assert len(config_with(tmp_path, sources(1024)).data_sources) == 1024
+    with pytest.raises(ConfigError, match=r"\[\[data_source\]\] appears 1025 times, and at most 1024 are allowed"):
+        config_with(tmp_path, sources(1025))

@@ -1,0 +1,100 @@
+"""Batches of several sources: the same at every layout, in the weights' proportion, and over stages without a gap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
+from megatrain.contracts.errors import DataError
+from megatrain.data.dataset import open_dataset
+from megatrain.data.epochs import SourceUse, check_epochs, source_uses, uses_text
+from megatrain.data.mixture import Mixture
+from megatrain.data.order import SampleOrder
+from megatrain.data.reader import BatchReader, TrainingSource
+
+SEQ_LEN = 8
+NUM_TOKENS = {"web": 1600, "code": 800, "books": 400}
+FIRST_TOKEN = {"web": 0, "code": 2000, "books": 3000}
+"""Tokens count up from here, so a token tells its source and its place."""
+STREAM = SampleStream(
+    seed=5,
+    sources=tuple(StreamSource(name, num_tokens) for name, num_tokens in NUM_TOKENS.items()),
+    stages=(MixtureStage(0, (4, 2)), MixtureStage(90, (1, 0, 1))),
+)
+
+
+@pytest.fixture
+def reader(write_tokens: Callable[..., Path]) -> BatchReader:
+    """A reader that a configuration with the sources in another order made."""
+    sources = []
+    for name in ("books", "web", "code"):
+        tokens = range(FIRST_TOKEN[name], FIRST_TOKEN[name] + NUM_TOKENS[name])
+        dataset = open_dataset(write_tokens([tokens], name), 4096)
+        sources.append(TrainingSource(name, dataset, SampleOrder(dataset.num_tokens, SEQ_LEN, seed=5)))
+    return BatchReader(tuple(sources), Mixture(5, (MixtureStage(0, (1, 1, 1)),), 3)).following(STREAM)
+
+
+def first_tokens(reader: BatchReader, cursor: int, size: int, dp_size: int, micro_batch_size: int) -> dict[int, int]:
+    """Return the first token of each sample of a step, read by all ranks."""
+    found: dict[int, int] = {}
+    for dp_rank in range(dp_size):
+        for batch in reader.read_step(cursor, size, dp_rank, dp_size, micro_batch_size).microbatches:
+            found |= zip(batch.sample_B.tolist(), batch.tokens_SB[0].tolist(), strict=True)
+    return found
+
+
+def test_a_mixed_step_is_the_same_at_every_layout(reader: BatchReader) -> None:
+    expected = first_tokens(reader, 80, 24, 1, 24)
+    assert sorted(expected) == list(range(80, 104))
+    for dp_size, micro_batch_size in ((1, 1), (2, 3), (3, 4), (8, 1)):
+        assert first_tokens(reader, 80, 24, dp_size, micro_batch_size) == expected
+
+
+def test_each_source_is_read_in_the_order_that_it_has_alone(reader: BatchReader) -> None:
+    found = first_tokens(reader, 0, 240, 1, 1)
+    for name, num_tokens in NUM_TOKENS.items():
+        own = range(FIRST_TOKEN[name], FIRST_TOKEN[name] + num_tokens)
+        starts = [token - own.start for _, token in sorted(found.items()) if token in own]
+        order = SampleOrder(num_tokens, SEQ_LEN, seed=5)
+        assert starts == order.window_starts(np.arange(len(starts))).tolist()
+
+
+def test_a_stage_changes_the_shares_from_its_first_sample_on(reader: BatchReader) -> None:
+    samples = first_tokens(reader, 0, 90 + 4096, 1, 1)
+    books = [sample for sample, token in samples.items() if token >= FIRST_TOKEN["books"]]
+    code = [sample for sample, token in samples.items() if FIRST_TOKEN["code"] <= token < FIRST_TOKEN["books"]]
+    assert min(books) >= 90 > max(code)
+    assert len(books) == 2048
+
+
+def test_a_source_that_left_needs_no_files(reader: BatchReader) -> None:
+    gone = replace(reader, sources=tuple(one for one in reader.sources if one is not None and one.name != "code"))
+    assert first_tokens(gone.following(STREAM), 90, 24, 2, 3) == first_tokens(reader, 90, 24, 2, 3)
+
+
+def test_epochs_of_a_run_are_counted_and_limited(reader: BatchReader) -> None:
+    uses = source_uses(reader, 90 + 4096)
+    counts = {use.name: use.num_samples for use in uses}
+    assert counts["books"] == 2048
+    assert counts["web"] + counts["code"] == 90 + 2048
+    assert [use.share for use in uses] == [count / (90 + 4096) for count in counts.values()]
+    assert "books 48.92% of the samples, 41.8 epochs" in uses_text(uses)
+    check_epochs(uses)
+
+    alone = reader.following(replace(STREAM, stages=(MixtureStage(0, (0, 0, 1)),)))
+    # 400 tokens are 49 windows of 8 behind the offset
+    check_epochs([replace(use, max_epochs=1.0) for use in source_uses(alone, 49)])
+    more = [replace(use, max_epochs=1.0) for use in source_uses(alone, 50)]
+    with pytest.raises(
+        DataError, match=r"^books: the run would read it 1\.02 times.*max_epochs is 1; lower its weight"
+    ):
+        check_epochs(more)
+
+
+def test_a_run_of_no_samples_uses_nothing() -> None:
+    assert uses_text([SourceUse("web", 10, 0, 0.0, 0.0, 0.0)]) == "web 0.00% of the samples, 0 epochs"

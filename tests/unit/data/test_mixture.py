@@ -1,0 +1,123 @@
+"""Mixtures: Webster's rule against seats given one by one, each source in its own order, and stages at any sample."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatrain.checkpoint_format.sample_stream import MixtureStage
+from megatrain.config.data import integer_weights
+from megatrain.data.mixture import BLOCK_SAMPLES, Mixture, quotas
+
+WEIGHTS = st.lists(st.integers(0, 50), min_size=1, max_size=9).filter(any)
+
+
+def seats_one_by_one(num_samples: int, weights: list[int]) -> tuple[int, ...]:
+    """Give each seat to the greatest weight / (2 seats + 1), the first of equals."""
+    seats = [0] * len(weights)
+    for _ in range(num_samples):
+        claims = [Fraction(weight, 2 * seat + 1) for weight, seat in zip(weights, seats, strict=True)]
+        seats[claims.index(max(claims))] += 1
+    return tuple(seats)
+
+
+@given(WEIGHTS, st.integers(0, 400))
+def test_quotas_are_those_of_seats_given_one_by_one(weights: list[int], num_samples: int) -> None:
+    assert quotas(num_samples, weights) == seats_one_by_one(num_samples, weights)
+
+
+@given(WEIGHTS, st.integers(0, 2**55))
+def test_quotas_of_long_runs_are_complete_and_monotone(weights: list[int], num_samples: int) -> None:
+    found = quotas(num_samples, weights)
+    assert sum(found) == num_samples
+    more = quotas(num_samples + 1, weights)
+    assert sorted(Counter(after - before for before, after in zip(found, more, strict=True)).items()) == (
+        [(0, len(weights) - 1), (1, 1)] if len(weights) > 1 else [(1, 1)]
+    )
+    total = sum(weights)
+    for weight, count in zip(weights, found, strict=True):
+        assert abs(count - Fraction(num_samples * weight, total)) < len(weights)
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> tuple[Mixture, int]:
+    """Draw a mixture of a few stages, and the end of the samples to look at."""
+    num_sources = draw(st.integers(1, 5))
+    lengths = draw(st.lists(st.integers(1, 2 * BLOCK_SAMPLES), min_size=1, max_size=3))
+    firsts = [0, *np.cumsum(lengths).tolist()]
+    weights = st.lists(st.integers(0, 9), min_size=num_sources, max_size=num_sources).filter(any)
+    stages = tuple(MixtureStage(first, tuple(draw(weights))) for first in firsts[:-1])
+    return Mixture(draw(st.integers(0, 2**63)), stages, num_sources), firsts[-1]
+
+
+@given(mixtures())
+def test_each_source_is_read_in_its_own_order_without_gaps(drawn: tuple[Mixture, int]) -> None:
+    """Over stages, too: a source goes on where it was."""
+    mixture, end = drawn
+    sources, indices = mixture.places(np.arange(end))
+    for source in range(mixture.num_sources):
+        found = indices[sources == source]
+        assert np.array_equal(found, np.arange(len(found)))
+        assert mixture.counts(end)[source] == len(found)
+    for stage, following in zip(mixture.stages, [*mixture.stages[1:], None], strict=True):
+        inside = sources[stage.first_sample : following.first_sample if following else end]
+        assert all(stage.weights[source] for source in np.unique(inside))
+
+
+@given(mixtures(), st.data())
+def test_any_samples_are_found_as_when_all_are_read(drawn: tuple[Mixture, int], data: st.DataObject) -> None:
+    mixture, end = drawn
+    samples = np.array(data.draw(st.lists(st.integers(0, end - 1), max_size=40)), dtype=np.int64)
+    everything = mixture.places(np.arange(end))
+    for found, whole in zip(mixture.places(samples), everything, strict=True):
+        assert np.array_equal(found, whole[samples])
+    sample = data.draw(st.integers(0, end))
+    assert np.array_equal(mixture.counts(sample), np.bincount(everything[0][:sample], minlength=mixture.num_sources))
+
+
+def test_one_source_is_read_as_without_a_mixture() -> None:
+    mixture = Mixture(7, (MixtureStage(0, (3,)), MixtureStage(5000, (1,))), 1)
+    sources, indices = mixture.places(np.arange(9000))
+    assert not sources.any()
+    assert np.array_equal(indices, np.arange(9000))
+
+
+def test_a_later_stage_does_not_change_what_is_past() -> None:
+    before = Mixture(7, (MixtureStage(0, (3, 1)),), 2)
+    after = Mixture(7, (MixtureStage(0, (3, 1)), MixtureStage(777, (1, 0, 9))), 3)
+    samples = np.arange(777)
+    for found, expected in zip(after.places(samples), before.places(samples), strict=True):
+        assert np.array_equal(found, expected)
+
+
+def test_sources_of_a_block_are_mixed_by_the_seed() -> None:
+    """No source comes in long runs, and another seed or block has another order with the same counts."""
+    weights = (2, 1, 1)
+    orders = [Mixture(seed, (MixtureStage(0, weights),), 3).places(np.arange(2 * BLOCK_SAMPLES))[0] for seed in (1, 2)]
+    blocks = [order[first : first + BLOCK_SAMPLES] for order in orders for first in (0, BLOCK_SAMPLES)]
+    assert len({block.tobytes() for block in blocks}) == len(blocks)
+    for block in blocks:
+        assert np.bincount(block).tolist() == [BLOCK_SAMPLES // 2, BLOCK_SAMPLES // 4, BLOCK_SAMPLES // 4]
+        for half in np.split(block, 2):
+            assert abs(np.mean(half == 0) - 0.5) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ([0.7, 0.3], (7, 3)),
+        ([7.0, 3.0], (7, 3)),
+        ([1.0], (1,)),
+        ([0.0, 0.5, 0.25], (0, 2, 1)),
+        ([1e-9, 1e6], (1, 10**15)),
+        ([1 / 3, 2 / 3], (333_333_333, 666_666_667)),
+        ([0.0], (0,)),
+    ],
+)
+def test_weights_become_the_smallest_integers(weights: list[float], expected: tuple[int, ...]) -> None:
+    assert integer_weights(weights) == expected
