@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.bars import at_least
 from benchmarks.result import Result
-from megatrain.data.indexed import IndexedWriter, token_dtype
+from megatrain.data.indexed_writer import IndexedWriter, token_dtype
 
 ROOT = Path(__file__).parent.parent
 STEPS, WARMUP = 40, 10

@@ -31,7 +31,8 @@ from megatrain.data.blocks import blocks
 from megatrain.data.build_tokenizer import BuildOptions, build_tokenizer, held_out_documents
 from megatrain.data.corpus import Corpus, open_corpus
 from megatrain.data.end_of_document import tokenizer_config
-from megatrain.data.indexed import IndexedDataset, IndexedWriter, token_dtype
+from megatrain.data.indexed import IndexedDataset
+from megatrain.data.indexed_writer import IndexedWriter, token_dtype
 from megatrain.data.input_file import FileVersion
 from megatrain.data.meta import META_NAME, DataMeta, SplitMeta
 from megatrain.data.output import resumable_directory

@@ -17,7 +17,8 @@ from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME
 from megatrain.contracts.errors import DataError
 from megatrain.data.build import FILE_NAMES, TRAIN, VALIDATION
 from megatrain.data.dataset import check_same_tokenizer, tokenizer_beside
-from megatrain.data.indexed import IndexedDataset, IndexedWriter
+from megatrain.data.indexed import IndexedDataset
+from megatrain.data.indexed_writer import IndexedWriter
 from megatrain.data.meta import META_NAME, DataMeta, SplitMeta, read_meta
 from megatrain.data.output import new_directory
 from megatrain.data.summary import entropy_nats, token_counts

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.data.indexed import IndexedWriter, token_dtype
+from megatrain.data.indexed_writer import IndexedWriter, token_dtype
 
 _LONGEST_DOCUMENT = 60
 """With windows of 16 tokens, some hold one document and some hold several."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatrain.data.indexed import IndexedWriter, token_dtype
+from megatrain.data.indexed_writer import IndexedWriter, token_dtype
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from megatrain.contracts.errors import DataError
 from megatrain.data import blocks as blocks_module
 from megatrain.data import spool as spool_module
 from megatrain.data.build import BuildProgress
-from megatrain.data.indexed import IndexedWriter
+from megatrain.data.indexed_writer import IndexedWriter
 from megatrain.data.spool import TokenSpool
 from tests.helpers.built_data import build_data
 from tests.helpers.child_process import in_child

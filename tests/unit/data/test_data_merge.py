@@ -13,7 +13,8 @@ import pytest
 
 from megatrain.contracts.errors import DataError
 from megatrain.data.dataset import open_dataset
-from megatrain.data.indexed import IndexedDataset, IndexedWriter
+from megatrain.data.indexed import IndexedDataset
+from megatrain.data.indexed_writer import IndexedWriter
 from megatrain.data.merge import merge
 from megatrain.data.meta import read_meta
 from megatrain.data.verification import verify_data

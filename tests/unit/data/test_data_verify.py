@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from megatrain.contracts.errors import DataError
-from megatrain.data.indexed import IndexedDataset, IndexedWriter
+from megatrain.data.indexed import IndexedDataset
+from megatrain.data.indexed_writer import IndexedWriter
 from megatrain.data.verification import verify_data
 from tests.helpers.built_data import build_data
 from tests.helpers.require import require_module

@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from megatrain.data.digest import BLOCK_TOKENS, BLOCKS, block_starts, data_digest
-from megatrain.data.indexed import IndexedDataset, IndexedWriter
+from megatrain.data.indexed import IndexedDataset
+from megatrain.data.indexed_writer import IndexedWriter
 
 Documents = list[NDArray[np.int64]]
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from megatrain.contracts.errors import DataError
 from megatrain.data import indexed as indexed_module
-from megatrain.data.indexed import IndexedDataset, IndexedWriter, token_dtype
+from megatrain.data.indexed import IndexedDataset
+from megatrain.data.indexed_writer import IndexedWriter, token_dtype
 from megatrain.data.summary import summarize
 from tests.helpers.forked_program import run_forked
 from tests.helpers.require import require

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from megatrain.config.config import Config
-from megatrain.data.indexed import IndexedWriter, token_dtype
+from megatrain.data.indexed_writer import IndexedWriter, token_dtype
 from megatrain.data.meta import META_NAME, DataMeta, SplitMeta
 from megatrain.model import TokenContext, Transformer
 from megatrain.training.evaluation import Evaluation, evaluate, open_validation
