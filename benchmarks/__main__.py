@@ -21,6 +21,7 @@ NAMES = (
     "checkpoint",
     "model_files",
     "document_attention",
+    "tokenisation",
     "log_classification",
     "recovery",
     "recovery_network",
@@ -56,6 +57,7 @@ def main() -> int:
         "--processes", type=int, default=128, help="group_init: ranks of the largest layout (default: %(default)s)"
     )
     parser.add_argument("--rounds", type=int, default=5, help="group_init: rounds of each side (default: %(default)s)")
+    parser.add_argument("--text-mb", type=float, default=32.0, help="tokenisation: MB of text (default: %(default)s)")
     args = parser.parse_args()
     unknown = set(args.names) - set(NAMES)
     if unknown:
@@ -66,6 +68,7 @@ def main() -> int:
         "group_init": {"num_processes": args.processes, "num_rounds": args.rounds},
         "model_files": {"storage": args.storage},
         "heartbeats": {"num_hosts": args.hosts, "seconds": args.seconds},
+        "tokenisation": {"text_mb": args.text_mb},
     }
     num_missed = 0
     for name in args.names or NAMES:

@@ -23,7 +23,13 @@ from megatrain.checkpoint.image import ImageItem, ImagePlan, key_of, plan_image
 from megatrain.checkpoint.offline_writer import write_checkpoint
 from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.checkpoint_format.branches import MAIN_BRANCH
-from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, read_manifest
+from megatrain.checkpoint_format.checkpoint_files import (
+    SENTENCEPIECE_NAME,
+    TOKENIZER_CONFIG_NAME,
+    TOKENIZER_NAME,
+    is_sentencepiece,
+    read_manifest,
+)
 from megatrain.checkpoint_format.data_file import data_file_name
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location
@@ -216,8 +222,11 @@ def _tokenizer(source: Location, manifest: Manifest, end: str) -> TokenizerFile 
         stored = manifest.name_of(name)
         return checked_content(source, manifest, stored) if stored in manifest.files else None
 
-    content = small_file(TOKENIZER_NAME)
-    if content is None:
-        return None
-    location = str(source / manifest.name_of(TOKENIZER_NAME))
-    return TokenizerFile(content, location, parse_tokenizer(content, location, end, small_file).eod_id)
+    for name in (TOKENIZER_NAME, SENTENCEPIECE_NAME):
+        content = small_file(name)
+        if content is not None:
+            location = str(source / manifest.name_of(name))
+            tokenizer = parse_tokenizer(content, location, end, small_file)
+            pieces = tokenizer.vocabulary() if is_sentencepiece(name) else None
+            return TokenizerFile(content, location, tokenizer.eod_id, pieces)
+    return None

@@ -11,7 +11,7 @@ import os
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from megatrain.compression import COMPRESSIONS, unreadable
@@ -149,10 +149,8 @@ def _has_wildcard(text: str) -> bool:
 
 def _before_wildcard(pattern: str) -> str:
     """Return the folder before the first part of a pattern that has a wildcard, with a slash; "" for none."""
-    parts = PurePosixPath(pattern).parts
-    fixed = next(number for number, part in enumerate(parts) if _has_wildcard(part))
-    folder = str(PurePosixPath(*parts[:fixed])) if fixed else ""
-    return f"{folder.rstrip('/')}/" if folder else ""
+    first = next(number for number, character in enumerate(pattern) if character in _WILDCARDS)
+    return pattern[: pattern.rfind("/", 0, first) + 1]
 
 
 def _walk(root: Path, left_out: LeftOut, without: Sequence[str] = ()) -> Iterator[Path]:

@@ -52,7 +52,7 @@ def merge(inputs: Sequence[Path], output: Path, *, is_forced: bool = False) -> D
             skipped.update(meta.skipped)
         merged = DataMeta(
             sources=tuple(source for meta in metas for source in meta.sources),
-            text_key=", ".join(dict.fromkeys(meta.text_key for meta in metas)),
+            text_key=metas[0].text_key if len({meta.text_key for meta in metas}) == 1 else None,
             seed=metas[0].seed,
             validation_fraction=validation.documents / (train.documents + validation.documents),
             vocab_size=metas[0].vocab_size,

@@ -17,7 +17,9 @@ from megatrain.contracts.errors import DataError
 META_NAME = "meta.json"
 SCHEMA_VERSION = 1
 _FORMAT = "megatrain-data"
-_SCALARS: Mapping[Any, tuple[type, ...]] = {int: (int,), float: (float, int), str: (str,)}
+_SCALARS: Mapping[Any, tuple[type, ...]] = {
+    int: (int,), float: (float, int), str: (str,), str | None: (str, type(None)),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,13 @@ class SplitMeta:
 class DataMeta:
     """The content of meta.json.
 
+    `text_key`: the key or column that the texts come from; None for joined data whose parts had unlike keys.
     `unigram_entropy_nats` is the entropy of the held-out tokens' own distribution, in nats per token: the loss of a
     model that only knows the token frequencies.
     """
 
     sources: tuple[str, ...]
-    text_key: str
+    text_key: str | None
     seed: int
     validation_fraction: float
     vocab_size: int
@@ -90,6 +93,6 @@ def read_meta(path: Path) -> DataMeta | None:
             value = getattr(part, name)
             # isinstance would accept true as an integer
             if kind in _SCALARS and type(value) not in _SCALARS[kind]:
-                problem = f"{name}={value!r} is not of type {kind.__name__}"
+                problem = f"{name}={value!r} is not of type {getattr(kind, '__name__', kind)}"
                 raise DataError(f"{path}: is damaged ({problem}); build the data again")
     return meta

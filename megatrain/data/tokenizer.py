@@ -8,7 +8,7 @@ document that contains the text <|endoftext|> gets ordinary tokens, never the en
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +61,10 @@ class Tokenizer:
                 "with its eos_token beside the file"
             )
         return self._eod_id
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """Return the id of each token."""
+        return self._encoder.vocabulary()
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without any special token."""

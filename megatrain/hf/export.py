@@ -18,10 +18,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME
 from megatrain.config.model import ModelConfig
 from megatrain.contracts.errors import CheckpointError
 from megatrain.hf.families import family_for_export
+from megatrain.hf.family import Family
 from megatrain.hf.output_directory import new_model_directory
 from megatrain.hf.tensor_map import HfTensor, our_shapes
 from megatrain.hf.tokenizer_files import TokenizerFile, special_tokens
@@ -60,12 +61,15 @@ def export_model(
 
     read_parameter: returns one whole parameter, given our name; it is not called for a tied head. A tensor larger than
     max_shard_bytes gets a file of its own. is_forced: replace an earlier export.
-    Raises: ConfigError for a model that neither family expresses; CheckpointError, which names the file or the tensor.
+    Raises: ConfigError for a model that neither family expresses; CheckpointError, which names the file or the tensor,
+    also for a SentencePiece model with which transformers would give other ids.
     """
     family = family_for_export(model)
     if max_shard_bytes < 1:
         raise CheckpointError(f"max_shard_bytes={max_shard_bytes} must be positive; the default is 5 GB")
     special = special_tokens(tokenizer, model.vocab_size) if tokenizer is not None else None
+    if tokenizer is not None:
+        _check_loadable(tokenizer, family)
     tensors = tuple(family.tensors(model))
     notes = family.export_notes(model)
     torch_dtype = _TORCH_DTYPES[dtype]
@@ -84,9 +88,10 @@ def export_model(
         _write_weights(staging, tensors, parameters, torch_dtype, max_shard_bytes)
         _write_json(staging / "config.json", config)
         if tokenizer is not None and special is not None:
-            (staging / TOKENIZER_NAME).write_bytes(tokenizer.content)
+            (staging / tokenizer.file_name).write_bytes(tokenizer.content)
             _write_json(staging / TOKENIZER_CONFIG_NAME, special.tokenizer_config(model.seq_len))
             _write_json(staging / "generation_config.json", special.ids)
+            notes += tokenizer.export_notes()
         else:
             notes.append("there is no tokenizer, so the exported model names no token for the end of a document")
         files = tuple((path.name, path.stat().st_size) for path in sorted(staging.iterdir()))
@@ -99,6 +104,15 @@ def export_model(
         files=files,
         notes=tuple(notes),
     )
+
+
+def _check_loadable(tokenizer: TokenizerFile, family: Family) -> None:
+    if tokenizer.pieces is not None and not family.has_free_tokenizer_class:
+        raise CheckpointError(
+            f"{tokenizer.location}: is a SentencePiece model, of which transformers makes other token ids for "
+            f'model_type="{family.model_type}"; export with --no-tokenizer, and encode with the sentencepiece library '
+            "and this file"
+        )
 
 
 def plan_shards(tensors: Sequence[HfTensor], item_bytes: int, max_shard_bytes: int) -> list[list[HfTensor]]:

@@ -48,6 +48,8 @@ class Family(ABC):
     """The names of stored tensors that are none of ours, such as constants in files of old versions."""
     is_exported: ClassVar[bool] = True
     """Whether our models are written as this family. False where it has more than a language model."""
+    has_free_tokenizer_class: ClassVar[bool] = True
+    """Whether transformers takes the class of tokenizer that tokenizer_config.json names, for this `model_type`."""
 
     @abstractmethod
     def tensors(self, model: ModelConfig) -> Iterator[HfTensor]:

@@ -15,6 +15,7 @@ class Mistral(Llama):
 
     model_type = "mistral"
     architecture = "MistralForCausalLM"
+    has_free_tokenizer_class = False
     fixed: ClassVar[Mapping[str, str | bool | float]] = {**Llama.fixed, "has_bias": False, "has_qkv_bias": False}
     has_window = True
     needs_even_heads = False

@@ -15,6 +15,7 @@ class Olmo2(Llama):
 
     model_type = "olmo2"
     architecture = "Olmo2ForCausalLM"
+    has_free_tokenizer_class = False
     fixed: ClassVar[Mapping[str, str | bool | float]] = {
         **Llama.fixed,
         "branch_norm": "output",

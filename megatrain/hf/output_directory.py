@@ -13,7 +13,7 @@ from pathlib import Path
 from megatrain.contracts.errors import CheckpointError, SaveError
 
 _OWN_FILES = re.compile(
-    r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json"
+    r"config\.json|generation_config\.json|tokenizer\.json|tokenizer\.model|tokenizer_config\.json"
     r"|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
 )
 

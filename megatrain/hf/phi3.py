@@ -20,6 +20,7 @@ class Phi3(Llama):
 
     model_type = "phi3"
     architecture = "Phi3ForCausalLM"
+    has_free_tokenizer_class = False
     fixed: ClassVar[Mapping[str, str | bool | float]] = {
         **{key: value for key, value in Llama.fixed.items() if key != "rope_fraction"},
         "has_bias": False,

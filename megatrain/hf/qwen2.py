@@ -18,6 +18,7 @@ class Qwen2(Llama):
 
     model_type = "qwen2"
     architecture = "Qwen2ForCausalLM"
+    has_free_tokenizer_class = False
     fixed: ClassVar[Mapping[str, str | bool | float]] = {**Llama.fixed, "has_bias": False, "has_qkv_bias": True}
     ignored: ClassVar[frozenset[str]] = UNUSED_WINDOW
 

@@ -1,10 +1,16 @@
-"""The tokenizer of a model directory: tokenizer.json unchanged, and the settings that transformers needs besides it."""
+"""The tokenizer of a model directory: its file unchanged, and the settings that transformers needs besides it.
+
+The file is a tokenizer.json, or a SentencePiece model, which transformers leaves to the sentencepiece library.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from megatrain.checkpoint_format.checkpoint_files import SENTENCEPIECE_NAME, TOKENIZER_NAME
 from megatrain.contracts.errors import CheckpointError
 from megatrain.hf.config_json import parse_object
 
@@ -13,25 +19,52 @@ _BEGINNINGS = ("<|begin_of_text|>", "<s>", "<bos>")
 
 A vocabulary without such a token uses the end-of-document token: as in training, a text follows the end of another.
 """
+_BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """The content of a tokenizer.json, its location for error messages, and the id of its end-of-document token."""
+    """The content of a tokenizer's file, its location for error messages, and the id of its end-of-document token.
+
+    `pieces`: the id of each piece of a SentencePiece model; None for a tokenizer.json.
+    """
 
     content: bytes
     location: str
     eod_id: int
+    pieces: Mapping[str, int] | None = None
+
+    @property
+    def file_name(self) -> str:
+        return TOKENIZER_NAME if self.pieces is None else SENTENCEPIECE_NAME
+
+    def ids(self) -> Mapping[str, int]:
+        """Return the id of each token. Raises: CheckpointError when the file is not a tokenizer.json."""
+        return token_ids(self.content, self.location) if self.pieces is None else self.pieces
+
+    def export_notes(self) -> list[str]:
+        """Return what transformers does not do with the file, as one sentence each."""
+        if self.pieces is None or not any(map(_BYTE_PIECE.fullmatch, self.pieces)):
+            return []
+        note = (
+            "transformers decodes bytes, which stand for characters without a piece, as <0x0A> and the like; decode "
+            f"with the sentencepiece library and {SENTENCEPIECE_NAME}"
+        )
+        return [note]
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """The tokens that end and begin a text, each with its string and its id."""
+    """The tokens that end and begin a text, each with its string and its id.
+
+    is_sentencepiece: whether the tokenizer is a SentencePiece model.
+    """
 
     eod: str
     eod_id: int
     beginning: str
     beginning_id: int
+    is_sentencepiece: bool
 
     @property
     def ids(self) -> dict[str, int]:
@@ -39,13 +72,21 @@ class SpecialTokens:
         return {"bos_token_id": self.beginning_id, "eos_token_id": self.eod_id}
 
     def tokenizer_config(self, seq_len: int) -> dict[str, Any]:
-        """Return the content of tokenizer_config.json. It makes transformers use tokenizer.json unchanged."""
-        return {
-            "tokenizer_class": "PreTrainedTokenizerFast",
+        """Return the content of tokenizer_config.json. It makes transformers use the tokenizer's file unchanged."""
+        common = {
             "bos_token": self.beginning,
             "eos_token": self.eod,
             "model_max_length": seq_len,
             "clean_up_tokenization_spaces": False,
+        }
+        if not self.is_sentencepiece:
+            return {"tokenizer_class": "PreTrainedTokenizerFast", **common}
+        # text that spells a control symbol is text, and nothing is added to it, as in training
+        return {
+            "tokenizer_class": "SentencePieceBackend",
+            "split_special_tokens": True,
+            "special_tokens_pattern": "none",
+            **common,
         }
 
 
@@ -55,7 +96,7 @@ def special_tokens(tokenizer: TokenizerFile, vocab_size: int) -> SpecialTokens:
     Raises: CheckpointError when the file is not a tokenizer.json, lacks the end-of-document token, or has more tokens
     than the model.
     """
-    ids = token_ids(tokenizer.content, tokenizer.location)
+    ids = tokenizer.ids()
     largest = max(ids.values(), default=0)
     if largest >= vocab_size:
         raise CheckpointError(
@@ -69,7 +110,8 @@ def special_tokens(tokenizer: TokenizerFile, vocab_size: int) -> SpecialTokens:
             "tokenizer that the model was trained with"
         )
     beginning = next((text for text in _BEGINNINGS if text in ids), eod)
-    return SpecialTokens(eod, tokenizer.eod_id, beginning, ids[beginning])
+    is_sentencepiece = tokenizer.pieces is not None
+    return SpecialTokens(eod, tokenizer.eod_id, beginning, ids[beginning], is_sentencepiece)
 
 
 def token_ids(tokenizer: bytes, location: str) -> dict[str, int]:

@@ -35,6 +35,7 @@ from tests.helpers.hf_models import (
 )
 from tests.helpers.require import lazy_module
 from tests.helpers.saved_checkpoint import Ckpt, with_layout, write_as_job
+from tests.helpers.sentencepiece_model import sentencepiece_model
 
 transformers = lazy_module("transformers")
 
@@ -217,6 +218,23 @@ def test_a_tokenizer_with_an_end_of_its_own_comes_back(ckpt: Ckpt, tmp_path: Pat
     arguments = [] if is_configured else ["--eod", "<|stop|>"]
     ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "again", *arguments)
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "again").eos_token == "<|stop|>"
+
+
+def test_a_sentencepiece_tokenizer_is_exported(ckpt: Ckpt, tmp_path: Path) -> None:
+    model = tiny("llama", vocab_size=320)
+    state: dict[str, Any] = {f"{prefix}.{name}": one for name, one in random_parameters(model).items()
+                             for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")}  # fmt: skip
+    content = sentencepiece_model()
+    write_as_job(tmp_path / "saved", job_of(model), state, beside={"tokenizer.model": content})
+
+    notes = ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "hf", "--json")["notes"]
+    ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "hf", "--force")
+
+    assert (tmp_path / "hf/tokenizer.model").read_bytes() == content
+    assert any("with the sentencepiece library and tokenizer.model" in note for note in notes)
+    ours = load_tokenizer(tmp_path / "hf/tokenizer.model")
+    text = "  the caf\u00e9\n on \U0001f600 </s>"
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")(text)["input_ids"] == ours.encode(text)
 
 
 def test_data_files_hold_some_parameters_each(ckpt: Ckpt, tmp_path: Path) -> None:

@@ -270,6 +270,7 @@ def test_damaged_meta_is_named(tmp_path: Path, content: str, message: str) -> No
         ({"vocab_size": "300"}, r"is damaged \(vocab_size='300' is not of type int\); build the data again"),
         ({"vocab_size": True}, r"is damaged \(vocab_size=True is not of type int\)"),
         ({"tokenizer_sha256": None}, r"is damaged \(tokenizer_sha256=None is not of type str\)"),
+        ({"text_key": 3}, r"is damaged \(text_key=3 is not of type str \| None\)"),
         (
             {"train": {"documents": 1, "tokens": 2.5, "text_bytes": 3, "bin_sha256": "", "idx_sha256": ""}},
             r"is damaged \(tokens=2.5 is not of type int\)",

@@ -25,11 +25,11 @@ from tests.helpers.require import require_module
 require_module("tokenizers")
 
 
-def built(tmp_path: Path, name: str, num_documents: int) -> Path:
+def built(tmp_path: Path, name: str, num_documents: int, key: str = "text") -> Path:
     source = tmp_path / f"{name}.jsonl"
-    lines = [json.dumps({"text": f"{name} {number}" if number else ""}) for number in range(num_documents + 1)]
+    lines = [json.dumps({key: f"{name} {number}" if number else ""}) for number in range(num_documents + 1)]
     source.write_text("\n".join(lines))
-    build_data([str(source)], tmp_path / name, tokenizer_path=Path("bytes"), validation_fraction=0.2)
+    build_data([str(source)], tmp_path / name, tokenizer_path=Path("bytes"), validation_fraction=0.2, text_key=key)
     return tmp_path / name
 
 
@@ -52,6 +52,18 @@ def test_joined_directories_are_one_sound_directory(tmp_path: Path) -> None:
     assert not any(pair.problems for pair in verify_data(output))
     assert open_dataset(output / "train", 257).num_documents == meta.train.documents
     assert sorted(os.listdir(output)) == sorted(os.listdir(inputs[0]))
+
+
+def test_text_key_of_unlike_inputs_is_none(tmp_path: Path) -> None:
+    one, other = built(tmp_path, "a", 9, "body"), built(tmp_path, "b", 9)
+    unlike = tmp_path / "unlike"
+    for inputs, name, expected in (
+        ([one, one], "alike", "body"), ([one, other], "unlike", None), ([other, unlike], "more", None),
+    ):  # fmt: skip
+        meta = merge(inputs, tmp_path / name)
+        assert meta is not None
+        assert meta == read_meta(tmp_path / name / "meta.json")
+        assert meta.text_key == expected
 
 
 def test_joined_pairs_keep_sequences_and_widen_ids(tmp_path: Path, write_tokens: Callable[..., Path]) -> None:

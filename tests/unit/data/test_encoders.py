@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from megatrain.data.indexed import IndexedDataset
 from megatrain.data.tokenizer import byte_tokenizer, load_tokenizer, train_tokenizer
 from tests.helpers.built_data import build_data
 from tests.helpers.require import require_module
+from tests.helpers.sentencepiece_model import sentencepiece_model
 
 tokenizers = require_module("tokenizers")
 sentencepiece = require_module("sentencepiece")
@@ -39,17 +39,7 @@ def test_byte_tokenizer_agrees_with_its_file_in_the_library(tmp_path: Path) -> N
 @pytest.fixture(scope="module")
 def model() -> bytes:
     """A SentencePiece model of 300 pieces, with bytes for unknown characters."""
-    content = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["the cat sat on the mat", "a hat is not a cat", "that mat"] * 50),
-        model_writer=content,
-        vocab_size=300,
-        model_type="bpe",
-        byte_fallback=True,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
-    return content.getvalue()
+    return sentencepiece_model()
 
 
 def test_sentencepiece_ids_are_those_of_the_library(model: bytes, tmp_path: Path) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gzip
 import os
+import sys
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import fsspec
@@ -14,6 +18,9 @@ import pytest
 from megatrain.contracts.errors import DataError
 from megatrain.data.corpus import open_corpus
 from megatrain.data.input_file import local_file, url_file
+from tests.helpers.built_data import build_data
+from tests.helpers.require import require_module
+from tests.helpers.s3_server import s3_server
 
 FILES = {
     "a.jsonl": b'{"text": "one"}\n{"text": "two"}\n',
@@ -76,6 +83,62 @@ def test_urls_give_what_the_folder_gives(folder: Path, url: str) -> None:
         assert names_and_texts(f"{root}/*.jsonl") == everything[:2]
         assert names_and_texts(f"{root}/deep/d.txt") == [("0/d.txt", "four")]
         assert open_corpus([root]).left_out == {"files of another kind (.md)": [f"{root}/c.md"]} or root == url
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def http_url(folder: Path) -> Iterator[str]:
+    """The same folder behind a real HTTP server, which knows no ranges."""
+    require_module("aiohttp")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(folder)))
+    server.daemon_threads = True
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def built_bytes(inputs: list[str], output: Path) -> dict[str, bytes]:
+    """Build a data directory; return its token files."""
+    require_module("tokenizers")
+    build_data(inputs, output, tokenizer_path=Path("bytes"), validation_fraction=0.3)
+    return {path.name: path.read_bytes() for path in sorted(output.iterdir()) if path.suffix in (".bin", ".idx")}
+
+
+def test_build_over_http_is_that_of_the_files(folder: Path, http_url: str, tmp_path: Path) -> None:
+    names = ("a.jsonl", "b.txt.gz", "deep/d.txt")
+    expected = built_bytes([f"{folder}/{name}" for name in names], tmp_path / "local")
+    assert built_bytes([f"{http_url}/{name}" for name in names], tmp_path / "http") == expected
+    assert names_and_texts(f"{http_url}/d*/*.txt") == names_and_texts(f"{folder}/d*/*.txt")
+    with pytest.raises(DataError, match=rf"{http_url}/none\.txt: no such file or folder"):
+        names_and_texts(f"{http_url}/none.txt")
+
+
+def test_missing_driver_of_a_url_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    url = "https://127.0.0.1/a.txt"
+    with pytest.raises(DataError, match=rf"{url}: no driver for https:// is installed .*; pip install aiohttp$"):
+        names_and_texts(url)
+
+
+def test_build_over_s3_is_that_of_the_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow = require_module("pyarrow")
+    parquet = require_module("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"text": ["five", "six"]}), folder / "e.parquet")
+    with s3_server(monkeypatch):
+        fsspec.filesystem("s3").put(f"{folder}/", "bucket/corpus/", recursive=True)
+        expected = built_bytes([str(folder)], tmp_path / "local")
+        assert built_bytes(["s3://bucket/corpus"], tmp_path / "s3") == expected
+        assert names_and_texts("s3://bucket/corpus/*.jsonl") == names_and_texts(f"{folder}/*.jsonl")
+        with pytest.raises(DataError, match=r"s3://bucket/none: no such file or folder"):
+            names_and_texts("s3://bucket/none")
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megatrain.contracts.errors import CheckpointError
 from megatrain.data.end_of_document import END_OF_DOCUMENT
 from megatrain.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
-from megatrain.hf import TokenizerFile, export_model
+from megatrain.hf import ExportReport, TokenizerFile, export_model
 from tests.helpers.hf_models import random_parameters, tiny
 from tests.helpers.require import lazy_module, require_module
+from tests.helpers.sentencepiece_model import sentencepiece_model
 
 require_module("safetensors")
 tokenizers = require_module("tokenizers")
@@ -26,10 +28,13 @@ TEXTS = [
 ]
 
 
-def export_with(tokenizer: Path, eod_id: int, case: str, output: Path) -> None:
+def export_file(file: TokenizerFile, case: str, output: Path) -> ExportReport:
     model = tiny(case, vocab_size=400)
-    file = TokenizerFile(tokenizer.read_bytes(), str(tokenizer), eod_id)
-    export_model(random_parameters(model).__getitem__, model, output, dtype="fp32", tokenizer=file)
+    return export_model(random_parameters(model).__getitem__, model, output, dtype="fp32", tokenizer=file)
+
+
+def export_with(tokenizer: Path, eod_id: int, case: str, output: Path) -> None:
+    export_file(TokenizerFile(tokenizer.read_bytes(), str(tokenizer), eod_id), case, output)
 
 
 @pytest.fixture
@@ -115,3 +120,57 @@ def test_unigram_vocabularies_are_lists(tmp_path: Path) -> None:
     export_with(tmp_path / "tokenizer.json", 1, "llama", tmp_path / "model")
 
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "model").eos_token == "</s>"
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "bpe": {},
+    "unigram": {"model_type": "unigram", "vocab_size": 60, "byte_fallback": False},
+    "identity": {
+        "normalization_rule_name": "identity", "remove_extra_whitespaces": False, "user_defined_symbols": ["<sep>"],
+    },
+    "without-dummy-prefix": {"add_dummy_prefix": False, "remove_extra_whitespaces": False},
+}  # fmt: skip
+ODD_TEXTS = [
+    *TEXTS,
+    "the cat sat on the mat, the hat",
+    " lead\r\n\ttail  ",
+    "na\u00efve caf\u00e9 \U0001f600 \u6f22\u5b57 e\u0301 \uff41\u0301",
+    "\x00\x01\x7f\x80\x9f\xa0\xad\xff",
+    "<|endoftext|> </s> <s> a</s>b <unk> <sep> <0x0A>",
+    "".join(map(chr, range(0x180))),
+]
+
+
+def sentencepiece_file(path: Path, **options: Any) -> tuple[TokenizerFile, Tokenizer]:
+    path.write_bytes(sentencepiece_model(**options))
+    ours = load_tokenizer(path)
+    return TokenizerFile(path.read_bytes(), str(path), ours.eod_id, ours.vocabulary()), ours
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [*(("llama", kind) for kind in KINDS), *((case, "bpe") for case in ("qwen3", "gemma2", "gemma3", "neox", "gpt2"))],
+)
+def test_sentencepiece_ids_in_transformers_are_ours(case: str, kind: str, tmp_path: Path) -> None:
+    file, ours = sentencepiece_file(tmp_path / "tokenizer.model", **KINDS[kind])
+
+    report = export_file(file, case, tmp_path / "model")
+
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    for text in ODD_TEXTS:
+        assert theirs(text)["input_ids"] == ours.encode(text), text
+    assert theirs.decode(ours.encode("the cat sat")) == "the cat sat"
+    assert (theirs.eos_token, theirs.eos_token_id, theirs.bos_token) == ("</s>", ours.eod_id, "<s>")
+    assert len(theirs) == ours.vocab_size
+    assert (tmp_path / "model/tokenizer.model").read_bytes() == file.content
+    assert any("with the sentencepiece library and tokenizer.model" in note for note in report.notes) == (
+        kind != "unigram"
+    )
+
+
+@pytest.mark.parametrize("case", ["qwen2", "mistral", "olmo2", "phi3"])
+def test_sentencepiece_with_a_fixed_class_is_refused(case: str, tmp_path: Path) -> None:
+    file, _ = sentencepiece_file(tmp_path / "tokenizer.model")
+    with pytest.raises(CheckpointError, match=rf'tokenizer\.model: .* model_type="{case}"; export with --no-tokenizer'):
+        export_file(file, case, tmp_path / "model")
+    assert not (tmp_path / "model").exists()

@@ -1,0 +1,182 @@
+"""Tokens/s of `megatrain data build` with one and two processes, beside the tokenizers library's own batches.
+
+Both sides have the same text, tokenizer and cores. The build reads JSON lines, tokenizes them and writes the tokens to
+the disk; the library has the texts in memory and only encodes them, at its fastest settings (`tokenisation_peer`).
+Run alone on the machine: python -m benchmarks tokenisation [--write] [--text-mb MB]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bars import Bar, at_least
+from benchmarks.result import Result
+from megatrain.data.corpus import open_corpus
+from megatrain.data.inputs import PYTHON_STDLIB
+from megatrain.data.tokenizer import train_tokenizer
+
+ROUNDS = 5
+PROCESSES = (1, 2)
+BAR = 0.9
+VOCAB_SIZE = 32_000
+PIECE_CHARACTERS = 4_000
+TRAINING_PIECES = 1_500
+OURS, PEER = "megatrain data build", "tokenizers"
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenised:
+    """One run of a side. `command_s`: seconds of the whole command; `settings`: what the side chose for itself."""
+
+    num_tokens: int
+    seconds: float
+    command_s: float
+    settings: str = ""
+
+
+def run(text_mb: float) -> Result:
+    """Make the text and a tokenizer, then tokenize it on as many cores as there are processes."""
+    cores = sorted(os.sched_getaffinity(0))
+    counts = [count for count in PROCESSES if count <= len(cores)]
+    with tempfile.TemporaryDirectory(prefix="tokenisation-") as name:
+        directory = Path(name)
+        source, tokenizer = directory / "text.jsonl", directory / "tokenizer.json"
+        pieces = _pieces()
+        num_documents, text_bytes = _write_text(source, pieces, round(text_mb * 1e6))
+        train_tokenizer(pieces[:: max(1, len(pieces) // TRAINING_PIECES)], VOCAB_SIZE).save(tokenizer)
+        runs: dict[tuple[int, str], list[Tokenised]] = {}
+        for count in counts:
+            sides: dict[str, Callable[[], Tokenised]] = {
+                OURS: partial(_build, source, tokenizer, directory / "out", cores[:count], num_documents),
+                PEER: partial(_peer, source, tokenizer, cores[:count]),
+            }
+            for turn in range(ROUNDS):
+                for side in list(sides)[:: 1 if turn % 2 == 0 else -1]:
+                    runs.setdefault((count, side), []).append(sides[side]())
+    (num_tokens,) = {one.num_tokens for some in runs.values() for one in some}  # both sides do the same work
+    bars = _bars(counts, runs)
+    return Result(
+        name="tokenisation",
+        title=f"Tokenizing {text_bytes / 1e6:,.0f} MB of text, {num_tokens:,} tokens",
+        command="python -m benchmarks tokenisation --write",
+        rows=[
+            _row(count, side, runs, text_bytes, bar)
+            for count, bar in zip(counts, bars, strict=True)
+            for side in (OURS, PEER)
+        ],
+        notes=[
+            f"medians of {ROUNDS} runs a side, in turn; both sides may use as many cores as the build has processes",
+            f"{OURS}: from the tokenizer's load to the last token on the disk, with the start of the processes",
+            "with two processes, a third one reads the text on the same cores",
+            f"{PEER}: encoding alone, of texts in memory, with the method and the size of batches that win a trial",
+            "ratio: tokens/s / those of the library on as many cores; tokens are those of the text, without ends",
+            *(f"{count} processes: not measured on {len(cores)} core" for count in PROCESSES if count not in counts),
+        ],
+        settings={"documents": num_documents, "vocab_size": VOCAB_SIZE},
+        bars=bars,
+    )
+
+
+def _pieces() -> list[str]:
+    """Return the text that every machine has, in pieces as long as a page."""
+    texts = (document.text for document in open_corpus([PYTHON_STDLIB]).documents())
+    return [text[start : start + PIECE_CHARACTERS] for text in texts for start in range(0, len(text), PIECE_CHARACTERS)]
+
+
+def _write_text(path: Path, pieces: Sequence[str], num_bytes: int) -> tuple[int, int]:
+    """Write pieces of `num_bytes` in all, over and over if need be; return the number of documents and of bytes."""
+    num_documents = written = 0
+    with path.open("w", encoding="utf-8") as file:
+        while written < num_bytes:
+            text = pieces[num_documents % len(pieces)]
+            file.write(json.dumps({"text": text}) + "\n")
+            num_documents += 1
+            written += len(text.encode())
+    return num_documents, written
+
+
+def _build(source: Path, tokenizer: Path, output: Path, cores: Sequence[int], num_documents: int) -> Tokenised:
+    """Run the command; its tokenizing lasts from the line on the tokenizer to the line on the tokenized documents."""
+    command = [sys.executable, "-m", "megatrain", "data", "build", "--input", str(source), "--output", str(output),
+               "--tokenizer", str(tokenizer), "--workers", str(len(cores)), "--json"]  # fmt: skip
+    began = time.perf_counter()
+    seen: dict[str, float] = {}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_limited_to(cores)
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        for line in child.stderr:
+            seen[line.partition(":")[0]] = time.perf_counter()
+        meta = json.loads(child.stdout.read())["meta"]
+    command_s = time.perf_counter() - began
+    shutil.rmtree(output)
+    num_tokens = sum(meta[split]["tokens"] for split in ("train", "validation"))
+    return Tokenised(num_tokens - num_documents, seen["tokenized"] - seen["tokenizer"], command_s)
+
+
+def _peer(source: Path, tokenizer: Path, cores: Sequence[int]) -> Tokenised:
+    environment = os.environ | {
+        "RAYON_NUM_THREADS": str(len(cores)), "TOKENIZERS_PARALLELISM": "true" if len(cores) > 1 else "false",
+    }  # fmt: skip
+    began = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.tokenisation_peer", str(source), str(tokenizer)],
+        check=True, env=environment, stdout=subprocess.PIPE, preexec_fn=_limited_to(cores),
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    return Tokenised(found["num_tokens"], found["seconds"], time.perf_counter() - began, found["settings"])
+
+
+def _limited_to(cores: Sequence[int]) -> Callable[[], None]:
+    """Return what a child does first, so that it and its processes use these cores only."""
+    return partial(os.sched_setaffinity, 0, cores)
+
+
+Runs = Mapping[tuple[int, str], Sequence[Tokenised]]
+"""The runs of a number of processes and a side."""
+
+
+def _rates(runs: Sequence[Tokenised]) -> list[float]:
+    return [one.num_tokens / one.seconds for one in runs]
+
+
+def _ratio(count: int, side: str, runs: Runs) -> float:
+    return statistics.median(_rates(runs[count, side])) / statistics.median(_rates(runs[count, PEER]))
+
+
+def _bars(counts: Sequence[int], runs: Runs) -> list[Bar]:
+    return [
+        at_least(f"{count} processes: tokens/s / the library's", _ratio(count, OURS, runs), BAR) for count in counts
+    ]
+
+
+def _row(count: int, side: str, runs: Runs, text_bytes: int, bar: Bar) -> dict[str, Any]:
+    own = runs[count, side]
+    rates = _rates(own)
+    judged = bar.row() if side == OURS else {"bar": "", "met": ""}
+    return {
+        "processes": count,
+        "side": side,
+        "settings": statistics.mode(one.settings for one in own),
+        "tokens/s": statistics.median(rates),
+        "least": min(rates),
+        "most": max(rates),
+        "MB/s": text_bytes / 1e6 / statistics.median(one.seconds for one in own),
+        "command s": statistics.median(one.command_s for one in own),
+        "ratio": _ratio(count, side, runs),
+        "bar": judged["bar"],
+        "met": judged["met"],
+    }
