@@ -23,7 +23,7 @@ import numpy as np
 from megatrain.contracts.errors import MegatrainError
 from megatrain.data.blocks import DocumentBlock
 from megatrain.data.corpus import CorpusDocument
-from megatrain.data.indexed_writer import token_dtype
+from megatrain.data.indexed import token_dtype
 from megatrain.data.tokenizer import Tokenizer, TokenizerSource
 from megatrain.programs.processes import install_parent_death_guard
 
