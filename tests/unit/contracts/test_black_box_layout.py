@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrain.contracts.black_box import encoding as layout
+from megatrain.contracts.black_box import header_encoding
 from megatrain.contracts.black_box.values import ClockBase, ControlPage, GroupRecord, Record, RecordFlag
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
@@ -38,8 +39,8 @@ def coded(offsets: dict[str, tuple[int, str]]) -> dict[str, tuple[int, str]]:
 @pytest.mark.parametrize(
     ("heading", "offsets"),
     [
-        ("Header page, fixed part", layout.header_offsets()),
-        ("An entry of the list of axes", layout.axis_offsets()),
+        ("Header page, fixed part", header_encoding.header_offsets()),
+        ("An entry of the list of axes", header_encoding.axis_offsets()),
         ("Header page, words that change", {word.name: (8 * word, "Q") for word in layout.Word}),
         ("Control page", layout.field_offsets(layout.CONTROL, layout.CONTROL_FIELDS)),
         ("Group page", layout.group_offsets()),
@@ -52,8 +53,8 @@ def test_the_document_says_what_the_code_does(heading: str, offsets: dict[str, t
 
 def test_every_field_is_aligned_to_its_size() -> None:
     tables = (
-        layout.header_offsets(),
-        layout.axis_offsets(),
+        header_encoding.header_offsets(),
+        header_encoding.axis_offsets(),
         layout.group_offsets(),
         layout.field_offsets(layout.CONTROL, layout.CONTROL_FIELDS),
         layout.field_offsets(layout.RECORD, layout.RECORD_FIELDS),
@@ -71,7 +72,7 @@ def test_sizes() -> None:
     assert offsets["entered"][0] == 8 * layout.GROUP_ENTERED_WORD
     assert offsets["left"][0] == 8 * layout.GROUP_LEFT_WORD
     assert layout.CONTROL.size <= layout.PAGE_BYTES
-    assert layout.header_offsets()["crc32"][0] < 8 * min(layout.Word)
+    assert header_encoding.header_offsets()["crc32"][0] < 8 * min(layout.Word)
 
 
 @pytest.mark.parametrize(
@@ -85,14 +86,14 @@ def test_sizes() -> None:
 def test_header_round_trip(grid: Layout) -> None:
     identity = make_identity(job="tr\u00e4um/1", layout=grid, rank=12_287)
     clock = ClockBase(10, 20, 3)
-    page = layout.encode_header(identity, clock, capacity=99).ljust(layout.PAGE_BYTES, b"\0")
-    assert layout.decode_header(page, "box") == (identity, clock, 99)
+    page = header_encoding.encode_header(identity, clock, capacity=99).ljust(layout.PAGE_BYTES, b"\0")
+    assert header_encoding.decode_header(page, "box") == (identity, clock, 99)
     assert identity.coordinate["pp"] == 7
 
 
 def test_a_name_that_does_not_fit_is_refused() -> None:
     with pytest.raises(DataError, match=r"job .* has 129 bytes, the field holds 128"):
-        layout.encode_header(make_identity(job="j" * 129), ClockBase(0, 0, 0), 1)
+        header_encoding.encode_header(make_identity(job="j" * 129), ClockBase(0, 0, 0), 1)
     with pytest.raises(DataError, match=r"group name .* has 33 bytes"):
         layout.encode_group(GroupRecord(1, "g" * 33, 0, 1, 1))
 
