@@ -12,7 +12,7 @@ import numpy as np
 
 from megatrain.contracts.errors import DataError
 from megatrain.data.indexed import IndexedDataset
-from megatrain.data.reader import MicroBatch, Window, assemble, dealt
+from megatrain.data.reader import MicroBatch, TokenWindow, assemble, dealt
 
 
 def num_windows(dataset: IndexedDataset, seq_len: int) -> int:
@@ -46,7 +46,7 @@ def evaluation_batches(
         label_counts_B = np.clip(dataset.num_tokens - 1 - starts_B, 0, seq_len)
         label_counts_B[samples_B >= num_samples] = 0
         windows = [
-            Window(dataset, start, count)
+            TokenWindow(dataset, start, count)
             for start, count in zip(starts_B.tolist(), label_counts_B.tolist(), strict=True)
         ]
         yield assemble(windows, samples_B, seq_len, has_document_mask)

@@ -55,7 +55,7 @@ class StepBatch:
     squared_lengths: int = 0
 
 
-class Window(NamedTuple):
+class TokenWindow(NamedTuple):
     """A stretch of a token stream: its first token, and how many labels it has. It spans one token more than labels."""
 
     dataset: IndexedDataset
@@ -132,7 +132,7 @@ class BatchReader:
         """The tokens of a sample, the same for all sources."""
         return next(source.order.seq_len for source in self.sources if source is not None)
 
-    def _windows(self, samples: NDArray[np.int64]) -> list[Window]:
+    def _windows(self, samples: NDArray[np.int64]) -> list[TokenWindow]:
         """Return the windows of samples, in their order."""
         sources, indices = self.mixture.places(samples)
         starts = np.empty_like(indices)
@@ -141,7 +141,7 @@ class BatchReader:
             starts[is_of_source] = self._open(number).order.window_starts(indices[is_of_source])
         seq_len = self.seq_len
         return [
-            Window(self._open(number).dataset, start, seq_len)
+            TokenWindow(self._open(number).dataset, start, seq_len)
             for number, start in zip(sources.tolist(), starts.tolist(), strict=True)
         ]
 
@@ -172,7 +172,7 @@ def positions(cursor: int, counts: NDArray[np.int64], skipped: SampleRanges) -> 
 
 
 def assemble(
-    windows: Sequence[Window], samples_B: NDArray[np.int64], seq_len: int, has_document_mask: bool
+    windows: Sequence[TokenWindow], samples_B: NDArray[np.int64], seq_len: int, has_document_mask: bool
 ) -> MicroBatch:
     """Return the micro-batch of these windows, one for each sample.
 

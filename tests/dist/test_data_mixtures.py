@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from megatrain.checkpoint_format.checkpoint_files import read_manifest
-from megatrain.checkpoint_format.location import LocalLocation
+from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream
 from megatrain.cli import main
 from megatrain.config.config import Config

@@ -95,7 +95,7 @@ def test_changed_data_is_refused_unless_its_digest_is_accepted() -> None:
     assert with_digests(now, now, accepted_digest=NEW) == Continuation(PROGRESS, now, ())
 
 
-def test_another_run_begins_at_step_0_with_other_content_or_mixture() -> None:
+def test_another_run_with_another_order_begins_at_step_0() -> None:
     books = StreamSource("books", 2000, "b" * 32)
     mixed = replace(DATA, sources=(*DATA.sources, books), stages=(MixtureStage(0, (1, 1)),))
     for now in (of_content(NEW), mixed):

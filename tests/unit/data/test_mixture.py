@@ -80,7 +80,7 @@ def test_any_samples_are_found_as_when_all_are_read(drawn: tuple[Mixture, int], 
     assert np.array_equal(mixture.counts(sample), np.bincount(everything[0][:sample], minlength=mixture.num_sources))
 
 
-def test_one_source_is_read_as_without_a_mixture() -> None:
+def test_lone_source_is_read_as_without_a_mixture() -> None:
     mixture = Mixture(7, (MixtureStage(0, (3,)), MixtureStage(5000, (1,))), 1)
     sources, indices = mixture.places(np.arange(9000))
     assert not sources.any()

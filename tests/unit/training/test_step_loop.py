@@ -11,6 +11,7 @@ import pytest
 
 from megatrain.checkpoint.continuation import Continuation, TrainingProgress
 from megatrain.checkpoint.job import Restored
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.config import parallel as parallel_module
 from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.black_box.values import Command, ControlPage, Phase
@@ -82,7 +83,9 @@ def test_every_phase_has_its_own_timeout_and_grace(make_trainer: MakeTrainer) ->
 
 def test_a_load_has_its_own_timeout_and_grace_too(make_trainer: MakeTrainer) -> None:
     made = make_trainer(TIMEOUTS)
-    found = Continuation(TrainingProgress(step=3, consumed_samples=12, num_updates=2), ("a note",))
+    found = Continuation(
+        TrainingProgress(step=3, consumed_samples=12, num_updates=2), SampleStream.of_one(0, seed=0), ("a note",)
+    )
     made.checkpoints.restored = Restored(found, "step-3", 7_000_000, ("WARNING: step-4 was damaged",))
     made.trainer.load()
 
@@ -262,7 +265,9 @@ def test_no_command_and_one_of_a_newer_program_are_left_alone(command: int, make
 
 def test_a_finished_run_trains_no_more(make_trainer: MakeTrainer) -> None:
     made = make_trainer()
-    made.checkpoints.restored = Restored(Continuation(TrainingProgress(step=STEPS), ()), "step-5", 0, ())
+    made.checkpoints.restored = Restored(
+        Continuation(TrainingProgress(step=STEPS), SampleStream.of_one(0, seed=0), ()), "step-5", 0, ()
+    )
     made.run()
 
     assert made.reports.texts[-1] == f"nothing to do: {STEPS} steps are done, train.steps={STEPS}"
