@@ -89,9 +89,7 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
         )
     notes += [f"changed since: {change}" for change in training_changes(before, config)]
     notes += _notes_on_files(origin.data, data)
-    found = continued_stream(
-        origin.data, data, origin.progress.consumed_samples, config.data.accepted_digest.split(",")
-    )
+    found = continued_stream(origin.data, data, origin.progress.consumed_samples, accepted_digests(config))
     problem = found.problem
     if before.model.seq_len != config.model.seq_len:
         problem = f"its samples have {before.model.seq_len} tokens, and model.seq_len is {config.model.seq_len}"
@@ -105,6 +103,11 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
     reason = problem or "the mixture is another one"
     notes.append(f"a different sample order ({reason}), so this run begins at step 0 with these weights and moments")
     return Continuation(replace(TrainingProgress(), num_updates=origin.progress.num_updates), data, tuple(notes))
+
+
+def accepted_digests(config: Config) -> list[str]:
+    """Return the digests of content that sources may have instead of what they had."""
+    return config.data.accepted_digest.split(",")
 
 
 def _notes_on_files(before: SampleStream, now: SampleStream) -> list[str]:

@@ -18,8 +18,14 @@ from megatrain.arena.sealed import sealed_by_rank
 from megatrain.checkpoint.agreement import raised_by_all, result_of_rank_0
 from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, missing_slot_bytes, open_slots, plan_snapshot
 from megatrain.checkpoint.attach import Attachment, attach
-from megatrain.checkpoint.continuation import Continuation, TrainingProgress, continuation, origin_of
-from megatrain.checkpoint.continued_stream import with_later_stages
+from megatrain.checkpoint.continuation import (
+    Continuation,
+    TrainingProgress,
+    accepted_digests,
+    continuation,
+    origin_of,
+)
+from megatrain.checkpoint.continued_stream import continued_stream
 from megatrain.checkpoint.host_writer import HostWriter
 from megatrain.checkpoint.job_peers import JobPeers, storage_instead
 from megatrain.checkpoint.load import load_state
@@ -30,11 +36,12 @@ from megatrain.checkpoint.save_policy import free_bytes, policy_notes
 from megatrain.checkpoint.snapshots import Snapshots, SnapshotTimes
 from megatrain.checkpoint.start import (
     StartingPoint,
+    known_order,
     pending_rollback,
     read_storage,
     rollback_start,
-    samples_to_skip,
     shared_manifest,
+    skipping,
 )
 from megatrain.checkpoint.writer_plans import host_plan, publish_rank_plan
 from megatrain.checkpoint_format.claims import JobRound
@@ -46,7 +53,7 @@ from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError, MegatrainError, SaveError
 from megatrain.contracts.records.rounds import Rollback
-from megatrain.contracts.sample_ranges import merged, samples_text
+from megatrain.contracts.sample_ranges import samples_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +287,11 @@ class JobCheckpoints:
                 problem = error
             else:
                 origin = origin_of(manifest, candidate.location)
-                if rollback is not None:
-                    origin = replace(origin, data=with_later_stages(origin.data, start.stream))
+                if candidate.is_own:
+                    origin = replace(
+                        origin,
+                        data=known_order(start, origin.data, self._data, self._config, rollback, origin.progress),
+                    )
                 found = continuation(origin, self._config, self._data, is_same_run=candidate.is_own)
                 try:
                     shards = [(one.kind, one.shard) for one in self._shards]
@@ -290,7 +300,9 @@ class JobCheckpoints:
                 except CheckpointError as error:
                     problem = error
                 else:
-                    self._set_stream(start, found.stream, rollback, found.progress)
+                    self._data = found.stream
+                    if not candidate.is_own:
+                        self._data = skipping(start, found.stream, self._config, rollback, found.progress)
                     notes += start.skip_notes(number, problems)
                     if number > 0 or rollback is not None:
                         parent = (candidate.branch, candidate.step) if candidate.is_own else (start.branch, 0)
@@ -299,19 +311,18 @@ class JobCheckpoints:
             problems[number] = str(problem)
             if len(problems) == len(start.candidates):
                 raise problem
-        self._set_stream(start, self._data, rollback, TrainingProgress())
+        if start.stream is None:
+            self._data = skipping(start, self._data, self._config, rollback, TrainingProgress())
+        else:
+            known = known_order(start, start.stream, self._data, self._config, rollback, TrainingProgress())
+            again = continued_stream(known, self._data, 0, accepted_digests(self._config))
+            if again.problem:
+                raise CheckpointError(f"{self._checkpoints}: its sample order is another one: {again.problem}")
+            self._data = again.stream
+            notes += again.notes
         if rollback is not None:
             self._notes += [*notes, self._open_branch(start, start.branch, 0, rollback)]
         return None
-
-    def _set_stream(
-        self, start: StartingPoint, stream: SampleStream, rollback: Rollback | None, progress: TrainingProgress
-    ) -> None:
-        """Set the sample order. It skips samples of the lineage, of the checkpoint and of a rollback."""
-        skipped = merged((*start.skipped, *stream.skipped))
-        if rollback is not None:
-            skipped = merged((*skipped, *samples_to_skip(rollback, progress, self._config.batch, skipped)))
-        self._data = replace(stream, skipped=skipped)
 
     def _open_branch(self, start: StartingPoint, parent: str, step: int, rollback: Rollback | None) -> str:
         """Begin a branch at an older step; everything after that step is abandoned. Returns a message for the log."""
@@ -359,8 +370,9 @@ class JobCheckpoints:
         slot = next(slot for slot in slots if slot.words().sealed == attachment.memory.snapshot)
         words = slot.words()
         origin = memory_origin(attachment, words, self._mesh.rank, self._mesh.cpu_groups)
+        origin = replace(origin, data=skipping(start, origin.data, self._config, None, origin.progress))
         found = continuation(origin, self._config, self._data, is_same_run=True)
-        self._set_stream(start, found.stream, None, found.progress)
+        self._data = found.stream
         slot.copy_in()
         if attachment.missing:
             # the lost hosts' writers, which would have stored the snapshot in its old round, are gone

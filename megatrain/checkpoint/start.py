@@ -18,7 +18,8 @@ from itertools import islice
 from typing import Any
 
 from megatrain.checkpoint.agreement import result_of_rank_0
-from megatrain.checkpoint.continuation import TrainingProgress
+from megatrain.checkpoint.continuation import TrainingProgress, accepted_digests
+from megatrain.checkpoint.continued_stream import continued_stream, with_later_stages
 from megatrain.checkpoint_format.branches import MAIN_BRANCH, ancestry
 from megatrain.checkpoint_format.checkpoint_files import commit_problem, read_manifest, step_directory_name, wrong_files
 from megatrain.checkpoint_format.lineage import (
@@ -38,6 +39,7 @@ from megatrain.checkpoint_format.url_location import open_location
 from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.config.batch import BatchConfig, batches_from
 from megatrain.config.checkpoint import CheckpointConfig
+from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.records.rounds import Rollback
 from megatrain.contracts.sample_ranges import SampleRanges, merged
@@ -70,7 +72,8 @@ class StartingPoint:
     skipped: SampleRanges = ()
     """Samples that the branch leaves out."""
     stream: SampleStream | None = None
-    """The sample order of the newest checkpoint that can be read."""
+    """The sample order of the newest checkpoint that can be read, which had consumed `consumed_samples`."""
+    consumed_samples: int = 0
 
     @property
     def newest_step(self) -> int:
@@ -113,6 +116,7 @@ def read_storage(checkpoints: Location, settings: CheckpointConfig, rank: int, c
         rollbacks=tuple(received["rollbacks"]),
         skipped=tuple((first, end) for first, end in received["skipped"]),
         stream=None if stream is None else SampleStream.from_dict(stream),
+        consumed_samples=received["consumed_samples"],
     )
 
 
@@ -171,6 +175,7 @@ def _starting_point(checkpoints: Location, settings: CheckpointConfig) -> Starti
         rollbacks=tuple(member.rollback for member in branches if member.rollback),
         skipped=skipped_samples(branches),
         stream=None if newest is None else newest.data,
+        consumed_samples=0 if newest is None else newest.consumed_samples,
     )
 
 
@@ -237,3 +242,32 @@ def samples_to_skip(
     first, end = rollback.skip_from - progress.step, rollback.skip_to - progress.step
     cursors = [cursor for cursor, _ in islice(batches, first, end + 2)]
     return merged([(cursors[0], cursors[-1])])
+
+
+def known_order(
+    start: StartingPoint,
+    recorded: SampleStream,
+    now: SampleStream,
+    config: Config,
+    rollback: Rollback | None,
+    progress: TrainingProgress,
+) -> SampleStream:
+    """Return the sample order that a checkpoint of this run recorded, with what is known since: stages and skips.
+
+    now: the order that the configuration describes. A mixture that began after the newest checkpoint began at its
+    cursor.
+    """
+    if start.stream is not None and progress.consumed_samples < start.consumed_samples:
+        later = continued_stream(start.stream, now, start.consumed_samples, accepted_digests(config))
+        recorded = with_later_stages(recorded, start.stream if later.problem else later.stream)
+    return skipping(start, recorded, config, rollback, progress)
+
+
+def skipping(
+    start: StartingPoint, stream: SampleStream, config: Config, rollback: Rollback | None, progress: TrainingProgress
+) -> SampleStream:
+    """Return the order without the samples that the lineage, the checkpoint or a rollback leaves out."""
+    skipped = merged((*start.skipped, *stream.skipped))
+    if rollback is not None:
+        skipped = merged((*skipped, *samples_to_skip(rollback, progress, config.batch, skipped)))
+    return replace(stream, skipped=skipped)

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 def _data_lines(config: Config) -> list[str]:
     """Return a table of the training data and how often a new run reads them; why not, where they are not here."""
     # These need numpy and torch, which `config` otherwise never loads.
-    from megatrain.data.epochs import source_uses
+    from megatrain.data.epochs import check_epochs, source_uses
     from megatrain.training.training_data import open_reader
 
     if not config.data_sources:
@@ -97,11 +97,24 @@ def _data_lines(config: Config) -> list[str]:
         return [f"Training data: not looked at, because they cannot be used here: {error}"]
     uses = source_uses(reader, cursor_after(config.batch, 0, config.train.steps, skipped=()))
     rows = [
-        [use.name, f"{use.num_tokens:,}", f"{use.num_samples:,}", f"{use.share:.2%}", f"{use.epochs:.3g}"]
+        [
+            use.name,
+            f"{use.source.dataset.num_tokens:,}",
+            f"{use.num_samples:,}",
+            f"{use.share:.2%}",
+            f"{use.epochs:.3g}",
+            f"{use.source.max_epochs:g}" if use.source.max_epochs else "any",
+        ]
         for use in uses
     ]
-    heads = ["source", "tokens", "samples read", "share", "epochs"]
-    return [f"Training data until step {config.train.steps:,}", *(f"  {line}" for line in table([heads, *rows], [0]))]
+    heads = ["source", "tokens", "samples read", "share", "epochs", "at most"]
+    lines = [f"Training data of a new run until step {config.train.steps:,}"]
+    lines += [f"  {line}" for line in table([heads, *rows], [0])]
+    try:
+        check_epochs(uses)
+    except DataError as error:
+        lines.append(f"  THE RUN WOULD NOT START: {error}")
+    return lines
 
 
 def _add_config_argument(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:

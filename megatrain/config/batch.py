@@ -84,6 +84,8 @@ def batches_from(batch: BatchConfig, cursor: int, skipped: SampleRanges) -> Iter
 
 def cursor_after(batch: BatchConfig, cursor: int, num_steps: int, skipped: SampleRanges) -> int:
     """Return the cursor after `num_steps` steps from `cursor` on; `skipped` samples are left out."""
+    if not num_steps:
+        return cursor
     while num_steps and cursor < batch.rampup_samples:
         cursor = position_after(cursor, global_batch_size_at(batch, cursor), skipped)
         num_steps -= 1

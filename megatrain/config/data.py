@@ -70,7 +70,8 @@ class DataSourceConfig:
         metadata=option("Training tokens: the path of a .bin and .idx pair without the suffix. Empty: none."),
     )
     name: str = field(
-        default="", metadata=option("Name of the source in logs and checkpoints. Empty: the path.", pattern="[^,]*")
+        default="",
+        metadata=option("Name of the source in logs and checkpoints. Empty: the path.", pattern=r"[^,\n\r]*"),
     )
     weight: float = field(
         default=1.0,

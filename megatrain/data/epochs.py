@@ -6,48 +6,54 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatrain.contracts.errors import DataError
-from megatrain.data.reader import BatchReader
+from megatrain.data.reader import BatchReader, TrainingSource
 
 
 @dataclass(frozen=True, slots=True)
 class SourceUse:
-    """What the first samples of a run read of one source. share: of these samples; epochs: how often it is read."""
+    """What the first samples of a run read of one source. share: of these samples; epochs: how often it is read.
 
-    name: str
-    num_tokens: int
+    is_over: none of the samples from the cursor on is of this source.
+    """
+
+    source: TrainingSource
     num_samples: int
     share: float
     epochs: float
-    max_epochs: float
+    is_over: bool
+
+    @property
+    def name(self) -> str:
+        return self.source.identity.name
 
 
-def source_uses(reader: BatchReader, end_sample: int) -> list[SourceUse]:
-    """Return what the samples before number `end_sample` read of each source that is open."""
-    counts = reader.mixture.counts(end_sample).tolist()
+def source_uses(reader: BatchReader, end_sample: int, cursor: int = 0) -> list[SourceUse]:
+    """Return what the samples before number `end_sample` read of each source that is open, for a run at `cursor`."""
+    before, counts = reader.mixture.counts(cursor).tolist(), reader.mixture.counts(end_sample).tolist()
     return [
         SourceUse(
-            name=source.name,
-            num_tokens=source.dataset.num_tokens,
+            source=source,
             num_samples=count,
             share=count / max(1, end_sample),
             epochs=count / source.order.samples_per_epoch,
-            max_epochs=source.max_epochs,
+            is_over=count == past,
         )
-        for source, count in zip(reader.sources, counts, strict=True)
+        for source, past, count in zip(reader.sources, before, counts, strict=True)
         if source is not None
     ]
 
 
 def check_epochs(uses: Sequence[SourceUse]) -> None:
-    """Check that no source is read more often than its max_epochs.
+    """Check that no source is read more often than its max_epochs from here on.
 
-    Raises: DataError naming the source, its epochs, and the way out.
+    Raises: DataError naming the key, its value, the source's epochs, and the way out.
     """
     for use in uses:
-        if 0.0 < use.max_epochs < use.epochs:
+        if 0.0 < use.source.max_epochs < use.epochs and not use.is_over:
             raise DataError(
-                f"{use.name}: the run would read it {use.epochs:.4g} times, and its data_source.max_epochs is "
-                f"{use.max_epochs:g}; lower its weight, use fewer train.steps, or more text"
+                f"{use.source.section}.max_epochs={use.source.max_epochs:g}: until its end the run would read "
+                f"{use.name} {use.epochs:.4g} times; lower its weight, use fewer train.steps or more text, or raise "
+                "max_epochs"
             )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,35 +52,36 @@ class Mixture:
             )
             sources[found] = block_sources[position_of[found]]
             indices[found] = block_indices[position_of[found]]
-            indices[found] += self._before(stage)[sources[found]]
+            indices[found] += _counts_before(self)[stage][sources[found]]
         return sources, indices
 
     def counts(self, sample: int) -> NDArray[np.int64]:
         """Return how many of the samples before number `sample` come from each source. Shape: [num_sources]."""
-        if sample == 0:
-            return np.zeros(self.num_sources, dtype=np.int64)
-        stage = max(number for number, one in enumerate(self.stages) if one.first_sample < sample)
-        first = self.stages[stage].first_sample
-        block, position = divmod(sample - first, BLOCK_SAMPLES)
+        stage = max(number for number, one in enumerate(self.stages) if one.first_sample <= sample)
+        return _counts_before(self)[stage] + self._counts_within(stage, sample - self.stages[stage].first_sample)
+
+    def _counts_within(self, stage: int, num_samples: int) -> NDArray[np.int64]:
+        """Return how many of the first samples of a stage come from each source."""
+        block, position = divmod(num_samples, BLOCK_SAMPLES)
         weights = self._weights(stage)
         counted = np.array(quotas(block * BLOCK_SAMPLES, weights), dtype=np.int64)
         if position:
-            part, _ = _block(self.seed, weights, first, block)
+            part, _ = _block(self.seed, weights, self.stages[stage].first_sample, block)
             counted += np.bincount(part[:position], minlength=self.num_sources)
-        return self._before(stage) + counted
+        return counted
 
     def _weights(self, stage: int) -> tuple[int, ...]:
         weights = self.stages[stage].weights
         return weights + (0,) * (self.num_sources - len(weights))
 
-    def _before(self, stage: int) -> NDArray[np.int64]:
-        """Return the samples of each source before a stage."""
-        return _counts_before(self, stage)
 
-
-@lru_cache(maxsize=64)
-def _counts_before(mixture: Mixture, stage: int) -> NDArray[np.int64]:
-    return mixture.counts(mixture.stages[stage].first_sample)
+@lru_cache(maxsize=16)
+def _counts_before(mixture: Mixture) -> tuple[NDArray[np.int64], ...]:
+    """Return the samples of each source before each stage."""
+    found = [np.zeros(mixture.num_sources, dtype=np.int64)]
+    for number, (stage, following) in enumerate(pairwise(mixture.stages)):
+        found.append(found[-1] + mixture._counts_within(number, following.first_sample - stage.first_sample))
+    return tuple(found)
 
 
 @lru_cache(maxsize=64)

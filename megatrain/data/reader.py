@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream
+from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.contracts.sample_ranges import SampleRanges
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.mixture import Mixture
@@ -65,11 +65,15 @@ class TokenWindow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainingSource:
-    """Tokens that samples come from, and their order. max_epochs: how often each may be read; 0: as often as needed."""
+    """Tokens that samples come from, and their order.
 
-    name: str
+    section: of the configuration. max_epochs: how often each token may be read; 0: as often as needed.
+    """
+
+    identity: StreamSource
     dataset: IndexedDataset
     order: SampleOrder
+    section: str = ""
     max_epochs: float = 0.0
 
 
@@ -86,12 +90,13 @@ class BatchReader:
     def of_one(cls, dataset: IndexedDataset, order: SampleOrder, has_document_mask: bool = False) -> BatchReader:
         """Return the reader of one source."""
         mixture = Mixture(order.seed, (MixtureStage(0, (1,)),), 1)
-        return cls((TrainingSource("", dataset, order),), mixture, has_document_mask)
+        source = TrainingSource(StreamSource("", dataset.num_tokens), dataset, order)
+        return cls((source,), mixture, has_document_mask)
 
     def following(self, stream: SampleStream) -> BatchReader:
         """Return the reader of another mixture of these sources, and of others that get no samples any more."""
-        by_name = {source.name: source for source in self.sources if source is not None}
-        return replace(self, sources=tuple(by_name.get(one.name) for one in stream.sources), mixture=Mixture.of(stream))
+        by_identity = {source.identity: source for source in self.sources if source is not None}
+        return replace(self, sources=tuple(map(by_identity.get, stream.sources)), mixture=Mixture.of(stream))
 
     def read_step(
         self,

@@ -152,9 +152,9 @@ class StepLoop:
 
     def _check_data(self) -> None:
         """Raise DataError if the run would read a source more often than it may, before the first step."""
-        remaining = max(0, self._config.train.steps - self.step)
-        batch, excluded = self._config.batch, self._excluded_samples
-        uses = source_uses(self._reader, cursor_after(batch, self._progress.consumed_samples, remaining, excluded))
+        cursor, remaining = self._progress.consumed_samples, max(0, self._config.train.steps - self.step)
+        end = cursor_after(self._config.batch, cursor, remaining, self._excluded_samples)
+        uses = source_uses(self._reader, end, cursor)
         check_epochs(uses)
         if len(uses) > 1:
             self._note(f"sources until step {self._config.train.steps}: {uses_text(uses)}")

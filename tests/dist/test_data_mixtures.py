@@ -98,22 +98,28 @@ def test_sources_that_cannot_be_read_as_asked_are_refused(mixed: Mixed) -> None:
     assert exit_code == ExitCode.OK, output
     exit_code, output = mixed.train(500, {"name": "web", "max_epochs": 2.0}, {"name": "code"})
     assert exit_code == ExitCode.DATA
-    assert re.search(r"web: the run would read it 1\d\.\d+ times, and its data_source\.max_epochs is 2", output), output
+    assert re.search(r"data_source\.max_epochs=2: until its end the run would read web 1\d\.\d+ times", output), output
 
     mixed.prefixes["twin"] = mixed.prefixes["web"].with_name("twin")
     for suffix in (".bin", ".idx"):
         shutil.copy(mixed.prefixes["web"].with_suffix(suffix), mixed.prefixes["twin"].with_suffix(suffix))
     exit_code, output = mixed.train(60, {"name": "web"}, {"name": "twin"})
     assert exit_code == ExitCode.DATA
-    assert "twin: has the same content as web" in output
+    assert re.search(r"data_source-2\.path='.*twin' has the same content as data_source\.path='.*train'", output), (
+        output
+    )
 
 
 def test_a_dry_run_shows_what_is_read_of_each_source(mixed: Mixed, capsys: pytest.CaptureFixture[str]) -> None:
-    config = mixed.write(512, {"name": "web", "weight": 3.0}, {"name": "code"})
+    config = mixed.write(512, {"name": "web", "weight": 3.0, "max_epochs": 9.0}, {"name": "code"})
     assert main(["config", "check", str(config), "--dry-run"]) == 0
-    table = capsys.readouterr().out.partition("Training data until step 512\n")[2].splitlines()
-    assert [line.split() for line in table] == [
-        ["source", "tokens", "samples", "read", "share", "epochs"],
-        ["web", "3,000", "3,072", "75.00%", "16.5"],
-        ["code", "3,500", "1,024", "25.00%", "4.72"],
+    table = capsys.readouterr().out.partition("Training data of a new run until step 512\n")[2].splitlines()
+    *rows, last = table
+    assert [line.split() for line in rows] == [
+        ["source", "tokens", "samples", "read", "share", "epochs", "at", "most"],
+        ["web", "3,000", "3,072", "75.00%", "16.5", "9"],
+        ["code", "3,500", "1,024", "25.00%", "4.72", "any"],
     ]
+    assert last.startswith(
+        "  THE RUN WOULD NOT START: data_source.max_epochs=9: until its end the run would read web 16"
+    )

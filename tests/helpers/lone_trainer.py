@@ -57,11 +57,11 @@ class _Checkpoints:
     """Takes the place of JobCheckpoints. `restored` is what `restore` returns."""
 
     directory = "nowhere"
-    stream = SampleStream.of_one(0, seed=0)
     is_storing = False
 
-    def __init__(self, notes: list[Note]) -> None:
+    def __init__(self, notes: list[Note], stream: SampleStream) -> None:
         self._notes = notes
+        self.stream = stream
         self.restored: Restored | None = None
 
     def restore(self) -> Restored | None:
@@ -170,7 +170,7 @@ def lone_trainer(config: Config, patch: pytest.MonkeyPatch) -> LoneTrainer:
     rank_model = build_rank_model(config, create_mesh(layout, 0, device, recorder), recorder, device)
     dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
     order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
-    reports, checkpoints = Reports(), _Checkpoints(notes)
+    reports, checkpoints = Reports(), _Checkpoints(notes, SampleStream.of_one(order.num_tokens, order.seed))
     garbage = _Garbage(notes, config.train.gc_interval, recorder)
     profiler = _Profiler(notes, Path(config.data.train).parent)
     stand_ins: dict[str, Any] = {"checkpoints": checkpoints, "reporter": reports}

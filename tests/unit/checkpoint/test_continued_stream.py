@@ -61,7 +61,7 @@ def test_a_stage_that_got_no_sample_is_replaced() -> None:
     before = replace(BEFORE, stages=(MixtureStage(0, (3, 1)), MixtureStage(400, (1, 1))))
     found = continued_stream(before, stream((WEB, 1), (CODE, 2)), cursor=400)
     assert found.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(400, (1, 2)))
-    at_start = continued_stream(BEFORE, stream((WEB, 1), (CODE, 2)), cursor=0)
+    at_start = continued_stream(replace(BEFORE, skipped=()), stream((WEB, 1), (CODE, 2)), cursor=0)
     assert at_start.stream.stages == (MixtureStage(0, (1, 2)),)
 
 
@@ -85,7 +85,8 @@ def test_changed_content_is_refused_unless_it_is_accepted() -> None:
     problem = continued_stream(BEFORE, now, cursor=400).problem
     assert problem == (
         f"web had 5000 tokens with digest {WEB.digest}, and web has 5000 tokens with digest {new_web.digest}, so its "
-        f"consumed samples are unknown; to use these data at the same cursor: data.accepted_digest={new_web.digest}"
+        "consumed samples are unknown; to use these data as another source, give it another data_source.name; to use "
+        f"them at the same cursor: data.accepted_digest={new_web.digest}"
     )
     assert "code had" in continued_stream(BEFORE, now, 400, accepted=[new_web.digest]).problem
     found = continued_stream(BEFORE, now, 400, accepted=[new_web.digest, new_code.digest])
@@ -102,13 +103,46 @@ def test_another_seed_is_another_order() -> None:
     assert found.problem == "its samples were drawn with seed 7, and data.seed is 8"
 
 
-def test_going_back_keeps_the_stages_that_were_reached() -> None:
+LATER = continued_stream(BEFORE, stream((WEB, 1), (CODE, 1), (BOOKS, 1)), cursor=400).stream
+"""The mixture changed at sample 400."""
+
+
+def test_going_back_to_skip_samples_keeps_the_stages_before_them() -> None:
     """Else the numbers of samples that a rollback skips would mean other samples."""
-    newest = continued_stream(BEFORE, stream((WEB, 1), (CODE, 1), (BOOKS, 1)), cursor=400).stream
-    found = with_later_stages(BEFORE, newest)
-    assert (found.sources, found.stages, found.skipped) == (newest.sources, newest.stages, BEFORE.skipped)
-    resumed = continued_stream(found, stream((WEB, 1), (CODE, 1), (BOOKS, 1)), cursor=300)
-    assert resumed.stream.stages == newest.stages
-    elsewhere = replace(newest, stages=(MixtureStage(0, (9, 9)),))
+    found = with_later_stages(BEFORE, LATER)
+    assert (found.sources, found.stages, found.skipped) == (LATER.sources, LATER.stages, BEFORE.skipped)
+    skips = replace(found, skipped=((450, 500),))
+    resumed = continued_stream(skips, stream((WEB, 1), (CODE, 1), (BOOKS, 1)), cursor=300)
+    assert resumed.stream.stages == LATER.stages
+    assert resumed.notes[0].startswith("from sample 400 on, the mixture is web 33.33 %")
+    elsewhere = replace(LATER, stages=(MixtureStage(0, (9, 9)),))
     assert with_later_stages(BEFORE, elsewhere) == BEFORE
     assert with_later_stages(BEFORE, None) == BEFORE
+
+
+def test_going_back_without_skips_forgets_stages_that_are_ahead() -> None:
+    resumed = continued_stream(with_later_stages(BEFORE, LATER), stream((WEB, 1), (CODE, 1)), cursor=300)
+    assert resumed.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(300, (1, 1, 0)))
+
+
+def test_another_mixture_begins_behind_the_samples_to_skip() -> None:
+    """Numbers of skipped samples have their meaning in the mixture of before."""
+    skips = replace(BEFORE, skipped=((80, 96), (700, 900)))
+    found = continued_stream(skips, stream((WEB, 1), (CODE, 1)), cursor=500)
+    assert found.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(900, (1, 1)))
+    assert found.notes == ("from sample 900 on, the mixture is web 50 %, code 50 %",)
+    assert continued_stream(found.stream, stream((WEB, 1), (CODE, 1)), cursor=900).notes == ()
+
+
+def test_samples_of_a_source_that_is_gone_are_refused() -> None:
+    skips = replace(BEFORE, skipped=((700, 900),))
+    assert continued_stream(skips, stream((WEB, 1)), cursor=500).problem == (
+        "its samples from 500 on come from code, too, until sample 900, and no source of the configuration has these "
+        "tokens; name it again with weight=0"
+    )
+    found = continued_stream(skips, stream((WEB, 1), (CODE, 0)), cursor=500)
+    assert found.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(900, (1, 0)))
+
+
+def test_a_run_without_training_has_no_order_to_go_on_with() -> None:
+    assert continued_stream(SampleStream(7), stream((WEB, 1)), cursor=0).problem == "no training took place in it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -10,12 +11,15 @@ from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.checkpoint.start import (
     StartingPoint,
     StorageCandidate,
+    known_order,
     pending_rollback,
     rollback_start,
     samples_to_skip,
 )
+from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.config.batch import BatchConfig
 from megatrain.config.checkpoint import CheckpointConfig
+from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError, TopologyError
 from megatrain.contracts.process import ROLLBACK_VARIABLE, process_from_environment
 from megatrain.contracts.records.record import encode
@@ -54,6 +58,30 @@ def test_checkpoints_that_qualify_for_rollback(steps: tuple[int, ...], interval:
 def test_removed_checkpoint_is_not_the_beginning_of_a_run(settings: CheckpointConfig) -> None:
     with pytest.raises(CheckpointError, match="after step 40, and the oldest checkpoint left is of step 50; keep more"):
         rollback_start(start(60, 50), BACK, settings)
+
+
+def mixed(*stages: MixtureStage) -> SampleStream:
+    sources = (StreamSource("web", 5000, "a" * 32), StreamSource("code", 3000, "b" * 32))
+    return SampleStream(7, sources, stages)
+
+
+def test_skipped_samples_keep_the_mixture_that_read_them() -> None:
+    """The mixture changed at step 42 (sample 336), and no checkpoint was written after that."""
+    old, now = mixed(MixtureStage(0, (1, 1))), mixed(MixtureStage(0, (1, 3)))
+    newest = replace(start(42, 40), stream=old, consumed_samples=336)
+    config = Config.from_dict(
+        {
+            "model": {"vocab_size": 90, "seq_len": 16, "hidden_size": 32, "num_layers": 1, "num_heads": 4},
+            "batch": {"global_batch_size": 8},
+            "train": {"steps": 200},
+            "optimizer": {"lr": 1e-3},
+        }
+    )
+    found = known_order(newest, old, now, config, BACK, TrainingProgress(40, 320))
+    assert found.stages == (MixtureStage(0, (1, 1)), MixtureStage(336, (1, 3)))
+    assert found.skipped == ((328, 352),)
+    at_newest = known_order(newest, old, now, config, None, TrainingProgress(42, 336))
+    assert at_newest == old  # the resume itself begins the stage, and says so
 
 
 def test_another_runs_checkpoint_is_before_all_that_this_run_did() -> None:

@@ -12,7 +12,7 @@ import pytest
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.contracts.errors import DataError
 from megatrain.data.dataset import open_dataset
-from megatrain.data.epochs import SourceUse, check_epochs, source_uses, uses_text
+from megatrain.data.epochs import check_epochs, source_uses, uses_text
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader, TrainingSource
@@ -35,7 +35,8 @@ def reader(write_tokens: Callable[..., Path]) -> BatchReader:
     for name in ("books", "web", "code"):
         tokens = range(FIRST_TOKEN[name], FIRST_TOKEN[name] + NUM_TOKENS[name])
         dataset = open_dataset(write_tokens([tokens], name), 4096)
-        sources.append(TrainingSource(name, dataset, SampleOrder(dataset.num_tokens, SEQ_LEN, seed=5)))
+        order = SampleOrder(dataset.num_tokens, SEQ_LEN, seed=5)
+        sources.append(TrainingSource(StreamSource(name, dataset.num_tokens), dataset, order, f"data_source.{name}"))
     return BatchReader(tuple(sources), Mixture(5, (MixtureStage(0, (1, 1, 1)),), 3)).following(STREAM)
 
 
@@ -73,7 +74,9 @@ def test_a_stage_changes_the_shares_from_its_first_sample_on(reader: BatchReader
 
 
 def test_a_source_that_left_needs_no_files(reader: BatchReader) -> None:
-    gone = replace(reader, sources=tuple(one for one in reader.sources if one is not None and one.name != "code"))
+    gone = replace(
+        reader, sources=tuple(one for one in reader.sources if one is not None and one.identity.name != "code")
+    )
     assert first_tokens(gone.following(STREAM), 90, 24, 2, 3) == first_tokens(reader, 90, 24, 2, 3)
 
 
@@ -88,13 +91,28 @@ def test_epochs_of_a_run_are_counted_and_limited(reader: BatchReader) -> None:
 
     alone = reader.following(replace(STREAM, stages=(MixtureStage(0, (0, 0, 1)),)))
     # 400 tokens are 49 windows of 8 behind the offset
-    check_epochs([replace(use, max_epochs=1.0) for use in source_uses(alone, 49)])
-    more = [replace(use, max_epochs=1.0) for use in source_uses(alone, 50)]
+    limited = replace(
+        alone, sources=tuple(None if one is None else replace(one, max_epochs=1.0) for one in alone.sources)
+    )
+    check_epochs(source_uses(limited, 49))
     with pytest.raises(
-        DataError, match=r"^books: the run would read it 1\.02 times.*max_epochs is 1; lower its weight"
+        DataError, match=r"^data_source.books.max_epochs=1: .* read books 1\.02 times; lower its weight"
     ):
-        check_epochs(more)
+        check_epochs(source_uses(limited, 50))
+    check_epochs(source_uses(limited, 50, cursor=50))  # nothing more is read of it
 
 
-def test_a_run_of_no_samples_uses_nothing() -> None:
-    assert uses_text([SourceUse("web", 10, 0, 0.0, 0.0, 0.0)]) == "web 0.00% of the samples, 0 epochs"
+def test_a_run_of_no_samples_uses_nothing(reader: BatchReader) -> None:
+    assert "web 0.00% of the samples, 0 epochs" in uses_text(source_uses(reader, 0))
+
+
+def test_sources_of_one_name_are_told_apart_by_content(write_tokens: Callable[..., Path]) -> None:
+    """A source that left keeps its name, which another one may have now."""
+    left, now = StreamSource("web", 800, "a" * 32), StreamSource("web", 400, "b" * 32)
+    dataset = open_dataset(write_tokens([range(400)], "now"), 4096)
+    source = TrainingSource(now, dataset, SampleOrder(400, SEQ_LEN, seed=5), max_epochs=4.0)
+    stream = SampleStream(5, (left, now), (MixtureStage(0, (1,)), MixtureStage(5000, (0, 1))))
+    reader = BatchReader((source,), Mixture(5, (MixtureStage(0, (1,)),), 1)).following(stream)
+    assert reader.sources == (None, source)
+    (use,) = source_uses(reader, 5049)
+    assert (use.num_samples, use.epochs) == (49, 1.0)

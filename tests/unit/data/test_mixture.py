@@ -95,6 +95,14 @@ def test_a_later_stage_does_not_change_what_is_past() -> None:
         assert np.array_equal(found, expected)
 
 
+def test_a_run_may_have_thousands_of_stages() -> None:
+    stages = tuple(MixtureStage(10 * number, (1 + number % 2, 1)) for number in range(2000))
+    mixture = Mixture(7, stages, 2)
+    assert mixture.counts(20_000).sum() == 20_000
+    sources, indices = mixture.places(np.arange(19_000, 20_000))
+    assert mixture.counts(19_000)[sources[0]] == indices[0]
+
+
 def test_sources_of_a_block_are_mixed_by_the_seed() -> None:
     """No source comes in long runs, and another seed or block has another order with the same counts."""
     weights = (2, 1, 1)
