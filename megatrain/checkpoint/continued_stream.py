@@ -124,7 +124,7 @@ def _content_problem(known: StreamSource, source: StreamSource, accepted: Collec
     has_other_content = known.digest not in ("", source.digest)
     if known.num_tokens == source.num_tokens and (not has_other_content or source.digest in accepted):
         return ""
-    accept = "; to use these data as another source, give it another data_source.name"
+    accept = "; to use these data as another source: a [[data_source]] with another name"
     if known.num_tokens == source.num_tokens:
         accept += f"; to use them at the same cursor: data.accepted_digest={source.digest}"
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -16,11 +17,17 @@ from megatrain.cli import main
 from megatrain.config.config import Config
 from megatrain.config.serialize import to_toml
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.process import ROLLBACK_VARIABLE
+from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.rounds import Rollback
 from tests.dist.restarts import place, step_place
+from tests.helpers.forked_program import run_forked
+from tests.helpers.ports import free_ports
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.train_command import run_command
 from tests.helpers.training_case import make_config
+from tests.helpers.waiting import DEADLINE_S
 
 BATCH = 8
 VOCAB_SIZE = 61
@@ -44,7 +51,7 @@ class Mixed:
         }
         common = make_config(
             {"data": {"train": ""}, "batch": {"global_batch_size": BATCH}, "train": {"steps": steps}},
-            {"checkpoint": {"interval": 1}},
+            {"checkpoint": {"interval": 1, "keep_last": 9}},
             place(self.root),
         )
         file = self.root / "config.toml"
@@ -57,9 +64,9 @@ class Mixed:
         code = run_command(self.pool, ["train", str(self.write(steps, *sources))], output)
         return code, output.read_text()
 
-    def stream(self, step: int) -> SampleStream:
+    def stream(self, step: int, branch: str = "main") -> SampleStream:
         """Return the sample order that a checkpoint recorded."""
-        return read_manifest(LocalLocation(step_place(self.root, step))).data
+        return read_manifest(LocalLocation(step_place(self.root, step, branch))).data
 
 
 @pytest.fixture
@@ -93,8 +100,25 @@ def test_a_mixture_may_change_whenever_a_run_resumes(mixed: Mixed) -> None:
     assert re.search(r"code had 3500 tokens with digest .*data\.accepted_digest=", output), output
 
 
+def test_a_rollback_skips_samples_in_the_mixture_that_read_them(mixed: Mixed) -> None:
+    """The job goes back below the sample at which the mixture changed."""
+    web, code = {"name": "web"}, {"name": "code"}
+    assert mixed.train(3, {**web, "weight": 3.0}, code)[0] == ExitCode.OK
+    assert mixed.train(5, web, code)[0] == ExitCode.OK
+
+    back = Rollback("incident-1", to_step=2, skip_from=3, skip_to=4)
+    worker = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    worker |= {"MASTER_PORT": str(free_ports(1)[0]), ROLLBACK_VARIABLE: encode(back).decode()}
+    words = ["-m", "megatrain", "train", str(mixed.write(5, web, code))]
+    done = run_forked(words, environment={**os.environ, **worker}, timeout_s=DEADLINE_S)
+    assert done.returncode == ExitCode.OK, done.stderr
+    found = mixed.stream(5, branch="branch-0002")
+    assert found.stages == (MixtureStage(0, (3, 1)), MixtureStage(3 * BATCH, (1, 1)))
+    assert found.skipped == ((3 * BATCH, 5 * BATCH),)
+
+
 def test_sources_that_cannot_be_read_as_asked_are_refused(mixed: Mixed) -> None:
-    exit_code, output = mixed.train(50, {"name": "web", "max_epochs": 2.0}, {"name": "code"})
+    exit_code, output = mixed.train(4, {"name": "web", "max_epochs": 2.0}, {"name": "code"})
     assert exit_code == ExitCode.OK, output
     exit_code, output = mixed.train(500, {"name": "web", "max_epochs": 2.0}, {"name": "code"})
     assert exit_code == ExitCode.DATA
@@ -103,7 +127,7 @@ def test_sources_that_cannot_be_read_as_asked_are_refused(mixed: Mixed) -> None:
     mixed.prefixes["twin"] = mixed.prefixes["web"].with_name("twin")
     for suffix in (".bin", ".idx"):
         shutil.copy(mixed.prefixes["web"].with_suffix(suffix), mixed.prefixes["twin"].with_suffix(suffix))
-    exit_code, output = mixed.train(60, {"name": "web"}, {"name": "twin"})
+    exit_code, output = mixed.train(6, {"name": "web"}, {"name": "twin"})
     assert exit_code == ExitCode.DATA
     assert re.search(r"data_source-2\.path='.*twin' has the same content as data_source\.path='.*train'", output), (
         output

@@ -85,8 +85,8 @@ def test_changed_content_is_refused_unless_it_is_accepted() -> None:
     problem = continued_stream(BEFORE, now, cursor=400).problem
     assert problem == (
         f"web had 5000 tokens with digest {WEB.digest}, and web has 5000 tokens with digest {new_web.digest}, so its "
-        "consumed samples are unknown; to use these data as another source, give it another data_source.name; to use "
-        f"them at the same cursor: data.accepted_digest={new_web.digest}"
+        "consumed samples are unknown; to use these data as another source: a [[data_source]] with another name; to "
+        f"use them at the same cursor: data.accepted_digest={new_web.digest}"
     )
     assert "code had" in continued_stream(BEFORE, now, 400, accepted=[new_web.digest]).problem
     found = continued_stream(BEFORE, now, 400, accepted=[new_web.digest, new_code.digest])
