@@ -1,7 +1,7 @@
-"""A torch LocalElasticAgent that follows rounds: it waits for a round, runs its workers, and reports their ends.
+"""The agent of a host follows rounds: it waits for a round that names it, runs its workers, and reports their ends.
 
-The one idea: the agent decides nothing. Rendezvous is the wait for a round that names this host, restarts have no
-limit, and a round that broke here or was halted is ended and reported. Source: ADR 0019.
+It decides nothing. A round that broke here or was halted is ended and reported, and the next one is waited for.
+Source: ADR 0019, 0071.
 """
 
 from __future__ import annotations
@@ -14,21 +14,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
-
-from torch.distributed import Store
-from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
+from typing import Final
 
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain_launcher.interfaces import Assignment, Orders, WorkerEnd, WorkerListener
 from megatrain_launcher.logs.worker_logs import WorkerLogs
 from megatrain_launcher.standby.client import StandbyClient, StandbyError, WorkerExit
 from megatrain_launcher.standby.messages import WorkerStart
-from megatrain_launcher.worker_environment import MAX_RESTARTS, ROLE, worker_environment
+from megatrain_launcher.worker_environment import worker_environment
 
 _logger = logging.getLogger(__name__)
 
@@ -73,51 +66,7 @@ class _RunningRound:
         return self.assignment.part.first_rank + local_rank
 
 
-class RoundRendezvous(RendezvousHandler):  # type: ignore[misc]
-    """Waits until a round names this host."""
-
-    def __init__(self, job: str, orders: Orders, store: Store) -> None:
-        self._job = job
-        self._orders = orders
-        self._store = store
-        self.assignment: Assignment | None = None
-        """The newest round that was returned."""
-
-    def get_backend(self) -> str:
-        return "megatrain"
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for the next round. Raises: RendezvousGracefulExitError when the job is over."""
-        after = 0 if self.assignment is None else self.assignment.round.number
-        assignment = self._orders.next_assignment(after)
-        if assignment is None:
-            raise RendezvousGracefulExitError("the job is over, or this host leaves it")
-        self.assignment = assignment
-        a_round = assignment.round
-        meeting_place = RendezvousStoreInfo(a_round.store_address, a_round.store_port)
-        return RendezvousInfo(self._store, a_round.hosts.index(assignment.part), len(a_round.hosts), meeting_place)
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        """Do nothing: rounds end, but a job's name stays valid."""
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._job
-
-    def shutdown(self) -> bool:
-        return True
-
-
-class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
+class RoundAgent:
     """Runs one host's workers. `run` returns when the orders say that the job is over."""
 
     def __init__(
@@ -127,25 +76,12 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
         listener: WorkerListener,
         standby: StandbyClient,
         logs: WorkerLogs,
-        store: Store,
     ) -> None:
-        self._rendezvous_handler = RoundRendezvous(settings.job, orders, store)
-        spec = WorkerSpec(
-            role=ROLE,
-            local_world_size=settings.num_workers,
-            rdzv_handler=self._rendezvous_handler,
-            entrypoint=settings.module,
-            args=settings.arguments,
-            max_restarts=MAX_RESTARTS,
-            monitor_interval=MONITOR_INTERVAL_S,
-        )
-        super().__init__(spec, DefaultLogsSpecs(os.devnull))  # else torch makes a directory for logs
         self._settings = settings
         self._orders = orders
         self._listener = listener
         self._standby = standby
         self._logs = logs
-        self._running: _RunningRound | None = None
         self._changed = threading.Event()
         standby.notify(self.wake)
 
@@ -153,34 +89,25 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
         """Check at once whether the round must stop. From any thread."""
         self._changed.set()
 
-    # Methods that torch's agent calls
+    def run(self) -> None:
+        """Run each round that names this host, one after another, until the job is over or this host leaves it."""
+        number = 0
+        while (assignment := self._orders.next_assignment(number)) is not None:
+            number = assignment.round.number
+            running = _RunningRound(assignment)
+            try:
+                self._start_workers(running)
+                self._watch(running)
+            finally:
+                self._stop_workers(running)
 
-    def _invoke_run(self, role: str = ROLE) -> RunResult:
-        while True:
-            self._initialize_workers(self._worker_group)
-            self._worker_group.state = self._watch()
-            self._stop_workers(self._worker_group)
+    # One round
 
-    def _assign_worker_ranks(
-        self, _store: Store, _group_rank: int, _group_world_size: int, spec: WorkerSpec
-    ) -> list[Worker]:
-        """Take the ranks that the round names: no rendezvous is needed."""
-        assignment = self._rendezvous_handler.assignment
-        assert assignment is not None
-        workers = []
-        for local_rank in range(spec.local_world_size):
-            rank, world_size = assignment.part.first_rank + local_rank, assignment.round.world_size
-            workers.append(Worker(local_rank, rank, rank, world_size, world_size))
-        return workers
-
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        assignment = self._rendezvous_handler.assignment
-        assert assignment is not None
-        running = self._running = _RunningRound(assignment)
+    def _start_workers(self, running: _RunningRound) -> None:
+        assignment, settings = running.assignment, self._settings
         while not self._standby.wait_ready(MONITOR_INTERVAL_S):
             if self._orders.stop_reason(assignment.round.number):
-                return {}
-        settings = self._settings
+                return
         outputs = []
         try:
             for local_rank in range(assignment.part.num_workers):
@@ -200,26 +127,24 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
             )
         except (StandbyError, OSError) as error:
             self._report_failed_start(running, str(error))
-            return {}
+            return
         finally:
             for output in outputs:
                 os.close(output)
         running.pids = dict(enumerate(pids))
         self._listener.workers_started(assignment, dict(running.pids))
-        return dict(running.pids)
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Report the ends of workers; return the state of the round on this host."""
-        running = self._running
-        assert running is not None
-        self._report_ends(running)
-        return RunResult(state=self._state_of(running))
+    def _watch(self, running: _RunningRound) -> None:
+        """Report the ends of workers until the round's workers must be stopped."""
+        while True:
+            self._changed.wait(MONITOR_INTERVAL_S)
+            self._changed.clear()
+            self._report_ends(running)
+            if self._is_over(running):
+                return
 
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+    def _stop_workers(self, running: _RunningRound) -> None:
         """Keep the evidence of the round's processes, and kill those that are left."""
-        running, self._running = self._running, None
-        if running is None:
-            return
         self._listener.workers_stopping(running.assignment)
         self._standby.kill_all()
         while not self._standby.wait_gone(_WARN_INTERVAL_S):
@@ -233,32 +158,17 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
         self._logs.close_round()
         self._listener.workers_stopped(running.assignment)
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        self._stop_workers(self._worker_group)
-
-    # One round
-
-    def _watch(self) -> WorkerState:
-        """Wait until the round's workers must be stopped, and return their state."""
-        while True:
-            self._changed.wait(MONITOR_INTERVAL_S)
-            self._changed.clear()
-            state = self._monitor_workers(self._worker_group).state
-            if state != WorkerState.HEALTHY:
-                return state
-
-    def _state_of(self, running: _RunningRound) -> WorkerState:
+    def _is_over(self, running: _RunningRound) -> bool:
+        """Return whether the round has ended on this host: it failed, its workers are done, or it must be stopped."""
         now = time.monotonic()
         if running.first_failure_at is not None:
             is_time_up = now >= running.first_failure_at + CAUSE_TIMEOUT_S
             if running.has_cause or is_time_up or len(running.exit_codes) == len(running.pids):
-                return WorkerState.FAILED
+                return True
         elif running.pids and len(running.exit_codes) == len(running.pids):
-            return WorkerState.SUCCEEDED
+            return True
         number = running.assignment.round.number
-        if self._orders.stop_reason(number) and not self._may_save(running, number, now):
-            return WorkerState.UNHEALTHY
-        return WorkerState.HEALTHY
+        return bool(self._orders.stop_reason(number)) and not self._may_save(running, number, now)
 
     def _may_save(self, running: _RunningRound, number: int, now: float) -> bool:
         """Ask the workers once to save and stop; return whether they still have time for it."""

@@ -1,23 +1,19 @@
 """The key-value store at which workers meet: an executor has one for its life, used in the rounds that list it first.
 
-The trainer's keys begin with job and round, so that a later round never finds the addresses of an earlier one.
+The executor listens; a process beside the workers answers (`megatrain_launcher.standby.store_process`), so that the
+executor needs no torch. The trainer's keys begin with job and round, so that a later round never finds the addresses of
+an earlier one.
 """
 
 from __future__ import annotations
 
 import socket
-from datetime import timedelta
-from typing import Final
-
-from torch.distributed import TCPStore
 
 from megatrain.contracts.errors import CommunicationError
 
-_TIMEOUT: Final = timedelta(seconds=60)
 
-
-def open_store(address: str) -> tuple[TCPStore, int]:
-    """Start a store that listens at this address only; return it with its port. It ends when it is deleted.
+def listen_for_store(address: str) -> socket.socket:
+    """Return a socket that listens at this address only, on a free port. Connections wait there for the store.
 
     Raises: CommunicationError when the address is not this host's.
     """
@@ -34,8 +30,4 @@ def open_store(address: str) -> tuple[TCPStore, int]:
         raise CommunicationError(
             f"no store can listen at {address} ({error.strerror or error}); give --local-addr an address of this host"
         ) from error
-    port = listener.getsockname()[1]
-    store = TCPStore(
-        address, port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT, master_listen_fd=listener.detach()
-    )
-    return store, port
+    return listener

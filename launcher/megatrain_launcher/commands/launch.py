@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     environment = dict(os.environ)
 
     def execute(settings: ExecutorSettings) -> int:
-        # here: both load torch, which takes seconds and is not needed where several executors are started
+        # only here: the program that starts several executors needs neither
         from megatrain_launcher.executor.executor import run_executor
         from megatrain_launcher.launch.executor_parts import parts_with
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from torch.distributed import Store
-
 from megatrain import __version__
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
@@ -53,7 +51,7 @@ from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
 from megatrain_launcher.liveness import LivenessPort, OrderDelivery, orders_lost_after_s, unfit_after_s
 from megatrain_launcher.logs.worker_logs import WorkerLogs
 from megatrain_launcher.standby.client import StandbyClient
-from megatrain_launcher.store import open_store
+from megatrain_launcher.store import listen_for_store
 from megatrain_launcher.worker_environment import server_environment
 
 _logger = logging.getLogger(__name__)
@@ -114,7 +112,6 @@ class _Local:
     wakers: _Wakers
     state: HostStatusBuilder
     crash: CrashEvidence
-    store: Store
     store_port: int
     environment: Mapping[str, str]
     standby: StandbyClient
@@ -149,14 +146,16 @@ def _open_local(settings: ExecutorSettings, closing: ExitStack) -> _Local:
     closing.callback(crash.close)
     closing.callback(crash.sweep)
     crash.sweep()
-    store, store_port = open_store(settings.address)
+    store = closing.enter_context(listen_for_store(settings.address))
     environment = server_environment(settings.environment, settings.num_workers)
-    standby = closing.enter_context(StandbyClient(preload=tuple(settings.preload), environment=environment))
+    standby = closing.enter_context(
+        StandbyClient(preload=tuple(settings.preload), environment=environment, store=store)
+    )
     logs = WorkerLogs(settings.logs / safe_name(settings.host), tee=settings.tee, on_alarm=state.set_alarm)
     closing.enter_context(logs)
     liveness = LivenessPort(new_session(), settings.address)
     closing.callback(liveness.close)
-    return _Local(wakers, state, crash, store, store_port, environment, standby, logs, liveness)
+    return _Local(wakers, state, crash, store.getsockname()[1], environment, standby, logs, liveness)
 
 
 def _join_job(
@@ -217,7 +216,6 @@ def _run_parts(
             WorkerEvents(events),
             local.standby,
             local.logs,
-            local.store,
         )
         control = ExecutorControl(
             ExecutorControlParts(

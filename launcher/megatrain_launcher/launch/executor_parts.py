@@ -1,4 +1,4 @@
-"""The parts of an executor on each platform. Loads torch's elastic agent."""
+"""The parts of an executor on each platform."""
 
 from __future__ import annotations
 

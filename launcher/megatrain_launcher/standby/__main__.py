@@ -1,4 +1,7 @@
-"""`python -m megatrain_launcher.standby CHANNEL EXECUTOR_PID [MODULE ...]`: the standby server of an executor."""
+"""`python -m megatrain_launcher.standby CHANNEL EXECUTOR_PID STORE [MODULE ...]`: the standby server of an executor.
+
+STORE is the descriptor of the socket at which the host's store listens, or `none`.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,23 @@ from megatrain_launcher.standby.worker_process import become_worker
 
 def main(arguments: Sequence[str]) -> None:
     """Be the standby server, and later each of its workers."""
-    channel_fd, executor_pid, preload = int(arguments[0]), int(arguments[1]), arguments[2:]
+    channel_fd, executor_pid, store_fd, preload = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3:]
     install_parent_death_guard(executor_pid)
     set_process_name("mt-standby")
-    forked = _serve(socket.socket(fileno=channel_fd), executor_pid, preload)
+    listener = None if store_fd == "none" else socket.socket(fileno=int(store_fd))
+    forked = _serve(socket.socket(fileno=channel_fd), executor_pid, listener, preload)
     if forked is not None:
         become_worker(forked)
 
 
-def _serve(channel: socket.socket, executor_pid: int, preload: Sequence[str]) -> Forked | None:
+def _serve(
+    channel: socket.socket, executor_pid: int, listener: socket.socket | None, preload: Sequence[str]
+) -> Forked | None:
     os.set_inheritable(channel.fileno(), False)
     gc.disable()  # the modules are no garbage, and looking for it takes a fifth of their loading
-    problems = [problem for module in preload if (problem := _import(module))]
+    problems: list[str] = []
+    store_pid = None if listener is None else _fork_store(channel, listener, problems)
+    problems += [problem for module in preload if (problem := _import(module))]
     if threading.active_count() > 1:
         names = ", ".join(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
         problems.append(f"importing {', '.join(preload)} started threads ({names}), which workers will not have")
@@ -38,7 +46,24 @@ def _serve(channel: socket.socket, executor_pid: int, preload: Sequence[str]) ->
     gc.enable()
     sys.stdout.flush()
     sys.stderr.flush()
-    return ForkServer(channel, executor_pid).serve(problems)
+    return ForkServer(channel, executor_pid, store_pid).serve(problems)
+
+
+def _fork_store(channel: socket.socket, listener: socket.socket, problems: list[str]) -> int | None:
+    """Fork the process that answers at the store, and return its pid; None where torch cannot be imported."""
+    problem = _import("megatrain_launcher.standby.store_process")
+    if problem:
+        problems.append(problem)
+        return None
+    from megatrain_launcher.standby.store_process import answer_at_store
+
+    server_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        channel.close()
+        answer_at_store(listener, server_pid)
+    listener.close()
+    return pid
 
 
 def _import(module: str) -> str:

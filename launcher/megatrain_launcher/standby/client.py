@@ -80,17 +80,20 @@ class StandbyClient:
     """Starts the standby server, and workers through it: the server forks them with `preload` imported.
 
     `environment` is the server's own, and should hold what workers get, because libraries read it when they are
-    loaded.
+    loaded. `store` is the socket at which the host's store listens: a process beside the server answers there, without
+    the keys of an earlier server. None: no store.
     """
 
     def __init__(
         self,
         *,
         preload: Sequence[str] = DEFAULT_PRELOAD,
+        store: socket.socket | None = None,
         environment: Mapping[str, str] | None = None,
         directory: Path | None = None,
     ) -> None:
         self._preload = tuple(preload)
+        self._store = store
         self._environment = dict(os.environ if environment is None else environment)
         self._directory = directory
         self._on_change: Callable[[], None] | None = None
@@ -279,17 +282,16 @@ class StandbyClient:
         return was_ready
 
     def _spawn(self, channel: socket.socket, preload: Sequence[str]) -> subprocess.Popen[bytes]:
-        command = [
-            sys.executable,
-            "-m",
-            "megatrain_launcher.standby",
-            str(channel.fileno()),
-            str(os.getpid()),
-            *preload,
-        ]
+        passed = [channel.fileno()]
+        store = "none"
+        if self._store is not None:
+            passed.append(self._store.fileno())
+            store = str(self._store.fileno())
+        program = "megatrain_launcher.standby"
+        command = [sys.executable, "-m", program, str(channel.fileno()), str(os.getpid()), store, *preload]
         return subprocess.Popen(
             command,
-            pass_fds=[channel.fileno()],
+            pass_fds=passed,
             stdin=subprocess.DEVNULL,
             stdout=2,
             env=self._environment,

@@ -43,8 +43,11 @@ class ForkServer:
 
     channel: socket.socket
     executor_pid: int
+    store_pid: int | None = None
+    """The process that answers at the host's store: the server ends when it does."""
     _workers: dict[int, _Worker] = field(default_factory=dict)
     _is_orphan: bool = False
+    _has_lost_store: bool = False
 
     def serve(self, problems: Sequence[str]) -> Forked | None:
         """Report that the server is ready, and obey until the executor is gone. Returns None in the server; in each
@@ -78,8 +81,9 @@ class ForkServer:
 
     def _loop(self, selector: selectors.BaseSelector, wakeup: socket.socket, problems: Sequence[str]) -> Forked | None:
         try:
+            self._collect()  # the store may have ended before its end could wake this loop
             send_message(self.channel, {"kind": messages.READY, "problems": list(problems)})
-            while not self._is_orphan:
+            while not self._is_orphan and not self._has_lost_store:
                 ready = {key.fileobj for key, _ in selector.select()}
                 if wakeup in ready:
                     with contextlib.suppress(BlockingIOError):
@@ -168,10 +172,11 @@ class ForkServer:
         for pid in children():
             if pid not in self._workers:
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+                    has_ended = os.waitpid(pid, os.WNOHANG)[0] == pid
+                    self._has_lost_store = self._has_lost_store or (has_ended and pid == self.store_pid)
 
     def _end_all(self) -> None:
-        """Kill what is left, because the executor is gone. init reaps whatever ends later."""
+        """Kill what is left, because the executor or the store is gone. init reaps whatever ends later."""
         for pid in self._workers:
             self._kill(pid)
 

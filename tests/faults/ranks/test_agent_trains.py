@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from megatrain_launcher.agent import AgentSettings, RoundAgent
 from megatrain_launcher.interfaces import Assignment
 from megatrain_launcher.logs.worker_logs import WorkerLogs
 from megatrain_launcher.standby.client import StandbyClient
-from megatrain_launcher.store import open_store
+from megatrain_launcher.store import listen_for_store
 from megatrain_launcher.worker_environment import server_environment
 from tests.helpers.hand_given_orders import HandGivenOrders, Witness
 from tests.helpers.source_tree import ROOT
@@ -30,9 +31,15 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def standby() -> Iterator[StandbyClient]:
+def store() -> Iterator[socket.socket]:
+    with listen_for_store("127.0.0.1") as listener:
+        yield listener
+
+
+@pytest.fixture(scope="module")
+def standby(store: socket.socket) -> Iterator[StandbyClient]:
     environment = server_environment({**os.environ, "OMP_NUM_THREADS": "1"}, 2)
-    with StandbyClient(environment=environment, directory=ROOT) as client:
+    with StandbyClient(environment=environment, directory=ROOT, store=store) as client:
         assert client.wait_ready(DEADLINE_S)
         assert client.problem == ""
         yield client
@@ -55,7 +62,9 @@ def test_worker_has_torch_and_one_thread(standby: StandbyClient, tmp_path: Path)
     assert found.exit_code == 0
 
 
-def test_killed_rank_is_replaced_and_a_saving_halt_exits_with_75(standby: StandbyClient, tmp_path: Path) -> None:
+def test_killed_rank_is_replaced_and_a_saving_halt_exits_with_75(
+    store: socket.socket, standby: StandbyClient, tmp_path: Path
+) -> None:
     prefix = write_corpus(tmp_path / "tokens" / "train", 4000, 90, seed=1)
     endless = {
         "train": {"steps": 10**6},
@@ -64,7 +73,7 @@ def test_killed_rank_is_replaced_and_a_saving_halt_exits_with_75(standby: Standb
         "data": {"train": str(prefix)},
     }
     job = make_job(tmp_path / "job", on_layout(1, 1, 2), endless)
-    store, port = open_store("127.0.0.1")
+    port = store.getsockname()[1]
     orders, witness = HandGivenOrders(), Witness()
     part = RoundHost("host-1", "s1", "127.0.0.1", 0, 2)
 
@@ -74,7 +83,7 @@ def test_killed_rank_is_replaced_and_a_saving_halt_exits_with_75(standby: Standb
     with WorkerLogs(tmp_path / "logs", tee="none") as logs:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         settings = AgentSettings("job", 2, "megatrain.train", (str(job.config_file),), environment, ROOT, 20.0)
-        agent = RoundAgent(settings, orders, witness, standby, logs, store)
+        agent = RoundAgent(settings, orders, witness, standby, logs)
         thread = threading.Thread(target=agent.run)
         thread.start()
         try:

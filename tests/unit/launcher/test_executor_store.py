@@ -1,41 +1,72 @@
-"""The store that an executor keeps: it listens at the given address, and nowhere else."""
+"""The store of a host: it listens at the given address and nowhere else, and answers beside the standby server."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 from torch.distributed import TCPStore
 
 from megatrain.contracts.errors import CommunicationError
-from megatrain_launcher.store import open_store
-from tests.helpers.waiting import DEADLINE_S
+from megatrain.programs.processes import process_stat
+from megatrain_launcher.standby.client import StandbyClient
+from megatrain_launcher.store import listen_for_store
+from tests.helpers.processes import descendants, is_running
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
-def test_clients_meet_at_the_store() -> None:
-    store, port = open_store("127.0.0.1")
-    client = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=10))
-    client.set("a", "1")
-    assert store.get("a") == b"1"
+def connect(listener: socket.socket) -> TCPStore:
+    port = listener.getsockname()[1]
+    return TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=DEADLINE_S))
 
 
-def test_two_stores_have_two_ports() -> None:
-    (first, first_port), (second, second_port) = open_store("127.0.0.1"), open_store("127.0.0.1")
-    assert first_port != second_port
-    first.set("a", "1")
-    assert not second.check(["a"])
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with listen_for_store("127.0.0.1") as listening:
+        yield listening
 
 
-def test_store_listens_at_its_address_only() -> None:
-    store, port = open_store("127.0.0.1")
+def test_clients_meet_at_the_store_until_the_executor_closes_it(listener: socket.socket) -> None:
+    with StandbyClient(preload=(), store=listener) as client:
+        first, second = connect(listener), connect(listener)
+        first.set("a", "1")
+        assert second.get("a") == b"1"
+        (store,) = descendants(client.pid or 0)
+    wait_until(lambda: not is_running(store), "the end of the store's process")
+
+
+def test_store_without_keys_follows_one_that_was_killed(listener: socket.socket) -> None:
+    with StandbyClient(preload=(), store=listener) as client:
+        connect(listener).set("a", "1")
+        server = client.pid or 0
+        (store,) = descendants(server)
+        os.kill(store, signal.SIGKILL)
+        wait_until(lambda: client.pid not in (None, server), "another standby server")
+        assert not connect(listener).check(["a"])
+        assert process_stat(server) is None
+
+
+def test_stop_signals_leave_the_store_to_the_executor(listener: socket.socket) -> None:
+    with StandbyClient(preload=(), store=listener) as client:
+        connect(listener)
+        (store,) = descendants(client.pid or 0)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(store, number)
+        connect(listener).set("a", "1")
+        assert descendants(client.pid or 0) == [store]
+
+
+def test_store_listens_at_its_address_only(listener: socket.socket) -> None:
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", port), timeout=DEADLINE_S)
-    del store
+        socket.create_connection(("127.0.0.2", listener.getsockname()[1]), timeout=DEADLINE_S)
 
 
 def test_foreign_address_is_an_error() -> None:
     with pytest.raises(CommunicationError, match=r"192\.0\.2\.1.*--local-addr"):
-        open_store("192.0.2.1")
+        listen_for_store("192.0.2.1")
     with pytest.raises(CommunicationError, match="no-such-host"):
-        open_store("no-such-host.invalid")
+        listen_for_store("no-such-host.invalid")

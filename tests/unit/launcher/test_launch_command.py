@@ -57,6 +57,7 @@ def test_no_torch_is_loaded_for_what_needs_none() -> None:
         "import sys\n"
         "import megatrain_launcher.commands.launch, megatrain_launcher.commands.driver\n"
         "import megatrain_launcher.launch.host, megatrain_launcher.launch.lone_driver\n"
+        "import megatrain_launcher.executor.executor, megatrain_launcher.launch.executor_parts\n"
         "print('torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)

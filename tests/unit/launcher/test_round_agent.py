@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from torch.distributed import HashStore
 
 from megatrain.contracts.process import process_from_environment
 from megatrain.contracts.records.rounds import Rollback, Round, RoundDeadlines, RoundHost
@@ -111,7 +110,7 @@ def running_agent(standby: StandbyClient, directory: Path, behaviour: str, grace
     orders, witness = HandGivenOrders(), Witness()
     with WorkerLogs(directory / "logs", tee="none") as logs:
         settings = AgentSettings("job-1", 2, module, (), dict(os.environ), directory, grace_s)
-        agent = RoundAgent(settings, orders, witness, standby, logs, HashStore())
+        agent = RoundAgent(settings, orders, witness, standby, logs)
         thread = threading.Thread(target=agent.run)
         thread.start()
         try:

@@ -411,7 +411,7 @@ def test_large_environment_and_many_workers_arrive(shared: Programs) -> None:
 def test_standby_server_without_executor_ends_its_workers(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     (tmp_path / "sleeper.py").write_text(STAYS)
-    command = [sys.executable, "-m", "megatrain_launcher.standby", str(theirs.fileno()), str(os.getpid())]
+    command = [sys.executable, "-m", "megatrain_launcher.standby", str(theirs.fileno()), str(os.getpid()), "none"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, pass_fds=[theirs.fileno()], cwd=ROOT)
     theirs.close()
     assert receive_message(ours) == ({"kind": READY, "problems": []}, None)
