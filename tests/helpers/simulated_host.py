@@ -157,7 +157,7 @@ class SimulatedHost:
             self.running = self.took_part_in = self.status_round = newest
             self.phase, self.failures, self.stall, self.step = HostPhase.STARTING, (), None, 0
             self.tell(now)
-        elif is_mine and newest in self.halts and self.phase is not HostPhase.STOPPED:
+        elif is_mine and newest in self.halts and (self.phase is not HostPhase.STOPPED or self.status_round < newest):
             self._stopped(newest, now)
         elif not is_mine and newest > self.took_part_in > 0 and self.can_write:
             self.start(now)

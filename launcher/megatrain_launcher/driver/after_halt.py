@@ -162,7 +162,7 @@ def _waiting_text(now: float, round_: Round, stopping: Stopping) -> str:
         return text
     left_s = max(stopping.unreachable.values()) - now
     unreachable = ", ".join(sorted(stopping.unreachable)[:8])
-    return f"{text}; {unreachable} cannot be reached, and its workers end within {left_s:.0f} s"
+    return f"{text}; the halt may not have reached {unreachable}: workers there end within {left_s:.0f} s"
 
 
 def _done_code(state: ClusterState, round_: Round) -> int | None:

@@ -74,6 +74,12 @@ def number_of_round(state: ClusterState) -> int | None:
     return None if round_ is None or round_.number in state.halts else round_.number
 
 
+def incident_of_hang(state: ClusterState, verdict: HostVerdict) -> Incident | None:
+    """Return the hang that a verdict is about, if the driver has seen one."""
+    found = [one for one in state.incidents.values() if one.kind is IncidentKind.HANG and one.round == verdict.round]
+    return max(found, key=state.created, default=None)
+
+
 def _declined(reason: str) -> Judgement:
     return Judgement(OutcomeKind.DECLINED, reason)
 
@@ -224,7 +230,10 @@ def _of_numerics(
 
 def _of_hang(now: float, state: ClusterState, verdict: HostVerdict) -> Judgement:
     """The driver responds to hangs itself; a verdict only adds evidence."""
-    if any(one.kind is IncidentKind.HANG and one.round == verdict.round for one in state.incidents.values()):
+    incident = incident_of_hang(state, verdict)
+    if incident is not None and incident.verdict:
+        return _declined(f"incident {incident.incident_id} has the evidence of verdict {incident.verdict} already")
+    if incident is not None:
         return Judgement(OutcomeKind.ACTED, "its evidence is kept with the incident")
     waited_s = now - state.since(state.keys.verdict(verdict.verdict_id), now)
     if number_of_round(state) == verdict.round and waited_s < _HANG_S:

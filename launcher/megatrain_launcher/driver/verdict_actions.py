@@ -13,7 +13,7 @@ from megatrain_launcher.driver.actions import CordonHost, DriverAction, DropKey,
 from megatrain_launcher.driver.breaking import halt
 from megatrain_launcher.driver.forming import eligible
 from megatrain_launcher.driver.incidents import HOSTS_NOTE, REQUEST_NOTE, new_incident
-from megatrain_launcher.driver.outcome_rules import Judgement
+from megatrain_launcher.driver.outcome_rules import Judgement, incident_of_hang
 from megatrain_launcher.driver.policy import GROW_AFTER_S, Policy
 from megatrain_launcher.driver.responses import EVICT, ROLLBACK, STOP
 from megatrain_launcher.driver.state import ClusterState
@@ -91,8 +91,8 @@ def cordon_removals(
 
 def keep_as_evidence(state: ClusterState, verdict: HostVerdict) -> tuple[str, tuple[DriverAction, ...]]:
     """Return the incident of the hang that a verdict is about, and its update with the verdict's evidence."""
-    found = [one for one in state.incidents.values() if one.kind is IncidentKind.HANG and one.round == verdict.round]
-    incident = max(found, key=state.created)
+    incident = incident_of_hang(state, verdict)
+    assert incident is not None
     evidence = tuple(dict.fromkeys((*incident.evidence, *_sentences(verdict))))[: 2 * _MAX_SENTENCES]
     update = replace(incident, evidence=evidence, verdict=verdict.verdict_id)
     return incident.incident_id, (UpdateIncident(update),)

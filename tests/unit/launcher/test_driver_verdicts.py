@@ -354,6 +354,25 @@ def test_verdict_on_a_hang_is_evidence_of_its_incident() -> None:
     assert incident.verdict == verdict_id
 
 
+def test_second_verdict_on_a_hang_is_declined_with_the_first() -> None:
+    job = begin()
+    first = write_verdict(job, kind=VerdictKind.HANG, hosts=("host-0", "host-1"))
+    drive(job)
+    second = write_verdict(job, kind=VerdictKind.HANG, hosts=("host-0",))
+    stall(job, "host-0", "host-2")
+    go_on_until(job, lambda: outcome_of(job, second) is not None, 30.0)
+    (incident,) = incidents(job)
+    found = {verdict_id: outcome_of(job, verdict_id) for verdict_id in (first, second)}
+    assert {verdict_id: one and one.kind for verdict_id, one in found.items()} == {
+        first: OutcomeKind.ACTED,
+        second: OutcomeKind.DECLINED,
+    }
+    assert incident.verdict == first
+    second_outcome = found[second]
+    assert second_outcome is not None
+    assert f"{incident.incident_id} has the evidence of verdict {first}" in second_outcome.reason
+
+
 def test_a_verdict_on_a_hang_that_is_none_is_declined_in_the_end() -> None:
     job = begin()
     verdict_id = write_verdict(job, kind=VerdictKind.HANG)
