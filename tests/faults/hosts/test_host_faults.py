@@ -113,8 +113,10 @@ def test_all_workers_of_both_hosts_at_once(tmp_path: Path, undisturbed_losses: d
         workers = [pid for rank in range(4) for pid in running.pids(f"mt-rank-{rank}")]
         assert len(workers) == 4
         struck = time.time()
-        for pid in workers:
-            os.kill(pid, signal.SIGKILL)
+        # stopped first: a worker that still runs would see the others die, and end by itself
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in workers:
+                os.kill(pid, number)
         assert running.finish() == 0
         incident = running.only_incident()
         assert incident.action == "restart"
