@@ -11,8 +11,8 @@ lists. So the remover sees the claim and removes nothing, or the round sees the 
 writes is the only assumption, and it holds on object storage too.
 
 The remover removes its record when the last file is gone. A process that ended before leaves its record. It may also be
-frozen in the middle of a removal, and no other process can tell. So its record stays, and nothing is written to a step
-that it lists.
+frozen in the middle of a removal, and no other process can see whether it is. So its record stays, and nothing is
+written to a step that it lists.
 
 Which checkpoints of a branch to remove is decided by pure functions from steps to steps.
 """
