@@ -44,7 +44,7 @@ EXIT_CODE: Final = 35
 SIGNAL_FROM_OUTSIDE: Final = 30
 """A request to stop, from a person or another program."""
 NOISE: Final = 10
-"""A line that looks like a failure and is none."""
+"""A line that resembles a failure and is none."""
 
 ROOT_BONUS: Final = 4
 """Added to what torch's agent calls the root cause: it outweighs exit codes, but not a program's own messages."""
