@@ -252,7 +252,7 @@ def known_order(
     rollback: Rollback | None,
     progress: TrainingProgress,
 ) -> SampleStream:
-    """Return the sample order that a checkpoint of this run recorded, with what is known since: stages and skips.
+    """Return the sample order that a checkpoint of this run recorded, with the stages and skips that came after it.
 
     now: the order that the configuration describes. A mixture that began after the newest checkpoint began at its
     cursor.

@@ -109,7 +109,7 @@ def check_not_being_removed(checkpoints: Location, branch: str, step: int) -> No
 
 
 def removal_text(location: Location, record: Location) -> str:
-    """Return a sentence about a checkpoint that `record` lists, and the way out if its remover has ended."""
+    """Return a sentence about a checkpoint that `record` lists, with a hint for a remover that has ended."""
     return (
         f"{location}: a process is removing this checkpoint, or ended while it did. If {record} names a process that"
         " has ended, remove that file"
