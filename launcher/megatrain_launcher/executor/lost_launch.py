@@ -41,7 +41,7 @@ class Sign:
 
 
 def find_lost_launch(record: JobRecord, run: RunDirectory, boxes: Path | None, host: str) -> LostLaunch:
-    """Return what is known of the launch of a record.
+    """Return the traces of the launch that wrote a record.
 
     `boxes`: telemetry.black_box_directory; `host`: the host that runs this.
     """
