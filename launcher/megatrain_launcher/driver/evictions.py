@@ -13,7 +13,7 @@ class EvictionCause(StrEnum):
     """The decider of an eviction."""
 
     DRIVER = "the driver"
-    VERDICT = "a verdict of the diagnosis, and a person who approves it if the configuration says so"
+    VERDICT = "a verdict of the diagnosis, and a person who approves it if the configuration requires it"
     PERSON = "a person"
 
 
