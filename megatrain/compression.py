@@ -63,7 +63,7 @@ def opened(path: Readable, own_kind: str = "") -> Iterator[BinaryIO]:
     """Open a file for reading; the block receives its bytes, uncompressed.
 
     own_kind: the kind of content (`kind_of_content`) that the file has when it is not compressed; "" for text.
-    Raises: DataError when the file cannot be read, is damaged, or is of another kind than its name says.
+    Raises: DataError when the file cannot be read, is damaged, or is of another kind than its suffix.
     """
     suffix = path.suffix.lower()
     compression = suffix if suffix in _DECOMPRESSORS else ""

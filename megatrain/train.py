@@ -1,6 +1,6 @@
 """`python -m megatrain.train CONFIG`: load the configuration, then build, train and close. `Trainer` calls the same.
 
-What can be wrong with the configuration is found before torch is loaded and before any process group exists.
+All errors of the configuration are found before torch is loaded and before any process group exists.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megatrain.training.stopping.watchdog import install_launcher_death_guard, s
 
 
 def train(path: Path, overrides: Sequence[str]) -> ExitCode:
-    """Train as the configuration says: alone, or as one worker where torchrun's environment is present.
+    """Train with the configuration: alone, or as one worker where torchrun's environment is present.
 
     Raises: MegatrainError; a launcher decides by its exit code.
     """

@@ -1,6 +1,6 @@
 """`python -m megatrain_dashboard`: the dashboard of a running job. A launch starts it.
 
-The settings come from the command line only, so that no page listens before it knows who may read it.
+The settings come from the command line only, so that no page listens before its rules of access are known.
 """
 
 from __future__ import annotations

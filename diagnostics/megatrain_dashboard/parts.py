@@ -1,4 +1,4 @@
-"""The objects that the routers share; each subject of the API has a function `router(parts: DashboardParts)`."""
+"""The objects that the routers share. Each subject of the API has a function `router` that takes these parts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class DashboardParts:
             raise RefusalError(400, f"from={shown(begin)}, to={shown(end)}: {error}") from error
 
     def _newest_s(self, facts: JobFacts) -> float:
-        """Return the newest moment of a run that is over, or now for a live one, in whole seconds."""
+        """Return the newest moment of a finished run, or the present for a live one, in whole seconds."""
         if not self.source.is_recorded:
             return math.floor(self.clock())  # whole seconds, so that many requests share a response
         ended_s = [one.moments.first_step or one.moments.detected for one in facts.incidents]
@@ -51,18 +51,18 @@ class DashboardParts:
 
     @property
     def heavy_query(self) -> Depends:
-        """A dependency of routes that read many events (`dependencies=[...]`): only a few of them run at a time."""
+        """The dependency of routes that read many events (`dependencies=[...]`): few such requests run at a time."""
         return Depends(self.heavy.slot, scope="function")
 
     @property
     def download(self) -> Depends:
-        """A further dependency of routes that answer with a Download: the turn lasts until all of it was sent."""
+        """A further dependency of routes that answer with a Download: its limit counts a request until all was sent."""
         return Depends(self.downloads.slot, scope="request")
 
 
 @dataclass(frozen=True, slots=True)
 class JobsParts:
-    """The same for the routers of many jobs. The applications of the jobs share the limits on heavy requests."""
+    """As DashboardParts, for the routers of the list of jobs. All jobs share `heavy` and `downloads`."""
 
     catalog: JobCatalog
     settings: DashboardSettings

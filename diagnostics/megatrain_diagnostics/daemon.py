@@ -1,13 +1,14 @@
 """The diagnostics daemon of a job: receives the hosts' streams, stores their rows, and runs the live analyses.
 
-Nothing waits for it: it may be killed at any moment, and started again anywhere with access to the run directory. What
-it has acknowledged is on disk; hosts send the rest again.
+No program waits for the daemon: it may be killed at any moment, and started again anywhere with access to the run
+directory. All rows that it has acknowledged are on disk; hosts send the others again.
 
-While etcd is away, streams continue, all rows are stored, and those of the known rounds are judged. What etcd supplies
-or receives waits: new rounds, whose rows are judged later, another configuration, verdicts, requests for full spans,
-and the daemon's report. A daemon that starts meanwhile has the configuration that its launch passed to it, and no host
-finds its address yet. One that is started by hand takes the configuration from the job's record. No port is opened
-before the configuration is known: it says who may reach the port, and whether a token is required.
+While etcd is away, streams continue, all rows are stored, and those of the known rounds are judged. All that the daemon
+reads from etcd or writes to it waits: new rounds, whose rows are judged later, another configuration, verdicts,
+requests for full spans, and the daemon's report. A daemon that starts meanwhile has the configuration that its launch
+passed to it, and no host finds its address yet. A daemon that is started by hand takes the configuration from the job's
+record. No port is opened before the configuration is known, because it sets which hosts may reach the port, and whether
+a token is required.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class RoundAgent:
                 return
 
     def _stop_workers(self, running: _RunningRound) -> None:
-        """Keep the evidence of the round's processes, and kill those that are left."""
+        """Keep the evidence of the round's processes, and kill the remaining ones."""
         self._listener.workers_stopping(running.assignment)
         self._standby.kill_all()
         while not self._standby.wait_gone(_WARN_INTERVAL_S):

@@ -1,4 +1,4 @@
-"""The two interfaces of the agent: `Orders` says what it must do, `WorkerListener` receives what happens to workers.
+"""The two interfaces of the agent: `Orders` has what it must do, `WorkerListener` receives the events of its workers.
 
 The executor implements both (`OrderState`, `WorkerEvents`). The agent knows only the interfaces and the records that
 pass through them, so it runs without etcd in tests, with stand-ins.

@@ -52,7 +52,7 @@ class SlotReader:
         header = decode_header(self._read(0, HEADER_BYTES, is_exact=False), str(self.path))
         found, expected = os.fstat(self._file).st_size, slot_bytes(header.contents_bytes)
         if found != expected:
-            raise CheckpointError(f"{self.path}: {found} bytes, its header says {expected}; the slot is truncated")
+            raise CheckpointError(f"{self.path}: {found} bytes, its header requires {expected}; the slot is truncated")
         return header
 
     def __enter__(self) -> SlotReader:

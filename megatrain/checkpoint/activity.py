@@ -2,7 +2,7 @@
 
 Two signs are certain. Rank 0 holds the lock of its run directory, which usually contains the checkpoints. The workers
 of a host hold the lock of their arena, which names the directory that their checkpoints go to. A job on other hosts,
-where the file system does not pass locks on, leaves only traces: a checkpoint that was begun recently, or one so new
+where the file system does not share locks, leaves only traces: a checkpoint that was begun recently, or one so new
 that the next one is not due yet.
 """
 

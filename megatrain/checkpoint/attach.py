@@ -168,9 +168,9 @@ def _wait_until_stored(
     log: Path,
     wait_storage_s: float,
 ) -> None:
-    """Let the writer store pending snapshots. What it does not store within `wait_storage_s` is lost with its slots.
+    """Let the writer store pending snapshots. Those not stored within `wait_storage_s` are lost with their slots.
 
-    maybe_storable: snapshots that need the writer of a lost host. They are waited for only as long as storage changes.
+    maybe_storable: snapshots that need the writer of a lost host. They are awaited only while storage changes.
     """
     deadline = time.monotonic() + wait_storage_s
     wake_or_start_writer(arena, log)
@@ -185,11 +185,11 @@ def _wait_until_stored(
 
 
 def give_up(plan: HostPlan, snapshots: Iterable[SealedSnapshot]) -> None:
-    """Tell the writers of other hosts not to wait for the snapshots that this host's slots held but did not store."""
+    """Notify the writers of other hosts not to wait for the snapshots that this host's slots held but did not store."""
     for snapshot in snapshots:
         with suppress(CheckpointError):
             directory = _directory_of(snapshot, plan)
-            # a directory without WRITING looks like a checkpoint that lost its COMMIT, and that stops the job
+            # a directory without WRITING counts as a checkpoint that lost its COMMIT, which stops the job
             claim(directory, WritingMark(snapshot.round, plan.job, time.time()))
             write_failed(directory, snapshot, plan.host_index, "a newer start of the job continues without it")
 

@@ -106,7 +106,7 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
 
 
 def accepted_digests(config: Config) -> list[str]:
-    """Return the digests of content that sources may have instead of what they had."""
+    """Return the digests of new content that sources may have instead of their recorded content."""
     return config.data.accepted_digest.split(",")
 
 

@@ -1,4 +1,4 @@
-"""The sample order of a job that resumes: each source goes on where it was, and a new mixture begins at the cursor.
+"""The sample order of a job that resumes: each source continues where it was, and a new mixture begins at the cursor.
 
 Sources are recognised by the digest of their content, else by name. Pure functions.
 """
@@ -60,7 +60,7 @@ def continued_stream(
 def _recognised(
     known: Sequence[StreamSource], sources: Sequence[StreamSource], places: Sequence[int], accepted: Collection[str]
 ) -> tuple[list[StreamSource], list[str], str]:
-    """Return all sources in the order of their places, notes for the log, and why one is not what it was."""
+    """Return all sources in the order of their places, notes for the log, and why the content of one changed."""
     found, notes = list(known), []
     for source, place in zip(sources, places, strict=True):
         if place == len(found):

@@ -214,7 +214,7 @@ def _aligned(num_bytes: int) -> int:
 
 
 def _in_order_of_memory(shards: Sequence[tuple[str, FlatShard]]) -> list[tuple[str, FlatShard]]:
-    """Sort by offset within a storage. Identity tells storages apart, because meta-device storages have no address."""
+    """Sort by offset within a storage. Storages are distinguished by identity: meta-device ones have no address."""
     rank_of_storage: dict[int, int] = {}
     for _, shard in shards:
         rank_of_storage.setdefault(shard.tensor.untyped_storage()._cdata, len(rank_of_storage))

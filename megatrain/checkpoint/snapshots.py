@@ -1,9 +1,9 @@
 """Take a snapshot: copy this rank's state into the host's memory. All ranks then agree that the snapshot is whole.
 
-The step pays for the copy and one small agreement: that every rank has copied. It also says whether every rank's next
-slot is free; if one was not, the next snapshot begins with an agreement of its own. It waits for storage only while
-every slot holds a snapshot that the writer has not finished; the number and length of these waits are recorded. Source:
-MegaScale sec. 4.4.
+The step pays for the copy and one small agreement: that every rank has copied. The agreement also covers whether every
+rank's next slot is free; if one was not, the next snapshot begins with an agreement of its own. A snapshot waits for
+storage only while every slot holds a snapshot that the writer has not finished; the number and length of these waits
+are recorded. Source: MegaScale sec. 4.4.
 
 In these agreements the ranks also share which snapshots a host has failed to store. The writers' own marks need
 storage: on a full disk they cannot be written, and the other hosts would hold their slots for a checkpoint that cannot

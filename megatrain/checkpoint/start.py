@@ -151,8 +151,8 @@ def _starting_point(checkpoints: Location, settings: CheckpointConfig) -> Starti
         )
     notes = [f"{location} was never finished and is not read" for location in unfinished(checkpoints)]
     branch = ensure_branch(checkpoints, "start of the run")
-    # these were complete once, and a writer reported them as stored; they are tried first, so the log says why each one
-    # is skipped
+    # these were complete once, and a writer reported them as stored; they are tried first, so that the log has the
+    # reason why each one is skipped
     lost = overlooked(checkpoints, own[0]) if own else []
     damage = known_damage(checkpoints, own)
     found = [
@@ -252,7 +252,7 @@ def known_order(
     rollback: Rollback | None,
     progress: TrainingProgress,
 ) -> SampleStream:
-    """Return the sample order that a checkpoint of this run recorded, with what is known since: stages and skips.
+    """Return the sample order that a checkpoint of this run recorded, with the stages and skips that came after it.
 
     now: the order that the configuration describes. A mixture that began after the newest checkpoint began at its
     cursor.

@@ -124,7 +124,7 @@ def read_trailer(location: Location, size: int, digest: str | None = None) -> Tr
         )
     if digest not in (None, _text_digest(text)):
         raise CheckpointError(
-            f"{name}: its list of items has digest {_text_digest(text)}, the manifest says {digest}; the file is"
+            f"{name}: its list of items has digest {_text_digest(text)}, the manifest has {digest}; the file is"
             " damaged, or it is not the file that the manifest describes"
         )
     items = _TrailerObject.parse(text, name, TRAILER_SCHEMA_VERSION, "the file is damaged").items(image_bytes)
@@ -285,7 +285,7 @@ def _verify_whole_file(location: Location, entry: FileEntry, is_given_up: Callab
         found.update(block)
     if _WHOLE_DIGEST + found.hexdigest() == entry.digest:
         return []
-    return [f"{location}: {_WHOLE_DIGEST}{found.hexdigest()}, the manifest says {entry.digest}; the file is damaged"]
+    return [f"{location}: {_WHOLE_DIGEST}{found.hexdigest()}, the manifest has {entry.digest}; the file is damaged"]
 
 
 def _blocks(location: Location, num_bytes: int, is_given_up: Callable[[], bool]) -> Iterator[Bytes]:

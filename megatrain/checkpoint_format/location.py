@@ -116,7 +116,7 @@ class Location(Protocol):
 def put_once(location: Location, content: bytes) -> bool:
     """Create a file that is written only once. Returns whether it has `content`, which no other writer writes.
 
-    A lost answer does no harm: the file is read back, and its content shows who wrote it.
+    A lost answer does no harm: the file is read back, and its content shows whether this process wrote it.
     Raises: CheckpointError when it could not be written. It may still appear if storage accepted it without answering.
     """
     try:

@@ -11,8 +11,8 @@ lists. So the remover sees the claim and removes nothing, or the round sees the 
 writes is the only assumption, and it holds on object storage too.
 
 The remover removes its record when the last file is gone. A process that ended before leaves its record. It may also be
-frozen in the middle of a removal, and no other process can tell. So its record stays, and nothing is written to a step
-that it lists.
+frozen in the middle of a removal, and no other process can see whether it is. So its record stays, and nothing is
+written to a step that it lists.
 
 Which checkpoints of a branch to remove is decided by pure functions from steps to steps.
 """
@@ -109,7 +109,7 @@ def check_not_being_removed(checkpoints: Location, branch: str, step: int) -> No
 
 
 def removal_text(location: Location, record: Location) -> str:
-    """Return a sentence about a checkpoint that `record` lists, and the way out if its remover has ended."""
+    """Return a sentence about a checkpoint that `record` lists, with a hint for a remover that has ended."""
     return (
         f"{location}: a process is removing this checkpoint, or ended while it did. If {record} names a process that"
         " has ended, remove that file"

@@ -26,7 +26,7 @@ class ResumePoint:
     reason: str
     skipped: tuple[str, ...] = ()
     is_unreadable: bool = False
-    """Whether the existing checkpoints cannot be determined; `reason` says why."""
+    """Whether the existing checkpoints cannot be determined; `reason` has the cause."""
 
     @property
     def damage(self) -> str:

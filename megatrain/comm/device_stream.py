@@ -83,8 +83,9 @@ class NewStream(Protocol):
 class DeviceStreams:
     """The streams of a rank, made at first use.
 
-    Few streams: the hardware has 8 queues unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise, and streams that share one
-    wait for each other. Groups share a stream if all their members use them in the same order and at different times.
+    Few streams: the hardware has 8 queues unless CUDA_DEVICE_MAX_CONNECTIONS sets another number, and streams that
+    share one wait for each other. Groups share a stream if all their members use them in the same order and at
+    different times.
     """
 
     def __init__(self, new_stream: NewStream = CudaStream) -> None:

@@ -200,7 +200,7 @@ class _Task:
 
     def finish(self) -> None:
         """Block until the end. Raises: the error of the exchange."""
-        if not self.has_ended.is_set():  # the span of an ended exchange is closed, and nobody waits for it
+        if not self.has_ended.is_set():  # the span of an ended exchange is closed, and no wait is recorded
             self._runner.recorder.await_end(self._token)
             self.has_ended.wait()
         if self._error is not None:

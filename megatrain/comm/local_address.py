@@ -1,4 +1,4 @@
-"""The address at which other hosts reach this host: that of the named interface, or of the route to the job's store."""
+"""The address at which other hosts reach this host: from the named interface, or from the route to the job's store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from megatrain.contracts.errors import CommunicationError
 
 _GET_ADDRESS = 0x8915
-"""Linux's SIOCGIFADDR: asks for the IPv4 address of an interface."""
+"""Linux's SIOCGIFADDR, the request for the IPv4 address of an interface."""
 _ADDRESS_IN_REQUEST = slice(20, 24)
 _LOOPBACK = "127.0.0.1"
 _GLOBAL_SCOPE = "00"
@@ -20,7 +20,7 @@ _GLOBAL_SCOPE = "00"
 def local_address(network_interface: str, store_address: str) -> str:
     """Return this host's address.
 
-    network_interface: names the interface; of several names, separated by commas, the first counts. If empty, the
+    network_interface: the name of the interface; the first of several names, separated by commas, counts. If empty, the
     result is this host's address on the route to `store_address` ("host:port"). If both are empty, all ranks are on
     this machine, and the result is the loopback address.
     Raises: CommunicationError naming the interface or the store.
@@ -33,14 +33,14 @@ def local_address(network_interface: str, store_address: str) -> str:
     try:
         family, _, _, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(where)  # sends nothing: the system only looks up the route
+            probe.connect(where)  # sends nothing: the kernel only chooses the route
             return str(probe.getsockname()[0])
     except (OSError, ValueError) as error:
         raise CommunicationError(f"this host has no network path to the store at {store_address}: {error}") from error
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address always means the machine that uses it."""
+    """Return whether an address is a loopback address: it always leads to the machine that uses it."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 

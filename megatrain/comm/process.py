@@ -16,8 +16,8 @@ from megatrain.contracts.process import Process
 
 _UNCONNECTED = "unconnected"
 _FEW_REQUESTS = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}
-"""gloo reads the addresses of 128 peers in one request, instead of two requests per peer. An address only says where a
-rank listens; by default it also contains a number for each peer."""
+"""gloo reads the addresses of 128 peers in one request, instead of two requests per peer. With these settings an
+address only has the place where a rank listens; by default it also has a number for each peer."""
 
 
 class _Unconnected(dist.ProcessGroup):

@@ -1,9 +1,9 @@
-"""How the ranks of one round find each other: a store of torch's, and keys in it that no other round uses.
+"""How the ranks of one round find each other: one of torch's key-value stores, and keys that no other round uses.
 
-Under torchrun, each agent counts restarts by itself; the ranks agree on the round. An agent that replaces a dead one
-counts from 0, while the other agents have counted some. Ranks that used their own counts as keys would never find each
-other, so rank 0 chooses the round and sends it to every rank. The store may be as old as the job, so random names, new
-in each process, separate the keys of these ranks from those of earlier ones.
+Under torchrun, each agent counts restarts by itself. An agent that replaces a dead one counts from 0, while the other
+agents continue their counts. Ranks that used these counts as keys would never find each other, so rank 0 chooses the
+round and sends its number to every rank. The store may be as old as the job, so each process chooses a random name,
+which separates its keys from those of earlier processes.
 """
 
 from __future__ import annotations
@@ -78,9 +78,10 @@ def agree_on_round(process: Process, store: dist.Store, *, job: str, timeout_s: 
 
 
 def _announce(store: dist.Store, root: str, announced: str, process: Process, timeout_s: float) -> None:
-    """Announce the round until each rank has confirmed it. The name found for a rank may at first be a dead worker's.
+    """Announce the round until each rank has confirmed it. A rank's key may at first have the name of a dead worker.
 
     announced: the round's number and rank 0's random name.
+    Raises: CommunicationError naming the ranks that have not confirmed the round in time.
     """
     deadline = time.monotonic() + timeout_s
     names: dict[int, str] = {}

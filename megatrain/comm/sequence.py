@@ -47,7 +47,7 @@ def reduce_scatter_to_sequence(x: Tensor, group: Group) -> Tensor:
 
 
 def sum_over_ranks(x: Tensor, group: Group) -> Tensor:
-    """Return the sum of the ranks' x, which each rank goes on with.
+    """Return the sum of the ranks' x, on every rank.
 
     Communication: blocking all-reduce, and again in backward.
     """

@@ -60,7 +60,7 @@ def chosen_checkpoint(args: argparse.Namespace) -> Location:
 
 @contextmanager
 def reading(checkpoint: Location) -> Iterator[None]:
-    """Turn a missing file in the block into an error that says the checkpoint was removed, if COMMIT is gone too.
+    """Turn a missing file in the block into an error about a removed checkpoint, if COMMIT is gone too.
 
     Raises: CheckpointError.
     """

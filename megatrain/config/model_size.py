@@ -1,7 +1,7 @@
-"""The name and the size of every parameter of a model, and how many it has, without building it.
+"""The name and the size of every parameter of a model, and their total, without building the model.
 
-Padding rows of the vocabulary count, because they are stored and reduced like all others. A tied head counts once, as
-part of the embedding.
+Padding rows of the vocabulary count, because they are stored and reduced like all other rows. A tied head is counted
+once, as part of the embedding.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from megatrain.config.variant_parameters import own_parameters, parameters_by_pa
 
 
 def parameter_sizes(model: ModelConfig) -> dict[str, int]:
-    """Return the number of elements of each parameter by name. A tied head is not listed."""
+    """Return the number of elements of each parameter by its name. A tied head has no entry."""
     sizes = {"embedding.word.weight": model.padded_vocab_size * model.hidden_size}
     if model.positions == "learned":
         sizes["embedding.position"] = model.seq_len * model.hidden_size
@@ -85,12 +85,12 @@ def _attention(model: ModelConfig, path: str) -> Iterator[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Parameters by part of the model."""
+    """The number of parameters of each part of the model."""
 
     embedding: int
     position: int
     block: int
-    """Of one transformer block."""
+    """The parameters of one transformer block."""
     num_blocks: int
     final_norm: int
     head: int
@@ -101,7 +101,7 @@ class ModelSize:
 
 
 def parameters_by_part(model: ModelConfig) -> ModelSize:
-    """Return the parameters of each part."""
+    """Return the number of parameters of each part."""
     table = model.padded_vocab_size * model.hidden_size
     return ModelSize(
         embedding=table,
@@ -114,11 +114,11 @@ def parameters_by_part(model: ModelConfig) -> ModelSize:
 
 
 def num_parameters(model: ModelConfig) -> int:
-    """Return the parameters of the whole model."""
+    """Return the number of parameters of the whole model."""
     return parameters_by_part(model).total
 
 
 def block_weights(model: ModelConfig) -> int:
-    """Return the elements of the matrices of one block: all except norms, biases and variants' parameters."""
+    """Return the number of elements in the matrices of one block: without norms, biases and variants' parameters."""
     vectors = ("bias", "norm.weight", *parameters_by_path(model))
     return sum(size for name, size in block_parameter_sizes(model).items() if not name.endswith(vectors))

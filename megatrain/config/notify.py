@@ -52,7 +52,7 @@ def _level() -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotifyConfig:
-    """What all receivers of notifications share. A receiver is on when its own section says where it is.
+    """The settings that all receivers of notifications share. A receiver is on when its own section has its address.
 
     Of each kind there may be up to 16: `[[slack]]` twice is `[slack]` and `[slack-2]`, which may be written, too.
     """

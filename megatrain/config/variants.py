@@ -1,7 +1,7 @@
 """Variants of the model that other packages add: their entry points, found by name without importing them.
 
-The value of a key of [model] may be the name of an entry point of the key's group. What the entry point refers to is
-described in docs/guides/extending.md.
+The value of a key of [model] may be the name of an entry point of the key's group. docs/guides/extending.md describes
+the objects that entry points refer to.
 """
 
 from __future__ import annotations

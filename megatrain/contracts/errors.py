@@ -9,7 +9,7 @@ from megatrain.contracts.exit_codes import ExitCode
 
 
 class MegatrainError(Exception):
-    """Base of all errors that a person can fix: the message says what is wrong, where, and how to fix it."""
+    """Base of all errors that a person can fix: the message has the fault, its place and a hint."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILURE
 

@@ -38,7 +38,7 @@ class ExitCode(IntEnum):
     SAVED_AND_STOPPED = 75
     """A signal requested the stop, and a checkpoint was saved. Start again to continue."""
     REFUSED = 76
-    """The job's driver refused a request; the message says why."""
+    """The job's driver refused a request; the message gives the reason."""
     NO_PERMISSION = 77
     """etcd refused the user, the password or the certificate, or a run's files belong to another user. Restarting does
     not help."""

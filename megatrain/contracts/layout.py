@@ -270,7 +270,7 @@ class Layout:
         return tuple(span for span in spans if len(span) > 1)
 
     def sample_share(self, rank: int) -> tuple[int, int]:
-        """Return (index, count): the samples of a step are dealt out to `count` ranks in turn, and who gets which."""
+        """Return (index, count): a step deals out its samples to `count` parts in turn; `rank` gets part `index`."""
         index, count = 0, 1
         for axis in self.grid:
             if _BY_NAME[axis].deals_samples:

@@ -1,8 +1,8 @@
 """Readers of Parquet and Arrow files, which hold the text in a column: generators of records.
 
-Arrow's files (Feather 2) and its streams, which have no index at their end, go by the same suffixes; the content tells
-them apart. A Parquet or Arrow file that is compressed as a whole is unpacked to a temporary file first, because its
-index is at its end.
+Arrow's files (Feather 2) and its streams, which have no index at their end, have the same suffixes; the reader
+distinguishes them by their content. A Parquet or Arrow file that is compressed as a whole is unpacked to a temporary
+file first, because its index is at its end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A corpus: the documents of files, of folders, or of the running Python's own standard library, in a fixed order.
 
 A document's identity is the number of its input, its path inside that input and its record number, never an absolute
-path. So the same folder gives the same shuffle and the same split at any location. Documents stream: a `Corpus` only
-has the list of its files, and can be read any number of times, from any place.
+path. So the same folder gives the same shuffle and the same split at any location. Documents are streamed: a `Corpus`
+only has the list of its files, and can be read any number of times, from any record on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ START = CorpusPlace(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class CorpusDocument:
-    """One text. `name` and `record` identify it within its corpus; `file` is the number of its file there."""
+    """One text. `name` and `record` identify it within its corpus; `file` is the number of its file in the corpus."""
 
     name: str
     record: int
@@ -52,7 +52,8 @@ class Corpus:
     def documents(self, skipped: Counter[str] | None = None, first: CorpusPlace = START) -> Iterator[CorpusDocument]:
         """Yield every document that has text, in order from `first` on.
 
-        `skipped` counts, by reason, the records without text from `first` on; from the start on also files left out.
+        `skipped` counts, by reason, the records without text from `first` on. If `first` is START, it also counts the
+        files that are left out.
         Raises: DataError naming the file and line or row that cannot be used.
         """
         skipped = Counter() if skipped is None else skipped
@@ -75,7 +76,7 @@ class Corpus:
                 skipped["library files without UTF-8 text"] += 1
 
     def check_complete(self) -> None:
-        """Raise DataError naming files that are left out, if there are any."""
+        """Raise DataError naming the files that are left out for one reason, if any file is left out."""
         for reason, paths in self.left_out.items():
             more = f" and {len(paths) - _NUM_EXAMPLES} more" if len(paths) > _NUM_EXAMPLES else ""
             raise DataError(

@@ -1,6 +1,6 @@
-"""What turns text into token ids and back: the tokenizers library, SentencePiece, or the bytes of UTF-8 themselves.
+"""Encoders convert text to token ids and back: the tokenizers library, SentencePiece, or the bytes of UTF-8 themselves.
 
-An encoder knows nothing of documents and their ends; `Tokenizer` (tokenizer.py) adds these.
+An encoder has no documents and no ends of documents; `Tokenizer` (tokenizer.py) adds these.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NUM_BYTES = 256
 
 
 class Encoder(Protocol):
-    """Text to ids and back. `notes`: what its file asks for and is switched off; `file_name`: the common name of it."""
+    """Text to ids and back. `notes`: settings of its file that are switched off; `file_name`: the common file name."""
 
     notes: tuple[str, ...]
     file_name: str
@@ -91,7 +91,7 @@ class SentencePieceEncoder:
 
 
 class ByteEncoder:
-    """Ids 0 to 255 are the bytes of UTF-8; the end of a document is 256. Its tokenizer.json says the same to others."""
+    """Ids 0 to 255 are the bytes of UTF-8; the end of a document is 256. Its tokenizer.json encodes the same."""
 
     notes = ()
     file_name = TOKENIZER_NAME
@@ -124,7 +124,7 @@ class ByteEncoder:
 def sentencepiece_encoder(content: bytes, name: str) -> SentencePieceEncoder:
     """Return the encoder of a SentencePiece model; `name` is its source in errors.
 
-    Raises: DataError when it is not a SentencePiece model, or the sentencepiece library is absent.
+    Raises: DataError when the content is not a SentencePiece model, or the sentencepiece library is absent.
     """
     try:
         import sentencepiece
@@ -149,7 +149,7 @@ def _byte_symbols() -> list[str]:
 
 
 def _switched_off(backend: tokenizers.Tokenizer) -> Iterator[str]:
-    """Switch off what makes tokens random or loses text, and yield a note on each."""
+    """Switch off the settings that make tokens random or change the text, and yield a note on each."""
     if backend.truncation is not None:
         backend.no_truncation()
         yield "truncation, which would cut documents"

@@ -1,4 +1,4 @@
-"""Which token ends a document: what the files beside a tokenizer.json say, else the names that known models use."""
+"""Finds the token that ends a document: by the files beside a tokenizer.json, else by the names in known models."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def files_beside(tokenizer: Path) -> SmallFile:
 
 
 def no_files(name: str) -> None:
-    """Stand for a tokenizer that is alone."""
+    """Return None: a SmallFile for a tokenizer without files beside it."""
 
 
 def end_of_document(vocabulary: Mapping[str, int], beside: SmallFile) -> tuple[str, str]:
-    """Return the token and what names it, both empty where nothing does.
+    """Return the token and the source that names it; both are empty where no source does.
 
     The order: eos_token of tokenizer_config.json, eos_token_id of generation_config.json, the names of known models.
     """
@@ -73,7 +73,7 @@ def _eos_token(value: Any) -> str:
 
 
 def _object(content: bytes | None) -> dict[str, Any]:
-    """Return the object in a JSON file; empty where there is no file, or it is not one."""
+    """Return the object in a JSON file; empty where there is no file, or it has no object."""
     try:
         found = json.loads(content) if content else {}
     except (ValueError, RecursionError):

@@ -2,8 +2,8 @@
 
 Sample j of micro-batch m on rank d is number cursor + (m * dp_size + d) * micro_batch_size + j. So a step's set of
 samples depends only on cursor and global batch size, and a run may resume with another dp_size and see the same data.
-Samples that a run leaves out do not count: the next sample takes the place. A mixture says which source a sample comes
-from.
+Samples that a run leaves out do not count: the next sample replaces them. A mixture determines the source of each
+sample.
 Legend: S sequence, B micro-batch. Tensors are sequence-first, int64.
 """
 

@@ -1,8 +1,8 @@
 """The tokens of all documents in the order of the corpus, on disk, and how far a build has come.
 
-`tokens` has the ids back to back, `documents` one record of DOCUMENT_DTYPE for each document. `progress.json` says how
-many bytes of both are whole, and the place in the corpus where the next block begins. It is replaced only after these
-bytes are on disk. What a killed build wrote after it is cut off.
+`tokens` has the ids back to back, `documents` one record of DOCUMENT_DTYPE for each document. `progress.json` has
+the number of whole bytes in both files, and the record of the corpus where the next block begins. It is replaced only
+after these bytes are on disk. A resumed build cuts off all bytes that a killed build wrote beyond them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tokenizers: train one, load one, and convert text into token ids and back.
 
-A tokenizer comes from the common tokenizer.json of the `tokenizers` library, or from a SentencePiece model
-(NAME.model), so that tokenizers from elsewhere can be used; or it is `bytes`, which needs no file. Text is data: a
-document that contains the text <|endoftext|> gets ordinary tokens, never the end-of-document token.
+A tokenizer comes from a tokenizer.json of the `tokenizers` library or from a SentencePiece model (NAME.model), so that
+tokenizers from elsewhere can be used; the tokenizer `bytes` needs no file. Text is data: the text <|endoftext|> in a
+document becomes ordinary tokens, never the end-of-document token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from megatrain.data.end_of_document import (
 )
 
 BYTES = "bytes"
-"""Names the tokenizer whose tokens are the bytes of UTF-8."""
+"""The name of the tokenizer whose tokens are the bytes of UTF-8."""
 SMALLEST_VOCAB_SIZE = 257
 """The 256 bytes and the end-of-document token."""
 
@@ -33,13 +33,16 @@ SMALLEST_VOCAB_SIZE = 257
 class Tokenizer:
     """A loaded tokenizer. `vocab_size` is its largest id plus one.
 
-    `notes`: what its file asks for and is switched off, because it is random or changes the text. `end`: the token that
-    ends every document, empty where none is known; `end_source`: what names it. `file_name`: tokenizer.json or
-    tokenizer.model.
+    `notes`: the settings of its file that are switched off, because they are random or change the text. `end`: the
+    token that ends every document, empty where none is known; `end_source`: the file or list that names this token.
+    `file_name`: tokenizer.json or tokenizer.model.
     """
 
     def __init__(self, encoder: Encoder, name: str, end: str = "", beside: SmallFile = no_files) -> None:
-        """Raises: DataError when the vocabulary has no token `end`; "" finds the token (end_of_document.py)."""
+        """If `end` is empty, the token is looked up (end_of_document.py).
+
+        Raises: DataError when the vocabulary has no token `end`.
+        """
         self.notes = encoder.notes
         self.file_name = encoder.file_name
         self._encoder = encoder
@@ -85,7 +88,7 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """Where a tokenizer comes from, for processes that each load it: its file, or None for the one of bytes."""
+    """The source from which each process loads the tokenizer. `path`: its file; None: the tokenizer `bytes`."""
 
     path: Path | None
     end: str = ""
@@ -130,7 +133,7 @@ def byte_tokenizer(end: str = "") -> Tokenizer:
 def load_tokenizer(path: Path, end: str = "") -> Tokenizer:
     """Return the tokenizer of a tokenizer.json or a SentencePiece model (NAME.model).
 
-    `end`: the token that ends documents; "" finds it.
+    `end`: the token that ends documents; "": it is looked up.
     Raises: DataError when the file is missing or is not a tokenizer, or its library is absent.
     """
     if not is_sentencepiece(path.name):
@@ -139,9 +142,9 @@ def load_tokenizer(path: Path, end: str = "") -> Tokenizer:
 
 
 def parse_tokenizer(content: bytes, name: str, end: str = "", beside: SmallFile = no_files) -> Tokenizer:
-    """Return the tokenizer from the content of its file; `name` is its source, and tells the kind.
+    """Return the tokenizer from the content of its file; `name` is its source, and the suffix determines its kind.
 
-    Raises: DataError when it is not a tokenizer, or its library is absent.
+    Raises: DataError when the content is not a tokenizer, or its library is absent.
     """
     encoder = sentencepiece_encoder(content, name) if is_sentencepiece(name) else _library_encoder(content, name)
     return Tokenizer(encoder, name, end, beside)
@@ -162,7 +165,7 @@ def _library_encoder(content: bytes, name: str) -> LibraryEncoder:
 def read_tokenizer_file(path: Path) -> bytes:
     """Return the content of a tokenizer's file.
 
-    Raises: DataError when it cannot be read.
+    Raises: DataError when the file cannot be read.
     """
     try:
         return path.read_bytes()

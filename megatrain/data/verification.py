@@ -77,7 +77,7 @@ def _verify_pair(prefix: Path, meta: DataMeta | None, split: SplitMeta | None, v
             DataProblem(
                 str(index_path(prefix)),
                 None,
-                f"lists {dataset.num_documents} documents and {dataset.num_tokens} tokens, {META_NAME} says "
+                f"lists {dataset.num_documents} documents and {dataset.num_tokens} tokens, {META_NAME} has "
                 f"{split.documents} and {split.tokens}; build the data again",
             )
         )
@@ -117,7 +117,7 @@ def _as_problem(error: DataError, *paths: Path) -> DataProblem:
 
 
 def _other_content(found: str, wanted: str) -> str:
-    return f"has SHA-256 {found[:12]}..., {META_NAME} says {wanted[:12]}...; copy it or build the data again"
+    return f"has SHA-256 {found[:12]}..., {META_NAME} has {wanted[:12]}...; copy it or build the data again"
 
 
 def _vocabulary_problems(dataset: IndexedDataset, vocab_size: int | None) -> Iterator[DataProblem]:

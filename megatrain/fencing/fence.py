@@ -147,11 +147,11 @@ class FenceRule:
 
 @dataclass(frozen=True, slots=True)
 class StepSilence:
-    """How the ranks of one host stand. `silent_s`: since its slowest rank completed a step; None before the first."""
+    """The progress of a host's ranks. `silent_s`: since the slowest rank completed a step; None before the first."""
 
     silent_s: float | None
     is_ending: bool = False
-    """Training is over, and no step will follow: the ranks save, or close what they have open."""
+    """Training is over, and no step will follow: the ranks save, or close all that is open."""
 
 
 def step_silence(ranks: Mapping[int, Progress], now_ns: int) -> StepSilence:

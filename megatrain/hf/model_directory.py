@@ -140,6 +140,6 @@ def _unknown(tensors: tuple[HfTensor, ...], stored: Mapping[str, StoredWeight], 
 def _check_tied(embedding: StoredWeight, head: StoredWeight, files: WeightFiles) -> None:
     if not torch.equal(files.read(embedding), files.read(head)):
         raise CheckpointError(
-            f"{head.file}: {head.name} differs from {embedding.name}, but config.json says tie_word_embeddings=true; "
-            f"set it to false to import both"
+            f"{head.file}: {head.name} differs from {embedding.name}, but config.json has tie_word_embeddings=true; "
+            f"set tie_word_embeddings=false to import both"
         )

@@ -58,7 +58,7 @@ def draw_tokens(
 
 
 def choose_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """Return a token id that is drawn as `sampling` says. Shapes: logits [V]."""
+    """Return a token id that is drawn by the rules of `sampling`. Shapes: logits [V]."""
     if sampling.temperature == 0.0:
         return int(logits_V.argmax())
     scores_V = logits_V.double() / sampling.temperature

@@ -25,7 +25,7 @@ class WordEmbedding(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token embeddings, times sqrt(H) and plus learned positions where the configuration says so.
+    """Token embeddings, times sqrt(H) and plus learned positions where the configuration has these.
 
     Point: `embedding_out`, after the lookup and before everything that works token by token (positions, dropout).
     """

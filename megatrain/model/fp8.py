@@ -1,6 +1,6 @@
-"""Replaces the products of projections by FP8 products, layer by layer.
+"""Replaces the matrix products of projections by FP8 products, layer by layer.
 
-Shapes: P slots of a layer, three for each of its projections; N steps of history.
+Shapes: P slots of a layer, three for each of its projections (input, weight, gradient); N steps of history.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from megatrain.ops.quantization import E4M3, E5M2
 from megatrain.ops.transformer_engine_linear import TransformerEngineLinear, planned_transformer_engine_linear
 
 OPERAND_FORMATS = (E4M3, E4M3, E5M2)
-"""The formats of input, weight and gradient."""
+"""The FP8 formats of a projection's input, weight and gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Scales:
-    """The delayed scales of a model part's FP8 layers."""
+    """The delayed scales of the FP8 layers in a part of the model."""
 
     scaling: DelayedScaling
     layers: tuple[int, ...]
@@ -39,9 +39,9 @@ class Fp8Scales:
 
 
 def use_fp8(model: Transformer, config: Fp8Config, device: torch.device) -> Fp8Scales | None:
-    """Make the projections of `model`'s layers multiply in FP8, as `config` says.
+    """Make the projections of `model`'s layers multiply in FP8, in the layers that `config` names.
 
-    Returns the scales that are carried from step to step, or None without delayed scaling.
+    Returns the scales, which are kept from step to step; None without delayed scaling.
     On the meta device, the backend need not be installed.
     Raises: ImportError when the backend is not installed.
     """

@@ -72,10 +72,10 @@ def _refusal(found: str) -> ConfigError:
 
 
 class LossHead(nn.Module):
-    """norm -> head_in -> projection -> soft cap, where the configuration has one -> loss.
+    """norm -> head_in -> projection -> soft cap (where the configuration has one) -> loss.
 
     Points: `head_in` (hidden states enter the projection) and the submodule `cross_entropy`.
-    `weight` is the word embedding's parameter itself where the head is tied and both are in this part of the model.
+    `weight` is the parameter of the word embedding where the head is tied and both are in this part of the model.
     """
 
     def __init__(

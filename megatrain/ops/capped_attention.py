@@ -1,9 +1,9 @@
 """Causal attention with a soft cap on its scores, computed in blocks of queries.
 
-No kernel of torch caps scores. So the scores of one block of queries at a time are written out, in forward and again in
-backward. Memory grows with S, not with S * S.
+The fused kernels of torch's scaled_dot_product_attention cannot cap scores. So the scores of one block of queries at a
+time are written to memory, in forward and again in backward. Memory grows with S, not with S * S.
 Shapes: S sequence, B micro-batch, G key-value heads, R queries of a group, D head dim, Q queries of a block, K the keys
-that some of them see.
+that some queries of the block see.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BLOCK = 256
 
 
 class CappedScores(NamedTuple):
-    """How scores are made, and which keys each query sees. window_size: 0 for all before it."""
+    """How scores are computed, and which keys each query sees. window_size: 0 for all keys up to the query."""
 
     scale: float
     cap: float
@@ -60,7 +60,7 @@ class _CappedAttention(torch.autograd.Function):
         grad, wide = _by_group(grad_SBND, num_queries), accumulate_dtype(q.dtype)
         grad_q_SBND = torch.empty(q_SBND.shape, dtype=q.dtype, device=q.device)
         grad_q = _by_group(grad_q_SBND, num_queries)
-        # sums over blocks, so they are kept in the wide dtype until the last one
+        # every block adds to these sums, so they stay in the wide dtype until the last block
         grad_k_SBGD, grad_v_SBGD = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k_SBGD, v_SBGD))
         grad_k, grad_v = _by_group(grad_k_SBGD, 1), _by_group(grad_v_SBGD, 1)
         for queries, keys in _blocks(len(q_SBND), scores.window_size):
@@ -81,7 +81,7 @@ def _by_group(x_SBND: Tensor, num_queries: int) -> Tensor:
 
 
 def _blocks(seq_len: int, window_size: int) -> Iterator[tuple[slice, slice]]:
-    """Yield each block of queries, and the keys that some of them see."""
+    """Yield each block of queries, and the keys that some queries of the block see."""
     for start in range(0, seq_len, _BLOCK):
         stop = min(start + _BLOCK, seq_len)
         yield slice(start, stop), slice(max(0, start - window_size + 1) if window_size else 0, stop)

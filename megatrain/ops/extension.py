@@ -1,4 +1,4 @@
-"""Loads the compiled kernels, megatrain._C, or tells the reason why they are not available."""
+"""Loads the compiled kernels, megatrain._C, or gives the reason why they are not available."""
 
 from __future__ import annotations
 

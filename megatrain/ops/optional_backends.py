@@ -1,7 +1,7 @@
 """Finds NVIDIA apex and Transformer Engine without importing them, and imports them when the configuration names them.
 
-The project that PyPI calls apex is another one, so NVIDIA's apex is recognized by its files. This module does not
-import torch, so that the doctor can use it without torch.
+PyPI has another project under the name apex, so NVIDIA's apex is recognized by its files. This module does not import
+torch, so that the doctor can run where torch is not installed.
 Sources: apex 6424da3 (apex/normalization, csrc/layer_norm_cuda.cpp); Transformer Engine 2.9 to 2.20 (pytorch/module).
 """
 
@@ -40,7 +40,7 @@ class FoundBackend:
     version: str
     """Empty if the package is not that backend."""
     problem: str = ""
-    """Why it cannot be used; empty if it can, as far as that can be seen without importing it."""
+    """Why the package cannot be used; empty if its files show no reason. It is not imported."""
     hint: str = ""
 
 
@@ -50,11 +50,11 @@ def find_apex() -> FoundBackend:
     if directory is None:
         return FoundBackend(None, "", "NVIDIA apex is not installed", APEX_INSTALL)
     if not (directory / "normalization" / "fused_layer_norm.py").is_file():
-        problem = f"the apex at {directory} is not NVIDIA's, it has no normalization/fused_layer_norm.py"
+        problem = f"the apex at {directory} is not NVIDIA's: it has no normalization/fused_layer_norm.py"
         return FoundBackend(directory, "", problem, f"pip uninstall apex, then {APEX_INSTALL}")
     version = _version("apex")
     if importlib.util.find_spec(APEX_EXTENSION) is None:
-        problem = f"NVIDIA apex at {directory} was built without its CUDA extensions, there is no {APEX_EXTENSION}"
+        problem = f"NVIDIA apex at {directory} was built without its CUDA extensions: there is no {APEX_EXTENSION}"
         return FoundBackend(directory, version, problem, APEX_INSTALL)
     return FoundBackend(directory, version)
 
@@ -74,22 +74,22 @@ def find_transformer_engine() -> FoundBackend:
 def import_apex() -> ModuleType:
     """Return apex.normalization.fused_layer_norm.
 
-    Raises: ImportError when it or its compiled part cannot be imported.
+    Raises: ImportError when this module or its compiled part cannot be imported.
     """
     module = _imported("apex.normalization.fused_layer_norm")
-    _imported(APEX_EXTENSION)  # apex itself loads it only at the first norm, after the worker has started
+    _imported(APEX_EXTENSION)  # apex itself loads this extension only at the first norm: too late for an error
     return module
 
 
 def import_transformer_engine() -> TransformerEngine:
     """Return transformer_engine.pytorch and transformer_engine.common.recipe.
 
-    Raises: ImportError when it cannot be imported, or is too old to have the entry points that are used.
+    Raises: ImportError when one of them cannot be imported, or Transformer Engine is older than 2.9.
     """
     module = _imported("transformer_engine.pytorch")
     if not hasattr(module, "autocast"):
         raise ImportError(
-            "transformer_engine.pytorch has no autocast, it is too old: install Transformer Engine >= 2.9"
+            "transformer_engine.pytorch has no autocast, so it is too old; install Transformer Engine >= 2.9"
         )
     return TransformerEngine(module, _imported("transformer_engine.common.recipe"))
 
@@ -98,7 +98,7 @@ def _imported(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (ImportError, OSError, RuntimeError, AssertionError, AttributeError) as error:
-        # on import, both look for libraries, versions and devices, and raise various errors if one is missing
+        # both packages search for libraries, versions and devices on import, and raise various errors if one is missing
         raise ImportError(f"{name} does not load: {type(error).__name__}: {error}") from error
 
 

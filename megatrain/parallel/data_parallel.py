@@ -1,11 +1,11 @@
 """Data parallel by chunk with sharded gradients: accumulate, reduce-scatter, and gather the updated parameters.
 
-ZeRO-1 accumulates whole gradients over the micro-batches and reduce-scatters a chunk when the schedule says so, after
-its last backward. ZeRO-2 reduce-scatters after every backward and keeps the sum of this rank's shard only. If all
-gradients of a bucket are ready earlier, its reduction starts during that backward; buckets start in their order
-(bucket.py). Each part of the model
-waits only for its own parameters. With overlap off, each collective is awaited at once. The collectives and their
-order stay the same, so the numbers are bitwise the same. Source: MegaScale sec. 3.2; ZeRO (arXiv:1910.02054).
+ZeRO-1 accumulates whole gradients over the micro-batches and reduce-scatters a chunk at the reduce action of the
+schedule, after its last backward. ZeRO-2 reduce-scatters after every backward and keeps the sum of this rank's shard
+only. If all gradients of a bucket are ready earlier, its reduction starts during that backward; buckets start in their
+order (bucket.py). Each part of the model waits only for its own parameters. With overlap off, each collective is
+awaited at once. The collectives and their order stay the same, so the numbers are bitwise the same. Source: MegaScale
+sec. 3.2; ZeRO (arXiv:1910.02054).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The ranks of a stage form a grid: replicas along one side, the parts of the cut axis along the other. A matrix is spread
 over the shards of several replicas of each part. Its values first go to the owner's row, along the replicas, and then
 to the owner, along the cut axis. Results take the same way back. So two all-to-alls over the existing groups reach
-every rank. What several ranks hold alike, all of them send and get. Every rank computes the same routes without
+every rank. Ranks with the same part all send and receive it. Every rank computes the same routes without
 communication. Source: ours, after the distributed Muon of Moonlight (arXiv:2502.16982), which gathers over dp.
 """
 

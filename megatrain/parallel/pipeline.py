@@ -232,8 +232,8 @@ class Pipeline:
 
 def _run_backward(edge: GradientEdge | None, dtype: torch.dtype, gradient: Tensor) -> None:
     assert edge is not None, "a forward that ran without grad mode has no backward"
-    # What torch.autograd.backward calls in the end. Before that it checks shapes, as the engine does too, with a module
-    # that imports sympy: 1 to 2 s of processor time in the first backward of each rank.
+    # torch.autograd.backward calls this function after a check of shapes, which the engine repeats. The check imports
+    # sympy: 1 to 2 s of processor time in the first backward of each rank.
     _engine_run_backward((edge,), (gradient.to(dtype),), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 

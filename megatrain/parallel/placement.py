@@ -133,7 +133,7 @@ def placements_of(
 
     There is one placement, except for fused matrices with splits_first: these have two, which lie end to end in the
     memory of the rank's tensor.
-    Raises: TopologyError when the parameter cannot be cut as the row says.
+    Raises: TopologyError when the parameter cannot be cut as the row requires.
     """
     holders = _holders(row.sum_groups, layout, rank)
     boxes = [(Box((0,) * len(shape), tuple(shape)), holders)]

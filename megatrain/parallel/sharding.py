@@ -22,7 +22,7 @@ class LogicalParameter:
     num_writes: how often backward writes to its gradient in each micro-batch: once for each use of the parameter.
     0 where a micro-batch may give it no gradient.
     hidden: the matrices of a hidden weight; None for other parameters.
-    is_vector: whether the table of placements says so, besides the names of biases and of norms' scales.
+    is_vector: whether the table of placements marks the parameter as a vector; biases and norms' scales always are.
     """
 
     parameter: nn.Parameter

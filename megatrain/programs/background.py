@@ -37,7 +37,7 @@ def background_niceness(niceness: int, environment: Mapping[str, str]) -> int:
 def lower_process_priority(niceness: int) -> None:
     """Lower the priority of this process by `niceness`, limited by the environment, and let it use all cores.
 
-    At the lowest priority the scheduler also treats it as a batch job. What the system forbids is left out.
+    At the lowest priority the scheduler also treats it as a batch job. Settings that the system forbids are left out.
     Raises: ConfigError as `background_niceness` does.
     """
     niceness = background_niceness(niceness, os.environ)
@@ -58,7 +58,7 @@ def lower_process_priority(niceness: int) -> None:
 def lower_thread_priority() -> None:
     """Give the calling thread the lowest priority that the environment allows, and let it use all cores.
 
-    What the system forbids is left out. Raises: ConfigError as `background_niceness` does.
+    Settings that the system forbids are left out. Raises: ConfigError as `background_niceness` does.
     """
     if niceness := background_niceness(LOWEST_PRIORITY, os.environ):
         with suppress(OSError):

@@ -1,6 +1,6 @@
-"""Keeps the log of a program: when the file is removed, the output goes to a new one.
+"""Keeps the log of a program: when its file is removed, the output goes to a new file of the same name.
 
-For programs that a launch starts, each with its own log. A program at a terminal does not need this.
+The programs that a launch starts use this, each with a log of its own. A program at a terminal does not need it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _GONE = " (deleted)"
-"""What Linux appends to the name of an open file that was removed."""
+"""The suffix that Linux appends to the name of an open file that was removed."""
 _POLL_S = 1.0
 
 
@@ -28,7 +28,7 @@ def keep_own_log() -> None:
 def _keep() -> None:
     while True:
         time.sleep(_POLL_S)
-        with suppress(OSError):  # no reader is left
+        with suppress(OSError):  # no new file can be made now: the next poll tries again
             _restore_removed()
 
 
@@ -44,7 +44,7 @@ def _restore_removed() -> None:
 
 
 def _removed(handle: int) -> Path | None:
-    """Return the former name of an open regular file that has no name any more. Raises: OSError."""
+    """Return the former path of an open regular file that was removed; None for any other. Raises: OSError."""
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink:
         return None

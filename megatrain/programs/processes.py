@@ -18,7 +18,7 @@ _DEAD_STATES: Final = "ZX"
 
 
 def _no_prctl(*_: object) -> int:
-    """Stand in for prctl, which only Linux has."""
+    """Replace prctl, which only Linux has."""
     return -1
 
 

@@ -1,7 +1,8 @@
 """A supervisor: starts a program again whenever it ends, because the job can be without it only for a while.
 
-A program that fails twice in a row with the same error is a problem for a person: `problem` says so until it works.
-Where starting it again cannot help, by its exit code, it is left at that; a bug (exit code 1) gets a few more tries.
+A program that fails twice in a row with the same error is a problem for a person: `problem` describes it until the
+program works. A program whose exit code shows that another start cannot help is not started again; after a bug (exit
+code 1) it is started a few more times.
 """
 
 from __future__ import annotations

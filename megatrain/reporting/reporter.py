@@ -114,7 +114,7 @@ class Reporter:
 
     def _remaining_s(self, report: StepReport, now: float) -> float:
         num_steps = report.step - self._first_step
-        # The first step compiles and allocates, so its duration says little about the others.
+        # The first step compiles and allocates, so its duration is no estimate of the others.
         step_s = (now - self._first_at) / num_steps if num_steps else report.duration_s
         return step_s * (self._total_steps - report.step)
 

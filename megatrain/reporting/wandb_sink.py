@@ -1,8 +1,8 @@
-"""Metrics to Weights & Biases: one value per field, named kind/field, over the step.
+"""Sends metrics to Weights & Biases: one value for each field, named kind/field, over the step.
 
-A run directory is one W&B run, even if the job starts several times: the file of the run's id is next to the metrics.
-Without a network or a login the run is kept on disk, and `wandb sync` sends it later. If files of the run are removed,
-the sink makes them again.
+A run directory is one W&B run, even if the job starts several times: a file beside the metrics has the run's id.
+Without a network or a login the metrics are kept on disk, and `wandb sync` sends them later. If the files of a run are
+removed, the sink continues the same run in new files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PATIENCE_S = 30
 
 
 class WandbSink:
-    """Logs to the one W&B run that belongs to `directory`."""
+    """Logs to the W&B run of `directory`."""
 
     def __init__(self, config: Config, directory: Path, note: Callable[[str], None]) -> None:
         self.name = "Weights & Biases"
@@ -50,7 +50,7 @@ class WandbSink:
             self._note(f"Weights & Biases cannot be reached ({error}); metrics are kept in {location}")
             self._run = wandb.init(mode="offline", **settings)
         (self._directory / RUN_ID_FILE).write_text(f"{self._run.id}\n")
-        self._files.was_lost()  # the current files are watched from now on
+        self._files.was_lost()  # this call makes the current files the watched ones
         # W&B's own step can only grow, but a resumed run goes back to the step of its checkpoint.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
@@ -71,7 +71,7 @@ class WandbSink:
         self._run.finish()
 
     def _open_again(self, step: int) -> None:
-        """Continue the same run in new files, since the old ones have been removed. Raises: OSError."""
+        """Continue the same run in new files after the old ones were removed. Raises: OSError."""
         lost = f"what was not sent before step {step} is lost"
         self._note(f"metrics: {self._files.path} was removed from outside; {lost}")
         self._directory.mkdir(parents=True, exist_ok=True)

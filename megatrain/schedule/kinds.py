@@ -1,12 +1,13 @@
-"""The kinds of schedule, one row each, with all facts about it; and closed forms: the idle time of a schedule and the
-activations it holds, without building it.
+"""The kinds of schedule, one row each with all its facts; and closed forms for the idle time of a schedule and for the
+activations that its stages hold, so that no schedule need be built to know them.
 
 Bubble: with free communication and model chunks of equal duration (tf forward, tb backward, any values), every stage
 computes for num_microbatches * num_chunks * (tf + tb) and idles for (pp_size - 1) * (tf + tb), for any number of
 micro-batches. Where backward is split (ti for dgrad, tw for wgrad, any values) and wgrads fill the bubble, a stage
-idles for (pp_size - 1) * (tf + ti - min(tf, ti, tw)). That is the paper's tf + ti - tw if wgrads are the shortest, and
-else the longer of tf and ti. So, per token, a batch 4 times as large has a quarter of the bubble: 75 % less. That is
-our number for LAMB's larger batches, where MegaScale sec. 3.1 claims 87.5 %.
+idles for (pp_size - 1) * (tf + ti - min(tf, ti, tw)). The factor is the paper's tf + ti - tw if wgrads are the
+shortest, and else the longer of tf and ti. The bubble of a step does not depend on the number of micro-batches, so a
+batch 4 times as large has a quarter of the bubble per token: 75 % less. For LAMB's larger batches, MegaScale sec. 3.1
+claims 87.5 %; we claim these 75 %.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class ScheduleKind:
     why_pipeline: str = ""
     """Why one stage is too few; empty where one is enough."""
     why_microbatches: str = ""
-    """Why it needs at least pp_size micro-batches; empty where any number is allowed."""
+    """Why the schedule needs at least pp_size micro-batches; empty where any number is allowed."""
     splits_backward: bool = False
     """Whether wgrads are deferred."""
 
@@ -87,7 +88,7 @@ KINDS: dict[str, ScheduleKind] = {
 }
 SCHEDULE_NAMES = tuple(KINDS)
 CHUNKED_NAMES = " or ".join(kind.name for kind in KINDS.values() if kind.has_chunks)
-"""The schedules with several chunks per stage, as text for messages."""
+"""The names of the schedules with several chunks per stage, as text for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +169,8 @@ def bubble_fraction(
 ) -> float:
     """Return the idle time of a stage in a step divided by its compute time, with free communication.
 
-    The result is (pp_size - 1) / (chunks * micro-batches) for all durations. For zero_bubble it is that value times
-    (tf + ti - min(tf, ti, tw)) / (tf + ti + tw).
+    The result is (pp_size - 1) / (chunks * micro-batches), for any durations. For zero_bubble, this value is multiplied
+    by (tf + ti - min(tf, ti, tw)) / (tf + ti + tw).
     Raises: TopologyError when the pipeline cannot be built.
     """
     kind = require_feasible(name, pp_size, num_chunks, num_microbatches)

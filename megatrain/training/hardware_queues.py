@@ -1,8 +1,9 @@
 """The GPU's hardware queues: enough of them that no stream waits for another one by accident.
 
-The driver maps streams to 8 queues unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise. Work of one queue starts in the
-order of its launches, so a stream that waits for a peer holds up the others of its queue. A rank uses up to 12 streams
-(ADR 0060). Results never depend on the number. Source: CUDA programming guide, environment variables.
+The CUDA driver maps streams to 8 queues unless CUDA_DEVICE_MAX_CONNECTIONS sets another number. Work of one queue
+starts in the order of its launches, so a stream that waits for a peer holds up the other streams of its queue. A rank
+uses up to 12 streams (ADR 0060). Results never depend on the number. Source: CUDA programming guide, environment
+variables.
 """
 
 from __future__ import annotations

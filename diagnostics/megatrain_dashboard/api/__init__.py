@@ -1,6 +1,6 @@
 """One module for each subject of the API: most serve one view, some serve all (job, live, session, health, marks).
 
-docs/glossary.md says what a page, a view, a chart, a picture and a topic are.
+docs/glossary.md defines page, view, chart, picture and topic.
 
 A module has three parts, in this order: the types of the responses, which are the contract with the page and with
 programs; pure functions that make these documents from a job's data; and `router`, which is thin: it checks the

@@ -259,7 +259,7 @@ def router(parts: DashboardParts) -> APIRouter:
     source = parts.source
 
     def problem(last_ns: int, now_s: float) -> str:
-        """Return a text that says for how long nothing was read of a host of a running job; empty: not for long."""
+        """Return a text with the time since the last reading of a host of a running job; empty if it is short."""
         config = source.facts().config
         interval_s = (DiagnosticsConfig() if config is None else config.diagnostics).telemetry_interval_s
         if source.is_recorded or now_s - last_ns / _NS <= LIMITS.silent_after_s(interval_s):

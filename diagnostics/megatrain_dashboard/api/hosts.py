@@ -1,4 +1,4 @@
-"""GET /hosts and /hosts/{host}: the state of each host, what keeps it from training, its checks and its incidents."""
+"""GET /hosts and /hosts/{host}: the state of each host, why it does not train, its checks and its incidents."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class HostDocument(Document):
     joined_unix_s: float | None
     straggler_score: float | None
     clock_offset_s: float | None
-    """How far the host's clock is ahead of the daemon's; exact to clock_error_s."""
+    """Seconds by which the host's clock is ahead of the daemon's, with an error of at most clock_error_s."""
     clock_error_s: float | None
     cordon_reason: str
     cordon_by: str
@@ -83,9 +83,9 @@ class HostHistoryDocument(Document):
     checks: tuple[CheckDocument, ...]
     checks_unix_s: float | None
     incident_ids: tuple[str, ...]
-    """Incidents that blame the host, the newest first."""
+    """Incidents whose culprit is the host or a rank of it, the newest first."""
     victim_incident_ids: tuple[str, ...]
-    """Incidents in which workers of the host ended because of others."""
+    """Incidents with another culprit, or without one, in which workers of the host ended; the newest first."""
     rounds: tuple[int, ...]
     """The rounds that the host took part in."""
 
@@ -95,7 +95,7 @@ class HostInputs:
     """The data of hosts.
 
     `clocks`: by host, (offset, error) in seconds of the newest comparison. `last_rounds`: by host, the newest round in
-    which its ranks reported. `roster`: of the round that is shown, where there is no snapshot.
+    which its ranks reported. `roster`: that of the round that is shown, where there is no snapshot.
     """
 
     snapshot: JobSnapshot | None = None
@@ -118,7 +118,7 @@ class HostInputs:
 
 
 def hosts_document(given: HostInputs) -> HostsDocument:
-    """Return all hosts: first those of the round, by rank; then those of earlier rounds."""
+    """Return all hosts: those of the round first, by rank; then registered, cordoned or earlier ones, by name."""
     judged = given.judged
     thresholds = None if judged is None else thresholds_document(judged.thresholds)
     if given.snapshot is not None:
@@ -137,7 +137,7 @@ def host_history_document(
     rounds: Iterable[int],
     host_of: HostOf,
 ) -> HostHistoryDocument:
-    """Return the history of one host. `rounds`: the rounds that it took part in."""
+    """Return the history of one host. `rounds`: the rounds that the host took part in."""
     blaming: list[str] = []
     others: list[str] = []
     for one in incidents:
@@ -162,7 +162,7 @@ def host_history_document(
 
 
 def blames_host(incident: Incident, host: str, host_of: HostOf) -> bool:
-    """Return whether an incident blames a host, or a rank of it."""
+    """Return whether the culprit of an incident is a host, or a rank of this host."""
     culprit = culprit_of_incident(incident) or NO_CULPRIT
     if culprit.hosts:
         return host in culprit.hosts
@@ -254,7 +254,7 @@ def router(parts: DashboardParts) -> APIRouter:
         found = {one.host: one for one in all_hosts().hosts}
         if host not in found:
             names = ", ".join(list(found)[:_MAX_NAMED]) or "none"
-            raise not_found(f"host {shown(host)}: no such host; there are {names}, {len(found):,} in all")
+            raise not_found(f"host {shown(host)}: no such host; the job has {len(found):,}: {names}")
         facts = source.facts()
         return document_response(
             host_history_document(

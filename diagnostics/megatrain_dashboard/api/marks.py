@@ -162,7 +162,7 @@ def _is_in(mark: MarkDocument, window: Window) -> bool:
 
 
 def _thinned(marks: Sequence[MarkDocument]) -> Iterable[MarkDocument]:
-    """Return at most MAX_MARKS_OF_A_KIND of the marks. If there are more, a mark stands for a run of neighbours."""
+    """Return at most MAX_MARKS_OF_A_KIND of the marks. If there are more, one mark replaces a run of neighbours."""
     if len(marks) <= MAX_MARKS_OF_A_KIND:
         return marks
     ordered = sorted(marks, key=lambda one: (one.at_unix_s or 0.0, one.step or 0))

@@ -35,7 +35,7 @@ class NoteRequest(Document):
     step: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
     at_unix_s: Annotated[float | None, Field(ge=0, lt=2**33)] = None
     idempotency_key: Key
-    """Identifies one note: if it is sent twice, it is written once."""
+    """Identifies a note: a note that is sent twice under one key is written once."""
 
 
 class RetractionRequest(Document):
@@ -57,9 +57,9 @@ class NoteDocument(Document):
     retracted_unix_s: float | None
     retracted_by: str
     retraction: str
-    """Why it was retracted."""
+    """Why the note was retracted."""
     incident_ids: tuple[str, ...]
-    """The incidents during which the note's time lies."""
+    """The incidents that the note belongs to, by its time or its step."""
 
 
 class NotesDocument(Document):
@@ -99,12 +99,12 @@ def _at_s(note: Note, clock: StepClock) -> float | None:
 
 
 def router(parts: DashboardParts, writer: NoteWriter | None) -> APIRouter:
-    """Return the routes that list, add and retract notes of a run. `writer` None: nothing can be written."""
+    """Return the routes that list, add and retract notes of a run. `writer` None: no note can be written."""
     routes = APIRouter(tags=["notes"])
 
     def why_not(caller: Caller) -> str:
         if parts.source.is_recorded or writer is None:
-            return "this is the history of a run, which this page does not change; megatrain annotate adds notes to it"
+            return "this page shows the history of a run and does not change it; megatrain annotate adds notes"
         if caller.role is not Role.OPERATOR:
             return "viewers may only read: log in with the token of an operator, or use megatrain annotate"
         return ""

@@ -49,7 +49,7 @@ _Origin = Reach | RunStanding | None
 
 @dataclass(slots=True)
 class _OpenJob:
-    """`origin`: what it was opened from; `num_asking`: requests that are being answered, streams included."""
+    """An open job. `origin`: its source; `num_asking`: requests that are being answered, streams included."""
 
     origin: _Origin
     app: FastAPI

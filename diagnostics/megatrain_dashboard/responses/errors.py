@@ -49,7 +49,7 @@ class RefusalError(Exception):
 
 
 def bad_query(parameter: str, value: object, rule: str) -> RefusalError:
-    """Return the refusal of one parameter. `rule` says which values are allowed."""
+    """Return the refusal of one parameter. `rule` describes the allowed values."""
     return RefusalError(400, f"{parameter}={shown(value)}: {rule}")
 
 

@@ -48,7 +48,7 @@ class Origins:
         if not is_browser:
             return
         if origin is None and site is None:
-            raise RefusalError(403, "neither Origin nor Sec-Fetch-Site says which page made this request; send Origin")
+            raise RefusalError(403, "neither Origin nor Sec-Fetch-Site names the page of this request; send Origin")
         if headers.get(REQUEST_HEADER) != "1":
             raise RefusalError(
                 403, "the header X-Megatrain-Request: 1 is missing, which the pages of the dashboard send"

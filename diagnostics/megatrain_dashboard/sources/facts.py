@@ -20,7 +20,7 @@ from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsSeen:
-    """The checkpoints of a run at the last poll. `survey` None: there was no poll yet, or `problem` says why."""
+    """The checkpoints of a run at the last poll. `survey` None: there was no poll yet, or `problem` has the reason."""
 
     place: str = ""
     survey: Survey | None = None

@@ -1,4 +1,4 @@
-"""A running job: etcd and its run directory. Two threads keep both up to date, and a third watches checkpoints."""
+"""A running job, read from etcd and from its run directory. One thread polls each, and a third watches checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from megatrain_job.jobs.verdict_cases import cases_of_audit, merged_cases
 
 
 class LiveJob(RunSource):
-    """A JobSource. The constructor opens it; `close` ends its threads and leaves the client open."""
+    """A JobSource. Its constructor starts the threads; `close` ends them and leaves the client of etcd open."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class LiveJob(RunSource):
     ) -> None:
         """Open the job.
 
-        period_s: the time between two polls of the run directory. max_pause_s: the time between two reads of etcd
-        if no change is reported.
+        period_s: the time between two polls of the run directory. max_pause_s: the longest time between two reads of
+        etcd while no change is reported.
         """
         self._keys, self._clock = keys, clock
         self._config: Config | None = None
@@ -65,9 +65,9 @@ class LiveJob(RunSource):
         if not poll.problem:
             return ""
         if poll.snapshot is None:
-            return f"etcd is out of reach, and nothing is known of the job: {poll.problem}"
+            return f"etcd is out of reach, and the state of the job is not known: {poll.problem}"
         age = age_text(poll.at_unix_s, self._clock())
-        return f"etcd is out of reach; the shown state of hosts and rounds is {age} old: {poll.problem}"
+        return f"etcd is out of reach; the state of hosts and rounds shown here is {age} old: {poll.problem}"
 
     def facts(self) -> JobFacts:
         history, poll = self._history, self._etcd.last_poll
@@ -117,4 +117,4 @@ def _config_of(snapshot: JobSnapshot) -> Config | None:
     try:
         return config_of_values(record.config, record.job)
     except ConfigError:
-        return None  # written by another version of this program; the daemon reports that too
+        return None  # another version of this program wrote the record; the daemon reports this too

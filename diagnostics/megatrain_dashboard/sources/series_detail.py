@@ -1,8 +1,9 @@
 """A part of the series step by step, read again from the store where the series of the whole run has merged steps.
 
-That series has the newest thousands of steps exactly, and older ones ever more coarsely. A person who looks at fifteen
-minutes of last week must still see each step. So a part of at most 16,384 steps is read into a series of 2 MB by
-itself, and the few newest of these are cached. Where the store no longer has these steps, the coarse entries are used.
+The series of the whole run has one entry for each of the newest thousands of steps, and merged entries for older ones.
+A chart of fifteen minutes of last week must still show each step. So a part of at most 16,384 steps is read into a
+series of its own, of at most 2 MB. The four parts that were used last are cached. Where the store no longer has the
+steps, the merged entries are used.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _Key = tuple[tuple[int, int, int], ...]
 
 
 class SeriesDetail:
-    """Thread-safe."""
+    """Reads and caches the parts. Thread-safe."""
 
     def __init__(self, events: StoredEvents) -> None:
         self._events = events
@@ -41,7 +42,7 @@ class SeriesDetail:
         first, last = max(first, int(coarse.column("first")[0])), min(last, int(coarse.column("last")[-1]))
         if last - first >= MAX_STEPS:
             return coarse
-        # a step belongs to the newest round that did it: rows of older rounds for it no longer count
+        # a step belongs to the newest round that trained it: the rows that older rounds have for this step do not count
         reached = tuple(
             (number, max(begin, first), min(end, last))
             for number, begin, end in whole.reached

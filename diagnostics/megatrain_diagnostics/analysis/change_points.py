@@ -148,7 +148,7 @@ class _RunLengths:
             self._forget()
 
     def _forget(self) -> None:
-        """Drop the least likely ages, but never that of the first point: it stands for no change at all."""
+        """Drop the least likely ages, but never that of the first point: this age means that no change occurred."""
         keep = np.sort(np.argsort(self._log_weights[:-1])[-_MAX_RUN_LENGTHS:])
         keep = np.append(keep, len(self._log_weights) - 1)
         for name in ("_log_weights", "_ages", "_mean", "_weight", "_shape", "_scale"):

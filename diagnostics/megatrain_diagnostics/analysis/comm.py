@@ -62,7 +62,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """What is known of the communication of some steps."""
+    """The known communication of some steps."""
 
     steps: tuple[int, ...]
     num_ranks: int

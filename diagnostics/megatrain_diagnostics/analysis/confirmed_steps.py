@@ -1,4 +1,4 @@
-"""Which steps are confirmed: those that a second rank reports too.
+"""Confirms steps: a step counts when a second rank reports it too.
 
 All ranks of a job are at one step, or at neighbouring steps. A single rank that reports a step thousands ahead is
 wrong, and must not make all earlier steps count as old.

@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 MAX_RANKS = 4
 """Number of ranks of a finding, the worst first, whose GPU is named."""
 _NUM_NOW = 3
-"""Number of newest readings that stand for the present: a clock changes from moment to moment."""
+"""Number of newest readings that count as the present: a clock changes from moment to moment."""
 _OF_GPU = frozenset({Cause.COMPUTE, Cause.STAGE, Cause.UNKNOWN})
 _ERRORS = ("rx_errors", "tx_errors", "symbol_errors")
 

@@ -1,7 +1,7 @@
-"""One GPU, or one link, from reading to reading: which counters grew, since when it is throttled, what is wrong. Pure.
+"""Follows one GPU or link from reading to reading: which counters grew, since when it is throttled, its problem. Pure.
 
 Counters restart when a driver is loaded again: a counter that is less than before counts from zero. `DeviceLimits`
-says beyond which values a GPU or a link has a problem.
+has the values beyond which a GPU or a link has a problem.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """What is known of a GPU; `row` is the newest."""
+    """The state of a GPU; `row` is its newest reading."""
 
     row: Row = field(default_factory=dict)
     counters: Mapping[str, Counter] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """What is known of a link; `row` is the newest."""
+    """The state of a link; `row` is its newest reading."""
 
     row: Row = field(default_factory=dict)
     counters: Mapping[str, Counter] = field(default_factory=dict)

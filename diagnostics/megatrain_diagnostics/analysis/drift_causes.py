@@ -1,8 +1,8 @@
-"""Which operation's time moved when the level of the step time changed.
+"""Finds the operations whose time changed when the level of the step time changed.
 
 A rank that computes longer makes all others wait in their collectives, so the victims have the longest sums. Therefore
-work that a rank does by itself is judged by the rank where it grew the most, and communication by the member of each
-group that waits least. Own work explains a change first, then collectives, then the pipeline's links. Where none does,
+a rank's own work is judged by the rank where it grew the most, and communication by the member of each group that waits
+least. Own work explains a change first, then collectives, then the pipeline's links. Where none of them explains it,
 ranks begin at different moments from step to step (MegaScale sec. 5.1: irregular garbage collection and slow
 operators). Operations whose end the host notices late are left out: sends, and the small all-reduces of counts and
 norms.
@@ -22,7 +22,7 @@ from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals
 EXPLAINS = 0.4
 """Fraction of the change of the step time for which an operation must account to be its cause."""
 COMPUTE = "forward-compute and backward-compute"
-"""Named where neither of the two explains a change, and both together may."""
+"""The name of both operations together, where neither alone explains a change."""
 _OWN_WORK = (
     *(*MODEL_COMPUTES, Operation.DATA_WAIT, Operation.GC),
     Operation.OPTIMIZER,
@@ -43,7 +43,7 @@ class Moved:
     explained: float
     """Fraction of the change of the step time."""
     ranks: tuple[int, ...]
-    """Ranks where it changed, 16 at most."""
+    """Ranks where the time changed, 16 at most."""
     num_ranks: int
     hosts: tuple[str, ...]
 

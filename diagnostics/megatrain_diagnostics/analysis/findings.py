@@ -48,7 +48,7 @@ class Finding:
     """How much less the worst rank waits for others than its peers do."""
     num_peers: int
     victims: tuple[int, ...]
-    """Some of the ranks that wait for it, the one that waits longest first."""
+    """Some of the ranks that wait for the worst rank, in the order of their waits, the longest first."""
     num_victims: int
     step_s: float
     """Present duration of a step."""
@@ -79,7 +79,7 @@ def straggler_key(cause: Cause, hosts: Sequence[str], stage_ranks: Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class StragglerAssessment:
-    """What is known at present."""
+    """The findings at present, and the steps and ranks that were not judged."""
 
     findings: tuple[Finding, ...] = ()
     unjudged_ranks: tuple[int, ...] = ()

@@ -1,8 +1,8 @@
-"""Which part of a step is a rank's own work and which is waiting: operations summed to a few aspects.
+"""Divides a rank's step into its own work and its waiting: sums operations by aspect.
 
-A pass of the model contains the tensor-parallel collectives, which wait for the neighbours in the same layer: their
-time is subtracted from own compute. Operations that end only when other ranks have arrived are waiting: collectives and
-receives.
+A forward or backward pass contains the tensor-parallel collectives, which wait for the other tp ranks: their time is
+subtracted from own compute. Collectives and receives end only when other ranks have arrived, so they count as waiting.
+Of overlapped collectives only the longest counts. The exchanges of checkpoints do not count.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NO_TRAINING = tuple(
     operation.number
     for operation in (Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION, Operation.INIT)
 )
-"""A step whose sums contain one of these is not compared: sums count what ended since the step before."""
+"""A step with one of these is not compared: its sums count all spans that ended since the step before."""
 
 _MIN_SCALE_S = 1e-9
 
@@ -61,7 +61,7 @@ def aspects(row: StepRow) -> Floats:
 
 
 def is_only_training(row: StepRow) -> bool:
-    """Return whether no rank saved, evaluated or loaded since the step before."""
+    """Return whether no rank initialised, loaded, saved or evaluated since the step before."""
     return not row.sum_of(NO_TRAINING).any()
 
 
@@ -72,9 +72,9 @@ def typical_step_s(row: StepRow) -> float:
 
 
 def scale_of(stage_medians: Floats, stage_of: Indices, step_s: float) -> Floats:
-    """Return the unit of excesses: the typical own compute of each rank's stage, else the step. Shapes: [ranks].
+    """Return the unit of excesses in seconds: the typical own compute of each rank's stage; where it is 0, the step.
 
-    Never 0, because excesses are divided by it.
+    The unit is never 0, because excesses are divided by it. Shapes: stage_medians [stages]; stage_of, result [ranks].
     """
     typical = np.where(stage_medians > 0.0, stage_medians, step_s)
     scale: Floats = np.maximum(typical, _MIN_SCALE_S)[stage_of]

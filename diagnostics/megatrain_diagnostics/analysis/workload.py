@@ -1,7 +1,8 @@
-"""Whether own compute follows the samples: the sequence-length imbalance of OSDI'25 sec. 5.
+"""Finds out whether own compute follows the samples: the sequence-length imbalance of OSDI'25 sec. 5.
 
-Attention costs the sum of the squared lengths of the documents, so a rank with longer ones computes longer on any host.
-Compute cannot grow by more than that sum does: this distinguishes a slow host that also has longer sequences.
+The cost of attention grows with the sum of the squared lengths of the documents, so a rank with longer documents
+computes longer on any host. Compute cannot grow by a larger fraction than this sum. If it does, the host is slow, even
+if its sequences are longer too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MIN_WORK_CORRELATION = 0.9
 _EXPLAINS = 0.8
 """The sum of squared lengths must exceed that of the peers by at least this fraction of the excess of compute."""
 _MIN_VARIATION = 0.05
-"""Least relative variation of durations: below it, a correlation is one of noise."""
+"""Least relative variation of durations. A correlation of durations that vary less is one of noise."""
 _MIN_PAIRS = 8
 
 
@@ -32,7 +33,7 @@ def pearson(first: NDArray[np.floating], second: NDArray[np.floating]) -> float:
 
 
 def work_correlation(window: ComparedSteps, ranks: Indices) -> float:
-    """Return how well compute follows the work of these ranks, over steps and ranks: the best of the kinds of work."""
+    """Return the highest correlation of compute with one kind of these ranks' work, over steps and ranks; least 0."""
     compute = window.own[:, Aspect.COMPUTE][:, ranks]
     has_reported = window.has_reported[:, ranks]
     found = [0.0]
@@ -45,7 +46,7 @@ def work_correlation(window: ComparedSteps, ranks: Indices) -> float:
 
 
 def work_excess(window: ComparedSteps, rank: int, peers: Indices) -> float:
-    """Return by which fraction a rank's work exceeds that of its peers; 0 where that is not known."""
+    """Return by which fraction a rank's work exceeds that of its peers; 0 if it does not, or no work is known."""
     found = 0.0
     for kind in range(window.work.shape[1]):
         if not len(peers):
@@ -58,7 +59,7 @@ def work_excess(window: ComparedSteps, rank: int, peers: Indices) -> float:
 
 
 def is_explained(window: ComparedSteps, rank: int, peers: Indices, excess: float) -> bool:
-    """Return whether its samples explain a rank's excess of compute."""
+    """Return whether a rank's samples explain the excess of its compute."""
     compared = np.append(peers, rank)
     return (
         work_excess(window, rank, peers) >= _EXPLAINS * excess
@@ -69,7 +70,7 @@ def is_explained(window: ComparedSteps, rank: int, peers: Indices, excess: float
 def pass_correlations(spans: Spans, num_ranks: int) -> Floats:
     """Return for each rank the correlation of forward and backward of the same micro-batch; 0 with too little data.
 
-    Long sequences are long in both; the slowness of a host differs between the two moments. The mean of each chunk and
+    A long sequence makes both passes long, but the slowness of a host changes between them. The mean of each chunk and
     step is subtracted first, so that a step that was slow as a whole does not count. Shapes: [ranks].
     """
     found = np.zeros(num_ranks)
@@ -90,7 +91,7 @@ def pass_correlations(spans: Spans, num_ranks: int) -> Floats:
 
 
 def _passes(spans: Spans) -> Floats:
-    """Return rows of (rank, step, chunk, forward, backward) for the micro-batches with both known."""
+    """Return a row (rank, step, chunk, forward ns, backward ns) for each micro-batch whose two durations are known."""
     by_key: list[dict[tuple[int, int, int, int], int]] = []
     for operation in (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE):
         rows = np.flatnonzero((spans.operation == operation.number) & (spans.duration_ns >= 0))

@@ -59,12 +59,12 @@ class Configuration:
                 self._checkpoints = Path(config.checkpoint.directory)
             self._known.set()
         except ConfigError as error:
-            _logger.warning("the configuration in the job's record cannot be read, the old one stays: %s", error)
+            _logger.warning("the configuration in the job's record cannot be read, so the old one stays: %s", error)
 
     def wait(self, stop: threading.Event) -> bool:
         """Wait until the section is known, or `stop` is set; return whether it is known."""
         if not self._known.is_set():
-            _logger.info("the daemon opens no port before it has the job's record, which says where it may listen")
+            _logger.info("the daemon opens no port before it has the job's record, which sets where it may listen")
         while not self._known.wait(_LOOK_S):
             if stop.is_set():
                 return False

@@ -1,8 +1,8 @@
 """The Arrow schema of each table of events, and the conversion from numpy to Arrow and back.
 
-There are two forms. On the wire an operation is its number: no look-up is needed a million times a second. In files it
-is its name, as text with a dictionary, and so is the kind of a value: other Parquet readers can use them without a list
-of numbers. Both forms name their table and its version.
+There are two forms. On the wire, operations and kinds of values are numbers, because up to a million rows a second need
+no look-up then. In files they are names, as text with a dictionary, so that other Parquet readers need no list of the
+numbers. The metadata of both forms name the table and the version of its schema.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCHEMA_VERSION = 3
 TABLE_KEY = b"megatrain_table"
 VERSION_KEY = b"megatrain_schema_version"
 NOT_KNOWN = 0
-"""Number of an operation, or of a value's kind, whose name is from a newer program. It is never assigned."""
+"""Stands for an operation or a kind of value whose name this program does not know. No operation or kind has it."""
 
 _ARROW_TYPES = {
     "u1": pa.uint8(),
@@ -49,17 +49,17 @@ _NUMBERS = {column: {name: number for number, name in enumerate(names)} for colu
 
 
 def table_named(name: str) -> type[Table] | None:
-    """Return the table of this name; None: there is none."""
+    """Return the table of this name; None where there is no such table."""
     return _KINDS.get(name)
 
 
 def names_of(column: str) -> tuple[str, ...] | None:
-    """Return the names of a column's numbers, 0 to 255, as in files; None: the column holds no such numbers."""
+    """Return the names of a column's numbers, 0 to 255, as in files; None where its numbers have no names."""
     return _NAMES.get(column)
 
 
 def time_column(kind: type[Table]) -> str | None:
-    """Return the column with the time of a row; None: the table has none."""
+    """Return the name of the column with the time of a row; None where the table has no times."""
     return next((name for name in ("start_ns", "at_ns") if name in columns_of(kind)), None)
 
 
@@ -79,7 +79,7 @@ def stored_schema(kind: type[Table]) -> pa.Schema:
 
 
 def kind_of(schema: pa.Schema) -> type[Table]:
-    """Return the table that a schema names. Raises: DataError when it names none, or is not understood."""
+    """Return the table that a schema names. Raises: DataError for no table, an unknown table or another version."""
     metadata = schema.metadata or {}
     if TABLE_KEY not in metadata:
         raise DataError("its schema does not name a table of events; it was not written by megatrain")
@@ -94,7 +94,7 @@ def kind_of(schema: pa.Schema) -> type[Table]:
 
 
 def to_arrow(table: Table) -> pa.RecordBatch:
-    """Return a table in wire form. Numbers are not copied; invalid Unicode is replaced."""
+    """Return a table in wire form. Columns of numbers are not copied; invalid Unicode in texts is replaced."""
     kind = type(table)
     arrays = [
         _text_array(getattr(table, name)) if dtype == "text" else pa.array(getattr(table, name), _ARROW_TYPES[dtype])
@@ -104,9 +104,9 @@ def to_arrow(table: Table) -> pa.RecordBatch:
 
 
 def from_arrow(kind: type[TableType], data: pa.RecordBatch | pa.Table) -> TableType:
-    """Return the numpy table of either form. Arrays of one chunk are not copied, and are read-only.
+    """Return the numpy table of either form. Numbers in one chunk are not copied, and their arrays are read-only.
 
-    Raises: DataError naming a column that is missing, unexpected, of another type, or that holds nulls.
+    Raises: DataError naming the columns if they are not those of the table, or a column of another type or with nulls.
     """
     check_columns(kind, data.schema)
     columns: dict[str, Any] = {}
@@ -151,7 +151,7 @@ def _metadata(kind: type[Table]) -> dict[bytes, bytes]:
 def _text_array(texts: Any) -> pa.Array:
     try:
         return pa.array(texts, pa.string())
-    except UnicodeEncodeError:  # lone surrogates: bytes of a log that were no text
+    except UnicodeEncodeError:  # a text has lone surrogates: they stand for bytes of a log that are not UTF-8
         return pa.array([str(text).encode(errors="replace").decode() for text in texts], pa.string())
 
 
@@ -166,7 +166,7 @@ def _one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _numbers(column: str, names: pa.Array) -> Int8:
-    """Return the numbers of names."""
+    """Return the number of each name; NOT_KNOWN for names that this program does not know."""
     encoded = names if pa.types.is_dictionary(names.type) else names.dictionary_encode()
     numbers = _NUMBERS[column]
     by_index = [numbers.get(name, NOT_KNOWN) for name in encoded.dictionary.to_pylist()]
@@ -176,7 +176,7 @@ def _numbers(column: str, names: pa.Array) -> Int8:
 
 
 def _named(column: str, numbers: pa.ChunkedArray) -> pa.Array:
-    """Return names for numbers; the dictionary has only those that occur, so that a file's statistics are exact."""
+    """Return the name of each number. The dictionary has only names that occur, so a file's statistics are exact."""
     values = _one_chunk(numbers).to_numpy(zero_copy_only=True)
     used = np.flatnonzero(np.bincount(values, minlength=_NUM_NUMBERS))
     index_of = np.zeros(_NUM_NUMBERS, dtype=np.uint8)

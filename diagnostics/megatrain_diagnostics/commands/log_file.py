@@ -74,7 +74,7 @@ def _without_bom(start: bytes) -> str | None:
 
 
 class _Decoded(io.RawIOBase):
-    """Reads another encoding as UTF-8. What is no character there becomes U+FFFD."""
+    """Reads another encoding as UTF-8. Bytes that are no character in it become U+FFFD."""
 
     def __init__(self, file: io.BufferedReader, encoding: str) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""`megatrain diag whatif`: the cost of stragglers, and which ranks cause it, by replaying steps with other times."""
+"""`megatrain diag whatif`: replays steps with other durations to find what stragglers cost and which ranks they are."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Analyse a trace or a job's own events. Raises: DataError."""
+    """Analyse a trace or a job's own events. Raises: DataError, UsageError."""
     from megatrain_diagnostics.analysis.whatif import make_model, what_if
     from megatrain_diagnostics.analysis.whatif.figures import public_figures
 
@@ -102,7 +102,7 @@ def _from_events(args: argparse.Namespace) -> tuple[OperationTable, JobShape]:
 
 
 def _check_export(args: argparse.Namespace) -> None:
-    """Raise DataError where the export would overwrite its own metadata, or its source."""
+    """Raise DataError where the exported trace and its metadata would be one file, or would overwrite the source."""
     written = {args.export_trace.absolute(), args.export_trace.with_suffix(".yaml").absolute()}
     if len(written) == 1:
         raise DataError(
@@ -112,7 +112,8 @@ def _check_export(args: argparse.Namespace) -> None:
     read = {path.absolute() for path in (args.trace, args.meta) if path is not None}
     if read & written:
         raise DataError(
-            f"--export-trace={args.export_trace}: this would overwrite the trace that is analysed; name another file"
+            f"--export-trace={args.export_trace}: the export would overwrite the trace or metadata that is analysed; "
+            "name another file"
         )
 
 
@@ -147,7 +148,7 @@ def _summary(result: WhatIf, shape: JobShape) -> list[str]:
         ("dp rank", result.parts.by_dp_rank),
         ("stage", result.parts.by_stage),
     ):
-        if len(parts.overall) > 1:  # a single part has all of S
+        if len(parts.overall) > 1:  # a single part has the whole slowdown
             lines += ["", *_slowest(title, parts)]
     lines += ["", advice(result)]
     lines += [f"note: {note}" for note in result.notes[:_SHOWN_NOTES]]
@@ -157,7 +158,7 @@ def _summary(result: WhatIf, shape: JobShape) -> list[str]:
 
 
 def _slowest(title: str, parts: PartSlowdowns) -> list[str]:
-    """Return the slowest parts: the duration of a step if all except this part were ideal."""
+    """Return a table of the slowest parts: the slowdown of a step if everything except the part were ideal."""
     shown = list(parts.overall.items())[:_SHOWN_PARTS]
     rows = [(title, "slowdown"), *((name, f"{slowdown:.3f}") for name, slowdown in shown)]
     lines = table(rows, left=(0,))

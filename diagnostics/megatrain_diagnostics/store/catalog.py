@@ -92,7 +92,7 @@ class Catalog:
             return tuple(self._problems)
 
     def is_empty(self) -> bool:
-        """Return whether no file below the directory looks like a segment. Raises: DataError."""
+        """Return whether no file below the directory has the name of a segment. Raises: DataError."""
         return next(_walk(self.directory, None), None) is None
 
     def _list(self, kind: type[Table]) -> tuple[list[Path], list[Path]]:

@@ -1,4 +1,4 @@
-"""Which steps were recorded span by span, and how many spans they have, without reading the spans."""
+"""Finds the steps that ranks recorded in full, and the number of stored spans, without reading the spans."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from megatrain_diagnostics.events.tables import Spans
 from megatrain_diagnostics.store.reader import StoredEvents, sql_conditions
 
 _NEWEST = 5000
-"""Number of newest steps that are searched: spans of older ones are rarely kept."""
+"""Most steps that are returned. So many newest steps are searched first: older spans are rarely kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class FullStep:
-    """One step. Times: unix ns by the hosts' own clocks."""
+    """A step that ranks recorded in full. Times are unix ns by the hosts' own clocks."""
 
     step: int
     num_ranks: int
-    """Number of ranks that recorded all of their spans."""
+    """Number of ranks that recorded all spans of the step."""
     begin_ns: int
     end_ns: int
 
@@ -35,7 +35,7 @@ def stored_full_steps(events: StoredEvents, round_number: int) -> tuple[FullStep
     if bounds is None:
         return ()
     for first in dict.fromkeys((max(0, bounds[1] - _NEWEST), 0)):
-        # nearly always the span around the step is stored, which is one row per rank and not hundreds
+        # the span of the whole step is nearly always stored: one row for each rank instead of hundreds
         for operations in ((Operation.STEP,), OPERATIONS_OF_FULL_STEPS):
             found = _query_full_steps(
                 events, Where((round_number,), first, operations=tuple(one.number for one in operations))
@@ -60,7 +60,7 @@ def _query_full_steps(events: StoredEvents, where: Where) -> tuple[FullStep, ...
 
 
 def num_stored_spans(events: StoredEvents, where: Where) -> int:
-    """Return the number of spans. Raises: DataError."""
+    """Return the number of stored spans. Raises: DataError."""
     conditions, values = sql_conditions(Spans, where)
     table = events.query(Spans, where, f"SELECT count(*) AS spans FROM segments WHERE {conditions}", values)
     return 0 if table is None else int(table.column("spans")[0].as_py())

@@ -15,7 +15,7 @@ from megatrain_diagnostics.store.reader import StoredEvents, sql_conditions
 from megatrain_diagnostics.store.step_cells import newest_stored_steps
 
 _NUM_STEPS = 200
-"""A rank that is this many steps behind counts as silent."""
+"""A rank that reported none of this many newest steps counts as silent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,9 +23,9 @@ class ProgressByRank:
     """Progress of all ranks. Shapes: all [ranks]."""
 
     step: Int32
-    """Newest completed step; -1: none of the newest steps."""
+    """Newest completed step; -1: the rank reported none of the newest 200 steps."""
     operation: Int8
-    """Number of the operation that began last; 0: not known."""
+    """Number of the operation that the rank began last; 0: not known."""
 
 
 def rank_progress(events: StoredEvents, round_number: int, num_ranks: int) -> ProgressByRank:
@@ -56,10 +56,10 @@ def _last_operations(events: StoredEvents, round_number: int, num_ranks: int) ->
     full = stored_full_steps(events, round_number)
     if not full:
         return operations
-    # open spans are those of the newest step that was begun, which may not be among the ended ones
+    # a step that has begun and not ended is not in `full`: its open spans have a later step
     where = Where((round_number,), full[-1].step)
     conditions, values = sql_conditions(Spans, where)
-    # the span of the step itself ends last, and does not show what was done
+    # the span of a whole step does not show which operation the rank does
     conditions += f" AND operation <> '{Operation.STEP.value}'"
     sql = f"SELECT rank, arg_max(operation, sequence) AS operation FROM segments WHERE {conditions} GROUP BY rank"
     table = events.query(Spans, where, sql, values)

@@ -35,7 +35,7 @@ _NUM_TRIES = 8
 """Tries when segments vanish or break during a read: more in a row than any compaction explains."""
 
 _GLOB = re.compile(r"[*?\[]")
-"""Has a meaning in file names given to DuckDB; in brackets it stands for itself."""
+"""The characters with a meaning in file names for DuckDB. In brackets they have none."""
 
 
 class TooSlowError(DataError):

@@ -50,7 +50,7 @@ _BOUNDED = ("round", "rank", "step", "start_ns", "at_ns")
 
 
 class StoreError(MegatrainError):
-    """Events could not be written. What was committed before is intact; the rest is still held."""
+    """Events could not be written. Segments committed before are intact; the other events are still in memory."""
 
     exit_code = ExitCode.SAVE_FAILED
 

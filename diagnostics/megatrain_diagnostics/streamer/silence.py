@@ -1,7 +1,8 @@
-"""Which ranks of this host are silent: no box at all, or nothing new in it for longer than their phase may take.
+"""Finds the silent ranks of this host: without a black box, or with nothing new in it for longer than their phase may
+take.
 
-The driver's record of the newest round says which ranks this host has: it reveals ranks that leave no trace. The rule
-is the executor's (megatrain.fencing.patience); a rank without telemetry is a finding of its own.
+The driver's record of the newest round names the ranks of this host, so that ranks without a black box are found too.
+The rule is the executor's (megatrain.fencing.patience); a rank without telemetry is a finding of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may stream: host and daemon prove to each other that they have the token of the daemon's record.
+"""The authentication of a stream: host and daemon prove to each other that they have the token of the daemon's record.
 
 The token is never sent. Four frames: the host's greeting with a nonce; the daemon's nonce and proof; the host's proof;
 the daemon's welcome. A proof is an HMAC of both nonces, the role, and the host's claimed name. From then on the

@@ -1,8 +1,8 @@
 """Calls to etcd's JSON gateway: another endpoint after any error, a deadline for the whole, tokens renewed internally.
 
-A request that was sent and not answered may have been applied. It is sent again only if its caller says that applying
-it twice does no harm; else the caller gets the error that the outcome is unknown. Measurements led to these rules: no
-client on PyPI survives a restart of etcd (ADR 0018).
+A request that was sent and not answered may have been applied. It is sent again only if its caller has marked
+it as safe to apply twice; else the caller gets the error that the outcome is unknown. Measurements led to these rules:
+no client on PyPI survives a restart of etcd (ADR 0018).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BY_MAJORITY = ("/v3/kv/", "/v3/lease/")
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Pauses after each round of all endpoints; the last one repeats."""
 _TELLING_S = 0.3
-"""After waiting in vain for this part of `attempt_s`, a try counts its member as frozen."""
+"""If no answer comes within this part of `attempt_s`, the attempt counts its member as frozen."""
 _SHORTEST_TRY_S = 0.05
 """With less time left, a try would only replace an informative reason by "no answer in time"."""
 
@@ -179,7 +179,7 @@ class Gateway:
                 stream.close()
                 raise
         except (OSError, GarbageError) as error:
-            # garbage in answer to one watch says nothing about the streams of the others
+            # garbage in answer to one watch is no evidence about the streams of the others
             self.note_failure(endpoint, _reason(error), is_alive=isinstance(error, GarbageError))
             raise CoordinationError(
                 f"{what}: no answer from {endpoint}: {_reason(error)}", endpoints=(str(endpoint),)
@@ -272,7 +272,7 @@ class Gateway:
             return _without_envelope(read_response(exchange.status, content))
         except (OSError, GarbageError) as error:
             reason = _reason(error)
-            # a timeout shorter than usual says nothing about the member and its streams
+            # a timeout shorter than usual is no evidence about the member and its streams
             is_telling = not isinstance(error, TimeoutError) or deadline.seconds >= _TELLING_S * self.settings.attempt_s
             self.note_failure(endpoint, reason, is_alive=not is_telling)
             raise AttemptError(reason, may_have_applied=was_sent, is_alive=False) from error

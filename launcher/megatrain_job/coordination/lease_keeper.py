@@ -97,7 +97,7 @@ class LeaseKeeper:
         if not self._thread.is_current:
             self._thread.join()
         if is_revoked and not was_closed and not self._lost.is_set():
-            # it runs out by itself if etcd cannot be reached
+            # the lease expires by itself if etcd cannot be reached
             with suppress(CoordinationError):
                 self._client.revoke_lease(self.lease_id, deadline_s=self._period_s)
 

@@ -44,8 +44,8 @@ class OwnKeys:
                 return
             items = response.range_response(0).items
             self._revisions[key] = items[0].mod_revision if items else 0
-        who = ", or this program may not write it any more" if self._guards else ""
-        raise CoordinationError(f"another client writes this key, too{who}", key=key)
+        guard = ", or this program has lost the right to write it" if self._guards else ""
+        raise CoordinationError(f"another client writes this key too{guard}", key=key)
 
     def forget(self, key: str) -> None:
         """Forget a key that will not be written again."""

@@ -74,7 +74,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The whole range at a revision: it replaces the consumer's earlier content. `reason` says why it was sent."""
+    """The whole range at a revision: it replaces the consumer's earlier content. `reason`: why it was sent."""
 
     revision: int
     items: tuple[KeyValue, ...]
@@ -153,7 +153,7 @@ class Watch:
 
     @property
     def next_revision(self) -> int | None:
-        """The first revision that is yet to come; None until a snapshot says where the watch begins."""
+        """The first revision that is yet to come; None until a snapshot sets the beginning of the watch."""
         return self._next_revision
 
     def next(self, timeout_s: float | None = None) -> WatchEvent | None:

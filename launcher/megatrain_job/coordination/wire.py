@@ -253,7 +253,7 @@ def operation_to_json(operation: Operation) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RangeResponse:
-    """The content of a range at `revision`; `count` is of the whole range, `has_more` says that a limit cut it."""
+    """The content of a range at `revision`; `count` is of the whole range, `has_more`: whether a limit cut it."""
 
     revision: int
     items: tuple[KeyValue, ...]

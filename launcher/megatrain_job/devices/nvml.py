@@ -218,7 +218,7 @@ def _readable_gpu(nvml: Any, ask: _Asker, index: int, uuid: str, name: str) -> G
 
 
 class _Asker:
-    """Asks NVML about one GPU. What this GPU, driver or binding does not have is None."""
+    """Queries NVML about one GPU. A value that this GPU, driver or binding does not have is None."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle

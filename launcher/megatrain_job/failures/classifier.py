@@ -110,7 +110,7 @@ class LogClassifier:
 
 
 def culprit(rule: Rule, line: str, named: dict[str, str]) -> str | None:
-    """Return the culprit that a line names, or its writer if the rule says that the writer is the culprit."""
+    """Return the culprit that a line names, or its writer if the rule makes the writer the culprit."""
     if not named and rule.names_own_rank and not rule.is_cascade:
         rank = rank_of_line(line)
         named = {"rank": rank} if rank is not None else {}

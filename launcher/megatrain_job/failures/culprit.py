@@ -38,9 +38,9 @@ class FailureRole(StrEnum):
     ROOT = "root"
     """The failure began here."""
     CAUSE = "cause"
-    """It failed by itself, too."""
+    """The rank also failed by itself."""
     FOLLOWS = "follows"
-    """It failed because others had."""
+    """The rank failed because other ranks had failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Culprit:
         return rank in self.ranks if self.ranks else host in self.hosts
 
     def role(self, rank: int, host: str, label: str, *, is_victim: bool) -> FailureRole:
-        """Return a failure's role. `is_victim`: the failure itself says that another one caused it."""
+        """Return a failure's role. `is_victim`: its log or exit code shows that another one caused it."""
         if self.is_named and self.blames(rank, host):
             return FailureRole.ROOT
         is_loss = self.is_named and label in SIGNS_OF_LOSS and (label != "" or self.kind is not IncidentKind.FAILURE)
@@ -110,7 +110,7 @@ def is_break(incident: Incident) -> bool:
 
 
 def recorded_culprit(incidents: Iterable[Incident], round_number: int) -> Culprit | None:
-    """Return the culprit of the newest incident of a round; None if no incident says that the round broke.
+    """Return the culprit of the newest incident of a round; None if no incident reports that the round broke.
 
     For an incident that is not judged yet the culprit follows from its failures; None while they do not show one.
     """

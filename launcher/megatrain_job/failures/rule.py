@@ -1,11 +1,11 @@
 """One rule: the words that a line must contain, the meaning of the line, and its weight among other lines.
 
-Words come first because searching for them is fast, and because they lead from a line's letters to the few rules that
-it could match (`shapes`). Patterns do the rest.
+Words are compared first, because the search for them is fast, and because they lead from a line's letters to the few
+rules that the line could match (`shapes`). Patterns are compared after them.
 
-The heaviest line decides; among equals the first in the log. The weights follow causation: a broken GPU causes a CUDA
-error, that an exception, that a peer's lost connection, that a timeout, that an abort. A consequence never outweighs a
-possible cause.
+The heaviest line decides; among equal weights, the first in the log. The weights follow causation: a broken GPU causes
+a CUDA error, which causes an exception, then a peer's lost connection, then a timeout, then an abort. A consequence
+never outweighs a possible cause.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EXIT_CODE: Final = 35
 SIGNAL_FROM_OUTSIDE: Final = 30
 """A request to stop, from a person or another program."""
 NOISE: Final = 10
-"""A line that looks like a failure and is none."""
+"""A line that resembles a failure and is none."""
 
 ROOT_BONUS: Final = 4
 """Added to what torch's agent calls the root cause: it outweighs exit codes, but not a program's own messages."""

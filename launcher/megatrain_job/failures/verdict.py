@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Label(StrEnum):
-    """What went wrong. What follows from it stands in LABELS."""
+    """The kind of a failure. LABELS has the consequence of each kind."""
 
     GPU_HARDWARE = "gpu_hardware"
     NETWORK = "network"
@@ -78,7 +78,7 @@ LABELS: Mapping[Label, LabelRow] = {
     Label.PREEMPTION: LabelRow(FailureAction.REQUEUE, counts_against_host=False),
     # usually the image and the host do not match; rules name the cases in which only the host is broken
     Label.DRIVER_SOFTWARE: LabelRow(FailureAction.STOP_USER, counts_against_host=False),
-    # no log line says what went wrong
+    # no line of the log shows the cause
     Label.BENIGN: LabelRow(FailureAction.NONE, counts_against_host=True),
 }
 """All that depends on a label: a new label is one row here."""

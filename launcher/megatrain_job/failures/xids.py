@@ -27,7 +27,7 @@ class XidKind(StrEnum):
     """Hardware, and the GPU driver handled it: a row was remapped, an error corrected or contained in one program."""
     HARDWARE = "hardware"
     RECOVERED = "healthy again"
-    """No error: the GPU driver says that a GPU needs no recovery any more."""
+    """No error: the GPU driver reports that a GPU needs no recovery any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""The state of a job: its activity, its health, its hosts. The one judgement that every verb and page shows. Pure.
+"""The state of a job: its activity, its health, its hosts. Every command and page shows this one judgement. Pure.
 
-It uses one revision of etcd's content, and the time: so its parts agree with each other, and all who ask at the same
-moment get the same answer.
+The judgement uses one revision of etcd's content, and the time. So its parts agree with each other, and all commands
+and pages show the same at the same moment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megatrain_job.jobs.snapshot import JobSnapshot
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """etcd does not answer: what is known is old. `since_unix_s`: of the last answer, None if there was none."""
+    """etcd does not answer: the known state is old. `since_unix_s`: of the last answer; None if there was none."""
 
     why: str
     since_unix_s: float | None = None
@@ -33,7 +33,7 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """The answer of `megatrain status`. `headline` says more than `state`; `since_unix_s` is when that began."""
+    """The answer of `megatrain status`. `headline` has more details than `state`; `since_unix_s` is when that began."""
 
     state: JobState
     headline: str

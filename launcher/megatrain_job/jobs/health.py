@@ -1,12 +1,12 @@
-"""The health of a job: a level and the reasons for it, the same for everyone who asks. Pure.
+"""The health of a job: a level and the reasons for it, the same in every command and page. Pure.
 
-    red     it does not train and nothing repairs that in time, its checkpoints fail, the restart limit is reached, what
-            coordinates it is lost, or a GPU of it is broken
-    amber   it recovers, or something is on the way to becoming red, or telemetry that would show it is missing
+    red     the job does not train and nothing repairs that in time, its checkpoints fail, the restart limit is reached,
+            its coordination is lost, or one of its GPUs is broken
+    amber   the job recovers, or a reason is about to become red, or the telemetry that would show it is missing
     green   none of these
 
 Each reason has a code that never changes its meaning: alerts and people's notes refer to it. docs/runbooks/health.md
-says what to do about each.
+has the remedy for each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The activity of each host of a job, in one word, with what keeps it from training. Pure."""
+"""The activity of each host of a job, in one word, and the reason why it does not train. Pure."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class HostView:
     cordon: Cordon | None = None
     is_driver: bool = False
     problem: str = ""
-    """What is wrong with it or with its workers, by its own report."""
+    """The problem of the host or of its workers, by its own report."""
     remark: str = ""
-    """The problem, and what keeps it from training."""
+    """The problem, and the reason why the host does not train."""
 
     @property
     def ranks(self) -> range:

@@ -52,7 +52,7 @@ class JobProgress:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The activity of a job. `headline` says more than `state`; `since_unix_s` is when that began."""
+    """The activity of a job. `headline` has more details than `state`; `since_unix_s` is when that began."""
 
     state: JobState
     headline: str

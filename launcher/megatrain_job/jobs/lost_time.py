@@ -77,5 +77,5 @@ def _cost_s(incident: Incident) -> float | None:
     if incident.state is not IncidentState.RECOVERED or moments.first_step is None:
         return None
     if incident.kind in (IncidentKind.NUMERICS, IncidentKind.LAUNCH_LOST) or incident.rollback is not None:
-        return None  # the rollback's length, or the time until a new launch, says nothing about other restarts
+        return None  # the rollback's length, or the time until a new launch, is no measure of other restarts
     return max(0.0, moments.first_step - moments.began) + (incident.steps_lost or 0) * median_of(incident)

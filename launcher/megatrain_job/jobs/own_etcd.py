@@ -30,7 +30,7 @@ KEY_FILE = f"{COORDINATION_DIRECTORY}/key.pem"
 USER = "megatrain"
 PASSWORD_BYTES = 24
 _PASSWORD = re.compile(r"[A-Za-z0-9_-]{32}")
-"""The form that secrets.token_urlsafe gives to this many bytes: no other key or password looks like it."""
+"""The form that secrets.token_urlsafe gives to this many bytes: no other key or password has this form."""
 _MAX_ENDPOINT_BYTES = 1 << 16
 _MAX_SECRET_BYTES = 1 << 14
 

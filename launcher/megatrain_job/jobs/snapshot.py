@@ -1,8 +1,8 @@
 """A job as stored in etcd at one revision: one transaction of reads, then records.
 
-A record that cannot be read does not hide the others: it is left out and named. Of rounds, halts and incidents only the
-newest are read, so that the read of a large job stays small. Records from before the job's record belong to an earlier
-launch under the same name.
+A record that cannot be read does not hide the others: it is left out, and `unreadable` names it unless it is a verdict
+or an outcome. Of rounds, halts, incidents, verdicts and outcomes only the newest are read, so that the read of a large
+job stays small. Records that are older than the job's record belong to an earlier launch under the same name.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from megatrain_job.coordination.wire import KeyRange, KeyValue, Range, shown
 RecordType = TypeVar("RecordType")
 
 NUM_INCIDENTS = 100
-"""More than an hour of restarts can make."""
+"""More incidents than the restarts of one hour can cause."""
 _NUM_VERDICTS = 50
 _NUM_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """Everything that a view of a job needs; rounds, halts and incidents of this launch. No `driver`: none leads."""
+    """The state of a job; rounds, halts and incidents are those of this launch. `driver` is empty if none leads."""
 
     job: str
     revision: int
@@ -48,9 +48,9 @@ class JobSnapshot:
     halts: Mapping[int, Halt] = field(default_factory=dict)
     cordons: Mapping[str, Cordon] = field(default_factory=dict)
     incidents: tuple[Incident, ...] = ()
-    """In the order of their ids, which is that of time."""
+    """In the order of their ids, which is the order of time."""
     earlier_incidents: tuple[Incident, ...] = ()
-    """Of launches before this one."""
+    """Incidents of launches before this one."""
     waiting: tuple[tuple[VerdictOutcome, HostVerdict], ...] = ()
     """Verdicts that wait for a person."""
     unanswered: tuple[HostVerdict, ...] = ()
@@ -62,11 +62,11 @@ class JobSnapshot:
     dashboard_url: str = ""
     """Address of the job's web page; empty: none is served."""
     dashboard_host: str = ""
-    """The machine that serves it; empty: unknown."""
+    """The machine that serves the page; empty: unknown."""
     daemon_session: str = ""
-    """Of the diagnostics daemon; empty: there is none."""
+    """The session of the diagnostics daemon; empty: no daemon runs."""
     daemon_report: DaemonReport | None = None
-    """The last report of this launch's daemon; of one that is gone if its session is another."""
+    """The last report of a daemon of this launch. If its session is not `daemon_session`, that daemon is gone."""
     receivers: tuple[ReceiverRecord, ...] = ()
     """The receivers' records of notifications."""
     etcd_alarms: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class JobSnapshot:
     problems: tuple[JobProblem, ...] = ()
     """Problems of parts of the job that are not hosts."""
     unreadable: tuple[str, ...] = ()
-    """What is wrong with records that are left out."""
+    """Why records are left out, one sentence each."""
 
     @property
     def exists(self) -> bool:
@@ -86,31 +86,31 @@ class JobSnapshot:
 
     @property
     def newest_halt(self) -> Halt | None:
-        """The halt of the newest round, None while that may run."""
+        """The halt of the newest round; None while the round may run."""
         newest = self.newest_round
         return None if newest is None else self.halts.get(newest.number)
 
     @property
     def effective_time_ratio(self) -> float | None:
-        """Of the job so far, when its last incident was closed."""
+        """The ratio for the job until its last incident was closed; None before any was closed."""
         known = [one.effective_time_ratio for one in self.incidents if one.effective_time_ratio is not None]
         return known[-1] if known else None
 
     def status_of(self, host: str, session: str) -> HostStatus | None:
-        """Return a host's status, None if another session of it wrote that."""
+        """Return the status of a host; None if there is none, or another session of the host wrote it."""
         status = self.statuses.get(host)
         return status if status is not None and status.session == session else None
 
 
 class DecodedRecords:
-    """The records of the last read, by key: in a large job most are the same in the next one. For one thread."""
+    """The decoded records of the last read, by key: most of them are unchanged in the next read. For one thread."""
 
     def __init__(self) -> None:
         self._before: dict[bytes, tuple[int, Any]] = {}
         self._now: dict[bytes, tuple[int, Any]] = {}
 
     def begin(self) -> None:
-        """Begin another read: records that the last one did not see are forgotten."""
+        """Begin another read. Records that the last read did not return are forgotten."""
         self._before, self._now = self._now, {}
 
     def decode(self, kind: type[RecordType], item: KeyValue) -> RecordType:
@@ -130,9 +130,10 @@ def read_job(
     num_incidents: int = NUM_INCIDENTS,
     decoded: DecodedRecords | None = None,
 ) -> JobSnapshot:
-    """Read the present state of a job. `num_incidents`: how many of the newest, 0 is all; `decoded`: for frequent
-    readers.
+    """Read the present state of a job.
 
+    num_incidents: the number of newest incidents to read; 0: all. decoded: records of the last read, for frequent
+    readers.
     Raises: CoordinationError.
     """
     response = client.txn(
@@ -166,7 +167,7 @@ def read_job(
 def _etcd_alarms(client: EtcdClient) -> tuple[str, ...]:
     try:
         return tuple(sorted({alarm.name for alarm in alarms(client)}))
-    except CoordinationError:  # if there are users, only root may ask; the answer is complete without it
+    except CoordinationError:  # where etcd has users, only root may read alarms; the snapshot is useful without them
         return ()
 
 
@@ -217,7 +218,7 @@ def snapshot_of(
 def _waiting(
     verdicts: Iterable[HostVerdict], outcomes: Iterable[VerdictOutcome]
 ) -> tuple[tuple[VerdictOutcome, HostVerdict], ...]:
-    """Return what a person must decide. The driver answers unreadable verdicts, which then have an outcome."""
+    """Return the verdicts that a person must decide on. The driver answers unreadable ones itself."""
     known = {one.verdict_id: one for one in verdicts}
     open_ = [one for one in outcomes if one.kind is OutcomeKind.WAITING]
     found = [(one, known[one.verdict_id]) for one in open_ if one.verdict_id in known]
@@ -251,7 +252,7 @@ def _read(
 def _leader(candidates: Sequence[KeyValue]) -> str:
     """Return the name of the candidate that leads: the oldest.
 
-    It campaigns with its name, or with an object that has it.
+    The value of a candidate's key is its name, or a JSON object that has the name under "host".
     """
     if not candidates:
         return ""

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--platform",
         choices=PLATFORMS,
         default="auto",
-        help="which scheduler to inform of evicted hosts (default: as the environment says)",
+        help="which scheduler to inform of evicted hosts (default: the scheduler that the environment shows)",
     )
 
 

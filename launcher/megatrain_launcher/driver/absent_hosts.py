@@ -33,11 +33,11 @@ from megatrain_launcher.liveness import Vitality
 _SLOW_STEPS = 3
 """A host without a lease is evicted if no step is completed for this many times the median step."""
 _TOLERATED_S = 1.0
-"""After an outage of etcd, hosts register again one after the other; for this long that is no incident."""
+"""After an outage of etcd, hosts register again one after the other; an absence of at most this time is no incident."""
 _MIN_HOSTS = 3
-"""With fewer hosts, the fraction of lost leases says nothing about etcd."""
+"""With fewer hosts, the fraction of lost leases is no evidence about etcd."""
 _MANY = 2
-"""If fewer hosts are missing, etcd is never taken for the cause."""
+"""If fewer hosts are missing, etcd never counts as the cause."""
 _MAX_HOLDS = 20
 """This many holds of a round get their own incidents; later ones are only logged, because a lease may flap for days."""
 

@@ -135,7 +135,7 @@ DriverAction = (
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`reason` says in a sentence what the job does now, even if there is nothing to do."""
+    """`reason` describes in a sentence what the job does now, even if there is no action."""
 
     actions: tuple[DriverAction, ...]
     reason: str

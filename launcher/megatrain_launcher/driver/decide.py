@@ -153,7 +153,7 @@ def _of_rounds(now: float, state: ClusterState, policy: Policy) -> Decision:
 
 
 def _halt_at_end(now: float, state: ClusterState, actions: tuple[object, ...]) -> tuple[HaltRound, ...]:
-    """Halt the live round of a job that ends, so that the next launch finds no round that looks alive."""
+    """Halt the live round of a job that ends, so that the next launch finds no round that appears to run."""
     round_ = state.round
     end = next((action.end for action in actions if isinstance(action, EndJob)), None)
     if end is None or round_ is None or round_.number in state.halts:

@@ -10,15 +10,15 @@ from enum import Enum, StrEnum
 
 
 class EvictionCause(StrEnum):
-    """Who decides that a host must leave."""
+    """The decider of an eviction."""
 
     DRIVER = "the driver"
-    VERDICT = "a verdict of the diagnosis, and a person who approves it if the configuration says so"
+    VERDICT = "a verdict of the diagnosis, and a person who approves it if the configuration requires it"
     PERSON = "a person"
 
 
 class EvictionReason(Enum):
-    """A sentence into which the facts are put, who decides, and whether the host is cordoned."""
+    """The sentence of a reason, with places for the facts; the decider; and whether the host is cordoned."""
 
     HOST_LOST = ("{hosts} {are} gone: {evidence}", EvictionCause.DRIVER, False)
     BROKEN_HOST = ("{failure}: {host} is broken", EvictionCause.DRIVER, True)
@@ -28,7 +28,7 @@ class EvictionReason(Enum):
     PAIR_TESTS = ("pair tests: {findings}", EvictionCause.DRIVER, True)
     STRAGGLER = ("{hosts}: slow by its {straggler_cause}; {balance}; {spares}", EvictionCause.VERDICT, True)
     REQUEST = ("evicted by {person}", EvictionCause.PERSON, True)
-    """What the cordon says if the person gave no reason."""
+    """The sentence of the cordon if the person gave no reason."""
 
     def __init__(self, sentence: str, cause: EvictionCause, is_cordoned: bool) -> None:
         self.sentence = sentence

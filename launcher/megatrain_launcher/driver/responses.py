@@ -1,4 +1,4 @@
-"""What the driver does after a failure: it restarts, evicts or stops, by what is known once all workers are gone. Pure.
+"""The driver's response to a failure: restart, evict or stop, by the facts once all workers are gone. Pure.
 
 Exit codes decide first, then the verdict on the log of the earliest failed rank that is not a victim. The limits on
 restarts come last and can turn every response into a stop.
@@ -35,7 +35,7 @@ ROLLBACK = "rollback"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a broken round."""
+    """The known facts about a broken round."""
 
     kind: IncidentKind
     round: int

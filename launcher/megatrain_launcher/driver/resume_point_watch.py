@@ -45,7 +45,7 @@ class ResumePointWatch:
     def damage(self) -> str:
         """Why a job would not resume from the newest committed checkpoint, and from which instead; empty if it would.
 
-        Two consecutive checks must agree: while a checkpoint is being removed, it looks damaged.
+        Two consecutive checks must agree: a checkpoint that is being removed appears damaged.
         """
         return self._damage
 

@@ -24,7 +24,7 @@ _POLL_S = 1.0
 
 
 def watched_directories(config: Config, run: RunDirectory) -> dict[Path, str]:
-    """Return the directories that a run needs, each with a text that says what its removal loses.
+    """Return the directories that a run needs, each with a text about the files that its removal loses.
 
     Logs are watched where they are written: each host has its own.
     """

@@ -1,5 +1,5 @@
-"""Who may use the job's own etcd: only root and one user, with one password, and from other hosts only with its
-certificate.
+"""The access to the job's own etcd: only root and one user have it, with one password, and from other hosts only with
+its certificate.
 
 The password is for an etcd on a unix socket in a directory of mode 0700: only its owner can reach it, so no other user
 can set a password first.
@@ -35,7 +35,7 @@ class WrongPasswordError(CoordinationRefusedError):
 
 
 def admit_only(settings: EtcdSettings, credentials: Credentials) -> None:
-    """Give access only to root and this user, who may do everything; both have this password. May be repeated.
+    """Give all rights to root and this user and none to others; both have this password. May be repeated.
 
     `settings`: how to reach it, without a user. All other users and roles there are removed.
     Raises: WrongPasswordError when it already has another password; CoordinationError.

@@ -60,7 +60,7 @@ class HeldFiles:
         return missing
 
     def copy(self) -> None:
-        """Copy all held files to <data>, and move aside what is there. Raises: OSError.
+        """Copy all held files to <data>, and move the files there aside. Raises: OSError.
 
         etcd must not write meanwhile. A copy of its writes so far is the state that a power cut would leave.
         """

@@ -109,7 +109,7 @@ class CrashEvidence:
         return self.places.run.incidents / f"round-{round_number:06d}"
 
     def keep_positions(self, evidence: HangEvidence) -> None:
-        """Queue the ranks' positions to be written. They replace what was kept of the same round as `counts` says."""
+        """Queue the ranks' positions to be written. `counts` decides whether they replace earlier ones."""
         self._jobs.put(partial(self._write_positions, evidence))
 
     def keep_boxes(self, round_number: int, paths: Mapping[int, Path]) -> None:

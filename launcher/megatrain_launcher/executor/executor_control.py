@@ -48,7 +48,7 @@ class StopAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StopView:
-    """What is known. Times in seconds since the stop was requested; None: it has not happened."""
+    """The progress of a stop. Times are seconds since the stop was requested; None: this has not happened."""
 
     is_training: bool
     """A round has workers here, or is about to."""

@@ -27,7 +27,7 @@ _PEER = "peer "
 
 @dataclass(slots=True)
 class _RoundState:
-    """What is known of the round whose workers this host has, or had last."""
+    """The state of the round whose workers this host has, or had last."""
 
     assignment: Assignment
     pids: dict[int, int] = field(default_factory=dict)
@@ -227,7 +227,7 @@ class HostStatusBuilder:
         )
 
     def _at(self, assignment: Assignment) -> _RoundState:
-        """Return what is known of this round; a round whose workers never started is entered here."""
+        """Return the state of this round. A round whose workers never started gets a new state."""
         if self._round is None or self._round.number != assignment.round.number:
             self._round = _RoundState(assignment)
         return self._round

@@ -65,7 +65,7 @@ def record_of(settings: ExecutorSettings) -> JobRecord:
 
 
 FindLostLaunch = Callable[[JobRecord], LostLaunch]
-"""Returns what is known of a launch that ended without an end record."""
+"""Returns the traces of a launch that ended without an end record."""
 
 
 def _as_recorded(record: JobRecord) -> LostLaunch:

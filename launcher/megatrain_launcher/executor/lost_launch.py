@@ -1,7 +1,7 @@
 """The traces of a launch that left no end record: its last sign of life, its progress, and why it ended.
 
 Black boxes outlive a launcher and contain the last step, but do not outlive their machine; the run's metrics outlive
-both. What hosts wrote to etcd is gone with their leases.
+both. The records that hosts wrote to etcd are gone with their leases.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Sign:
 
 
 def find_lost_launch(record: JobRecord, run: RunDirectory, boxes: Path | None, host: str) -> LostLaunch:
-    """Return what is known of the launch of a record.
+    """Return the traces of the launch that wrote a record.
 
     `boxes`: telemetry.black_box_directory; `host`: the host that runs this.
     """

@@ -1,9 +1,9 @@
-"""The driver's orders, as this host receives them: rounds, halts, commands, the end of the job.
+"""The orders that this host must obey: the driver's rounds, halts and commands, and the end of the job.
 
 Three watches feed one state under one lock: one of `rounds/`, one of `halts/`, and one of the adjacent keys
-`commands/`, `deadlines/`, `diag/` and `end`. The agent waits in `next_assignment`; from the moment it returns until the
-agent comes back, the round counts as taken, so that a host never reports STOPPED for a round that it is about to start.
-Local reasons (this host was fenced, the executor is being stopped) are orders too.
+`commands/`, `deadlines/`, `diag/` and `end`. The agent waits in `next_assignment` for a round. Until the agent calls it
+again, this round counts as taken, so that a host never reports STOPPED for a round that it is about to start. Orders
+also come from this host itself: when it was fenced, or its executor is being stopped.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from megatrain_launcher.interfaces import Assignment
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.05
-"""Pause between two checks whether orders are confirmed again: a confirmation does not notify the condition."""
+"""Pause between two checks whether orders are confirmed again, because a confirmation wakes no waiting thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrdersView:
-    """The orders at one moment. `taken`: the round that this host is starting, running or stopping, 0 for none."""
+    """The orders at one moment. `taken`: the round that this host starts, runs or stops; 0: none."""
 
     taken: int
     newest: Round | None
     newest_halt: int
-    """The highest number of a round that was halted, 0 for none."""
+    """The highest number of a halted round; 0: none."""
     named_in: int
-    """The newest round that named this session of the host, 0 for none."""
+    """The newest round that named this session of the host; 0: none."""
     end: JobEnd | None
 
 
 @dataclass(frozen=True, slots=True)
 class _LocalStop:
-    """A round that this host stops by itself; number 0: none."""
+    """An order of this host to itself to stop a round; number 0: none."""
 
     number: int = 0
     reason: str = ""
@@ -58,9 +58,9 @@ class _LocalStop:
 class OrderState:
     """Follows the orders for one host. Implements `interfaces.Orders`; any thread may call the methods.
 
-    `on_change` is called after each change, by the watching threads: it must be quick and must not raise.
-    `max_unconfirmed_s`: no round is handed out while orders may have been missed for longer. Such a round may be
-    halted already: its driver no longer waits for this host.
+    `on_change` is called after each change, also by the watching threads: it must be quick and must not raise.
+    `max_unconfirmed_s`: while orders may have been missed for longer than this, `next_assignment` returns no round. The
+    driver may have halted the round already and no longer wait for this host.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class OrderState:
 
     @property
     def problem(self) -> str:
-        """Why orders may not arrive at the moment; empty if they do."""
+        """Why orders may not arrive at present; empty while they arrive."""
         return next((follower.problem for follower in self._followers if follower.problem), "")
 
     @property
@@ -125,7 +125,7 @@ class OrderState:
         return max((follower.unconfirmed_s for follower in self._followers), default=0.0)
 
     def next_assignment(self, after: int) -> Assignment | None:
-        """Wait for a round with a number above `after` that names this host; None: leave, the job is over."""
+        """Wait for a round above `after` that names this host; None: the job is over, or this host leaves it."""
         with self._changed:
             self._taken = 0
             self._changed.notify_all()
@@ -163,7 +163,7 @@ class OrderState:
     def is_saving(self, number: int) -> bool:
         """Return whether workers of that round are to be asked to save and stop instead of being killed.
 
-        A halt without a save, or a newer round, ends this host's wait for their save: no other host waits for it.
+        After a halt without a save, or with a newer round, this host no longer waits for the save: no other host does.
         """
         with self._changed:
             if self._end is not None or self._leave_reason or max(self._rounds, default=0) > number:
@@ -194,7 +194,7 @@ class OrderState:
     def begin_session(self, session: str) -> bool:
         """Take a new session if the job continued without the old one and none of its workers is left here.
 
-        Return whether that was so; from then on only rounds that name the new session apply to this host.
+        Return whether the session was taken. If so, only rounds that name the new session apply to this host.
         """
         with self._changed:
             newest = self._rounds[max(self._rounds)] if self._rounds else None
@@ -204,12 +204,12 @@ class OrderState:
             return True
 
     def diag_settings(self) -> DiagSettings | None:
-        """Return what the ranks are to record; None if it was never set."""
+        """Return what the ranks must record; None if etcd has no such settings."""
         with self._changed:
             return self._diag_settings
 
     def published_deadlines(self, number: int) -> RoundDeadlines:
-        """Return the deadlines that the driver published for a round between steps and for a stop; zeros if it
+        """Return the deadlines that the driver published for a round, from step to step and for a stop; zeros if it
         published none.
         """
         with self._changed:
@@ -236,12 +236,12 @@ class OrderState:
         self._on_change()
 
     def wait_for(self, is_met: Callable[[OrdersView], bool], timeout_s: float) -> bool:
-        """Wait until the orders meet a condition; return whether it did in time. `is_met` must be quick."""
+        """Wait until the orders meet a condition, and return whether they did in time. `is_met` must be quick."""
         with self._changed:
             return self._changed.wait_for(lambda: is_met(self.view()), timeout_s)
 
     def take(self, event: WatchEvent, keys: KeyRange) -> None:
-        """Enter the events of a watch of `keys`. Unreadable values are logged and skipped."""
+        """Enter an event of the watch of `keys`. Unreadable values are logged and skipped."""
         with self._changed:
             match event:
                 case Snapshot(items=items):
@@ -299,7 +299,7 @@ class OrderState:
             _logger.error("an order cannot be read: %s", error)
 
     def _forget(self, keys: KeyRange) -> None:
-        """Forget what a snapshot of `keys` replaces."""
+        """Forget the orders below `keys`, which a snapshot replaces."""
         for name, table in self._tables().items():
             if keys.start <= self._keys.directory(name).encode() < keys.end:
                 table.clear()
@@ -321,14 +321,14 @@ _Numbered = TypeVar("_Numbered", Round, Halt, RoundDeadlines, HostCommand)
 
 
 def _of_its_key(record: _Numbered, text: str, key: str) -> _Numbered:
-    """Return a record whose number is that of its key. Raises: CoordinationError for any other."""
+    """Return the record if its number is that of its key. Raises: CoordinationError if it is another."""
     if record.number != key_number(text):
-        raise CoordinationError(f"{key}: number={record.number}; expected that of the key")
+        raise CoordinationError(f"{key}: number={record.number}; expected the number in the key")
     return record
 
 
 def needs_new_session(host: str, session: str, named_in: int, newest: Round | None) -> bool:
-    """Return whether the job has continued without this session of the host, once its workers are gone.
+    """Return whether the job has continued without this session of the host, so that a new session must replace it.
 
     `named_in`: the newest round that named this session, 0 for none.
     """

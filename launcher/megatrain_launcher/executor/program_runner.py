@@ -1,9 +1,10 @@
-"""Which host runs the programs of a job: the one whose driver is elected, or the one that the configuration names.
+"""Decides which host runs the programs of a job: the host of the elected driver, or the one in the configuration.
 
 Leadership decides which host begins. A host that has begun continues through an outage of etcd, in which no host leads,
-and ends when etcd names another leader, or when its executor ends. So two hosts never run them for long, and an
+and ends when etcd names another leader, or when its executor ends. So two hosts never run the programs for long, and an
 outage stops neither page nor daemon. Two daemons never write at once: the lock of the event store prevents it.
-The first host leaves a mark of the launch in the run directory, which shows other hosts whether theirs is the same.
+The first host leaves a mark of the launch in the run directory, which shows other hosts whether they belong to the same
+launch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writes this host's status under its lease: at once after an event, else every few seconds.
 
-What changes with every step (steps, their times, the phase of the slowest rank) is no event: it waits for the next
-regular write. The same thread writes evidence before the status that mentions it, so that a reader who sees a stall can
-read the evidence. While etcd cannot be reached, the newest status waits; nothing is queued.
+Values that change with every step (steps, their times, the phase of the slowest rank) wait for the next regular write.
+The same thread writes evidence before the status that mentions it, so that the evidence of every stall in a status can
+be read. While etcd cannot be reached, the newest status waits; nothing is queued.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class StorageWatch:
 
 
 def saves_of(status: WriterStatus) -> HostSaves:
-    """Return what a writer's status says of its checkpoints."""
+    """Return the state of the checkpoints in a writer's status."""
     error = status.last_error.encode(errors="backslashreplace").decode()
     return HostSaves(
         saved_step=status.last_persisted_step,

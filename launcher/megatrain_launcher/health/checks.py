@@ -1,7 +1,7 @@
 """All health checks of a host: the list, and the code that runs each with its own deadline.
 
 Each check has a thread. If a check hangs (a file system or driver that never answers), its thread is abandoned, and the
-check counts as failed or as a warning, as the list says; the result is always in time.
+check counts as failed or as a warning, as the list of checks defines; the result is always in time.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class _RunningCheck:
         try:
             self._found = self._check.run(context, history)
         except (OSError, ValueError, MegatrainError) as error:
-            # a check that cannot be made says nothing about the host
+            # a check that cannot be made is no evidence about the host
             _logger.exception("health check %s of host %s", self._check.names[0], context.host)
             self._found = [warning(name, f"could not be run: {error}") for name in self._check.names]
         finally:

@@ -1,7 +1,6 @@
-"""What a check of a host gets and returns: everything that it depends on, so that a test can replace the machine; and
-its finding.
+"""The input and output of a host's check: all facts of the machine, which a test can replace, and the finding.
 
-A finding later becomes a line of the report. It also says what of it the host's history keeps.
+A finding becomes a line of the report. It also has the values that the host's history keeps.
 """
 
 from __future__ import annotations

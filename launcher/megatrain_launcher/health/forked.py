@@ -97,7 +97,7 @@ def _wait(children: dict[int, int], deadline_s: float) -> dict[int, str]:
         if left and time.monotonic() > deadline:
             for pid, number in left.items():
                 os.kill(pid, signal.SIGKILL)
-                # those that wait for a failed one are not at fault
+                # processes that wait for a failed one are not at fault
                 ends[number] = "" if has_failed else f"no end within {deadline_s:g} s"
             _reap(left)
             break

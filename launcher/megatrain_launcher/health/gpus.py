@@ -94,7 +94,7 @@ def _without_gpus(
             *rest,
         )
     if kernel_module:
-        # a container without GPUs sees its host's driver; a broken installation looks the same
+        # a container without GPUs sees its host's driver; a broken installation gives the same result
         return passed(NAMES[0], f"driver {kernel_module} is loaded, but {reason}"), skipped(NAMES[1], reason), *rest
     return skipped(NAMES[0], reason), skipped(NAMES[1], reason), *rest
 

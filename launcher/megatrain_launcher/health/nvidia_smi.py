@@ -23,7 +23,7 @@ _FIELDS = (
 _NEEDED = 4
 """The first fields: every version of the program has them."""
 _UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
-# What the program prints instead of a value when the GPU itself does not answer.
+# The program prints these texts instead of a value when the GPU itself does not answer.
 _BROKEN = re.compile(r"gpu is lost|requires reset|unknown error|fallen off|\berr!", re.IGNORECASE)
 _MAX_SHOWN = 300
 

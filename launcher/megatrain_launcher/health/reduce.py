@@ -1,7 +1,8 @@
 """Times an all-reduce among a few ranks, without the time to wait for them. Loads torch; probes import it late.
 
-A collective takes as long as its slowest member, so both partners of a pair measure the same. What distinguishes them
-is the time until both have met, which shows who came late, and each one's own computing beforehand.
+A collective takes as long as its slowest member, so both partners of a pair measure the same. Two other times
+distinguish them: the time until both partners have met, which shows the late one, and the time of their own computing
+beforehand.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from megatrain.contracts.errors import MegatrainError
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What the environment says of this host; empty or 0 if it says nothing."""
+    """The facts about this host in the environment; empty or 0 where it has none."""
 
     host: str
     address: str = ""

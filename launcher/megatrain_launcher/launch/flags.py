@@ -28,7 +28,7 @@ _TEES: Mapping[str, Tee] = {"none": "none", "first": "first", "all": "all", "0":
 
 @dataclass(frozen=True, slots=True)
 class LaunchFlags:
-    """What the command line says; empty or None if it says nothing."""
+    """The options of the command line; empty or None where an option is not given."""
 
     config: Path
     overrides: tuple[str, ...] = ()

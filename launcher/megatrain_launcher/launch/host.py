@@ -33,7 +33,7 @@ def run_launch(
     report: Callable[[str], None],
     on_job_over: Callable[[], None] = lambda: None,
 ) -> int:
-    """Start what the plan says and return the job's exit code. Raises: MegatrainError, KeyboardInterrupt.
+    """Start the programs of the plan and return the job's exit code. Raises: MegatrainError, KeyboardInterrupt.
 
     `on_job_over`: called when the last of several executors has ended, before anything is cleaned up.
     """
@@ -86,9 +86,9 @@ def _ignoring_closed_output(report: Callable[[str], None]) -> Callable[[str], No
 
 @contextmanager
 def _reached_etcd(plan: LaunchPlan, environment: Mapping[str, str]) -> Iterator[EtcdSettings]:
-    """Provide an etcd that all hosts reach: the one that is named, else the first host's.
+    """Provide an etcd that all hosts reach: the named etcd, else that of the first host.
 
-    Raises: ConfigError when none is named, and nothing says which host is the first.
+    Raises: ConfigError when no etcd is named, and the first host is not known.
     """
     if plan.flags.etcd.endpoints:
         yield plan.flags.etcd.settings(environment)

@@ -203,7 +203,7 @@ def why_not_run(module: str, directory: Path) -> str:
         name = f"{name}.{part}"
         spec = PathFinder.find_spec(name, spec.submodule_search_locations)
     if spec is None or name != module:
-        return f"there is no module {module} in {directory} or where Python looks; run `python -m {module}` to see why"
+        return f"there is no module {module} in {directory} or in sys.path; run `python -m {module}` to see the error"
     places = spec.submodule_search_locations
     if places is not None and PathFinder.find_spec(f"{module}.__main__", places) is None:
         return f"is a package without a __main__.py; name the module in it that trains: -m {module}.NAME"

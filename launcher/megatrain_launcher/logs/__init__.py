@@ -1,1 +1,1 @@
-"""What workers and the launcher itself write: files that rotate, what is shown, what a failure's log says."""
+"""The output of workers and of the launcher: its rotating files, its lines on the console, the logs of failures."""

@@ -54,7 +54,7 @@ class LogWatch:
     _has_alarmed: bool = False
 
     def feed(self, chunk: bytes) -> Verdict | None:
-        """Read more of the log. Return the verdict, once, when a line says that this host is broken."""
+        """Read more of the log. Return the verdict, once, when a line shows that this host is broken."""
         if self.problem:
             return None
         try:

@@ -43,7 +43,7 @@ class Manner(StrEnum):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether a topic stays open there until a message says that it is over."""
+        """Whether the receiver keeps a topic open until a message closes it."""
         return self is not Manner.DIGEST
 
 
@@ -175,7 +175,7 @@ def _sorted_out(wanted: Sequence[Topic], record: ReceiverRecord, rules: Rules, n
         elif topic.ready_unix_s > now_s:
             wake_s = min(_times(wake_s, topic.ready_unix_s))
         elif _is_news(topic, known):
-            # the first message about a topic says that it began, however far it has advanced
+            # the first message about a topic reports its beginning, however far it has advanced
             news.append(replace(topic, stage=Stage.OPEN))
         elif rules.manner is Manner.PAGE and topic.stage is not _stage(known or ""):
             progress.append(topic)

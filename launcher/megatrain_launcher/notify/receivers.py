@@ -189,7 +189,8 @@ def _secret_address(path: str, key: str) -> WebAddress:
     except ValueError as error:
         raise ConfigError([f"{key}: what {path} holds {error}"]) from None  # the cause may show the text
     if not address.is_private:
-        raise ConfigError([f"{key}: {path} holds plain http to another machine, which anyone on the way can read"])
+        problem = f"{key}: {path} holds plain http to another machine"
+        raise ConfigError([f"{problem}, so every machine on the way can read it; use https"])
     return address
 
 

@@ -108,7 +108,7 @@ class Topic:
     goes_on: str = ""
     """What the job does now."""
     acts: str = ""
-    """Who must do what."""
+    """The person or program that must act, and the action."""
     runbook: str = ""
     """A page of docs/runbooks."""
     route: str = ""

@@ -1,6 +1,6 @@
 """When a round ends and which hosts are in the next one: the whole policy of this rendezvous, a pure function.
 
-How often workers may be restarted is torchrun's own rule (--max-restarts); this module only decides who trains
+torchrun itself limits how often workers are restarted (--max-restarts); this module only decides which hosts train
 together.
 """
 

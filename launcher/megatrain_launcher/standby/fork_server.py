@@ -176,7 +176,7 @@ class ForkServer:
                     self._has_lost_store = self._has_lost_store or (has_ended and pid == self.store_pid)
 
     def _end_all(self) -> None:
-        """Kill what is left, because the executor or the store is gone. init reaps whatever ends later."""
+        """Kill all remaining workers, because the executor or the store is gone. init reaps those that end later."""
         for pid in self._workers:
             self._kill(pid)
 

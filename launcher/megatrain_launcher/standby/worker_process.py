@@ -1,4 +1,4 @@
-"""Turns a fork of the standby server into a worker that looks as if `python -m module` had been started.
+"""Turns a fork of the standby server into a worker with the state of a new `python -m module`.
 
 Left out: settings that an interpreter reads from its environment at its start (PYTHONHASHSEED, PYTHONPATH) and that
 libraries read when they are loaded (OMP_NUM_THREADS) are as in the server's environment.

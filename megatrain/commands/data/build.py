@@ -14,7 +14,7 @@ from megatrain.data.tokenizer import SMALLEST_VOCAB_SIZE
 from megatrain.programs.stop_signals import orderly_end
 
 LARGEST_VOCAB_SIZE = 10_000_000
-"""Ten times the largest known vocabulary. The limit exists because the trainer allocates the whole vocabulary."""
+"""Ten times the largest known vocabulary. A limit is needed because the trainer allocates the whole vocabulary."""
 
 
 def add_verb(verbs: Verbs) -> None:
@@ -44,8 +44,8 @@ def add_verb(verbs: Verbs) -> None:
         help="a tokenizer.json or SentencePiece .model to use instead of training one, or: bytes",
     )
     parser.add_argument("--eod", type=utf8_text, default="", metavar="TOKEN",
-                       help="the tokenizer's token that ends documents (default: eos_token of the "
-                       "tokenizer_config.json beside it, else the one of a known model)")  # fmt: skip
+                       help="the token that ends documents (default: the one that tokenizer_config.json or "
+                       "generation_config.json beside the tokenizer names, else that of a known model)")  # fmt: skip
     parser.add_argument(
         "--text-key", type=utf8_text, default="text", help="key or column that holds the text (default %(default)s)"
     )
@@ -54,7 +54,7 @@ def add_verb(verbs: Verbs) -> None:
         type=real_number("a number above 0 and below 1", lambda share: 0 < share < 1),
         default=0.02,
         metavar="SHARE",
-        help="share of the documents to hold out (default %(default)s)",
+        help="share of the documents to hold out for validation (default %(default)s)",
     )
     parser.add_argument(
         "--seed", type=seed, default=1, metavar="N", help="seed of the order of documents (default %(default)s)"
@@ -64,9 +64,9 @@ def add_verb(verbs: Verbs) -> None:
         type=whole_number(0),
         default=0,
         metavar="N",
-        help="processes that tokenize; the files are the same for any number (default: one per core)",
+        help="number of processes that tokenize; it does not change the files (default: one per core)",
     )
-    parser.add_argument("--strict", action="store_true", help="refuse a folder with files that are not read")
+    parser.add_argument("--strict", action="store_true", help="refuse folders with files that would be left out")
     add_force(parser, "a data directory")
     add_json(parser)
     parser.set_defaults(run_verb=run)

@@ -1,7 +1,7 @@
 """Exclusive file locks (flock) and names that are given once, on file systems that may have neither.
 
 Some parallel file systems are mounted without locks, and mounts of object storage have no hard links. A program that
-needs one of them there goes on without, and says so: nothing keeps another process out.
+needs one of them there continues without it and reports this: nothing keeps another process out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The state of a job's notification receivers, kept in etcd so that the next driver can continue.
 
-A receipt says which receiver was notified of an incident and when, or why not.
+A receipt records which receiver was notified of an incident and when, or why it was not.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Decides whether a worker must end because its executor may be frozen and cannot end it (ADR 0036).
 
-The watchdog process polls every half second. The black box has all that is needed: the executor's control page says
-until when the lease is good and which round the executor has reached, and the worker's own records say whether it makes
-progress. Without an executor no process writes that page, and no worker is ended. Standard library only, because this
-module is loaded before torch.
+The watchdog process polls every half second. The black box has all facts for the decision: the executor's control page
+has the time until which the lease is good and the round that the executor has reached, and the worker's own records
+show its progress. Without an executor no process writes that page, and no worker is ended. Standard library only,
+because this module is loaded before torch.
 """
 
 from __future__ import annotations

@@ -134,8 +134,8 @@ def signed(*values: Any) -> bytes:
         (b"MTARENA1" + bytes(5000), "header checksum 0x00000000, expected 0x"),
         (signed(8192, 3, 1, 2, 10, DIGEST), "header_bytes=8192, version 1 has 4096"),
         (signed(4096, 3, 5, 2, 10, DIGEST), "slot=5 of num_slots=2"),
-        (signed(4096, 3, 1, 2, 11, DIGEST), "4106 bytes, its header says 4107; the slot is truncated"),
-        (signed(4096, 3, 1, 2, 9, DIGEST), "4106 bytes, its header says 4105"),
+        (signed(4096, 3, 1, 2, 11, DIGEST), "4106 bytes, its header requires 4107; the slot is truncated"),
+        (signed(4096, 3, 1, 2, 9, DIGEST), "4106 bytes, its header requires 4105"),
     ],
 )
 def test_a_file_that_is_no_slot_is_named(tmp_path: Path, content: bytes, message: str) -> None:

@@ -186,7 +186,7 @@ def test_a_trailer_of_another_file_is_refused(place: LocalLocation) -> None:
     assert isinstance(trailer, Trailer)
     other = put_data_file(place, [b"abx"])
     with pytest.raises(
-        CheckpointError, match=f"its list of items has digest {other.digest}, the manifest says {entry.digest}"
+        CheckpointError, match=f"its list of items has digest {other.digest}, the manifest has {entry.digest}"
     ):
         read_trailer(place, other.size, entry.digest)
 

@@ -69,7 +69,7 @@ def test_data_are_asked_for_only_where_the_trainer_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "why_not"),
     [
-        ("nosuchmodule", "there is no module nosuchmodule in .* or where Python looks"),
+        ("nosuchmodule", "there is no module nosuchmodule in .* or in sys.path"),
         ("json.nosuchmodule", r"there is no module json\.nosuchmodule"),
         ("json.tool.deeper", r"there is no module json\.tool\.deeper"),
         ("json", r"is a package without a __main__\.py"),

@@ -50,7 +50,7 @@ def test_another_package_named_apex_is_called_that(package_root: Path, files: di
 
     assert found.version == ""
     assert found.problem == (
-        f"the apex at {package_root / 'apex'} is not NVIDIA's, it has no normalization/fused_layer_norm.py"
+        f"the apex at {package_root / 'apex'} is not NVIDIA's: it has no normalization/fused_layer_norm.py"
     )
     assert found.hint.startswith("pip uninstall apex, then build it from")
 
@@ -60,7 +60,7 @@ def test_apex_without_its_kernels(package_root: Path) -> None:
     found = find_apex()
 
     assert found.version == "0.1"
-    assert found.problem.endswith("was built without its CUDA extensions, there is no fused_layer_norm_cuda")
+    assert found.problem.endswith("was built without its CUDA extensions: there is no fused_layer_norm_cuda")
     assert "APEX_CUDA_EXT=1" in found.hint
 
 
@@ -99,7 +99,7 @@ def test_a_package_that_no_installer_knows(package_root: Path, monkeypatch: pyte
         (
             import_transformer_engine,
             TRANSFORMER_ENGINE | {"transformer_engine/pytorch/__init__.py": "fp8_autocast = None\n"},
-            r"transformer_engine\.pytorch has no autocast, it is too old: install Transformer Engine >= 2\.9",
+            r"transformer_engine\.pytorch has no autocast, so it is too old; install Transformer Engine >= 2\.9",
         ),
     ],
     ids=["compiled part", "package", "shared object", "too old"],

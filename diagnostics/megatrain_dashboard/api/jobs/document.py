@@ -21,13 +21,13 @@ class JobRow(Document):
     """A job as a row of the list."""
 
     name: str
-    """The name in addresses: jobs/NAME/ is the job's page, and its API is below jobs/NAME/api/v1/."""
+    """The job's name in addresses: its page is jobs/NAME/, and its API is below jobs/NAME/api/v1/."""
     job: str
-    """The name in the configuration."""
+    """The job's name in its configuration."""
     severity: Severity
-    """Sorts the list: the health level of a job that runs or that broke within the last day; else ended."""
+    """The health level if the job runs or broke within the last day; else `ended`. The most severe jobs come first."""
     level: Literal["green", "amber", "red"]
-    """The health, as `megatrain status` reports it."""
+    """The health level that `megatrain status` reports."""
     state: str
     """A state as in /overview; else ended, killed, unreachable, never started or damaged."""
     headline: str
@@ -44,15 +44,15 @@ class JobRow(Document):
     remaining_s: float | None
     loss: float | None
     loss_line: tuple[float | None, ...]
-    """Loss over the steps, as a few points."""
+    """A few points of the loss over the steps."""
     step_s: float | None
     step_s_line: tuple[float | None, ...]
     tokens_per_s: float | None
     mfu: float | None
     effective_time_ratio: float | None
-    """The time in steps that count, divided by all time since the job began."""
+    """The training time (steps that count) divided by all time since the job began."""
     training_s: float | None
-    """The time in steps that count."""
+    """The training time: the time in steps that count."""
     saved_step: int | None
     saved_unix_s: float | None
     num_hosts: int | None
@@ -62,9 +62,9 @@ class JobRow(Document):
     ended_unix_s: float | None
     run_directory: str
     why_not_opened: str
-    """Empty where jobs/NAME/ shows the job; else a sentence."""
+    """Why jobs/NAME/ does not show the job, as a sentence; empty where it does."""
     url: str
-    """The address of the page that the job's launch serves; empty: no address is known."""
+    """The address of the page that the launch of the job serves; empty: not known."""
 
 
 class SeverityCounts(Document):
@@ -86,10 +86,10 @@ class JobsDocument(Document):
     counts: SeverityCounts
     """Counts over all jobs."""
     problems: tuple[str, ...]
-    """Problems because of which jobs may be missing from the list."""
+    """Problems that may keep jobs out of the list."""
     poll_s: float
-    """How long the last poll of all jobs took."""
+    """The duration of the last poll of all jobs."""
     role: Literal["viewer", "operator"]
     has_session: bool
-    """Whether the caller logged in through the page, and can log out."""
+    """Whether the caller logged in through the page, and so can log out."""
     version: str

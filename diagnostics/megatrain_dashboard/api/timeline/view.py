@@ -138,7 +138,7 @@ def timeline_picture(timeline: Timeline, first_step: int, last_step: int, ranks:
 def ideal_picture(timeline: Timeline, ideal: IdealTimes | None, problem: str) -> bytes:
     """Return the times that the same slices would have without stragglers, in the same order.
 
-    `ideal` None: `problem` says why it is not known.
+    `ideal` None: it is not known, and `problem` has the reason.
     """
     order = lines_of(timeline).order
     count = len(order)

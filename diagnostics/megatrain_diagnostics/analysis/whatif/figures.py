@@ -64,20 +64,19 @@ def advice(result: WhatIf) -> str:
         return f"Stragglers cost less than {STRAGGLING_FROM - 1:.0%} of a step: nothing to do."
     if result.workers.rem >= MIN_PART_EXPLAINED:
         ranks = ranks_text(result.worst_ranks[:8]) + (" ..." if len(result.worst_ranks) > 8 else "")
-        return f"A few workers explain most of it ({ranks}): check their hosts, or evict them."
+        return f"A few workers explain most of the slowdown ({ranks}): check their hosts, or evict them."
     if result.last_stage.rem >= MIN_PART_EXPLAINED and result.has_stages:
         return (
-            "The last stage explains most of it: give it fewer layers with parallel.layers_per_chunk, since it "
-            "computes the loss too."
+            "The last stage explains most of the slowdown, because it also computes the loss: give it fewer layers "
+            "with parallel.layers_per_chunk."
         )
     worst = next(iter(result.parts.by_optype.overall), "")
     if worst.endswith("-compute"):
         return (
-            "Computes differ, but neither by worker nor by stage: the cause is sequences of uneven length or "
-            "pauses of the host; "
-            "`megatrain diag stragglers` distinguishes them."
+            "The durations of computes differ, but neither by worker nor by stage: the cause is sequences of uneven "
+            "length or pauses of the host; `megatrain diag stragglers` distinguishes them."
         )
-    return f"Most of it is {worst}: look at the network with `megatrain diag comm`."
+    return f"Most of the slowdown is in {worst}: examine the network with `megatrain diag comm`."
 
 
 def _part_figures(parts: Decomposition | None, attribute: str, is_overall: bool) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from megatrain_diagnostics.analysis.whatif.operations import Floats, Ints
 WORST_WORKERS = 0.03
 """Fraction of the workers that M_W makes ideal."""
 DECOMPOSED_FROM = 1.03
-"""Parts of a slowdown below this are not reported; the public tool leaves them out, too."""
+"""The parts of a slowdown below this are not reported; the public tool also leaves them out."""
 FIRST_OPERATION = "first-op"
 """The operation that starts a stage's step: its gap is a class of its own (that of the data loader)."""
 
@@ -81,16 +81,16 @@ class WhatIf:
 
     measured_s: dict[int, float]
     without_gaps_s: dict[int, float]
-    """All durations as measured, without gaps between operations: slowdowns compare this with the ideal."""
+    """The step time with measured durations and without gaps between operations. Slowdowns divide it by the ideal."""
     ideal_s: dict[int, float]
     launch_slowdown: float
     launch_slowdown_by_step: dict[int, float]
     slowdown: float
-    """S, the measured step time over the ideal one."""
+    """S, the step time without gaps divided by the ideal one."""
     slowdown_by_step: dict[int, float]
     parts: Decomposition
     launch_parts: Decomposition | None
-    """None: gaps cost less than `DECOMPOSED_FROM`."""
+    """None where `launch_slowdown` is below `DECOMPOSED_FROM`."""
     workers: Explained
     """M_W is `workers.rem`."""
     worst_ranks: tuple[int, ...]

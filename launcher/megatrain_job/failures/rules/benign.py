@@ -1,4 +1,4 @@
-"""Messages that look like a failure and are none: warnings, retries, fallbacks, reactions to a failure elsewhere."""
+"""Rules for messages that resemble a failure and are none: warnings, retries, fallbacks, effects of other failures."""
 
 from __future__ import annotations
 

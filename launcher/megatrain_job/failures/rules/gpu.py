@@ -12,7 +12,7 @@ _XID_LOOSE = r"(?:\b|_)xid(?:[ _]error| code| event)?s?(?:\{[^}]*\})?\W{0,3}"
 _CAUSED_BY_NUMBER = r".*\bcaused by previous xid "
 
 RULES: tuple[Rule, ...] = (
-    # number and text of the kernel's message decide, whatever else the line says
+    # number and text of the kernel's message decide, whatever else the line contains
     rule(
         "xid-hardware", Label.GPU_HARDWARE, HARDWARE, "xid (pci",
         pattern=_XID + pattern_of(XidKind.HARDWARE), unless=CAUSED_BY, is_silencer=True,

@@ -1,4 +1,4 @@
-"""All rules."""
+"""All rules that classify the lines of a failure's log."""
 
 from __future__ import annotations
 

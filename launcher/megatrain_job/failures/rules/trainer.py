@@ -1,4 +1,7 @@
-"""Messages of megatrain's own programs. Their exit codes say more, but a log may be all that is left of a worker."""
+"""Rules for the messages of megatrain's own programs.
+
+The exit codes of these programs are more exact, but sometimes only the log of a worker is left.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ from megatrain_job.failures.verdict import Label
 
 RULES: tuple[Rule, ...] = (
     rule(
-        # the trainer itself reports when there are too many of them in a row
+        # the trainer reports too many skipped steps in a row with a message of its own
         "skipped-step", Label.BENIGN, NOISE,
         "| skipped & loss nan & data wait", "| skipped & loss inf & data wait", "| skipped & norm nan & data wait",
         "| skipped & norm inf & data wait",
         is_silencer=True, names_own_rank=False,
     ),
     rule(
-        # training continues; whatever ends this process later has its own reason
+        # training continues after this line; a later end of the process has another reason
         "checkpoint-tried-again", Label.BENIGN, NOISE, "a checkpoint failed and is tried again at the next",
         is_silencer=True, names_own_rank=False,
     ),
     rule("too-many-skipped-steps", Label.NUMERICS, SPECIFIC, "train.max_skipped_steps & in a row"),
-    # every rank prints it, about the ranks that differ
+    # every rank prints this message, which names the ranks that differ
     rule(
         "replicas-differ", Label.NUMERICS, SPECIFIC, "parameters differ & train.checksum_interval",
         names_own_rank=False,

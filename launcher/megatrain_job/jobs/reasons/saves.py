@@ -40,9 +40,9 @@ def reasons_of_saves(snapshot: JobSnapshot, standing: Standing, now_s: float) ->
 
 
 def _period_s(config: Mapping[str, str], standing: Standing) -> float | None:
-    """Return how often a checkpoint is due, None if none is, or that is not known yet.
+    """Return the period of checkpoints; None if none are due, or the period is not known yet.
 
-    Checkpoints by time come as often as rank 0 says: less often than is configured if they cost much.
+    Rank 0 sets the period of checkpoints by time: it is longer than configured if they cost much.
     """
     interval = number_of(config, "checkpoint.interval")
     if interval is not None:
