@@ -24,8 +24,8 @@ from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.errors import CompactedError, GarbageError
 from megatrain_job.coordination.event_queue import EventQueue
 from megatrain_job.coordination.gateway_response import GatewayError, JsonObject, MalformedError
+from megatrain_job.coordination.json_stream import JsonStream
 from megatrain_job.coordination.settings import Endpoint
-from megatrain_job.coordination.transport import JsonStream
 from megatrain_job.coordination.wire import (
     KeyRange,
     KeyValue,
