@@ -18,7 +18,8 @@ from megatrain_job.coordination.follower import Follower
 from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_job.coordination.watch import Changes, Snapshot, Watch, WatchEvent
+from megatrain_job.coordination.watch import Watch
+from megatrain_job.coordination.watch_event import Changes, Snapshot, WatchEvent
 from megatrain_job.coordination.wire import KeyRange, RangeResponse
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
