@@ -23,10 +23,11 @@ from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.errors import CompactedError, GarbageError
 from megatrain_job.coordination.event_queue import EventQueue
 from megatrain_job.coordination.gateway_response import GatewayError, JsonObject, MalformedError
+from megatrain_job.coordination.json_fields import flag_field, header_revision, int_field, list_field
 from megatrain_job.coordination.json_stream import JsonStream
 from megatrain_job.coordination.settings import Endpoint
 from megatrain_job.coordination.watch_event import Changes, Snapshot, WatchEvent, read_change
-from megatrain_job.coordination.wire import KeyRange, Range, flag_field, header_revision, int_field, list_field, shown
+from megatrain_job.coordination.wire import KeyRange, Range, shown
 
 _logger = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 2.0
