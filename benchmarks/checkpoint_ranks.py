@@ -29,7 +29,8 @@ from benchmarks.checkpoint_state import RankState, build_state
 from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.checkpoint.load import LoadReport, load_state
-from megatrain.checkpoint_format.checkpoint_files import read_manifest, step_directory_name
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.checkpoint_names import step_directory_name
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.comm import Mesh, create_mesh, open_rendezvous

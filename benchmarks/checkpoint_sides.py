@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from benchmarks.checkpoint_state import RankState
 from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.checkpoint.job import JobCheckpoints
-from megatrain.checkpoint_format.checkpoint_files import step_directory_name
+from megatrain.checkpoint_format.checkpoint_names import step_directory_name
 
 _MADV_POPULATE_WRITE = 23
 _ALIGNMENT = 64

@@ -22,7 +22,8 @@ from megatrain.contracts.records.record import encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_job.coordination.watch import Changes, Watch
+from megatrain_job.coordination.watch import Watch
+from megatrain_job.coordination.watch_event import Changes
 from megatrain_job.coordination.wire import KeyRange
 
 _STACK_BYTES = 256 << 10

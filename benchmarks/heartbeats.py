@@ -31,7 +31,8 @@ from megatrain.contracts.records.job_keys import JobKeys
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.maintenance import status
 from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_job.coordination.watch import ChangeKind, Changes, Watch
+from megatrain_job.coordination.watch import Watch
+from megatrain_job.coordination.watch_event import ChangeKind, Changes
 from megatrain_job.coordination.wire import KeyRange
 from tests.helpers.etcd_server import EtcdServers
 

@@ -25,7 +25,7 @@ from megatrain.run_files.run_directory import RunDirectory
 if TYPE_CHECKING:
     import pyarrow as pa
 
-EVENT_TABLES_MODULE = "megatrain_diagnostics.store.arrow_tables"
+EVENT_TABLES_MODULE = "megatrain_diagnostics.store.reader"
 """Named and not imported: the trainer's package knows the diagnosis by its name only."""
 
 _REPORTS = {report.kind: report for report in (StepReport, IntervalReport, EvaluationReport)}

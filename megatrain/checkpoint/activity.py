@@ -23,7 +23,9 @@ from megatrain.arena.slot_layout import Persist
 from megatrain.checkpoint.find import CHECKPOINTS_NAME
 from megatrain.checkpoint.write_marks import WritingMark
 from megatrain.checkpoint_format.branches import list_branches
-from megatrain.checkpoint_format.checkpoint_files import COMMIT_NAME, is_committed, read_manifest, step_of
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.checkpoint_names import COMMIT_NAME, step_of
+from megatrain.checkpoint_format.commit import is_committed
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import Manifest
 from megatrain.config.checkpoint import CheckpointConfig

@@ -31,11 +31,11 @@ from megatrain.checkpoint.host_reports import (
     next_snapshot_number,
     storable_snapshots,
 )
+from megatrain.checkpoint.host_writer import wake_or_start_writer
 from megatrain.checkpoint.peers import MemoryPoint
 from megatrain.checkpoint.snapshot_offer import PlannedSlot
 from megatrain.checkpoint.write_marks import WritingMark, claim, write_failed
-from megatrain.checkpoint.writer import wake_or_start_writer
-from megatrain.checkpoint_format.checkpoint_files import step_directory_name
+from megatrain.checkpoint_format.checkpoint_names import step_directory_name
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.url_location import open_location
 from megatrain.comm.cpu_groups import CpuGroups

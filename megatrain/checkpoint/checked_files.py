@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from megatrain.checkpoint_format.checkpoint_files import INDEX_NAME, METADATA_NAME
+from megatrain.checkpoint_format.checkpoint_names import INDEX_NAME, METADATA_NAME
 from megatrain.checkpoint_format.data_file import TrailerItem, content_digest, is_data_file, read_trailer
 from megatrain.checkpoint_format.index_file import CheckpointIndex
 from megatrain.checkpoint_format.location import Location

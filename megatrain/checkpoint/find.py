@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.checkpoint_format.branches import BRANCH_NAME
-from megatrain.checkpoint_format.checkpoint_files import COMMIT_NAME, commit_problem, is_manifest_name, step_of
+from megatrain.checkpoint_format.checkpoint_names import COMMIT_NAME, is_manifest_name, step_of
+from megatrain.checkpoint_format.commit import commit_problem
 from megatrain.checkpoint_format.lineage import Candidate, candidates
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.resume_point import with_problems

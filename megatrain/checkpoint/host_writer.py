@@ -1,12 +1,17 @@
-"""The workers' interface to this host's writer process: wake it, and read its results."""
+"""The workers' interface to this host's writer process: start or wake it, and read its results."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from typing import IO
 
-from megatrain.arena.directory import Arena
+from megatrain.arena.directory import Arena, wake_writer
+from megatrain.arena.locks import is_held
 from megatrain.arena.plans import WriterStatus
-from megatrain.checkpoint.writer import wake_or_start_writer
 from megatrain.contracts.errors import CheckpointError
 from megatrain.formatting import bytes_text, seconds_text
 
@@ -65,3 +70,41 @@ class HostWriter:
             return WriterStatus.read(self._arena.writer_status)
         except CheckpointError:
             return None
+
+
+def wake_or_start_writer(arena: Arena, log: Path) -> None:
+    """Wake the writer of this host for new work, or start one if none runs.
+
+    Raises: CheckpointError naming the arena.
+    """
+    if not wake_writer(arena):
+        start_writer(arena, log)
+
+
+def start_writer(arena: Arena, log: Path) -> int | None:
+    """Start the writer of this host in a session of its own, unless one is running, and return its process id.
+
+    Its output is appended to `log` if that can be opened: a full disk there must not prevent checkpoints elsewhere.
+    It outlives this process. While this process lives, a thread waits for it, so that it does not become a zombie.
+    Raises: CheckpointError naming the arena.
+    """
+    if is_held(arena.writer_lock):
+        return None
+    command = [sys.executable, "-m", "megatrain.checkpoint.writer", str(arena.root)]
+    try:
+        with _open_log(log) as output:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, close_fds=True
+            )
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint writer of {arena.root} cannot be started: {error.strerror}") from error
+    threading.Thread(target=process.wait, name="checkpoint-writer", daemon=True).start()
+    return process.pid
+
+
+def _open_log(log: Path) -> IO[bytes]:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)  # a person may have removed it
+        return log.open("ab")
+    except OSError:
+        return open(os.devnull, "wb")

@@ -15,19 +15,10 @@ from megatrain.arena.plans import HostPlan
 from megatrain.checkpoint.persist_policy import is_abandoned
 from megatrain.checkpoint.write_marks import WritingMark
 from megatrain.checkpoint_format.branches import list_branches
-from megatrain.checkpoint_format.checkpoint_files import (
-    COMMIT_NAME,
-    WRITING_NAME,
-    commit_problem,
-    is_pinned,
-    lacks_only_commit,
-    matching_commit,
-    read_manifest,
-    step_directory_name,
-    step_of,
-    wrong_files,
-)
+from megatrain.checkpoint_format.checkpoint_files import is_pinned, lacks_only_commit, read_manifest, wrong_files
+from megatrain.checkpoint_format.checkpoint_names import COMMIT_NAME, WRITING_NAME, step_directory_name, step_of
 from megatrain.checkpoint_format.claims import Claims
+from megatrain.checkpoint_format.commit import commit_problem, matching_commit
 from megatrain.checkpoint_format.lineage import Candidate, origins
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.removals import Remover, being_removed, to_remove

@@ -14,7 +14,7 @@ from megatrain.arena.directory import Arena
 from megatrain.checkpoint.gathered_items import stored_by_ranks
 from megatrain.checkpoint.image import ItemsJson
 from megatrain.checkpoint.named_pickle import Call, Items, Name, New, Value, pickled
-from megatrain.checkpoint_format.checkpoint_files import INDEX_NAME, METADATA_NAME
+from megatrain.checkpoint_format.checkpoint_names import INDEX_NAME, METADATA_NAME
 from megatrain.checkpoint_format.data_file import content_digest, data_file_name
 from megatrain.checkpoint_format.index_file import CheckpointIndex
 from megatrain.checkpoint_format.stored_tensors import StoredTensor, StoredTensors

@@ -21,15 +21,9 @@ from megatrain.checkpoint.gathered_items import stored_by_ranks
 from megatrain.checkpoint.image import ImageItem, ImagePlan, ItemsJson
 from megatrain.checkpoint.metadata_file import describing_files
 from megatrain.checkpoint.write_marks import WritingMark
-from megatrain.checkpoint_format.checkpoint_files import (
-    INDEX_NAME,
-    METADATA_NAME,
-    WRITING_NAME,
-    is_committed,
-    is_manifest_name,
-    write_commit,
-    write_manifest,
-)
+from megatrain.checkpoint_format.checkpoint_files import write_manifest
+from megatrain.checkpoint_format.checkpoint_names import INDEX_NAME, METADATA_NAME, WRITING_NAME, is_manifest_name
+from megatrain.checkpoint_format.commit import is_committed, write_commit
 from megatrain.checkpoint_format.data_file import (
     ItemHasher,
     content_digest,

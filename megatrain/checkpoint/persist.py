@@ -40,29 +40,28 @@ from megatrain.checkpoint.write_marks import (
 )
 from megatrain.checkpoint_format.branches import Branch, read_branch, write_branch
 from megatrain.checkpoint_format.checkpoint_files import (
+    expose_metadata,
+    manifest_location,
+    read_manifest,
+    write_manifest,
+    wrong_files,
+)
+from megatrain.checkpoint_format.checkpoint_names import (
     COMMIT_NAME,
     INDEX_NAME,
     METADATA_NAME,
     SENTENCEPIECE_NAME,
     TOKENIZER_CONFIG_NAME,
     TOKENIZER_NAME,
-    Commit,
-    expose_metadata,
-    is_committed,
     is_sentencepiece,
-    manifest_location,
-    matching_commit,
-    read_commit,
-    read_manifest,
+    name_in_round,
     step_directory_name,
-    write_commit,
-    write_manifest,
-    wrong_files,
 )
 from megatrain.checkpoint_format.claims import Claims
+from megatrain.checkpoint_format.commit import Commit, is_committed, matching_commit, read_commit, write_commit
 from megatrain.checkpoint_format.data_file import content_digest, data_file_name
 from megatrain.checkpoint_format.location import Location, put_once
-from megatrain.checkpoint_format.manifest import FileEntry, Manifest, name_in_round
+from megatrain.checkpoint_format.manifest import FileEntry, Manifest
 from megatrain.checkpoint_format.removals import check_not_being_removed
 from megatrain.checkpoint_format.round_starts import RoundStart, begin_round, is_superseded, round_starts
 from megatrain.contracts.errors import CheckpointError, MissingFileError

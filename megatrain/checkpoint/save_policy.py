@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME
+from megatrain.checkpoint_format.checkpoint_names import TOKENIZER_CONFIG_NAME
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.formatting import bytes_text, seconds_text
 

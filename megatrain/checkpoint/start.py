@@ -21,7 +21,9 @@ from megatrain.checkpoint.agreement import result_of_rank_0
 from megatrain.checkpoint.continuation import TrainingProgress, accepted_digests
 from megatrain.checkpoint.continued_stream import continued_stream, with_later_stages
 from megatrain.checkpoint_format.branches import MAIN_BRANCH, ancestry
-from megatrain.checkpoint_format.checkpoint_files import commit_problem, read_manifest, step_directory_name, wrong_files
+from megatrain.checkpoint_format.checkpoint_files import read_manifest, wrong_files
+from megatrain.checkpoint_format.checkpoint_names import step_directory_name
+from megatrain.checkpoint_format.commit import commit_problem
 from megatrain.checkpoint_format.lineage import (
     Candidate,
     candidates,

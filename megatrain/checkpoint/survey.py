@@ -10,14 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from megatrain.checkpoint_format.branches import Branch, list_branches
-from megatrain.checkpoint_format.checkpoint_files import (
-    is_committed,
-    is_pinned,
-    is_unfinished,
-    pin_reason,
-    read_manifest,
-    step_of,
-)
+from megatrain.checkpoint_format.checkpoint_files import is_pinned, is_unfinished, pin_reason, read_manifest
+from megatrain.checkpoint_format.checkpoint_names import step_of
+from megatrain.checkpoint_format.commit import is_committed
 from megatrain.checkpoint_format.lineage import candidates, current_branch
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import Manifest

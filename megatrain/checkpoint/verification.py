@@ -7,13 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 from megatrain.checkpoint.checked_files import find_stored
-from megatrain.checkpoint_format.checkpoint_files import (
-    INDEX_NAME,
-    METADATA_NAME,
-    commit_problem,
-    manifest_location,
-    read_manifest,
-)
+from megatrain.checkpoint_format.checkpoint_files import manifest_location, read_manifest
+from megatrain.checkpoint_format.checkpoint_names import INDEX_NAME, METADATA_NAME
+from megatrain.checkpoint_format.commit import commit_problem
 from megatrain.checkpoint_format.data_file import is_data_file, read_trailer, verify_file
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import Manifest

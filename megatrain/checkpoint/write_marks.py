@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from megatrain.arena.slot_layout import SealedSnapshot
-from megatrain.checkpoint_format.checkpoint_files import WRITING_NAME, check_writable
+from megatrain.checkpoint_format.checkpoint_files import check_writable
+from megatrain.checkpoint_format.checkpoint_names import WRITING_NAME
 from megatrain.checkpoint_format.location import Location, is_relative_name
 from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.contracts.errors import CheckpointError, MissingFileError

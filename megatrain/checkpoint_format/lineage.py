@@ -30,14 +30,10 @@ from megatrain.checkpoint_format.branches import (
     read_branch,
     write_branch,
 )
-from megatrain.checkpoint_format.checkpoint_files import (
-    committed_rounds,
-    is_committed,
-    is_unfinished,
-    step_directory_name,
-    step_of,
-)
+from megatrain.checkpoint_format.checkpoint_files import is_unfinished
+from megatrain.checkpoint_format.checkpoint_names import step_directory_name, step_of
 from megatrain.checkpoint_format.claims import CLAIMS_NAME, Claims
+from megatrain.checkpoint_format.commit import committed_rounds, is_committed
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.removals import being_removed, removal_text
 from megatrain.checkpoint_format.round_starts import (

@@ -1,7 +1,7 @@
 """A location for checkpoints: a tree of files, on a local disk or in an object store.
 
 Location has only what both can do: there is no rename and no lock. Readers see only whole writes: a small file appears
-with all of its content or not at all, and a big one counts only when a COMMIT covers it (checkpoint_files.py). When
+with all of its content or not at all, and a big one counts only when a COMMIT covers it (commit.py). When
 `write`, `write_new`, `Sink.close` or `remove` return, a power failure cannot undo their effect. Of several processes
 that `write_new` one file, exactly one wins.
 """

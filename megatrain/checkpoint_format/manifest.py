@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from megatrain.checkpoint_format.checkpoint_names import name_in_round
 from megatrain.checkpoint_format.location import is_relative_name
 from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.contracts.errors import TopologyError
@@ -15,18 +16,7 @@ from megatrain.contracts.files.json_object import JsonObject
 from megatrain.contracts.layout import SIZED_AXES, Layout
 
 MANIFEST_SCHEMA_VERSION = 4
-_ROUND = re.compile(r"r[0-9]{6,}-")
 _DIGEST = re.compile(r"(items-)?sha256:[0-9a-f]{64}")
-
-
-def name_in_round(name: str, round_number: int) -> str:
-    """Return a file's name in a round: "r000002-tokenizer.json". No other round writes to that name."""
-    return f"r{round_number:06d}-{name.removeprefix('.')}"
-
-
-def name_without_round(name: str) -> str:
-    """Return "tokenizer.json" for the tokenizer's name in any round, and for its name in a conversion's output."""
-    return _ROUND.sub("", name, count=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from secrets import token_hex
 
-from megatrain.checkpoint_format.checkpoint_files import remove_checkpoint, step_directory_name
+from megatrain.checkpoint_format.checkpoint_files import remove_checkpoint
+from megatrain.checkpoint_format.checkpoint_names import step_directory_name
 from megatrain.checkpoint_format.claims import CLAIMS_NAME, Claims, signature
 from megatrain.checkpoint_format.location import Location
 from megatrain.contracts.errors import CheckpointError, MissingFileError, NewerRoundError

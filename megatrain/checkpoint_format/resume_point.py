@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from megatrain.checkpoint_format.checkpoint_files import commit_problem, read_manifest, wrong_files
+from megatrain.checkpoint_format.checkpoint_files import read_manifest, wrong_files
+from megatrain.checkpoint_format.commit import commit_problem
 from megatrain.checkpoint_format.lineage import Candidate, candidates, current_branch, overlooked
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.verifications import known_verifications

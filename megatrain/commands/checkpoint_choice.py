@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from megatrain.checkpoint.find import choose_checkpoint
-from megatrain.checkpoint_format.checkpoint_files import COMMIT_NAME
+from megatrain.checkpoint_format.checkpoint_names import COMMIT_NAME
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.stored_tensors import EMA, MASTER
 from megatrain.commands.argument_types import utf8_text, whole_number

@@ -23,12 +23,12 @@ from megatrain.checkpoint.image import ImageItem, ImagePlan, key_of, plan_image
 from megatrain.checkpoint.offline_writer import write_checkpoint
 from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.checkpoint_format.branches import MAIN_BRANCH
-from megatrain.checkpoint_format.checkpoint_files import (
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.checkpoint_names import (
     SENTENCEPIECE_NAME,
     TOKENIZER_CONFIG_NAME,
     TOKENIZER_NAME,
     is_sentencepiece,
-    read_manifest,
 )
 from megatrain.checkpoint_format.data_file import data_file_name
 from megatrain.checkpoint_format.local_location import LocalLocation

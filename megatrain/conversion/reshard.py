@@ -21,10 +21,11 @@ from megatrain.checkpoint.checked_files import checked_content
 from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImagePlan
 from megatrain.checkpoint.offline_writer import NewCheckpoint, new_checkpoint
 from megatrain.checkpoint.parameter_reader import ParameterReader, bytes_of_kept_items
-from megatrain.checkpoint_format.checkpoint_files import INDEX_NAME, METADATA_NAME, read_manifest
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.checkpoint_names import INDEX_NAME, METADATA_NAME, name_without_round
 from megatrain.checkpoint_format.data_file import data_file_name, is_data_file
 from megatrain.checkpoint_format.location import Location
-from megatrain.checkpoint_format.manifest import CheckpointMesh, Manifest, name_without_round
+from megatrain.checkpoint_format.manifest import CheckpointMesh, Manifest
 from megatrain.comm import dry_mesh
 from megatrain.config.checks import check
 from megatrain.config.config import Config

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from megatrain.checkpoint_format.checkpoint_files import COMMIT_NAME, read_manifest
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.checkpoint_names import COMMIT_NAME
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.config.load import load_config
 from megatrain.config.toml_text import value_text

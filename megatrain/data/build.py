@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.checkpoint_format.checkpoint_files import SENTENCEPIECE_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+from megatrain.checkpoint_format.checkpoint_names import SENTENCEPIECE_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from megatrain.contracts.errors import DataError
 from megatrain.data.blocks import blocks
 from megatrain.data.build_tokenizer import BuildOptions, build_tokenizer, held_out_documents

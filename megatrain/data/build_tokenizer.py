@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME
+from megatrain.checkpoint_format.checkpoint_names import TOKENIZER_NAME
 from megatrain.contracts.files.whole_files import temporary_name
 from megatrain.data.corpus import Corpus, CorpusDocument
 from megatrain.data.tokenizer import (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.checkpoint_format.checkpoint_files import SENTENCEPIECE_NAME, TOKENIZER_NAME, is_sentencepiece
+from megatrain.checkpoint_format.checkpoint_names import SENTENCEPIECE_NAME, TOKENIZER_NAME, is_sentencepiece
 from megatrain.contracts.errors import DataError
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import META_NAME, read_meta

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME
+from megatrain.checkpoint_format.checkpoint_names import TOKENIZER_CONFIG_NAME
 from megatrain.contracts.errors import DataError
 
 END_OF_DOCUMENT = "<|endoftext|>"

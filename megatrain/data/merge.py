@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME
+from megatrain.checkpoint_format.checkpoint_names import TOKENIZER_CONFIG_NAME
 from megatrain.contracts.errors import DataError
 from megatrain.data.build import FILE_NAMES, TRAIN, VALIDATION
 from megatrain.data.dataset import check_same_tokenizer, tokenizer_beside

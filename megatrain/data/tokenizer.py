@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME, is_sentencepiece
+from megatrain.checkpoint_format.checkpoint_names import TOKENIZER_CONFIG_NAME, is_sentencepiece
 from megatrain.contracts.errors import DataError
 from megatrain.data.encoders import ByteEncoder, Encoder, LibraryEncoder, sentencepiece_encoder
 from megatrain.data.end_of_document import (

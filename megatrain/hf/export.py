@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_CONFIG_NAME
+from megatrain.checkpoint_format.checkpoint_names import TOKENIZER_CONFIG_NAME
 from megatrain.config.model import ModelConfig
 from megatrain.contracts.errors import CheckpointError
 from megatrain.hf.families import family_for_export

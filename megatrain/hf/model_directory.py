@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME
+from megatrain.checkpoint_format.checkpoint_names import TOKENIZER_NAME
 from megatrain.config.model import ModelConfig
 from megatrain.contracts.errors import CheckpointError
 from megatrain.hf.config_json import read_object

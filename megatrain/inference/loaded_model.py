@@ -18,7 +18,8 @@ from torch import Tensor
 from megatrain.checkpoint.checked_files import checked_content
 from megatrain.checkpoint.find import choose_checkpoint
 from megatrain.checkpoint.parameter_reader import ParameterReader
-from megatrain.checkpoint_format.checkpoint_files import SENTENCEPIECE_NAME, TOKENIZER_NAME, read_manifest
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.checkpoint_names import SENTENCEPIECE_NAME, TOKENIZER_NAME
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import Manifest
 from megatrain.checkpoint_format.stored_tensors import EMA, MASTER

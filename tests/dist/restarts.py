@@ -14,7 +14,8 @@ import pytest
 from megatrain.arena.directory import Arena
 from megatrain.arena.locks import is_held
 from megatrain.checkpoint.verification import verify_checkpoint
-from megatrain.checkpoint_format.checkpoint_files import committed_steps, step_directory_name
+from megatrain.checkpoint_format.checkpoint_names import step_directory_name
+from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.local_location import LocalLocation
 from tests.dist.training_jobs import Run, Tables, assert_states_bitwise
 from tests.helpers.rank_pool import RankError, RankPool

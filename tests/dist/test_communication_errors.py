@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.checkpoint_format.checkpoint_files import committed_steps
+from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation

@@ -14,7 +14,8 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from megatrain.checkpoint_format.branches import list_branches
-from megatrain.checkpoint_format.checkpoint_files import read_manifest, write_commit, write_manifest
+from megatrain.checkpoint_format.checkpoint_files import read_manifest, write_manifest
+from megatrain.checkpoint_format.commit import write_commit
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.verifications import Verification, note_verifications
 from megatrain.config.serialize import to_toml

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.checkpoint.verification import verify_checkpoint
-from megatrain.checkpoint_format.checkpoint_files import committed_steps, step_directory_name
+from megatrain.checkpoint_format.checkpoint_names import step_directory_name
+from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.contracts.exit_codes import ExitCode
 from tests.dist.restarts import kill_writers, remove_memory, steps_that_are_whole, the_arena

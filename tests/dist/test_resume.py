@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.checkpoint_format.checkpoint_files import committed_steps
+from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.lineage import candidates
 from megatrain.checkpoint_format.local_location import LocalLocation
 from tests.dist.training_jobs import (

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.checkpoint_format.branches import list_branches
-from megatrain.checkpoint_format.checkpoint_files import read_manifest, step_directory_name
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.checkpoint_names import step_directory_name
 from megatrain.checkpoint_format.lineage import candidates, current_branch
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.contracts.records.rounds import Rollback

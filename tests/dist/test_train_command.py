@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from megatrain.checkpoint_format.checkpoint_files import committed_steps, read_manifest, step_directory_name
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.checkpoint_names import step_directory_name
+from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.contracts.black_box.reader import read_black_box
 from megatrain.contracts.exit_codes import ExitCode

@@ -14,7 +14,8 @@ from megatrain.contracts.records.job_requests import Answer, JobRequest
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import TURN_MARK, JobEnd
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.coordination.watch import ChangeKind, Changes, Watch
+from megatrain_job.coordination.watch import Watch
+from megatrain_job.coordination.watch_event import ChangeKind, Changes
 from megatrain_job.coordination.wire import Delete, KeyRange, Put
 
 Record = Answer | CheckReport | JobEnd

@@ -16,7 +16,7 @@ from megatrain.arena.locks import create_wake
 from megatrain.arena.plans import HostPlan, ManifestTemplate, RankPlan
 from megatrain.arena.slot_file import SlotReader
 from megatrain.arena.slot_layout import HEADER_BYTES, Persist, SlotHeader, SlotState, SlotWord, encode_header
-from megatrain.checkpoint_format.checkpoint_files import INDEX_NAME, METADATA_NAME, step_directory_name
+from megatrain.checkpoint_format.checkpoint_names import INDEX_NAME, METADATA_NAME, step_directory_name
 from megatrain.checkpoint_format.data_file import data_file_name
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location

@@ -6,13 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from megatrain.checkpoint_format.checkpoint_files import (
-    manifest_location,
-    step_directory_name,
-    write_commit,
-    write_manifest,
-)
+from megatrain.checkpoint_format.checkpoint_files import manifest_location, write_manifest
+from megatrain.checkpoint_format.checkpoint_names import step_directory_name
 from megatrain.checkpoint_format.claims import Claims
+from megatrain.checkpoint_format.commit import write_commit
 from megatrain.checkpoint_format.lineage import candidates
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location

@@ -10,7 +10,8 @@ from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode
 from megatrain.contracts.records.rounds import Round
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.coordination.watch import Change, ChangeKind, Changes, Watch
+from megatrain_job.coordination.watch import Watch
+from megatrain_job.coordination.watch_event import Change, ChangeKind, Changes
 from megatrain_job.coordination.wire import KeyRange, KeyValue
 
 _READ_S = 30.0

@@ -17,7 +17,9 @@ from megatrain.checkpoint.gathered_items import stored_by_ranks
 from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImagePlan, key_of, plan_image
 from megatrain.checkpoint.metadata_file import describing_files
 from megatrain.checkpoint.offline_writer import write_checkpoint
-from megatrain.checkpoint_format.checkpoint_files import step_directory_name, write_commit, write_manifest
+from megatrain.checkpoint_format.checkpoint_files import write_manifest
+from megatrain.checkpoint_format.checkpoint_names import step_directory_name
+from megatrain.checkpoint_format.commit import write_commit
 from megatrain.checkpoint_format.data_file import (
     ItemHasher,
     content_digest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain_job.coordination.watch import Change, ChangeKind, Changes, Snapshot
+from megatrain_job.coordination.watch_event import Change, ChangeKind, Changes, Snapshot
 from megatrain_job.coordination.wire import Compare, CompareTarget, Delete, KeyValue, Operation, Put, Relation, as_bytes
 
 KEYS = JobKeys("sim")

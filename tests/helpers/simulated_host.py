@@ -17,7 +17,7 @@ from megatrain.contracts.records.host_records import (
 )
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import Halt, JobEnd, Round, RoundDeadlines
-from megatrain_job.coordination.watch import Change, ChangeKind
+from megatrain_job.coordination.watch_event import Change, ChangeKind
 from tests.helpers.simulated_etcd import KEYS, SimulatedEtcd
 
 

@@ -16,7 +16,7 @@ from megatrain.contracts.records.host_verdict import HostVerdict, OutcomeKind, V
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.records.record import decode
 from megatrain.contracts.records.rounds import Round
-from megatrain_job.coordination.watch import ChangeKind
+from megatrain_job.coordination.watch_event import ChangeKind
 from megatrain_job.coordination.wire import Compare, KeyValue, Operation, Put
 from megatrain_launcher.driver.actions import Decision, Probe
 from megatrain_launcher.driver.decide import decide

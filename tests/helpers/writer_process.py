@@ -13,7 +13,8 @@ from pathlib import Path
 from megatrain.arena.directory import Arena, join_arena
 from megatrain.arena.locks import hold_alone, is_held
 from megatrain.arena.plans import WriterStatus
-from megatrain.checkpoint.writer import CheckpointWriter, start_writer
+from megatrain.checkpoint.host_writer import start_writer
+from megatrain.checkpoint.writer import CheckpointWriter
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location
 from megatrain.contracts.errors import CheckpointError

@@ -20,7 +20,7 @@ from megatrain_dashboard.responses.document import Document
 from megatrain_dashboard.responses.errors import bad_query, not_found, shown
 from megatrain_dashboard.responses.query_parameters import Step, check_steps
 from megatrain_dashboard.sources.run_files import read_config
-from megatrain_dashboard.sources.runs.catalog import JobSeen
+from megatrain_dashboard.sources.runs.job_seen import JobSeen, time_of
 from megatrain_dashboard.sources.runs.metrics_history import (
     EMPTY,
     NEWEST_STEPS,
@@ -30,7 +30,6 @@ from megatrain_dashboard.sources.runs.metrics_history import (
     read_metrics_history,
 )
 from megatrain_dashboard.sources.runs.run_summary import signature_of
-from megatrain_dashboard.sources.runs.time_spent import time_of
 from megatrain_diagnostics.events.tables import Float64
 
 Numbers = tuple[float | None, ...]

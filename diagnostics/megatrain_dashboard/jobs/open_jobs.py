@@ -30,8 +30,8 @@ from megatrain_dashboard.responses.errors import internal_error, not_found, show
 from megatrain_dashboard.sources.live_job import LiveJob
 from megatrain_dashboard.sources.protocol import JobSource
 from megatrain_dashboard.sources.recorded_job import RecordedJob
-from megatrain_dashboard.sources.runs.catalog import JobSeen
 from megatrain_dashboard.sources.runs.etcd_polls import Reach
+from megatrain_dashboard.sources.runs.job_seen import JobSeen
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.jobs.run_standing import RunStanding
 

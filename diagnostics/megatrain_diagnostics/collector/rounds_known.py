@@ -17,7 +17,7 @@ from megatrain.contracts.records.rounds import JobRecord, Round
 from megatrain_diagnostics.events.tables import Ranks
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.follower import Follower
-from megatrain_job.coordination.watch import WatchEvent
+from megatrain_job.coordination.watch_event import WatchEvent
 from megatrain_job.coordination.wire import KeyRange, KeyValue
 
 MAX_RANKS = 1 << 20

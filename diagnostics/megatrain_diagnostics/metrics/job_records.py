@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from megatrain.checkpoint_format.branches import list_branches
-from megatrain.checkpoint_format.checkpoint_files import COMMIT_NAME, committed_steps, step_directory_name
+from megatrain.checkpoint_format.checkpoint_names import COMMIT_NAME, step_directory_name
+from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.records.notices import ReceiverRecord

@@ -19,10 +19,18 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from megatrain.contracts.errors import DataError
-from megatrain_diagnostics.columns.schema import NOT_KNOWN, from_arrow, names_of, time_column
+from megatrain.contracts.errors import DataError, NotFoundError
+from megatrain_diagnostics.columns.schema import (
+    NOT_KNOWN,
+    from_arrow,
+    names_of,
+    table_named,
+    time_column,
+    to_arrow,
+    to_stored,
+)
 from megatrain_diagnostics.events.source import Where, in_order
-from megatrain_diagnostics.events.tables import Table, TableType, columns_of, from_columns
+from megatrain_diagnostics.events.tables import TABLES, Table, TableType, columns_of, from_columns, joined
 from megatrain_diagnostics.store.catalog import Catalog
 from megatrain_diagnostics.store.segments import Segment, damage_of_rows
 
@@ -238,3 +246,29 @@ def _fault_of(segment: Segment) -> str:
         return damage_of_rows(segment)
     except FileNotFoundError:
         return "is gone"
+
+
+def read_arrow_table(
+    directory: Path,
+    table: str,
+    *,
+    rounds: tuple[int, ...] | None = None,
+    ranks: tuple[int, ...] | None = None,
+    first_step: int | None = None,
+    last_step: int | None = None,
+) -> tuple[pa.Table, tuple[str, ...]]:
+    """Return the rows of a table of events below `directory`, and a sentence for each part that cannot be read.
+
+    `megatrain.read_run(...).events(...)` calls this.
+    None: no limit. A limit on a column that the table lacks has no effect. Operations and kinds are names. Without the
+    directory there are no rows.
+    Raises: NotFoundError for an unknown table; DataError when nothing can be read, or the answer is too large.
+    """
+    kind: Any = table_named(table)  # one of a union of classes, which no type variable takes
+    if kind is None:
+        raise NotFoundError(f"table {table!r} of events; the tables are {', '.join(one.NAME for one in TABLES)}")
+    if not directory.exists():
+        return to_stored(kind, to_arrow(joined(kind, []))), ()
+    events = StoredEvents(directory)
+    rows = events.read(kind, Where(rounds=rounds, ranks=ranks, first_step=first_step, last_step=last_step))
+    return to_stored(kind, to_arrow(rows)), events.problems()

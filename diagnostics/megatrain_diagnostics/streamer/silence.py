@@ -20,7 +20,7 @@ from megatrain.fencing.patience import Patience, find_stall
 from megatrain_diagnostics.streamer.rank_tail import RankTail
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.follower import Follower
-from megatrain_job.coordination.watch import WatchEvent
+from megatrain_job.coordination.watch_event import WatchEvent
 from megatrain_job.coordination.wire import KeyRange, KeyValue
 
 _logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.follower import Follower
-from megatrain_job.coordination.watch import WatchEvent
+from megatrain_job.coordination.watch_event import WatchEvent
 from megatrain_job.coordination.wire import KeyRange, KeyValue
 
 

@@ -13,22 +13,19 @@ from typing import Self, TypeVar
 from megatrain_job.coordination.errors import CompactedError, LeaseExistsError, LeaseLostError
 from megatrain_job.coordination.gateway import Gateway
 from megatrain_job.coordination.gateway_response import JsonObject, MalformedError
+from megatrain_job.coordination.json_fields import int_field
+from megatrain_job.coordination.operation_responses import DeleteResponse, PutResponse, RangeResponse, TxnResponse
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import (
     Compare,
     Delete,
-    DeleteResponse,
     KeyRange,
     KeyValue,
     Operation,
     Put,
-    PutResponse,
     Range,
-    RangeResponse,
     Text,
-    TxnResponse,
     as_bytes,
-    int_field,
     operation_to_json,
     shown,
 )

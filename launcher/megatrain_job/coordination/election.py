@@ -21,7 +21,9 @@ from typing import Self
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.errors import LeadershipLostError, LeaseLostError, UnknownOutcomeError
 from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
-from megatrain_job.coordination.watch import ChangeKind, Changes, Snapshot, Watch
+from megatrain_job.coordination.operation_responses import TxnResponse
+from megatrain_job.coordination.watch import Watch
+from megatrain_job.coordination.watch_event import ChangeKind, Changes, Snapshot
 from megatrain_job.coordination.wire import (
     Compare,
     Delete,
@@ -31,7 +33,6 @@ from megatrain_job.coordination.wire import (
     Put,
     Range,
     Text,
-    TxnResponse,
     as_bytes,
     shown,
 )

@@ -10,7 +10,8 @@ from typing import Self
 
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.restarting_thread import RestartingThread
-from megatrain_job.coordination.watch import Watch, WatchEvent
+from megatrain_job.coordination.watch import Watch
+from megatrain_job.coordination.watch_event import WatchEvent
 from megatrain_job.coordination.wire import KeyRange
 
 

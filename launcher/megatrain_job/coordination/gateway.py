@@ -28,8 +28,10 @@ from megatrain_job.coordination.gateway_response import (
     read_response,
     unwrap,
 )
+from megatrain_job.coordination.http_exchange import HttpExchange
+from megatrain_job.coordination.json_stream import JsonStream
 from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings
-from megatrain_job.coordination.transport import Deadline, EndpointRing, EtcdConnection, HttpExchange, JsonStream
+from megatrain_job.coordination.transport import Deadline, EndpointRing, EtcdConnection
 
 Answer = TypeVar("Answer")
 _logger = logging.getLogger(__name__)

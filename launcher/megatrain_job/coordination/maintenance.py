@@ -13,8 +13,9 @@ from typing import Any
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.errors import CompactedError
 from megatrain_job.coordination.gateway_response import JsonObject, MalformedError
+from megatrain_job.coordination.json_fields import header_revision, int_field, list_field
 from megatrain_job.coordination.settings import Endpoint
-from megatrain_job.coordination.wire import KeyRange, Range, header_revision, int_field, list_field
+from megatrain_job.coordination.wire import KeyRange, Range
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,7 @@
-"""How bytes reach a member of etcd and come back: the order of endpoints, connections, HTTP exchanges and streams.
+"""How bytes reach a member of etcd and come back: deadlines, the order of endpoints, and connections.
 
 A connection is TCP or a unix socket, with or without TLS. Every step is under an absolute deadline; only name
 resolution is the system's, and not limited by it.
-
-h11 parses HTTP/1.1, and this client owns the socket. An HTTP client with its own socket cannot continue after a timeout
-in the middle of a chunk, which a watch needs, and its limit is for one read, not for the whole.
 """
 
 from __future__ import annotations
@@ -14,26 +11,13 @@ import socket
 import ssl
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
-
-import h11
 
 from megatrain_job.coordination.errors import GarbageError
-from megatrain_job.coordination.gateway_response import JsonObject, parse_object, read_response, unwrap
+from megatrain_job.coordination.http_exchange import HttpExchange
 from megatrain_job.coordination.settings import Endpoint
 
-_MAX_HEAD_BYTES = 64 << 10
-"""Largest head of a response, line before a chunk, and trailer."""
-_MAX_INTERIM = 16
-"""Answers with a status of 1xx before the one that counts: h11 accepts any number."""
-_SHOWN = 120
-_POST = h11.Request(method="POST", target="/", headers=[("Host", "etcd"), ("Content-Length", "0")])
-_POSTED = h11.EndOfMessage()
-"""The parts of a request that h11 needs to parse the response. Checking each request would cost as much as reading."""
 _READ_BYTES = 1 << 16
 MAX_CONTENT_BYTES = 64 << 20
 """Largest response, and largest message of a streamed response: a page of 500 values of 96 KiB."""
@@ -101,87 +85,6 @@ class EndpointRing:
             had_failed = self._failed_at[endpoint] != 0
             self._failed_at[endpoint] = 0
             return had_failed
-
-
-class HttpExchange:
-    """A POST and its response. Send `request`, then `feed` the bytes from the socket; it returns the body's."""
-
-    def __init__(
-        self,
-        authority: str,
-        path: str,
-        body: bytes,
-        token: str | None,
-        *,
-        is_last: bool,
-        content_type: str = "application/json",
-    ) -> None:
-        lines = [
-            f"POST {path} HTTP/1.1",
-            f"Host: {authority}",
-            f"Content-Type: {content_type}",
-            f"Content-Length: {len(body)}",
-        ]
-        if token is not None:
-            lines.append(f"Authorization: {token}")
-        if is_last:
-            lines.append("Connection: close")
-        self.request = ("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body
-        self.status = 0
-        """0 until the head of the response has arrived."""
-        self.headers: Sequence[tuple[bytes, bytes]] = ()
-        """The response's headers; names in lower case."""
-        self.is_complete = False
-        self._num_interim = 0
-        self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
-        self._connection.send(_POST)
-        self._connection.send(_POSTED)
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the server closes the connection after its response."""
-        return self._connection.their_state is not h11.DONE
-
-    def feed(self, data: bytes) -> bytes:
-        """Take the next bytes, return those of the body among them. Raises: GarbageError."""
-        body = bytearray()
-        try:
-            self._connection.receive_data(data)
-            while self._take(self._connection.next_event(), body):
-                pass
-        except h11.RemoteProtocolError as error:
-            raise GarbageError(f"the answer is not HTTP: {str(error)[:_SHOWN]}") from error
-        if self.is_complete and (rest := self._connection.trailing_data[0]):
-            raise GarbageError(f"bytes after the end of the answer: {rest[:40]!r}")
-        return bytes(body)
-
-    def end(self) -> None:
-        """Handle the end of the connection. Raises: GarbageError when the response was not complete."""
-        if self.is_complete:
-            return
-        try:
-            self.feed(b"")
-        except GarbageError as error:
-            where = "in the middle of" if self.status or self._connection.trailing_data[0] else "without"
-            raise GarbageError(f"the connection was closed {where} an answer") from error
-
-    def _take(self, event: object, body: bytearray) -> bool:
-        """Take one event; return whether there may be another. Raises: GarbageError."""
-        match event:
-            case h11.Data():
-                body += event.data
-            case h11.InformationalResponse():
-                self._num_interim += 1
-                if self._num_interim > _MAX_INTERIM:
-                    raise GarbageError(f"more than {_MAX_INTERIM} interim answers, the last with {event.status_code}")
-            case h11.Response():
-                self.status = event.status_code
-                self.headers = event.headers
-            case h11.EndOfMessage():
-                self.is_complete = True
-            case _:  # more bytes are needed, or the connection is over
-                return False
-        return True
 
 
 class EtcdConnection:
@@ -292,87 +195,3 @@ def _connect_socket(path: str, deadline: Deadline) -> socket.socket:
         one.close()
         raise
     return one
-
-
-class JsonStream:
-    """A streamed response: one JSON object per line, wherever packets begin and end.
-
-    One thread reads; any thread may call `interrupt`.
-    """
-
-    def __init__(
-        self, connection: EtcdConnection, exchange: HttpExchange, on_close: Callable[[JsonStream], None]
-    ) -> None:
-        self._connection = connection
-        self._exchange = exchange
-        self._on_close = on_close
-        self._partial = bytearray()
-        self._lines: deque[bytes] = deque()
-
-    @property
-    def endpoint(self) -> Endpoint:
-        return self._connection.endpoint
-
-    def start(self, deadline: Deadline) -> None:
-        """Send the request and wait for the first message. Raises: OSError, GarbageError, GatewayError."""
-        self._connection.send(self._exchange.request, deadline)
-        while not self._exchange.status:
-            self._receive(deadline)
-        if self._exchange.status != 200:
-            content = (
-                b"\n".join(self._lines)
-                + bytes(self._partial)
-                + self._connection.read_response(self._exchange, deadline)
-            )
-            read_response(self._exchange.status, content)
-        while not self._lines:
-            if not self._receive(deadline):
-                raise GarbageError("the stream ended before its first message")
-
-    def next(self, silence_s: float) -> JsonObject | None:
-        """Return the next message, or None if none was complete in that time.
-
-        Raises: OSError or GarbageError when the stream has ended or broken, GatewayError when etcd ends it with an
-        error.
-        """
-        deadline = Deadline(silence_s)
-        while not self._lines:
-            try:
-                is_open = self._receive(deadline)
-            except TimeoutError:
-                return None
-            if not is_open and not self._lines:
-                raise GarbageError("the stream ended")
-        return unwrap(parse_object(self._lines.popleft()))
-
-    def interrupt(self) -> None:
-        """End the stream for its reader."""
-        self._connection.interrupt()
-
-    def close(self) -> None:
-        self._on_close(self)
-        self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _receive(self, deadline: Deadline) -> bool:
-        """Take arrived bytes; return whether more may follow. A line that is cut off never counts."""
-        data = self._connection.receive(deadline.remaining_s())
-        if not data:
-            self._exchange.end()
-            return False
-        first, *more = self._exchange.feed(data).split(b"\n")
-        self._partial += first
-        for piece in more:
-            if self._partial.strip():
-                self._lines.append(bytes(self._partial))
-            self._partial = bytearray(piece)
-        if len(self._partial) > MAX_CONTENT_BYTES:
-            raise GarbageError(f"a message is longer than {MAX_CONTENT_BYTES >> 20} MiB")
-        return not self._exchange.is_complete

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from types import TracebackType
 from typing import Self
 
@@ -24,18 +23,11 @@ from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.errors import CompactedError, GarbageError
 from megatrain_job.coordination.event_queue import EventQueue
 from megatrain_job.coordination.gateway_response import GatewayError, JsonObject, MalformedError
+from megatrain_job.coordination.json_fields import flag_field, header_revision, int_field, list_field
+from megatrain_job.coordination.json_stream import JsonStream
 from megatrain_job.coordination.settings import Endpoint
-from megatrain_job.coordination.transport import JsonStream
-from megatrain_job.coordination.wire import (
-    KeyRange,
-    KeyValue,
-    Range,
-    flag_field,
-    header_revision,
-    int_field,
-    list_field,
-    shown,
-)
+from megatrain_job.coordination.watch_event import Changes, Snapshot, WatchEvent, read_change
+from megatrain_job.coordination.wire import KeyRange, Range, shown
 
 _logger = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 2.0
@@ -44,49 +36,6 @@ _SETTLED_S = 0.5
 """etcd sends pending events as soon as a stream is open: a stream this old has no older events to send."""
 _MAX_REFUSALS = 2
 """A token may run out between the member's proof and the watch: a single refusal is no reason to give up."""
-
-
-class ChangeKind(Enum):
-    PUT = "put"
-    DELETE = "delete"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One key. For a deleted one only the key and `mod_revision`, that of its deletion, have a meaning."""
-
-    kind: ChangeKind
-    item: KeyValue
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """All that one transaction changed within the range."""
-
-    revision: int
-    changes: tuple[Change, ...]
-
-    @property
-    def written(self) -> tuple[KeyValue, ...]:
-        """The keys that were put."""
-        return tuple(change.item for change in self.changes if change.kind is ChangeKind.PUT)
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The whole range at a revision: it replaces the consumer's earlier content. `reason`: why it was sent."""
-
-    revision: int
-    items: tuple[KeyValue, ...]
-    reason: str
-
-    @property
-    def written(self) -> tuple[KeyValue, ...]:
-        """The keys that exist."""
-        return self.items
-
-
-WatchEvent = Changes | Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +245,7 @@ class Watch:
         assert self._next_revision is not None
         newest = header_revision(message)
         _check_history(self._next_revision, newest)
-        changes = [_read_change(raw, self.keys, newest) for raw in list_field(message, "events")]
+        changes = [read_change(raw, self.keys, newest) for raw in list_field(message, "events")]
         if changes or self._standing is None:
             self._note_confirmed(endpoint)
         if not changes:
@@ -338,15 +287,3 @@ def _check_history(next_revision: int, newest: int) -> None:
     """Raises: CompactedError when etcd is at an older revision than one that it reported before."""
     if newest < next_revision - 1:
         raise CompactedError(f"etcd's history went back from revision {next_revision - 1} to {newest}: it was restored")
-
-
-def _read_change(raw: JsonObject, keys: KeyRange, newest: int) -> Change:
-    """Return an event of a range, sent when the store was at revision `newest`. Raises: MalformedError."""
-    item, kind = raw.get("kv"), raw.get("type", "PUT")
-    if not isinstance(item, dict) or kind not in ("PUT", "DELETE"):
-        raise MalformedError(f"an event that is not a change of a key: {raw!s:.60}")
-    change = Change(ChangeKind.DELETE if kind == "DELETE" else ChangeKind.PUT, KeyValue.from_json(item))
-    if change.item.key not in keys or change.item.mod_revision > newest:
-        found = f"key {shown(change.item.key)[:60]} at revision {change.item.mod_revision}"
-        raise MalformedError(f"an event of {found}, in a watch of {keys} at revision {newest}")
-    return change

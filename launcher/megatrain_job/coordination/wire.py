@@ -1,25 +1,16 @@
-"""The values that are sent to and received from etcd, and their JSON form.
-
-The gateway uses proto3's JSON: 64-bit integers are strings, fields that are zero are left out, bytes are base64.
-"""
+"""The keys, values and operations that are sent to etcd, and their JSON form."""
 
 from __future__ import annotations
 
-import base64
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-from megatrain.contracts.errors import CoordinationError
-from megatrain_job.coordination.gateway_response import JsonObject, MalformedError
+from megatrain_job.coordination.gateway_response import JsonObject
+from megatrain_job.coordination.json_fields import bytes_field, int_field, revision_field, to_base64
 
 Text = str | bytes
 """A key or a value: text is encoded as UTF-8."""
-_INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
-"""int() would accept spaces, underscores, other scripts' digits, and thousands of them."""
-_NO_REVISION = 1 << 63
 
 
 def as_bytes(text: Text) -> bytes:
@@ -29,57 +20,6 @@ def as_bytes(text: Text) -> bytes:
 def shown(key: bytes) -> str:
     """Return a key as messages show it."""
     return repr(key.decode("utf-8", "backslashreplace"))
-
-
-def to_base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def bytes_field(response: JsonObject, name: str) -> bytes:
-    value = response.get(name, "")
-    if not isinstance(value, str):
-        raise MalformedError(f"{name}={value!r:.60} is not base64")
-    try:
-        return base64.b64decode(value, validate=True)
-    except ValueError as error:
-        raise MalformedError(f"{name}={value!r:.60} is not base64") from error
-
-
-def int_field(response: JsonObject, name: str) -> int:
-    value = response.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, int | str) or not _INTEGER.fullmatch(f"{value}"):
-        raise MalformedError(f"{name}={value!r:.60} is not an integer of 64 bits")
-    return int(value)
-
-
-def revision_field(response: JsonObject, name: str) -> int:
-    """Return a revision of the store; the first one is 1."""
-    revision = int_field(response, name)
-    if not 0 < revision < _NO_REVISION:
-        raise MalformedError(f"{name}={revision} is not a revision")
-    return revision
-
-
-def list_field(response: JsonObject, name: str) -> list[Mapping[str, Any]]:
-    value = response.get(name, [])
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise MalformedError(f"{name} is not a list of objects")
-    return value
-
-
-def flag_field(response: JsonObject, name: str) -> bool:
-    value = response.get(name, False)
-    if not isinstance(value, bool):
-        raise MalformedError(f"{name}={value!r:.60} is not a boolean")
-    return value
-
-
-def header_revision(response: JsonObject) -> int:
-    """Return the store's revision when the response was made."""
-    header = response.get("header")
-    if not isinstance(header, dict):
-        raise MalformedError("no header")
-    return revision_field(header, "revision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,102 +189,3 @@ def operation_to_json(operation: Operation) -> dict[str, Any]:
             return {"request_delete_range": operation.to_json()}
         case Range():
             return {"request_range": operation.to_json()}
-
-
-@dataclass(frozen=True, slots=True)
-class RangeResponse:
-    """The content of a range at `revision`; `count` is of the whole range, `has_more`: whether a limit cut it."""
-
-    revision: int
-    items: tuple[KeyValue, ...]
-    count: int
-    has_more: bool
-
-    @classmethod
-    def from_json(cls, response: JsonObject, request: Range) -> Self:
-        """Read the response to a request. Raises: MalformedError, also for keys that were not asked for."""
-        items = tuple(KeyValue.from_json(raw) for raw in list_field(response, "kvs"))
-        has_more = flag_field(response, "more")
-        last: bytes | None = None
-        for item in items:
-            is_in_order = request.is_newest_first or last is None or item.key > last
-            if item.key not in request.keys or not is_in_order:
-                raise MalformedError(f"key {shown(item.key)[:60]} is not part of an answer for {request.keys}")
-            last = item.key
-        if has_more and not items:
-            raise MalformedError("the answer announces more keys but has none")
-        return cls(header_revision(response), items, int_field(response, "count"), has_more)
-
-    def first(self) -> KeyValue:
-        """Return the first item of a response that cannot be empty. Raises: CoordinationError when it is."""
-        if not self.items:
-            raise CoordinationError("etcd's answer contradicts itself: it lacks a key that it reports as existing")
-        return self.items[0]
-
-
-@dataclass(frozen=True, slots=True)
-class PutResponse:
-    """The revision of a put."""
-
-    revision: int
-
-    @classmethod
-    def from_json(cls, response: JsonObject) -> Self:
-        return cls(header_revision(response))
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteResponse:
-    """How many keys were deleted, and the store's revision then."""
-
-    revision: int
-    num_deleted: int
-
-    @classmethod
-    def from_json(cls, response: JsonObject) -> Self:
-        return cls(header_revision(response), int_field(response, "deleted"))
-
-
-OperationResponse = PutResponse | DeleteResponse | RangeResponse
-
-
-@dataclass(frozen=True, slots=True)
-class TxnResponse:
-    """Whether all conditions were met, and the responses of the operations that were carried out."""
-
-    revision: int
-    succeeded: bool
-    responses: tuple[OperationResponse, ...]
-
-    @classmethod
-    def from_json(cls, response: JsonObject, then: Sequence[Operation], otherwise: Sequence[Operation]) -> Self:
-        """Read the response to a transaction. Raises: MalformedError, also for responses to other operations."""
-        succeeded = flag_field(response, "succeeded")
-        asked, responses = then if succeeded else otherwise, list_field(response, "responses")
-        if len(responses) != len(asked):
-            raise MalformedError(f"{len(responses)} answers to {len(asked)} operations")
-        return cls(header_revision(response), succeeded, tuple(map(_operation_response, responses, asked)))
-
-    def range_response(self, index: int = 0) -> RangeResponse:
-        """Return the response of an operation that was a Range. Raises: TypeError when it was another operation."""
-        response = self.responses[index]
-        if not isinstance(response, RangeResponse):
-            raise TypeError(f"operation {index} was answered with {type(response).__name__}")
-        return response
-
-
-def _operation_response(raw: JsonObject, operation: Operation) -> OperationResponse:
-    match operation:
-        case Put():
-            return PutResponse.from_json(_inner(raw, "response_put"))
-        case Delete():
-            return DeleteResponse.from_json(_inner(raw, "response_delete_range"))
-        case Range():
-            return RangeResponse.from_json(_inner(raw, "response_range"), operation)
-
-
-def _inner(raw: JsonObject, name: str) -> JsonObject:
-    inner = raw.get(name)
-    if not isinstance(inner, dict):
-        raise MalformedError(f"an operation with another answer than {name}: {str(sorted(raw))[:60]}")
-    return inner

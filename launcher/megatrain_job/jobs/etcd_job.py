@@ -18,7 +18,8 @@ from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import RecordType, decode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.restarting_thread import RestartingThread
-from megatrain_job.coordination.watch import Changes, Watch, WatchEvent
+from megatrain_job.coordination.watch import Watch
+from megatrain_job.coordination.watch_event import Changes, WatchEvent
 from megatrain_job.coordination.wire import KeyRange, Range, shown
 from megatrain_job.jobs.assessment import Unreachable, assess
 from megatrain_job.jobs.health import Health, health_of

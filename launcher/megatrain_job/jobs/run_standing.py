@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from megatrain.checkpoint_format.branches import list_branches
-from megatrain.checkpoint_format.checkpoint_files import committed_steps
+from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.contracts.errors import CheckpointError, CoordinationError
 from megatrain.contracts.exit_codes import ExitCode

@@ -24,7 +24,8 @@ from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import TURN_MARK, JobEnd
 from megatrain.formatting import seconds_text
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.coordination.watch import Watch, WatchEvent
+from megatrain_job.coordination.watch import Watch
+from megatrain_job.coordination.watch_event import WatchEvent
 from megatrain_job.coordination.wire import Compare, KeyRange, Put, shown
 from megatrain_job.jobs.snapshot import JobSnapshot
 

@@ -19,7 +19,7 @@ from megatrain.contracts.records.job_requests import Answer, JobRequest
 from megatrain.contracts.records.notices import ReceiverRecord
 from megatrain.contracts.records.record import decode
 from megatrain.contracts.records.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round, RoundDeadlines
-from megatrain_job.coordination.watch import ChangeKind, Changes, Snapshot, WatchEvent
+from megatrain_job.coordination.watch_event import ChangeKind, Changes, Snapshot, WatchEvent
 from megatrain_job.coordination.wire import KeyValue
 from megatrain_launcher.driver.state import ClusterState, Departed, Seen
 

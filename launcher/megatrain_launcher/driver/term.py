@@ -22,7 +22,8 @@ from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.election import Leadership
 from megatrain_job.coordination.errors import NoSpaceError, UnknownOutcomeError
 from megatrain_job.coordination.maintenance import HistoryTrimmer, alarms
-from megatrain_job.coordination.watch import Snapshot, Watch, WatchEvent
+from megatrain_job.coordination.watch import Watch
+from megatrain_job.coordination.watch_event import Snapshot, WatchEvent
 from megatrain_job.coordination.wire import Compare, KeyRange, Operation, Put
 from megatrain_launcher.driver.actions import (
     AnswerRequest,

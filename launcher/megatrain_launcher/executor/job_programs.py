@@ -28,7 +28,7 @@ from megatrain_job.commands.etcd_flags import etcd_arguments, etcd_environment
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.follower import Follower
 from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_job.coordination.watch import WatchEvent
+from megatrain_job.coordination.watch_event import WatchEvent
 from megatrain_job.coordination.wire import KeyRange
 
 ENTRY_POINT_GROUP = "megatrain.job_programs"

@@ -24,7 +24,7 @@ from megatrain.contracts.records.record import decode
 from megatrain.contracts.records.rounds import Halt, HostCommand, JobEnd, Round, RoundDeadlines
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.follower import Follower
-from megatrain_job.coordination.watch import Change, ChangeKind, Changes, Snapshot, WatchEvent
+from megatrain_job.coordination.watch_event import Change, ChangeKind, Changes, Snapshot, WatchEvent
 from megatrain_job.coordination.wire import KeyRange, KeyValue
 from megatrain_launcher.interfaces import Assignment
 

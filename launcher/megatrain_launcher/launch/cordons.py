@@ -17,7 +17,7 @@ from megatrain.contracts.records.rounds import Cordon
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.election import Election
 from megatrain_job.coordination.follower import Follower
-from megatrain_job.coordination.watch import Changes, WatchEvent
+from megatrain_job.coordination.watch_event import Changes, WatchEvent
 from megatrain_job.coordination.wire import KeyRange, KeyValue
 from megatrain_launcher.hosts.adapter import CordonError, HostAdapter
 

@@ -13,8 +13,9 @@ from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.network_address import WebAddress
 from megatrain.formatting import printable, short
 from megatrain_job.coordination.errors import GarbageError
+from megatrain_job.coordination.http_exchange import HttpExchange
 from megatrain_job.coordination.settings import Endpoint
-from megatrain_job.coordination.transport import Deadline, EtcdConnection, HttpExchange
+from megatrain_job.coordination.transport import Deadline, EtcdConnection
 
 _MAX_ANSWER_BYTES = 64 << 10
 _MAX_ANSWER_CHARS = 200

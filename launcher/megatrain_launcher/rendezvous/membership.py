@@ -21,7 +21,8 @@ from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.errors import LeaseLostError
 from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain_job.coordination.restarting_thread import RestartingThread
-from megatrain_job.coordination.watch import Snapshot, Watch, WatchEvent
+from megatrain_job.coordination.watch import Watch
+from megatrain_job.coordination.watch_event import Snapshot, WatchEvent
 from megatrain_job.coordination.wire import KeyRange, Operation, Put
 from megatrain_launcher.rendezvous.settings import RendezvousSettings
 from megatrain_launcher.rendezvous.view import View

@@ -14,7 +14,7 @@ from megatrain.contracts.records.host_records import HostPhase, HostRecord, Host
 from megatrain.contracts.records.job_keys import JobKeys, key_number
 from megatrain.contracts.records.record import decode
 from megatrain.contracts.records.rounds import Halt, Round
-from megatrain_job.coordination.watch import Change, ChangeKind, Changes, Snapshot, WatchEvent
+from megatrain_job.coordination.watch_event import Change, ChangeKind, Changes, Snapshot, WatchEvent
 
 _KINDS: dict[str, tuple[str, type[Any]]] = {
     "hosts": ("records", HostRecord),

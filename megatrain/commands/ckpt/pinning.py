@@ -6,7 +6,8 @@ import argparse
 
 from megatrain.checkpoint.activity import find_job
 from megatrain.checkpoint.find import resolve_location
-from megatrain.checkpoint_format.checkpoint_files import is_pinned, pin, read_manifest, step_of, unpin
+from megatrain.checkpoint_format.checkpoint_files import is_pinned, pin, read_manifest, unpin
+from megatrain.checkpoint_format.checkpoint_names import step_of
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.removals import check_not_being_removed, resolved_keep_last
 from megatrain.commands.argument_types import utf8_text

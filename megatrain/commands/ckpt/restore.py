@@ -13,7 +13,7 @@ import shlex
 from megatrain.checkpoint.activity import Activity, find_job
 from megatrain.checkpoint.find import find_step, resolve_location
 from megatrain.checkpoint.verification import verify_checkpoint
-from megatrain.checkpoint_format.checkpoint_files import step_of
+from megatrain.checkpoint_format.checkpoint_names import step_of
 from megatrain.checkpoint_format.lineage import Candidate, candidates, claim_next_round, open_branch
 from megatrain.checkpoint_format.location import Location
 from megatrain.commands.argument_types import utf8_text, whole_number

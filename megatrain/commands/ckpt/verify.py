@@ -12,13 +12,9 @@ from dataclasses import dataclass
 from megatrain.checkpoint.find import ResolvedLocation, find_checkpoint, no_checkpoint, resolve_location
 from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.checkpoint_format.branches import list_branches
-from megatrain.checkpoint_format.checkpoint_files import (
-    committed_steps,
-    is_unfinished,
-    read_manifest,
-    step_directory_name,
-    step_of,
-)
+from megatrain.checkpoint_format.checkpoint_files import is_unfinished, read_manifest
+from megatrain.checkpoint_format.checkpoint_names import step_directory_name, step_of
+from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.resume_point import resume_point
 from megatrain.checkpoint_format.verifications import Verification, note_verifications

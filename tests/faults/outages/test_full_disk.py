@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.checkpoint_format.checkpoint_files import COMMIT_NAME, committed_steps, step_of
+from megatrain.checkpoint_format.checkpoint_names import COMMIT_NAME, step_of
+from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.local_location import LocalLocation
 from tests.helpers.recovery_checks import Running, running_job
 from tests.helpers.small_disk import small_disk

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from megatrain.checkpoint_format.checkpoint_files import committed_steps
+from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.local_location import LocalLocation
 from tests.helpers.etcd_server import EtcdServers, enable_users
 from tests.helpers.processes import descendants

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.checkpoint_format.checkpoint_files import committed_steps
+from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.local_location import LocalLocation
 from tests.helpers.job_under_launch import make_launched_job
 from tests.helpers.paced_launch import paced_launch

@@ -10,7 +10,8 @@ import pytest
 
 from megatrain.checkpoint.housekeeping import Housekeeping
 from megatrain.checkpoint.write_marks import WritingMark
-from megatrain.checkpoint_format.checkpoint_files import committed_steps, pin
+from megatrain.checkpoint_format.checkpoint_files import pin
+from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.lineage import open_branch
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location

@@ -17,7 +17,8 @@ from megatrain.checkpoint.block_writer import BLOCK_BYTES, BlockThreads
 from megatrain.checkpoint.image import ImageItem, plan_image
 from megatrain.checkpoint.offline_writer import ImageFile, write_checkpoint
 from megatrain.checkpoint.verification import verify_checkpoint
-from megatrain.checkpoint_format.checkpoint_files import WRITING_NAME, is_committed
+from megatrain.checkpoint_format.checkpoint_names import WRITING_NAME
+from megatrain.checkpoint_format.commit import is_committed
 from megatrain.checkpoint_format.data_file import ItemHasher, data_file_name, read_trailer, verify_file
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Sink

@@ -11,8 +11,9 @@ import pytest
 
 from megatrain.checkpoint.housekeeping import Housekeeping
 from megatrain.checkpoint.verification import verify_checkpoint
-from megatrain.checkpoint_format.checkpoint_files import committed_steps, is_committed, read_manifest
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
 from megatrain.checkpoint_format.claims import Claims
+from megatrain.checkpoint_format.commit import committed_steps, is_committed
 from megatrain.checkpoint_format.lineage import candidates
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location

@@ -18,7 +18,8 @@ from torch.distributed import checkpoint as dcp
 
 from megatrain.checkpoint.metadata_file import describing_files
 from megatrain.checkpoint.verification import verify_checkpoint
-from megatrain.checkpoint_format.checkpoint_files import manifest_location, write_commit, write_manifest
+from megatrain.checkpoint_format.checkpoint_files import manifest_location, write_manifest
+from megatrain.checkpoint_format.commit import write_commit
 from megatrain.checkpoint_format.data_file import (
     ItemHasher,
     content_digest,

@@ -15,9 +15,11 @@ import pytest
 from megatrain.arena.directory import Arena, join_arena, wake_writer
 from megatrain.arena.plans import HostPlan
 from megatrain.arena.slot_layout import Persist
+from megatrain.checkpoint.host_writer import start_writer
 from megatrain.checkpoint.verification import verify_checkpoint
-from megatrain.checkpoint.writer import main, start_writer
-from megatrain.checkpoint_format.checkpoint_files import committed_steps, is_committed, read_manifest
+from megatrain.checkpoint.writer import main
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.commit import committed_steps, is_committed
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.programs.background import NICENESS_VARIABLE
 from tests.helpers.arena_snapshots import Job, make_image, make_job

@@ -9,7 +9,7 @@ import pytest
 
 from megatrain.arena.slot_layout import Persist
 from megatrain.checkpoint.verification import verify_checkpoint
-from megatrain.checkpoint_format.checkpoint_files import committed_steps
+from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.lineage import candidates, unfinished
 from tests.helpers.arena_snapshots import Job, make_job
 from tests.helpers.checkpoint_tree import path_of, put_checkpoint, tree

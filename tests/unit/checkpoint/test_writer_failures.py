@@ -19,7 +19,8 @@ from megatrain.checkpoint.peer_fetch import adopt
 from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.checkpoint.write_marks import WritingMark
 from megatrain.checkpoint_format.branches import read_branch
-from megatrain.checkpoint_format.checkpoint_files import committed_steps, is_committed, is_unfinished
+from megatrain.checkpoint_format.checkpoint_files import is_unfinished
+from megatrain.checkpoint_format.commit import committed_steps, is_committed
 from megatrain.checkpoint_format.lineage import candidates
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location

@@ -15,7 +15,9 @@ from megatrain.arena.slot_file import write_persist
 from megatrain.arena.slot_layout import Persist, SealedSnapshot
 from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.checkpoint.write_marks import DoneMark, WritingMark
-from megatrain.checkpoint_format.checkpoint_files import is_committed, is_manifest_name, is_unfinished, read_manifest
+from megatrain.checkpoint_format.checkpoint_files import is_unfinished, read_manifest
+from megatrain.checkpoint_format.checkpoint_names import is_manifest_name
+from megatrain.checkpoint_format.commit import is_committed
 from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.arena_snapshots import Job, make_job, put_slot

@@ -10,22 +10,18 @@ import pytest
 from megatrain.checkpoint_format import local_location
 from megatrain.checkpoint_format.checkpoint_files import (
     check_writable,
-    committed_steps,
-    is_committed,
     is_pinned,
     manifest_location,
-    manifest_name,
     pin,
     pin_reason,
     read_manifest,
     remove_checkpoint,
-    step_directory_name,
-    step_of,
     unpin,
-    write_commit,
     write_manifest,
     wrong_files,
 )
+from megatrain.checkpoint_format.checkpoint_names import manifest_name, step_directory_name, step_of
+from megatrain.checkpoint_format.commit import committed_steps, is_committed, write_commit
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location
 from megatrain.contracts.errors import CheckpointError, MissingFileError

@@ -12,8 +12,9 @@ import pytest
 
 from megatrain.checkpoint.housekeeping import Housekeeping
 from megatrain.checkpoint.survey import survey
-from megatrain.checkpoint_format.checkpoint_files import committed_steps, unpin
+from megatrain.checkpoint_format.checkpoint_files import unpin
 from megatrain.checkpoint_format.claims import Claims
+from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.lineage import candidates, open_branch
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location

@@ -11,7 +11,8 @@ import pytest
 
 from megatrain.checkpoint.housekeeping import Housekeeping
 from megatrain.checkpoint.verification import verify_checkpoint
-from megatrain.checkpoint_format.checkpoint_files import committed_steps, read_manifest
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.lineage import candidates
 from megatrain.checkpoint_format.location import Location, put_once
 from megatrain.checkpoint_format.url_location import open_location

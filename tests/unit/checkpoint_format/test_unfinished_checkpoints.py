@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.checkpoint_format.checkpoint_files import is_unfinished, manifest_name, remove_checkpoint
+from megatrain.checkpoint_format.checkpoint_files import is_unfinished, remove_checkpoint
+from megatrain.checkpoint_format.checkpoint_names import manifest_name
 from megatrain.checkpoint_format.lineage import candidates, open_branch, unfinished
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location

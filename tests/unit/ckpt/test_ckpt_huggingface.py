@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from megatrain.checkpoint.parameter_reader import ParameterReader
-from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME, read_manifest
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.checkpoint_names import TOKENIZER_NAME
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.cli import main
 from megatrain.commands.ckpt.export_hf import size_in_bytes

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatrain.checkpoint_format.checkpoint_files import WRITING_NAME, is_manifest_name
+from megatrain.checkpoint_format.checkpoint_names import WRITING_NAME, is_manifest_name
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.cli import main
 from tests.helpers.checkpoint_tree import manifest_path, put_main, put_manifest

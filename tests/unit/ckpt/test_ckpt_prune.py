@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from megatrain.checkpoint.write_marks import WritingMark
-from megatrain.checkpoint_format.checkpoint_files import PINNED_NAME, WRITING_NAME
+from megatrain.checkpoint_format.checkpoint_names import PINNED_NAME, WRITING_NAME
 from megatrain.checkpoint_format.lineage import open_branch
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.cli import main

@@ -12,7 +12,8 @@ import pytest
 
 from megatrain.checkpoint.checked_files import find_stored
 from megatrain.checkpoint.parameter_reader import bytes_of_kept_items
-from megatrain.checkpoint_format.checkpoint_files import is_manifest_name, read_manifest
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.checkpoint_names import is_manifest_name
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.url_location import open_location
 from megatrain.contracts.errors import CheckpointError

@@ -14,7 +14,7 @@ from megatrain.contracts.records.diag_records import DiagSettings
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import Halt, HostCommand, JobEnd, Round, RoundHost
-from megatrain_job.coordination.watch import Change, ChangeKind, Changes, Snapshot
+from megatrain_job.coordination.watch_event import Change, ChangeKind, Changes, Snapshot
 from megatrain_job.coordination.wire import KeyRange, KeyValue
 from megatrain_launcher.executor.order_state import OrderState
 from tests.helpers.waiting import DEADLINE_S, wait_until

@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from megatrain.contracts.records.host_records import HostPhase, Stall
 from megatrain.contracts.records.record import decode
 from megatrain.contracts.records.rounds import Halt, RoundDeadlines
-from megatrain_launcher.driver.after_halt import stopping_of
 from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.stopping import stopping_of
 from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_job import quiet
 from tests.helpers.timed_job import TimedHost, TimedJob

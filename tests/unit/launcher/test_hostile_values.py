@@ -25,7 +25,7 @@ from megatrain.contracts.records.problem_reports import DriverReport
 from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round
 from megatrain.formatting import printable
-from megatrain_job.coordination.watch import Change, ChangeKind, Changes, Snapshot
+from megatrain_job.coordination.watch_event import Change, ChangeKind, Changes, Snapshot
 from megatrain_job.coordination.wire import KeyRange, KeyValue, Put, as_bytes
 from megatrain_job.jobs.assessment import assess
 from megatrain_job.jobs.documents import host_document, incident_document, status_document

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from megatrain.arena.directory import Arena, join_arena
-from megatrain.checkpoint.writer import start_writer
+from megatrain.checkpoint.host_writer import start_writer
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.commands.etcd_flags import EtcdFlags
 from megatrain_launcher.launch.host import run_launch

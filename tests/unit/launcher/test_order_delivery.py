@@ -14,7 +14,8 @@ from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import Halt, JobEnd, Round, RoundHost
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_job.coordination.watch import Snapshot, WatchLimits
+from megatrain_job.coordination.watch import WatchLimits
+from megatrain_job.coordination.watch_event import Snapshot
 from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.driver.folding import fold_all
 from megatrain_launcher.driver.forming import Eligible, eligible

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.checkpoint_format.checkpoint_files import step_directory_name
+from megatrain.checkpoint_format.checkpoint_names import step_directory_name
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.checkpoint_format.verifications import Verification, note_verifications

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from megatrain.checkpoint.find import find_checkpoint
-from megatrain.checkpoint_format.checkpoint_files import TOKENIZER_NAME, read_manifest
+from megatrain.checkpoint_format.checkpoint_files import read_manifest
+from megatrain.checkpoint_format.checkpoint_names import TOKENIZER_NAME
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location
 from megatrain.cli import main

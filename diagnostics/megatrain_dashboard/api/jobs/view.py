@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from megatrain.contracts.natural_order import natural_order
 from megatrain_dashboard.api.jobs.document import JobRow, RowReason, Severity, SeverityCounts
-from megatrain_dashboard.sources.runs.catalog import JobSeen
+from megatrain_dashboard.sources.runs.job_seen import JobSeen, TimeSpent, incidents_of, time_of
 from megatrain_dashboard.sources.runs.metrics_history import Outline
-from megatrain_dashboard.sources.runs.time_spent import TimeSpent, incidents_of, time_of
 from megatrain_job.jobs.assessment import Assessment, assess
 from megatrain_job.jobs.health import Health, HealthLevel, Reason, ReasonCode
 from megatrain_job.jobs.run_standing import RunKind

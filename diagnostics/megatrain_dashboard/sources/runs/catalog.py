@@ -21,24 +21,13 @@ from megatrain.contracts.natural_order import natural_order
 from megatrain.formatting import count_text, names_text, printable
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.sources.protocol import LiveState
-from megatrain_dashboard.sources.runs.etcd_polls import (
-    OneJob,
-    Reach,
-    SharedEtcd,
-    own_reach,
-    with_short_timeouts,
-)
-from megatrain_dashboard.sources.runs.run_summary import (
-    RunSummary,
-    Signature,
-    read_run_summary,
-    signature_of,
-)
+from megatrain_dashboard.sources.runs.etcd_polls import OneJob, Reach, SharedEtcd, own_reach, with_short_timeouts
+from megatrain_dashboard.sources.runs.job_seen import JobSeen
+from megatrain_dashboard.sources.runs.run_summary import RunSummary, Signature, read_run_summary, signature_of
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.jobs.etcd_job import EtcdPoll
 from megatrain_job.jobs.run_standing import RunKind, read_facts
-from megatrain_job.jobs.snapshot import JobSnapshot
 
 _logger = logging.getLogger(__name__)
 PERIOD_S = 2.0
@@ -48,24 +37,6 @@ _NUM_CALLS = 8
 _MAX_RUNS = 5000
 _OF_ETCD = "etcd:"
 """A prefix for names of jobs without a directory among the runs, so that no directory is taken for such a job."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobSeen:
-    """A job as it was seen last. `name` is its name in requests."""
-
-    name: str
-    summary: RunSummary | None = None
-    """None: its run directory is not on this machine."""
-    poll: EtcdPoll | None = None
-    """None: there is no sign that it runs."""
-    reach: Reach | None = None
-
-    @property
-    def snapshot(self) -> JobSnapshot | None:
-        """Its state in etcd, or the last one before etcd became unreachable; None where etcd has no such job."""
-        snapshot = None if self.poll is None else self.poll.snapshot
-        return snapshot if snapshot is not None and snapshot.exists else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,16 +21,9 @@ from megatrain_job.coordination.maintenance import (
     compact,
     status,
 )
+from megatrain_job.coordination.operation_responses import DeleteResponse, PutResponse
 from megatrain_job.coordination.settings import Endpoint, EtcdSettings
-from megatrain_job.coordination.wire import (
-    Compare,
-    Delete,
-    DeleteResponse,
-    KeyRange,
-    Put,
-    PutResponse,
-    Range,
-)
+from megatrain_job.coordination.wire import Compare, Delete, KeyRange, Put, Range
 from tests.helpers.etcd_proxy import EtcdProxy
 from tests.helpers.etcd_server import EtcdServers, post
 from tests.helpers.ports import free_ports

@@ -14,7 +14,8 @@ from megatrain_job.coordination.election import Election
 from megatrain_job.coordination.errors import UnknownOutcomeError
 from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_job.coordination.watch import Changes, Snapshot, Watch, WatchLimits
+from megatrain_job.coordination.watch import Watch, WatchLimits
+from megatrain_job.coordination.watch_event import Changes, Snapshot
 from megatrain_job.coordination.wire import Compare, KeyRange, Put
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdMember, EtcdServers

@@ -15,7 +15,8 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.lease_keeper import LeaseKeeper
 from megatrain_job.coordination.settings import Credentials, EtcdSettings, TlsFiles
-from megatrain_job.coordination.watch import Changes, Snapshot, Watch
+from megatrain_job.coordination.watch import Watch
+from megatrain_job.coordination.watch_event import Changes, Snapshot
 from megatrain_job.coordination.wire import KeyRange
 from tests.helpers.certificates import Authority, CertificateFiles
 from tests.helpers.etcd_proxy import EtcdProxy

@@ -9,9 +9,11 @@ import pytest
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.json_fields import bytes_field
 from megatrain_job.coordination.settings import Credentials, EtcdSettings
-from megatrain_job.coordination.watch import Changes, Snapshot, Watch, WatchLimits
-from megatrain_job.coordination.wire import KeyRange, bytes_field
+from megatrain_job.coordination.watch import Watch, WatchLimits
+from megatrain_job.coordination.watch_event import Changes, Snapshot
+from megatrain_job.coordination.wire import KeyRange
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.waiting import wait_until

@@ -20,9 +20,11 @@ from megatrain_job.coordination.errors import (
 )
 from megatrain_job.coordination.event_queue import EventQueue
 from megatrain_job.coordination.gateway_response import GatewayError, MalformedError, read_response, unwrap
+from megatrain_job.coordination.json_fields import int_field
+from megatrain_job.coordination.operation_responses import TxnResponse
 from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
 from megatrain_job.coordination.transport import EndpointRing
-from megatrain_job.coordination.wire import Compare, KeyRange, KeyValue, TxnResponse, int_field
+from megatrain_job.coordination.wire import Compare, KeyRange, KeyValue
 from tests.helpers.waiting import wait_until
 
 

@@ -12,7 +12,8 @@ import pytest
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.maintenance import compact
 from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_job.coordination.watch import ChangeKind, Changes, Snapshot, Watch, WatchEvent, WatchLimits
+from megatrain_job.coordination.watch import Watch, WatchLimits
+from megatrain_job.coordination.watch_event import ChangeKind, Changes, Snapshot, WatchEvent
 from megatrain_job.coordination.wire import Delete, KeyRange, Put
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdServers

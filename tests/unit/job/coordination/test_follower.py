@@ -16,10 +16,12 @@ from megatrain_job.coordination import restarting_thread
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.follower import Follower
 from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain_job.coordination.operation_responses import RangeResponse
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_job.coordination.watch import Changes, Snapshot, Watch, WatchEvent
-from megatrain_job.coordination.wire import KeyRange, RangeResponse
+from megatrain_job.coordination.watch import Watch
+from megatrain_job.coordination.watch_event import Changes, Snapshot, WatchEvent
+from megatrain_job.coordination.wire import KeyRange
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.waiting import DEADLINE_S, wait_until

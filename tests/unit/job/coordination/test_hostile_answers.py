@@ -20,7 +20,8 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain_job.coordination import maintenance
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import Credentials, EtcdSettings
-from megatrain_job.coordination.watch import Changes, Snapshot, Watch, WatchLimits
+from megatrain_job.coordination.watch import Watch, WatchLimits
+from megatrain_job.coordination.watch_event import Changes, Snapshot
 from megatrain_job.coordination.wire import Compare, KeyRange, Put, Range
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdServers

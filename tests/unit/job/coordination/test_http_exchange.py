@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatrain_job.coordination.errors import GarbageError
-from megatrain_job.coordination.transport import HttpExchange
+from megatrain_job.coordination.http_exchange import HttpExchange
 
 
 class _Bytes:

@@ -1,4 +1,7 @@
-"""How long a job has run, and how much of that went into steps that count. Pure; the rule is that of the overview."""
+"""A job as it was seen last: its run directory, its state in etcd, and how much of its time went into steps that count.
+
+Pure. The rule for that time is the overview's.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatrain.contracts.records.incident import Incident
-from megatrain_dashboard.sources.runs.catalog import JobSeen
+from megatrain_dashboard.sources.runs.etcd_polls import Reach
+from megatrain_dashboard.sources.runs.run_summary import RunSummary
 from megatrain_diagnostics.analysis.effective_time import effective_time_ratio
+from megatrain_job.jobs.etcd_job import EtcdPoll
+from megatrain_job.jobs.snapshot import JobSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class JobSeen:
+    """A job as it was seen last. `name` is its name in requests."""
+
+    name: str
+    summary: RunSummary | None = None
+    """None: its run directory is not on this machine."""
+    poll: EtcdPoll | None = None
+    """None: there is no sign that it runs."""
+    reach: Reach | None = None
+
+    @property
+    def snapshot(self) -> JobSnapshot | None:
+        """Its state in etcd, or the last one before etcd became unreachable; None where etcd has no such job."""
+        snapshot = None if self.poll is None else self.poll.snapshot
+        return snapshot if snapshot is not None and snapshot.exists else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,103 @@
+"""A POST to etcd and its response, as the bytes of a socket.
+
+h11 parses HTTP/1.1, and this client owns the socket. An HTTP client with its own socket cannot continue after a timeout
+in the middle of a chunk, which a watch needs, and its limit is for one read, not for the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import h11
+
+from megatrain_job.coordination.errors import GarbageError
+
+_MAX_HEAD_BYTES = 64 << 10
+"""Largest head of a response, line before a chunk, and trailer."""
+_MAX_INTERIM = 16
+"""Answers with a status of 1xx before the one that counts: h11 accepts any number."""
+_SHOWN = 120
+_POST = h11.Request(method="POST", target="/", headers=[("Host", "etcd"), ("Content-Length", "0")])
+_POSTED = h11.EndOfMessage()
+"""The parts of a request that h11 needs to parse the response. Checking each request would cost as much as reading."""
+
+
+class HttpExchange:
+    """A POST and its response. Send `request`, then `feed` the bytes from the socket; it returns the body's."""
+
+    def __init__(
+        self,
+        authority: str,
+        path: str,
+        body: bytes,
+        token: str | None,
+        *,
+        is_last: bool,
+        content_type: str = "application/json",
+    ) -> None:
+        lines = [
+            f"POST {path} HTTP/1.1",
+            f"Host: {authority}",
+            f"Content-Type: {content_type}",
+            f"Content-Length: {len(body)}",
+        ]
+        if token is not None:
+            lines.append(f"Authorization: {token}")
+        if is_last:
+            lines.append("Connection: close")
+        self.request = ("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body
+        self.status = 0
+        """0 until the head of the response has arrived."""
+        self.headers: Sequence[tuple[bytes, bytes]] = ()
+        """The response's headers; names in lower case."""
+        self.is_complete = False
+        self._num_interim = 0
+        self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
+        self._connection.send(_POST)
+        self._connection.send(_POSTED)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the server closes the connection after its response."""
+        return self._connection.their_state is not h11.DONE
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes, return those of the body among them. Raises: GarbageError."""
+        body = bytearray()
+        try:
+            self._connection.receive_data(data)
+            while self._take(self._connection.next_event(), body):
+                pass
+        except h11.RemoteProtocolError as error:
+            raise GarbageError(f"the answer is not HTTP: {str(error)[:_SHOWN]}") from error
+        if self.is_complete and (rest := self._connection.trailing_data[0]):
+            raise GarbageError(f"bytes after the end of the answer: {rest[:40]!r}")
+        return bytes(body)
+
+    def end(self) -> None:
+        """Handle the end of the connection. Raises: GarbageError when the response was not complete."""
+        if self.is_complete:
+            return
+        try:
+            self.feed(b"")
+        except GarbageError as error:
+            where = "in the middle of" if self.status or self._connection.trailing_data[0] else "without"
+            raise GarbageError(f"the connection was closed {where} an answer") from error
+
+    def _take(self, event: object, body: bytearray) -> bool:
+        """Take one event; return whether there may be another. Raises: GarbageError."""
+        match event:
+            case h11.Data():
+                body += event.data
+            case h11.InformationalResponse():
+                self._num_interim += 1
+                if self._num_interim > _MAX_INTERIM:
+                    raise GarbageError(f"more than {_MAX_INTERIM} interim answers, the last with {event.status_code}")
+            case h11.Response():
+                self.status = event.status_code
+                self.headers = event.headers
+            case h11.EndOfMessage():
+                self.is_complete = True
+            case _:  # more bytes are needed, or the connection is over
+                return False
+        return True
