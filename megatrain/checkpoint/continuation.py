@@ -88,7 +88,7 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
             TrainingProgress(), data, (*notes, "weights that were trained elsewhere, so this run begins at step 0")
         )
     notes += [f"changed since: {change}" for change in training_changes(before, config)]
-    notes += _notes_on_files(origin.data, data)
+    notes += _notes_on_files((before, origin.data), (config, data))
     found = continued_stream(origin.data, data, origin.progress.consumed_samples, accepted_digests(config))
     problem = found.problem
     if before.model.seq_len != config.model.seq_len:
@@ -110,11 +110,22 @@ def accepted_digests(config: Config) -> list[str]:
     return config.data.accepted_digest.split(",")
 
 
-def _notes_on_files(before: SampleStream, now: SampleStream) -> list[str]:
+def _notes_on_files(before: tuple[Config, SampleStream], now: tuple[Config, SampleStream]) -> list[str]:
     """Return notes on files that changed and do not affect the sample order."""
-    notes = []
-    if before.validation_digest and now.validation_digest not in ("", before.validation_digest):
-        notes.append("changed since: the content of data.validation; losses of evaluations before and after differ")
-    if before.tokenizer_digest and now.tokenizer_digest not in ("", before.tokenizer_digest):
+    known = _validation_digests(*before)
+    notes = [
+        f"changed since: the content of {name}; losses of evaluations before and after differ"
+        for name, digest in _validation_digests(*now).items()
+        if known.get(name, digest) != digest
+    ]
+    tokenizers = [data.tokenizer_digest for _, data in (before, now)]
+    if all(tokenizers) and tokenizers[0] != tokenizers[1]:
         notes.append("changed since: the content of data.tokenizer")
     return notes
+
+
+def _validation_digests(config: Config, data: SampleStream) -> dict[str, str]:
+    """Return the digest of each validation set by its name; none where they are not known."""
+    names = [one.resolved_name for one in config.validation_sets.values()]
+    digests = data.validation_digest.split(",") if data.validation_digest else []
+    return dict(zip(names, digests, strict=True)) if len(names) == len(digests) else {}

@@ -37,7 +37,8 @@ class SampleStream:
     """What determines the sample order, with the model's seq_len: the cursor has a meaning only in this order.
 
     No sources: no training took place. `skipped`: samples that the job leaves out since a rollback. The digests are of
-    the held-out data and of the tokenizer's file; empty where there is none, or none is known.
+    the held-out data and of the tokenizer's file; empty where there is none, or none is known. Those of several
+    validation sets are separated by commas, in the order of the configuration.
     """
 
     seed: int

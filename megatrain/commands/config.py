@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             from megatrain.planning.plan_text import dry_run
 
             _write(dry_run(_with_fixed_layout(loaded.config, args.world_size)), None)
-            _write("\n".join(["", *_data_lines(loaded.config)]), None)
+            _write("\n".join(["", *_data_lines(loaded.config), *_validation_lines(loaded.config)]), None)
     return int(ExitCode.OK)
 
 
@@ -115,6 +115,21 @@ def _data_lines(config: Config) -> list[str]:
     except DataError as error:
         lines.append(f"  THE RUN WOULD NOT START: {error}")
     return lines
+
+
+def _validation_lines(config: Config) -> list[str]:
+    """Return a table of the validation sets and what an evaluation takes of each; why not, where they are not here."""
+    from megatrain.training.training_data import open_validation
+
+    if not config.validation_sets:
+        return []
+    try:
+        sets = open_validation(config)
+    except DataError as error:
+        return [f"Validation sets: not looked at, because they cannot be used here: {error}"]
+    rows = [[one.name, f"{one.dataset.num_tokens:,}", f"{one.num_samples:,}"] for one in sets]
+    heads = ["validation set", "tokens", "samples of an evaluation"]
+    return ["Validation sets", *(f"  {line}" for line in table([heads, *rows], [0]))]
 
 
 def _add_config_argument(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_type_hints
 from megatrain.config.batch import BatchConfig
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.config.dashboard import DashboardConfig
-from megatrain.config.data import DataConfig, DataSourceConfig, EvaluationConfig
+from megatrain.config.data import DataConfig, DataSourceConfig, EvaluationConfig, ValidationSetConfig
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.config.fp8 import Fp8Config
 from megatrain.config.job import JobConfig
@@ -42,7 +42,7 @@ from megatrain.fencing.patience import Patience
 
 _PART_OF_TIMEOUT = 0.9
 _FURTHER = "further_sections"
-NUMBERED = (*SWITCHES, "parameter_group", "data_source")
+NUMBERED = (*SWITCHES, "parameter_group", "data_source", "validation_set")
 """The sections that a configuration may have several of."""
 
 
@@ -66,6 +66,7 @@ class Config:
     parameter_group: ParameterGroupConfig = field(default_factory=ParameterGroupConfig)
     data: DataConfig = field(default_factory=DataConfig)
     data_source: DataSourceConfig = field(default_factory=DataSourceConfig)
+    validation_set: ValidationSetConfig = field(default_factory=ValidationSetConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -83,7 +84,9 @@ class Config:
     email: EmailConfig = field(default_factory=EmailConfig)
     alertmanager: AlertmanagerConfig = field(default_factory=AlertmanagerConfig)
     webhook: WebhookConfig = field(default_factory=WebhookConfig)
-    further_sections: tuple[tuple[str, ReceiverConfig | ParameterGroupConfig | DataSourceConfig], ...] = ()
+    further_sections: tuple[
+        tuple[str, ReceiverConfig | ParameterGroupConfig | DataSourceConfig | ValidationSetConfig], ...
+    ] = ()
     """The sections after the first of their kind, by name: `slack-2`."""
 
     @property
@@ -119,6 +122,13 @@ class Config:
         if self.data.train:
             return {"data.train": DataSourceConfig(path=self.data.train, name="data.train")}
         return {f"{name}.path": source for name, source in self.sections_of("data_source").items() if source.path}
+
+    @property
+    def validation_sets(self) -> Mapping[str, ValidationSetConfig]:
+        """The sets of held-out data by the key that names the path of each: that of data.validation, or several."""
+        if self.data.validation:
+            return {"data.validation": ValidationSetConfig(path=self.data.validation, name="data.validation")}
+        return {f"{name}.path": one for name, one in self.sections_of("validation_set").items() if one.path}
 
     def sections_of(self, kind: str) -> Mapping[str, Any]:
         """Return the sections of a kind of which there may be several, by name, in order."""

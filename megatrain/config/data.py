@@ -1,6 +1,7 @@
-"""Sections [data] and [data_source]: which tokens to train and evaluate on. Section [evaluation]: when, on how many.
+"""Sections [data], [data_source] and [validation_set]: which tokens to train and evaluate on.
 
-There may be several sources: [[data_source]] twice is [data_source] and [data_source-2].
+Section [evaluation]: when to evaluate, and on how many. There may be several sources and validation sets:
+[[data_source]] twice is [data_source] and [data_source-2].
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from megatrain.config.options import option
 
 LEAST_WEIGHT = 1e-9
 """The least weight of a source above 0: weights count in integers."""
+_NAME_PATTERN = r"[^,\n\r]*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,10 @@ class DataConfig:
     )
     validation: str = field(
         default="",
-        metadata=option("Held-out tokens: the path of a .bin and .idx pair without the suffix. Empty: no evaluation."),
+        metadata=option(
+            "Held-out tokens: the path of a .bin and .idx pair without the suffix. For several: [[validation_set]]. "
+            "Neither: no evaluation."
+        ),
     )
     tokenizer: str = field(
         default="",
@@ -71,7 +76,7 @@ class DataSourceConfig:
     )
     name: str = field(
         default="",
-        metadata=option("Name of the source in logs and checkpoints. Empty: the path.", pattern=r"[^,\n\r]*"),
+        metadata=option("Name of the source in logs and checkpoints. Empty: the path.", pattern=_NAME_PATTERN),
     )
     weight: float = field(
         default=1.0,
@@ -97,17 +102,42 @@ class DataSourceConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationSetConfig:
+    """One of several sets of held-out tokens, whose loss is reported by its name.
+
+    There may be up to 64: `[[validation_set]]` twice is `[validation_set]` and `[validation_set-2]`, which may also be
+    written. They may change whenever a run is started again.
+    """
+
+    path: str = field(
+        default="",
+        metadata=option("Held-out tokens: the path of a .bin and .idx pair without the suffix. Empty: none."),
+    )
+    name: str = field(
+        default="",
+        metadata=option("Name of the set in logs and metrics. Empty: the path.", pattern=_NAME_PATTERN),
+    )
+
+    @property
+    def resolved_name(self) -> str:
+        return self.name or self.path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationConfig:
     """When to measure the loss on held-out tokens, and on how many."""
 
     interval: int = field(
         default=0,
         metadata=option(
-            "Steps between evaluations. 0: only at the end, when data.validation is set.", unit="steps", minimum=0
+            "Steps between evaluations. 0: only at the end, when held-out tokens are named.", unit="steps", minimum=0
         ),
     )
     num_samples: int = field(
-        default=0, metadata=option("Samples to evaluate on. 0: the whole set.", unit="sequences", minimum=0)
+        default=0,
+        metadata=option(
+            "Samples of each validation set to evaluate on. 0: the whole set.", unit="sequences", minimum=0
+        ),
     )
 
 

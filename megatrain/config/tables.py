@@ -18,7 +18,7 @@ from megatrain.config.toml_text import setting
 from megatrain.formatting import alternatives
 
 _MOST = 16
-_MOST_OF = {"data_source": 1024}
+_MOST_OF = {"data_source": 1024, "validation_set": 64}
 """Each receiver of notifications is a thread of the driver's host, and each parameter group has buckets of its own."""
 
 
@@ -149,6 +149,8 @@ def split_arrays(tables: Mapping[str, object], kinds: Collection[str]) -> tuple[
         if name not in kinds or not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
             found[name] = value
             continue
+        if not value:
+            problems.append(f"{name}=[] has no sections; write one below a line [[{name}]], or remove {name}")
         for number, table in enumerate(value, start=1):
             section = numbered_name(name, number)
             if number > _most(name):

@@ -25,6 +25,12 @@ def num_windows(dataset: IndexedDataset, seq_len: int) -> int:
     return -(-(dataset.num_tokens - 1) // seq_len)
 
 
+def num_evaluated(dataset: IndexedDataset, seq_len: int, num_samples: int) -> int:
+    """Return how many windows an evaluation of `num_samples` of them takes (0 = all)."""
+    available = num_windows(dataset, seq_len)
+    return min(num_samples or available, available)
+
+
 def evaluation_batches(
     dataset: IndexedDataset,
     seq_len: int,
@@ -39,7 +45,7 @@ def evaluation_batches(
     Every rank gets the same number of micro-batches, as pipelines and collectives need. Samples beyond the last window
     only have labels -100.
     """
-    num_samples = min(num_samples or num_windows(dataset, seq_len), num_windows(dataset, seq_len))
+    num_samples = num_evaluated(dataset, seq_len, num_samples)
     num_microbatches = -(-num_samples // (micro_batch_size * dp_size))
     for samples_B in dealt(num_microbatches, dp_rank, dp_size, micro_batch_size):
         starts_B = samples_B * seq_len

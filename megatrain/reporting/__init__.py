@@ -3,8 +3,15 @@
 Only rank 0 constructs a Reporter; no other rank prints or writes metrics.
 """
 
-from megatrain.reporting.report import EvaluationReport, IntervalReport, StepReport
+from megatrain.reporting.report import EvaluationReport, IntervalReport, StepReport, ValidationSetReport
 from megatrain.reporting.reporter import Reporter
 from megatrain.reporting.sinks import missing_packages
 
-__all__ = ["EvaluationReport", "IntervalReport", "Reporter", "StepReport", "missing_packages"]
+__all__ = [
+    "EvaluationReport",
+    "IntervalReport",
+    "Reporter",
+    "StepReport",
+    "ValidationSetReport",
+    "missing_packages",
+]

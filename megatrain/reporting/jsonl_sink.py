@@ -8,10 +8,11 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.files.vanished_files import is_in_place
-from megatrain.reporting.report import FORMAT_VERSION, Report, Value
+from megatrain.reporting.report import FORMAT_VERSION, Report
 
 
 class JsonLinesSink:
@@ -44,11 +45,11 @@ class JsonLinesSink:
             self._note(
                 f"metrics: {self._path} was removed from outside; its records before step {report.step} are lost"
             )
-        record: dict[str, Value | str] = {
+        record = {
             "version": FORMAT_VERSION,
             "kind": report.kind,
             "unix_time_s": self._unix_time(),
-            **{name: _json_value(value) for name, value in report.values().items()},
+            **_json_value(report.values()),
         }
         data = json.dumps(record, allow_nan=False).encode() + b"\n"
         if self._is_line_open:
@@ -72,6 +73,10 @@ class JsonLinesSink:
         self._is_line_open = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
 
 
-def _json_value(value: Value) -> Value:
-    """Return the value for JSON, which has neither NaN nor infinity: these become None."""
+def _json_value(value: Any) -> Any:
+    """Return the value for JSON, which has neither NaN nor infinity: these become None, also within others."""
+    if isinstance(value, dict):
+        return {name: _json_value(one) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return [_json_value(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from megatrain.reporting.report import EvaluationReport, IntervalReport
+from megatrain.reporting.report import EvaluationReport, IntervalReport, ValidationSetReport
 
 GIB = 1 << 30
 _SHORTEST_BAR = 10
@@ -34,21 +34,22 @@ def step_line(report: IntervalReport, total_steps: int, device_word: str) -> str
     )
 
 
-def evaluation_line(report: EvaluationReport) -> str:
-    """Return the line of an evaluation."""
+def evaluation_lines(report: EvaluationReport) -> list[str]:
+    """Return the line of an evaluation; with several validation sets, also a line for each."""
+    title, duration = f"evaluation at step {report.step}", f"{report.duration_s:.1f} s"
+    if len(report.sets) < 2:
+        return [" | ".join([title, *_loss_parts(report), duration])]
+    return [
+        " | ".join([f"{title}, {len(report.sets)} sets", *_loss_parts(report), duration]),
+        *(" | ".join([f"{title}, {one.name}", *_loss_parts(one)]) for one in report.sets),
+    ]
+
+
+def _loss_parts(report: EvaluationReport | ValidationSetReport) -> list[str]:
     # A perplexity beyond e**30 has no meaning, and a larger loss soon overflows exp.
     perplexity = [f"perplexity {math.exp(report.loss):,.2f}"] if report.loss < 30 else []
     bits = [] if report.bits_per_byte is None else [f"{report.bits_per_byte:.4f} bits/byte"]
-    return " | ".join(
-        [
-            f"evaluation at step {report.step}",
-            f"loss {report.loss:.4f}",
-            *perplexity,
-            *bits,
-            f"{report.num_tokens:,} tokens",
-            f"{report.duration_s:.1f} s",
-        ]
-    )
+    return [f"loss {report.loss:.4f}", *perplexity, *bits, f"{report.num_tokens:,} tokens"]
 
 
 @dataclass(frozen=True, slots=True)

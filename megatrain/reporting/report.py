@@ -7,7 +7,7 @@ docs/guides/metrics.md describes them for users.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 FORMAT_VERSION = 1
 
@@ -78,20 +78,43 @@ class IntervalReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationSetReport:
+    """The loss on one of the sets of an evaluation. The fields are as in EvaluationReport."""
+
+    name: str
+    loss: float
+    num_tokens: int
+    bits_per_byte: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport:
-    """The loss on held-out data after `step` steps."""
+    """The loss on held-out data after `step` steps: of all validation sets together, and of each."""
 
     kind: ClassVar[Literal["evaluation"]] = "evaluation"
     step: int
     loss: float
-    """Nats per token."""
+    """Nats per token, mean over the tokens of all sets."""
     num_tokens: int
     bits_per_byte: float | None
     """None if the size of the text in bytes is not known."""
     duration_s: float
+    sets: tuple[ValidationSetReport, ...]
 
-    def values(self) -> dict[str, Value]:
+    def values(self) -> dict[str, Any]:
         return asdict(self)
 
 
 Report = StepReport | IntervalReport | EvaluationReport
+
+
+def curves(report: Report) -> dict[str, Value]:
+    """Return the numbers of a report to draw over the step, as kind/field; of a validation set kind/name/field."""
+    sets = report.sets if isinstance(report, EvaluationReport) else ()
+    tables = {report.kind: report.values(), **{f"{report.kind}/{one.name}": asdict(one) for one in sets}}
+    return {
+        f"{prefix}/{name}": value
+        for prefix, values in tables.items()
+        for name, value in values.items()
+        if name not in ("step", "sets", "name")
+    }

@@ -13,7 +13,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.reporting.console import open_console
 from megatrain.reporting.interval import IntervalBuilder
-from megatrain.reporting.lines import RunProgress, evaluation_line, progress_line, step_line
+from megatrain.reporting.lines import RunProgress, evaluation_lines, progress_line, step_line
 from megatrain.reporting.report import EvaluationReport, Report, StepReport
 from megatrain.reporting.sinks import MetricSink, OpenSinks, open_sinks
 from megatrain.run_files.run_directory import RunDirectory
@@ -87,7 +87,8 @@ class Reporter:
     def evaluation(self, report: EvaluationReport) -> None:
         """Report an evaluation."""
         self._store(report)
-        self._console.line(evaluation_line(report))
+        for line in evaluation_lines(report):
+            self._console.line(line)
 
     def note(self, text: str) -> None:
         """Print a line of text."""

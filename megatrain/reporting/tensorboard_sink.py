@@ -1,4 +1,4 @@
-"""Metrics as TensorBoard event files: one scalar per field, named kind/field, such as step/loss."""
+"""Metrics as TensorBoard event files: the scalars of `curves`, such as step/loss."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from torch.utils.tensorboard.writer import SummaryWriter
 
 from megatrain.contracts.files.vanished_files import WatchedPath
-from megatrain.reporting.report import Report
+from megatrain.reporting.report import Report, curves
 
 _FLUSH_INTERVAL_S = 10
 
@@ -31,9 +31,9 @@ class TensorBoardSink:
             # wrote from that step on.
             self._writer = SummaryWriter(self._directory, purge_step=report.step, flush_secs=_FLUSH_INTERVAL_S)
             self._watched.was_lost()  # the directory exists now, and is watched from here on
-        for name, value in report.values().items():
-            if name != "step" and value is not None:
-                self._writer.add_scalar(f"{report.kind}/{name}", value, report.step)
+        for name, value in curves(report).items():
+            if value is not None:
+                self._writer.add_scalar(name, value, report.step)
 
     def close(self) -> None:
         """Flush and close the file."""

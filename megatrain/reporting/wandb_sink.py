@@ -1,4 +1,4 @@
-"""Sends metrics to Weights & Biases: one value for each field, named kind/field, over the step.
+"""Sends metrics to Weights & Biases: the values of `curves`, such as step/loss, over the step.
 
 A run directory is one W&B run, even if the job starts several times: a file beside the metrics has the run's id.
 Without a network or a login the metrics are kept on disk, and `wandb sync` sends them later. If the files of a run are
@@ -15,7 +15,7 @@ import wandb
 
 from megatrain.config.config import Config
 from megatrain.contracts.files.vanished_files import WatchedPath
-from megatrain.reporting.report import Report
+from megatrain.reporting.report import Report, curves
 
 RUN_ID_FILE = "wandb-run-id"
 _PATIENCE_S = 30
@@ -59,9 +59,8 @@ class WandbSink:
         """Log the values of a report."""
         if self._files.was_lost():
             self._open_again(report.step)
-        values = {f"{report.kind}/{name}": value for name, value in report.values().items() if name != "step"}
         try:
-            self._run.log({"step": report.step, **values})
+            self._run.log({"step": report.step, **curves(report)})
         except wandb.Error as error:
             raise OSError(str(error)) from error
 

@@ -23,7 +23,7 @@ from megatrain.formatting import bytes_text
 from megatrain.optim import learning_rate
 from megatrain.reporting import Reporter
 from megatrain.telemetry.recorder import Recorder
-from megatrain.training.evaluation import Evaluations, Validation
+from megatrain.training.evaluation import Evaluations
 from megatrain.training.extensions import Callback
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
 from megatrain.training.phases import Phases
@@ -31,6 +31,7 @@ from megatrain.training.rank_model import RankModel
 from megatrain.training.replica_check import ReplicaCheck
 from megatrain.training.saving import Saving
 from megatrain.training.step import Requests, StepOutcome, train_step
+from megatrain.training.training_data import ValidationSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class StepLoopParts:
     config: Config
     rank_model: RankModel
     reader: BatchReader
-    validation: Validation | None
+    validation: Sequence[ValidationSet]
     checkpoints: JobCheckpoints
     recorder: Recorder
     observers: Sequence[StepObserver]

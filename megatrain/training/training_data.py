@@ -1,8 +1,9 @@
-"""Open the training data that a configuration names, and describe the sample order over them for checkpoints."""
+"""Open the training and held-out data that a configuration names, and describe the sample order for checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
@@ -10,10 +11,26 @@ from megatrain.config.config import Config
 from megatrain.config.data import integer_weights
 from megatrain.contracts.errors import DataError
 from megatrain.data.dataset import check_same_tokenizer, check_tokenizer, data_digest, open_dataset, tokenizer_digest
+from megatrain.data.held_out import num_evaluated
 from megatrain.data.indexed import IndexedDataset
+from megatrain.data.meta import META_NAME, read_meta
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader, TrainingSource
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationSet:
+    """A set of held-out tokens, and how many samples of it an evaluation takes.
+
+    `text_bytes`: the size of their text, None where it is unknown. `digest`: of their content.
+    """
+
+    name: str
+    dataset: IndexedDataset
+    num_samples: int
+    text_bytes: int | None
+    digest: str
 
 
 def open_reader(config: Config) -> BatchReader:
@@ -23,9 +40,7 @@ def open_reader(config: Config) -> BatchReader:
     and when two sources have the same content.
     """
     prefixes = {key: Path(source.path) for key, source in config.data_sources.items()}
-    with_validation = dict(prefixes)
-    if config.data.validation:
-        with_validation["data.validation"] = Path(config.data.validation)
+    with_validation = prefixes | {key: Path(one.path) for key, one in config.validation_sets.items()}
     check_same_tokenizer(with_validation)
     if config.data.tokenizer:
         for prefix in with_validation.values():
@@ -36,19 +51,40 @@ def open_reader(config: Config) -> BatchReader:
         order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed, source.path)
         identity = StreamSource(source.resolved_name, dataset.num_tokens, data_digest(dataset))
         sources.append(TrainingSource(identity, dataset, order, key.partition(".")[0], source.max_epochs))
-    _refuse_twins(sources)
+    _refuse_twins(
+        ((f"{one.section}.path", one.dataset, one.identity.digest) for one in sources),
+        "use one source with the sum of their weights",
+    )
     mixture = Mixture(config.resolved_data_seed, (_first_stage(config),), len(sources))
     return BatchReader(tuple(sources), mixture, config.data.has_document_mask)
 
 
-def sample_stream(config: Config, reader: BatchReader, validation: IndexedDataset | None) -> SampleStream:
-    """Return the sample order of a new run. validation: the held-out tokens, if there are any."""
+def open_validation(config: Config) -> tuple[ValidationSet, ...]:
+    """Open the sets of held-out tokens, in the order of the configuration; none if it names none.
+
+    Raises: DataError when files cannot be used or have too few tokens, and when two sets have the same content.
+    """
+    sets = []
+    for named in config.validation_sets.values():
+        prefix = Path(named.path)
+        dataset = open_dataset(prefix, config.model.vocab_size)
+        num_samples = num_evaluated(dataset, config.model.seq_len, config.evaluation.num_samples)
+        meta = read_meta(prefix.parent / META_NAME)
+        text_bytes = meta.validation.text_bytes if meta is not None and prefix.name == "validation" else None
+        sets.append(ValidationSet(named.resolved_name, dataset, num_samples, text_bytes, data_digest(dataset)))
+    found = zip(config.validation_sets, sets, strict=True)
+    _refuse_twins(((key, one.dataset, one.digest) for key, one in found), "remove one of them")
+    return tuple(sets)
+
+
+def sample_stream(config: Config, reader: BatchReader, validation: Iterable[ValidationSet]) -> SampleStream:
+    """Return the sample order of a new run. validation: all sets of held-out tokens."""
     tokenizer = config.data.tokenizer
     return SampleStream(
         config.resolved_data_seed,
         tuple(source.identity for source in reader.sources if source is not None),
         (_first_stage(config),),
-        validation_digest=data_digest(validation) if validation is not None else "",
+        validation_digest=",".join(one.digest for one in validation),
         tokenizer_digest=tokenizer_digest(Path(tokenizer)) if tokenizer else "",
     )
 
@@ -57,13 +93,13 @@ def _first_stage(config: Config) -> MixtureStage:
     return MixtureStage(0, integer_weights([source.weight for source in config.data_sources.values()]))
 
 
-def _refuse_twins(sources: Sequence[TrainingSource]) -> None:
-    firsts: dict[str, TrainingSource] = {}
-    for source in sources:
-        first = firsts.setdefault(source.identity.digest, source)
-        if first is not source:
+def _refuse_twins(found: Iterable[tuple[str, IndexedDataset, str]], hint: str) -> None:
+    """Raise DataError if two of these have the same digest. found: key, tokens, digest."""
+    firsts: dict[str, tuple[str, IndexedDataset]] = {}
+    for key, dataset, digest in found:
+        first_key, first = firsts.setdefault(digest, (key, dataset))
+        if first is not dataset:
             raise DataError(
-                f"{source.section}.path={str(source.dataset.prefix)!r} has the same content as {first.section}.path="
-                f"{str(first.dataset.prefix)!r} (digest {source.identity.digest}); use one source with the sum of "
-                "their weights"
+                f"{key}={str(dataset.prefix)!r} has the same content as {first_key}={str(first.prefix)!r} (digest "
+                f"{digest}); {hint}"
             )

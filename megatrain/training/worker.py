@@ -39,7 +39,6 @@ from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.telemetry.timers import cuda_timer
 from megatrain.training.allocator import let_segments_grow, set_allocator
 from megatrain.training.cpu_binding import bind_process, gpu_pci_address, set_threads
-from megatrain.training.evaluation import open_validation
 from megatrain.training.extensions import NO_EXTENSIONS, Extensions
 from megatrain.training.hardware_queues import use_all_queues
 from megatrain.training.kernel_readiness import kernel_note, processor_notes, refuse_gpu_backends, whole_sequence_notes
@@ -49,7 +48,7 @@ from megatrain.training.observers.step_observers import step_observers
 from megatrain.training.rank_model import build_rank_model
 from megatrain.training.step_loop import StepLoop, StepLoopParts
 from megatrain.training.stopping.watchdog import Watchdog
-from megatrain.training.training_data import open_reader, sample_stream
+from megatrain.training.training_data import open_reader, open_validation, sample_stream
 
 
 def run_worker(
@@ -97,7 +96,7 @@ def run_worker(
                 config,
                 mesh,
                 rank_model.saved_shards(),
-                sample_stream(config, reader, None if validation is None else validation[0]),
+                sample_stream(config, reader, validation),
                 local_rank=process.local_rank,
                 round_number=process.round,
                 directory=config.checkpoint.directory or str(run_directory.checkpoints),

@@ -1,17 +1,22 @@
-"""Evaluation on a part of the held-out windows: every layout takes the same ones, none of them twice.
+"""Evaluation on a part of the held-out windows: every layout takes the same ones, none of them twice, of each set.
 
-The whole set, evaluated in every layout, is in test_parity_layouts.py.
+The whole of one set, evaluated in every layout, is in test_parity_layouts.py.
 """
 
 from __future__ import annotations
 
 import pytest
 
+from megatrain.reporting import EvaluationReport
+from tests.dist.conftest import VOCAB_SIZE
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_close
+from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config, on_layout
 
 NUM_WINDOWS = 5
 """Neither 8 pipelines of one window nor 2 of two divide it: the last ones get windows that do not count."""
+NUM_SMALL_TOKENS = 16 + 7 + 1
+"""Two windows, of which the second is short: most pipelines get none."""
 COMMON: Tables = {
     "evaluation": {"num_samples": NUM_WINDOWS, "interval": 1},
     "train": {"steps": 3},
@@ -19,18 +24,43 @@ COMMON: Tables = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(1, 1, 8, 1), (2, 2, 2, 2), (1, 4, 1, 1)], ids=str)
+@pytest.fixture(scope="session")
+def two_sets(all_data: Tables, tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    """Return the tables that name training tokens and two validation sets."""
+    small = write_corpus(tmp_path_factory.mktemp("tokens") / "small", NUM_SMALL_TOKENS, VOCAB_SIZE, seed=3)
+    return {
+        "data": {**all_data["data"], "validation": ""},
+        "validation_set": {"path": all_data["data"]["validation"], "name": "large"},
+        "validation_set-2": {"path": str(small), "name": "small"},
+    }
+
+
+@pytest.mark.slow(kept=["(1, 1, 2, 1)"])
+@pytest.mark.parametrize("sizes", [(1, 1, 2, 1), (1, 1, 8, 1), (2, 2, 2, 2), (1, 4, 1, 1)], ids=str)
 def test_the_same_windows_count_in_every_layout(
-    sizes: tuple[int, int, int, int], jobs: TrainingJobs, all_data: Tables
+    sizes: tuple[int, int, int, int], jobs: TrainingJobs, all_data: Tables, two_sets: Tables
 ) -> None:
-    reference = jobs.remembered(make_config(all_data, COMMON))
-    run = jobs.run(make_config(all_data, COMMON, on_layout(*sizes)))
+    reference = jobs.remembered(make_config(two_sets, COMMON))
+    alone = jobs.remembered(make_config(all_data, COMMON))
+    run = jobs.run(make_config(two_sets, COMMON, on_layout(*sizes)))
 
     evaluations = run.ranks[0].evaluations
     assert [evaluation.step for evaluation in evaluations] == [1, 2, 3]
-    assert [evaluation.num_tokens for evaluation in evaluations] == [16 * NUM_WINDOWS] * 3
-    expected = [evaluation.loss for evaluation in reference.ranks[0].evaluations]
-    assert_close([evaluation.loss for evaluation in evaluations], expected, 1e-10, "evaluation")
+    counts = [16 * NUM_WINDOWS, NUM_SMALL_TOKENS - 1]
+    assert [[one.num_tokens for one in evaluation.sets] for evaluation in evaluations] == [counts] * 3
+    assert [evaluation.num_tokens for evaluation in evaluations] == [sum(counts)] * 3
+    assert_close(losses(evaluations), losses(reference.ranks[0].evaluations), 1e-10, "evaluation")
+    # a set beside another one has the loss that it has alone
+    assert_close(
+        [evaluation.sets[0].loss for evaluation in evaluations],
+        [evaluation.loss for evaluation in alone.ranks[0].evaluations],
+        1e-10,
+        "evaluation of the first set",
+    )
     # evaluating between two steps changes neither of them
     assert_close(run.losses, reference.losses, 1e-10, "loss")
+
+
+def losses(evaluations: list[EvaluationReport]) -> list[float]:
+    """Return the loss of all sets and of each, of all evaluations."""
+    return [loss for one in evaluations for loss in (one.loss, *(part.loss for part in one.sets))]

@@ -80,7 +80,8 @@ class TrainingJobs:
         records = self._pool.run(worker, world_size, config, orders or Orders(), timeout_s=timeout_s)
         for record in records[1:]:
             assert [_agreed(one) for one in record.steps] == [_agreed(one) for one in records[0].steps]
-            assert [one.loss for one in record.evaluations] == [one.loss for one in records[0].evaluations]
+            for one, first in zip(record.evaluations, records[0].evaluations, strict=True):
+                assert (one.loss, one.sets) == (first.loss, first.sets)
         return Run(
             ranks=records,
             initial=assemble(piece for record in records for piece in record.initial),

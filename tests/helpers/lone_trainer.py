@@ -27,13 +27,13 @@ from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader
 from megatrain.reporting import EvaluationReport, Reporter, StepReport
 from megatrain.telemetry.recorder import Recorder, open_recorder
-from megatrain.training.evaluation import open_validation
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
 from megatrain.training.observers.profiler import StepProfiler
 from megatrain.training.observers.step_observer import CompletedStep
 from megatrain.training.observers.step_observers import step_observers
 from megatrain.training.rank_model import RankModel, build_rank_model
 from megatrain.training.step_loop import StepLoop, StepLoopParts
+from megatrain.training.training_data import open_validation
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config
 

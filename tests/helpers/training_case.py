@@ -40,12 +40,12 @@ from megatrain.ops.main_grad import Addition, MainGrad, main_grad_of, set_main_g
 from megatrain.reporting import EvaluationReport, StepReport
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain.telemetry.recorder import Recorder, open_recorder
-from megatrain.training.evaluation import open_validation
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
 from megatrain.training.observers.profiler import StepProfiler
 from megatrain.training.observers.step_observers import step_observers
 from megatrain.training.rank_model import RankModel, build_rank_model
 from megatrain.training.step_loop import StepLoop, StepLoopParts
+from megatrain.training.training_data import open_validation
 from tests.helpers.faults import RankFault, faulty_rank, faulty_writers
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.waiting import wait_until

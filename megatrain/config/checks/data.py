@@ -1,60 +1,106 @@
-"""Rules of the sections [data] and [data_source]: one way to name training data, distinct sources, a weight above 0."""
+"""Rules of the sections [data], [data_source] and [validation_set]: one way to name data, distinct paths and names, and
+for sources a weight above 0.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from megatrain.config.checks.context import Context
 from megatrain.config.config import Config
-from megatrain.config.data import LEAST_WEIGHT, DataSourceConfig
+from megatrain.config.data import LEAST_WEIGHT, DataSourceConfig, ValidationSetConfig
+from megatrain.config.options import options_of
 from megatrain.config.problem import Problem, unset_problems
 from megatrain.config.toml_text import setting, value_text
 
+_Sections = Mapping[str, DataSourceConfig | ValidationSetConfig]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Sections that name data. `key`: of [data], which names them where there is one set alone.
+
+    `content` and `hint` are parts of messages: what they name, and what to do with two that are the same.
+    """
+
+    name: str
+    key: str
+    content: str
+    hint: str
+
+
+_KINDS = (
+    _Kind("data_source", "train", "training data", "use one source with the sum of their weights"),
+    _Kind("validation_set", "validation", "held-out data", "remove one of them"),
+)
+
 
 def data_problems(context: Context) -> Iterator[Problem]:
-    """Yield what is wrong with the training data as the configuration names them."""
+    """Yield what is wrong with the training data and the held-out data as the configuration names them."""
     config = context.config
-    sections = config.sections_of("data_source")
-    with_path = {name: source for name, source in sections.items() if source.path}
+    for kind in _KINDS:
+        sections = config.sections_of(kind.name)
+        with_path = {name: one for name, one in sections.items() if one.path}
+        for section, one in sections.items():
+            if section not in with_path:
+                yield from unset_problems(section, one, "path")
+        yield from _two_forms(config, kind, with_path)
+        yield from _names_of_paths(with_path)
+        yield from _same_data(kind, with_path)
+    yield from _weight_problems(config.sections_of("data_source"))
+
+
+def _two_forms(config: Config, kind: _Kind, with_path: _Sections) -> Iterator[Problem]:
+    value = getattr(config.data, kind.key)
+    if value and with_path:
+        section = next(iter(with_path))
+        key, other = f"{section}.path", f"data.{kind.key}"
+        yield Problem(
+            (key, other),
+            f"{setting(key, with_path[section].path)} and {other}={value_text(value)} both name "
+            f'{kind.content}; add a [[{kind.name}]] for {other}, or use {other}=""',
+        )
+
+
+def _names_of_paths(with_path: Mapping[str, Any]) -> Iterator[Problem]:
+    for section, one in with_path.items():
+        if not one.name and options_of(one.__class__)["name"].violation(one.path):
+            key = f"{section}.path"
+            yield Problem(
+                (key, f"{section}.name"),
+                f"{setting(key, one.path)} is the name, too, and a name may have no comma and no line break; set "
+                f"{section}.name",
+            )
+
+
+def _same_data(kind: _Kind, with_path: _Sections) -> Iterator[Problem]:
+    for name in ("path", "name"):
+        seen: dict[str, str] = {}
+        for section, one in with_path.items():
+            value = one.resolved_name if name == "name" else one.path
+            first = seen.setdefault(value, section)
+            # two sections with the same path have the same name, too, unless they set one
+            if first != section and (name == "path" or one.path != with_path[first].path):
+                key = f"{section}.{name}"
+                yield Problem(
+                    (key, f"{first}.{name}"),
+                    f"{setting(key, value)} is that of [{first}], too; {kind.hint}, or use another {name}",
+                )
+
+
+def _weight_problems(sections: Mapping[str, DataSourceConfig]) -> Iterator[Problem]:
     for section, source in sections.items():
-        if section not in with_path:
-            yield from unset_problems(section, source, "path")
         if 0.0 < source.weight < LEAST_WEIGHT:
             yield Problem(
                 (f"{section}.weight",),
                 f"{section}.weight={source.weight} is above 0 and below {LEAST_WEIGHT}; use 0, or greater weights for "
                 "all sources",
             )
-    yield from _two_forms(config, with_path)
-    yield from _same_sources(with_path)
+    with_path = {name: source for name, source in sections.items() if source.path}
     if with_path and not any(source.weight for source in with_path.values()):
         yield Problem(
             tuple(f"{section}.weight" for section in with_path),
             f"{next(iter(with_path))}.weight=0.0, and no other source has a weight; give one a weight above 0",
         )
-
-
-def _two_forms(config: Config, with_path: dict[str, DataSourceConfig]) -> Iterator[Problem]:
-    if config.data.train and with_path:
-        section = next(iter(with_path))
-        key = f"{section}.path"
-        yield Problem(
-            (key, "data.train"),
-            f"{setting(key, with_path[section].path)} and data.train={value_text(config.data.train)} both name "
-            'training data; add a [[data_source]] for data.train, or use data.train=""',
-        )
-
-
-def _same_sources(with_path: dict[str, DataSourceConfig]) -> Iterator[Problem]:
-    for name in ("path", "name"):
-        seen: dict[str, str] = {}
-        for section, source in with_path.items():
-            value = source.resolved_name if name == "name" else source.path
-            first = seen.setdefault(value, section)
-            if first != section:
-                key = f"{section}.{name}"
-                yield Problem(
-                    (key, f"{first}.{name}"),
-                    f"{setting(key, value)} is that of [{first}], too; use one source with the sum of their weights, "
-                    f"or another {name}",
-                )

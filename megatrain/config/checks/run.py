@@ -31,14 +31,15 @@ def run_problems(context: Context) -> Iterator[Problem]:
 
 
 def _evaluation_problems(config: Config) -> Iterator[Problem]:
-    if config.data.validation:
+    if config.validation_sets:
         return
+    paths = [f"{section}.path" for section in config.sections_of("validation_set")]
     for name in ("interval", "num_samples"):
         value = getattr(config.evaluation, name)
         if value:
             yield Problem(
-                (f"evaluation.{name}", "data.validation"),
-                f'evaluation.{name}={value} needs data.validation, found ""; '
+                (f"evaluation.{name}", "data.validation", *paths),
+                f"evaluation.{name}={value} needs data.validation or a [[validation_set]], found neither; "
                 f"set data.validation to the path of held-out tokens, or use evaluation.{name}=0",
             )
 

@@ -78,8 +78,12 @@ def test_the_cursor_means_something_in_its_own_order_alone(data: SampleStream, p
 
 
 def with_digests(before: SampleStream, now: SampleStream, **changes: Any) -> Continuation:
-    manifest = make_manifest(config=Config.from_dict(BASE).to_dict(), data=before)
     config = Config.from_dict({**BASE, "data": changes})
+    return with_sets(before, now, config, config)
+
+
+def with_sets(before: SampleStream, now: SampleStream, config_before: Config, config: Config) -> Continuation:
+    manifest = make_manifest(config=config_before.to_dict(), data=before)
     return continuation(origin_of(manifest, "the-checkpoint"), config, now, is_same_run=True)
 
 
@@ -116,13 +120,39 @@ def test_another_mixture_of_the_same_run_is_noted() -> None:
 
 def test_changed_files_that_do_not_affect_the_order_are_noted() -> None:
     before = replace(DATA, validation_digest=OLD, tokenizer_digest=OLD)
-    assert with_digests(before, replace(before, validation_digest=NEW, tokenizer_digest=NEW)).notes == (
+    now = replace(before, validation_digest=NEW, tokenizer_digest=NEW)
+    assert with_digests(before, now, validation="held-out").notes == (
         "changed since: the content of data.validation; losses of evaluations before and after differ",
         "changed since: the content of data.tokenizer",
     )
     assert with_digests(before, replace(before, validation_digest="", tokenizer_digest="")).notes == ()
     (note,) = with_digests(of_content(""), before).notes
     assert "the checkpoint has no digest of" in note
+
+
+@pytest.mark.parametrize(
+    ("sets", "digests", "changed"),
+    [
+        (("web", "code"), f"{OLD},{OLD}", ()),
+        (("web", "code"), f"{NEW},{OLD}", ("web",)),
+        (("web", "code"), f"{NEW},{NEW}", ("web", "code")),
+        (("code", "books"), f"{NEW},{NEW}", ("code",)),
+        (("books",), NEW, ()),
+        ((), "", ()),
+    ],
+)
+def test_changed_validation_sets_are_noted_by_name(
+    sets: tuple[str, ...], digests: str, changed: tuple[str, ...]
+) -> None:
+    def of_sets(*names: str) -> Config:
+        sections = {f"validation_set-{number}": {"path": name} for number, name in enumerate(names, start=2)}
+        return Config.from_dict({**BASE, **sections})
+
+    before, now = (replace(DATA, validation_digest=text) for text in (f"{OLD},{OLD}", digests))
+    found = with_sets(before, now, of_sets("web", "code"), of_sets(*sets))
+    assert [note for note in found.notes if "content" in note] == [
+        f"changed since: the content of {name}; losses of evaluations before and after differ" for name in changed
+    ]
 
 
 def test_a_configuration_of_another_version_is_reported() -> None:

@@ -108,16 +108,18 @@ CASES = {
     "number of samples without data": (
         ["--evaluation.num_samples=10"],
         (
-            'evaluation.num_samples=10 needs data.validation, found ""; set data.validation to the path of held-out '
-            "tokens, or use evaluation.num_samples=0 (--evaluation.num_samples on the command line)"
+            "evaluation.num_samples=10 needs data.validation or a [[validation_set]], found neither; set "
+            "data.validation to the path of held-out tokens, or use evaluation.num_samples=0 (--evaluation.num_samples "
+            "on the command line)"
         ),
     ),
     "number of samples with data": (["--evaluation.num_samples=10", "--data.validation=held_out"], None),
     "evaluation without data": (
         ["--evaluation.interval=10"],
         (
-            'evaluation.interval=10 needs data.validation, found ""; set data.validation to the path of held-out '
-            "tokens, or use evaluation.interval=0 (--evaluation.interval on the command line)"
+            "evaluation.interval=10 needs data.validation or a [[validation_set]], found neither; set "
+            "data.validation to the path of held-out tokens, or use evaluation.interval=0 (--evaluation.interval "
+            "on the command line)"
         ),
     ),
     "W&B without a project": (

@@ -35,6 +35,7 @@ PROBLEMS = {
     '[[data_source]]\npath = "a"\n[[data_source]]\npath = "b"\nname = "a"': (
         r'data_source-2.name="a" is that of \[data_source\], too'
     ),
+    '[data_source]\npath = "a,b"': r'data_source.path="a,b" is the name, too, and a name may have no comma',
     '[data_source]\npath = "a"\nweight = 0.0': (
         "data_source.weight=0.0, and no other source has a weight; give one a weight above 0"
     ),

@@ -14,7 +14,7 @@ import pytest
 from megatrain.checkpoint_format.claims import JobRound
 from megatrain.config.config import Config
 from megatrain.contracts.errors import FencedError
-from megatrain.reporting import EvaluationReport, Reporter, StepReport, missing_packages
+from megatrain.reporting import EvaluationReport, Reporter, StepReport, ValidationSetReport, missing_packages
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain.telemetry.flops import training_flops_per_token
 from tests.helpers.source_tree import ROOT
@@ -142,16 +142,38 @@ def test_skipped_steps_are_counted_and_left_out_of_the_means(
 def test_evaluations_are_printed_and_stored(
     make_reporter: MakeReporter, stream: Stream, run_directory: RunDirectory
 ) -> None:
-    with make_reporter() as reporter:
-        reporter.evaluation(EvaluationReport(step=6, loss=2.0, num_tokens=12345, bits_per_byte=0.9, duration_s=1.25))
-        reporter.evaluation(EvaluationReport(step=9, loss=40.0, num_tokens=1, bits_per_byte=None, duration_s=0.0))
+    web = ValidationSetReport(name="web", loss=2.0, num_tokens=12345, bits_per_byte=0.9)
+    code = ValidationSetReport(name="code", loss=40.0, num_tokens=1, bits_per_byte=None)
 
-    assert stream.lines[-2:] == [
-        "evaluation at step 6 | loss 2.0000 | perplexity 7.39 | 0.9000 bits/byte | 12,345 tokens | 1.2 s",
-        "evaluation at step 9 | loss 40.0000 | 1 tokens | 0.0 s",
+    def report(step: int, total: ValidationSetReport, *sets: ValidationSetReport) -> EvaluationReport:
+        return EvaluationReport(
+            step=step,
+            loss=total.loss,
+            num_tokens=total.num_tokens,
+            bits_per_byte=total.bits_per_byte,
+            duration_s=1.25,
+            sets=sets,
+        )
+
+    with make_reporter() as reporter:
+        for one in (report(6, web, web), report(9, code, code), report(10, web, web, code)):
+            reporter.evaluation(one)
+
+    web_parts = "loss 2.0000 | perplexity 7.39 | 0.9000 bits/byte | 12,345 tokens"
+    assert stream.lines[-5:] == [
+        f"evaluation at step 6 | {web_parts} | 1.2 s",
+        "evaluation at step 9 | loss 40.0000 | 1 tokens | 1.2 s",
+        f"evaluation at step 10, 2 sets | {web_parts} | 1.2 s",
+        f"evaluation at step 10, web | {web_parts}",
+        "evaluation at step 10, code | loss 40.0000 | 1 tokens",
     ]
-    assert [record["kind"] for record in records(run_directory)] == ["evaluation"] * 2
-    assert [record["bits_per_byte"] for record in records(run_directory)] == [0.9, None]
+    assert [record["kind"] for record in records(run_directory)] == ["evaluation"] * 3
+    assert [record["bits_per_byte"] for record in records(run_directory)] == [0.9, None, 0.9]
+    assert [[one["name"] for one in record["sets"]] for record in records(run_directory)] == [
+        ["web"],
+        ["code"],
+        ["web", "code"],
+    ]
 
 
 class BrokenStream(Stream):

@@ -74,6 +74,17 @@ def test_last_report_of_a_repeated_step_counts(tmp_path: Path) -> None:
     assert read_run(run).metrics("interval").num_rows == 0
 
 
+def test_validation_sets_of_an_evaluation_are_a_column(tmp_path: Path) -> None:
+    web = {"name": "web", "loss": 2, "num_tokens": 75, "bits_per_byte": 0.5}
+    wrong = {"name": 3, "loss": "low", "num_tokens": 7.5}
+    unknown = {"name": None, "loss": None, "num_tokens": None, "bits_per_byte": None}
+    cases = ([web, {**web, "name": "code", "loss": None}], [wrong, "web"], [], None, {"web": web})
+    lines = [{"kind": "evaluation", "step": step, "loss": 2.0, "sets": sets} for step, sets in enumerate(cases)]
+
+    found = read_run(write_metrics(tmp_path, *lines)).metrics("evaluation").column("sets").to_pylist()
+    assert found == [[web, {**web, "name": "code", "loss": None}], [unknown], [], None, None]
+
+
 def test_an_incident_is_a_row() -> None:
     expected, _ = read_incidents(RunDirectory(SAMPLE))
     record = read_run(SAMPLE)

@@ -16,13 +16,15 @@ import pytest
 
 from megatrain.config.config import Config
 from megatrain.contracts.errors import ConfigError
-from megatrain.reporting import EvaluationReport, Reporter, StepReport
+from megatrain.reporting import EvaluationReport, Reporter, StepReport, ValidationSetReport
 from megatrain.reporting.jsonl_sink import JsonLinesSink
 from megatrain.reporting.sinks import open_sinks
 from megatrain.run_files.run_directory import RunDirectory
 from tests.helpers.require import require_module
 
-EVALUATION = EvaluationReport(step=2, loss=2.5, num_tokens=100, bits_per_byte=None, duration_s=1.5)
+WEB = ValidationSetReport(name="web", loss=2.25, num_tokens=75, bits_per_byte=0.5)
+CODE = ValidationSetReport(name="code", loss=math.nan, num_tokens=25, bits_per_byte=None)
+EVALUATION = EvaluationReport(step=2, loss=2.5, num_tokens=100, bits_per_byte=None, duration_s=1.5, sets=(WEB, CODE))
 MakeStep = Callable[..., StepReport]
 
 
@@ -52,6 +54,28 @@ def test_a_line_holds_every_field(tmp_path: Path, make_step: MakeStep) -> None:
         "world_size": 4,
     }
     sink.close()
+
+
+def test_a_line_of_an_evaluation_holds_every_set(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonLinesSink(path, unix_time=lambda: 1.5)
+    sink.write(EVALUATION)
+    sink.close()
+
+    assert json.loads(path.read_text()) == {
+        "version": 1,
+        "kind": "evaluation",
+        "unix_time_s": 1.5,
+        "step": 2,
+        "loss": 2.5,
+        "num_tokens": 100,
+        "bits_per_byte": None,
+        "duration_s": 1.5,
+        "sets": [
+            {"name": "web", "loss": 2.25, "num_tokens": 75, "bits_per_byte": 0.5},
+            {"name": "code", "loss": None, "num_tokens": 25, "bits_per_byte": None},
+        ],
+    }
 
 
 def test_a_resumed_run_appends(tmp_path: Path, make_step: MakeStep) -> None:
@@ -139,7 +163,12 @@ def test_tensorboard_reads_what_was_written(
     assert {"step/loss", "step/memory_bytes", "interval/tokens_per_s", "evaluation/loss"} <= set(
         events.Tags()["scalars"]
     )
-    assert "evaluation/bits_per_byte" not in events.Tags()["scalars"]
+    assert {tag for tag in events.Tags()["scalars"] if tag.startswith("evaluation/")} == {
+        *(f"evaluation/{name}" for name in ("loss", "num_tokens", "duration_s")),
+        *(f"evaluation/web/{name}" for name in ("loss", "num_tokens", "bits_per_byte")),
+        *(f"evaluation/code/{name}" for name in ("loss", "num_tokens")),
+    }
+    assert events.Scalars("evaluation/web/loss")[-1].value == 2.25
     # The second start went back to step 2: TensorBoard hides what the first had written beyond step 1.
     assert [(event.step, event.value) for event in events.Scalars("step/loss")] == [(1, 3.0), (2, 1.0), (3, 1.0)]
 
@@ -213,7 +242,8 @@ def test_wandb_gets_every_report(
     assert [record["step"] for record in run.logged] == [1, 1, 2]
     assert run.logged[0]["step/loss"] == 4.0
     assert "interval/tokens_per_s" in run.logged[1]
-    assert run.logged[2]["evaluation/loss"] == 2.5
+    assert (run.logged[2]["evaluation/loss"], run.logged[2]["evaluation/web/loss"]) == (2.5, 2.25)
+    assert all(isinstance(value, int | float | None) for value in run.logged[2].values())
     assert run.is_finished
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from megatrain.config.config import Config
+from megatrain.contracts.errors import DataError
 from megatrain.data.indexed import token_dtype
 from megatrain.data.indexed_writer import IndexedWriter
 from megatrain.data.meta import META_NAME, DataMeta, SplitMeta
 from megatrain.model import TokenContext, Transformer
-from megatrain.training.evaluation import Evaluation, evaluate, open_validation
+from megatrain.training.evaluation import Evaluation, evaluate, together
 from megatrain.training.rank_model import RankModel
+from megatrain.training.training_data import open_validation
 from tests.helpers.lone_rank import lone_rank_model, make_config, parameters_by_name
 
 LENGTHS = (11, 5, 1, 9, 6)
@@ -43,15 +46,28 @@ def corpus(directory: Path, name: str = "validation", **tables: object) -> Confi
 
 
 def evaluated(config: Config, rank_model: RankModel | None = None) -> Evaluation:
-    opened = open_validation(config)
-    assert opened is not None
-    return evaluate(rank_model or lone_rank_model(config), *opened)
+    (found,) = evaluate(rank_model or lone_rank_model(config), open_validation(config))
+    return found
 
 
 def tokens_of(config: Config) -> Tensor:
-    opened = open_validation(config)
-    assert opened is not None
-    return torch.from_numpy(opened[0].window(0, sum(LENGTHS)).astype(np.int64))
+    (opened,) = open_validation(config)
+    return torch.from_numpy(opened.dataset.window(0, sum(LENGTHS)).astype(np.int64))
+
+
+def several(directory: Path, *lengths: int, **tables: object) -> Config:
+    """Write sets of one document each, set-2 and so on, named after their lengths, the first one with a meta.json."""
+    config = corpus(directory, **tables)
+    generator, sections = np.random.default_rng(4), {}
+    for number, length in enumerate(lengths, start=2):
+        prefix = directory / f"set-{number}" / "validation"
+        prefix.parent.mkdir()
+        with IndexedWriter(prefix, token_dtype(61)) as writer:
+            writer.add_document(generator.integers(0, 61, length))
+        sections[f"validation_set-{number}"] = {"path": str(prefix), "name": f"{length} tokens"}
+    shutil.copy(directory / META_NAME, directory / "set-2" / META_NAME)
+    data = {**config.to_dict()["data"], "validation": ""}
+    return Config.from_dict({**config.to_dict(), "data": data, **sections})
 
 
 def plain_loss_sum(config: Config, weights: dict[str, Tensor]) -> float:
@@ -129,5 +145,40 @@ def test_training_goes_on_with_dropout(tmp_path: Path) -> None:
     assert all(module.training for module in modules)
 
 
+@pytest.mark.parametrize("num_samples", [0, 2])
+def test_sets_together_have_the_numbers_of_each_alone(num_samples: int, tmp_path: Path) -> None:
+    config = several(tmp_path, 40, 11, evaluation={"num_samples": num_samples})
+    rank_model, sets = lone_rank_model(config), open_validation(config)
+    found = evaluate(rank_model, sets)
+
+    assert found == [evaluate(rank_model, [one])[0] for one in sets]
+    assert [(one.name, one.num_samples) for one in sets] == [("40 tokens", num_samples or 5), ("11 tokens", 2)]
+    assert [one.num_tokens for one in found] == [8 * num_samples or 39, 10]
+    total = together(found)
+    assert total.num_tokens == sum(one.num_tokens for one in found)
+    assert total.loss == sum(one.loss * one.num_tokens for one in found) / total.num_tokens
+    assert together(found[:1]) == found[0]
+    # the size of one text is not known
+    assert [one.bits_per_byte is None for one in (*found, total)] == [num_samples > 0, True, True]
+
+
+def test_sets_that_cannot_be_evaluated_are_refused(tmp_path: Path) -> None:
+    config = several(tmp_path, 40, 11)
+    prefixes = [tmp_path / f"set-{number}" / "validation" for number in (2, 3)]
+    for suffix in (".bin", ".idx"):
+        shutil.copy(f"{prefixes[0]}{suffix}", f"{prefixes[1]}{suffix}")
+    with pytest.raises(
+        DataError, match=r"^validation_set-3\.path='.*' has the same content as validation_set-2\.path='.*; remove one"
+    ):
+        open_validation(config)
+    with IndexedWriter(prefixes[1], token_dtype(61)) as writer:
+        writer.add_document(np.array([1]))
+    with pytest.raises(DataError, match=r"set-3/validation: holds 1 tokens, evaluation needs 2"):
+        open_validation(config)
+    Path(f"{prefixes[1]}.bin").unlink()
+    with pytest.raises(DataError, match=r"set-3/validation\.bin: "):
+        open_validation(config)
+
+
 def test_without_held_out_tokens_there_is_nothing_to_evaluate() -> None:
-    assert open_validation(make_config()) is None
+    assert open_validation(make_config()) == ()
