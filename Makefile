@@ -90,13 +90,13 @@ FAULTS := test-faults-ranks test-faults-hosts test-faults-outages test-faults-pr
 test-faults: $(FAULTS) test-faults-pace  ## break launched jobs in every way (as root also with networks that are cut)
 
 $(FAULTS): test-faults-%: venv
-	@$(PYTEST) -- tests/faults/$* -n logical --dist worksteal $(TEST_ARGS)
+	@$(PYTEST) -- tests/faults/$* -n auto --dist worksteal $(TEST_ARGS)
 
 test-faults-pace: venv
 	@$(PYTEST) -- tests/faults/pace $(TEST_ARGS)
 
 test-faults-short: venv  ## break launched jobs in the ways that happen most
-	@$(PYTEST) -- tests/faults --slow=without -n logical --dist worksteal $(TEST_ARGS)
+	@$(PYTEST) -- tests/faults --slow=without -n auto --dist worksteal $(TEST_ARGS)
 
 test-web: venv  ## open the dashboard in a real browser (chromium of the system)
 	@$(PYTEST) -- tests/web $(SIDE_BY_SIDE) -n 2 $(TEST_ARGS)
