@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.require import require_module
+from tests.helpers.waiting import DEADLINE_S
 
 
 class Fault(Enum):
@@ -62,8 +64,11 @@ def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
     server = make_server("127.0.0.1", 0, application, threaded=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    # moto keeps its buckets for the life of the process: another server may have left some
+    urllib.request.urlopen(urllib.request.Request(f"{url}/moto-api/reset", method="POST"), timeout=DEADLINE_S).close()
     settings = {
-        "endpoint_url": f"http://127.0.0.1:{server.server_port}", "key": "key", "secret": "secret",
+        "endpoint_url": url, "key": "key", "secret": "secret",
         "config_kwargs": {"retries": {"max_attempts": 1}, "read_timeout": 60, "region_name": "us-east-1"},
     }  # fmt: skip
     monkeypatch.setitem(conf, "s3", settings)

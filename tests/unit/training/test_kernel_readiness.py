@@ -119,7 +119,7 @@ def test_backends_that_are_not_there_are_refused_together(package_root: Path, mo
 @pytest.mark.parametrize(
     ("files", "problem"),
     [
-        (PYPI_APEX, r'kernels\.norm="apex": the apex at .* is not NVIDIA\'s, .*: pip uninstall apex, then build it'),
+        (PYPI_APEX, r'kernels\.norm="apex": the apex at .* is not NVIDIA\'s: .*: pip uninstall apex, then build it'),
         (
             APEX | {"fused_layer_norm_cuda.py": "import no_such_library\n"},
             r'kernels\.norm="apex": fused_layer_norm_cuda does not load: .* \'no_such_library\'; or use norm="mega',
