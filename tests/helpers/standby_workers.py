@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,10 +60,10 @@ class Programs:
 
 
 @contextmanager
-def programs(directory: Path) -> Iterator[Programs]:
-    """Make a server that has nothing imported, and programs for it."""
+def programs(directory: Path, *, store: socket.socket | None = None) -> Iterator[Programs]:
+    """Make a server that has nothing imported but for its store, and programs for it."""
     directory.mkdir(parents=True, exist_ok=True)
-    with StandbyClient(preload=()) as client:
+    with StandbyClient(preload=(), store=store) as client:
         yield Programs(client, directory)
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -16,6 +17,7 @@ from megatrain_job.coordination.gateway_response import JsonObject, MalformedErr
 from megatrain_job.coordination.json_fields import int_field
 from megatrain_job.coordination.operation_responses import DeleteResponse, PutResponse, RangeResponse, TxnResponse
 from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.transport import Deadline
 from megatrain_job.coordination.wire import (
     Compare,
     Delete,
@@ -85,13 +87,24 @@ class EtcdClient:
 
         Raises: CompactedError when the revision was compacted away between two pages, five times in a row.
         """
-        for number in range(_MAX_READS):
-            try:
-                return self._read_pages(keys, has_values, page_keys)
-            except CompactedError:
-                if number == _MAX_READS - 1:
-                    raise
-        raise AssertionError("the last round returns or raises")
+        return _while_compacted(partial(self._read_pages, keys, has_values, page_keys))
+
+    def read_together(self, requests: Sequence[Range]) -> tuple[RangeResponse, ...]:
+        """Return several ranges as they were at one revision: the first request's, which is the newest.
+
+        One call for each, and `call_s` of the settings for all of them together. It is no transaction, because etcd
+        3.5.0 to 3.5.2 ends when the client of a transaction without writes gives up (etcd-io/etcd issue 14110).
+        Raises: CompactedError when the revision was compacted away between two calls, five times in a row.
+        """
+        deadline = Deadline(self.settings.call_s)
+        return _while_compacted(partial(self._read_at_one_revision, requests, deadline))
+
+    def _read_at_one_revision(self, requests: Sequence[Range], deadline: Deadline) -> tuple[RangeResponse, ...]:
+        found: list[RangeResponse] = []
+        for request in requests:
+            revision = found[0].revision if found else request.revision
+            found.append(self.read(replace(request, revision=revision), deadline_s=max(deadline.left_s, 0.0)))
+        return tuple(found)
 
     def _read_pages(self, keys: KeyRange, has_values: bool, page_keys: int) -> RangeResponse:
         page = self.read(Range(keys, limit=page_keys, has_values=has_values))
@@ -148,8 +161,12 @@ class EtcdClient:
     ) -> TxnResponse:
         """Carry out `then` if all conditions are met, `otherwise` if not, as one change.
 
-        Raises: UnknownOutcomeError when it may have been applied: read, and decide again.
+        Raises: UnknownOutcomeError when it may have been applied: read, and decide again; ValueError when it would
+        only read: see `read_together`.
         """
+        operations = (*then, *otherwise)
+        if operations and all(isinstance(operation, Range) for operation in operations):
+            raise ValueError("a transaction writes; ranges at one revision are read with EtcdClient.read_together")
         body = {
             "compare": [condition.to_json() for condition in conditions],
             "success": [operation_to_json(operation) for operation in then],
@@ -168,7 +185,7 @@ class EtcdClient:
             "transaction on",
             keys,
             deadline_s,
-            is_write=not all(isinstance(operation, Range) for operation in (*then, *otherwise)),
+            is_write=bool(operations),
             is_repeatable=is_repeatable,
         )
 
@@ -256,6 +273,16 @@ class EtcdClient:
             is_write=is_write,
             is_repeatable=is_repeatable,
         )
+
+
+def _while_compacted(read: Callable[[], Answer]) -> Answer:
+    """Return what `read` returns; it begins again when its revision was compacted away, _MAX_READS times at most."""
+    for _ in range(_MAX_READS - 1):
+        try:
+            return read()
+        except CompactedError:
+            continue
+    return read()
 
 
 def _first_key(operation: Operation) -> bytes:

@@ -31,3 +31,13 @@ class LeadershipLostError(CoordinationError):
 
 class GarbageError(Exception):
     """The bytes are no HTTP response, or none of etcd's."""
+
+
+class AttemptError(Exception):
+    """One try failed at one endpoint in a way that another endpoint may not. It does not leave the client."""
+
+    def __init__(self, reason: str, *, may_have_applied: bool, is_alive: bool) -> None:
+        super().__init__(reason)
+        self.may_have_applied = may_have_applied
+        self.is_alive = is_alive
+        """Whether etcd itself answered: then its other connections are good."""

@@ -15,12 +15,11 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain_job.coordination.errors import GarbageError, UnknownOutcomeError
+from megatrain_job.coordination.errors import AttemptError, GarbageError, UnknownOutcomeError
 from megatrain_job.coordination.gateway_response import (
     GatewayError,
     JsonObject,
@@ -30,13 +29,12 @@ from megatrain_job.coordination.gateway_response import (
 )
 from megatrain_job.coordination.http_exchange import HttpExchange
 from megatrain_job.coordination.json_stream import JsonStream
-from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings
+from megatrain_job.coordination.log_in import LogIn
+from megatrain_job.coordination.settings import Endpoint, EtcdSettings
 from megatrain_job.coordination.transport import Deadline, EndpointRing, EtcdConnection
 
 Answer = TypeVar("Answer")
 _logger = logging.getLogger(__name__)
-_AUTHENTICATE = "/v3/auth/authenticate"
-_TOKEN = re.compile(r"[!-~]{1,16384}")
 _CLUSTER_ID = re.compile(r"[0-9]{1,20}", re.ASCII)
 _BY_MAJORITY = ("/v3/kv/", "/v3/lease/")
 """Calls that a member answers only while it is in touch with a leader: our reads are all linearizable."""
@@ -46,16 +44,6 @@ _TELLING_S = 0.3
 """If no answer comes within this part of `attempt_s`, the attempt counts its member as frozen."""
 _SHORTEST_TRY_S = 0.05
 """With less time left, a try would only replace an informative reason by "no answer in time"."""
-
-
-class AttemptError(Exception):
-    """One try failed at one endpoint in a way that another endpoint may not."""
-
-    def __init__(self, reason: str, *, may_have_applied: bool, is_alive: bool) -> None:
-        super().__init__(reason)
-        self.may_have_applied = may_have_applied
-        self.is_alive = is_alive
-        """Whether etcd itself answered: then its other connections are good."""
 
 
 class Gateway:
@@ -72,9 +60,7 @@ class Gateway:
         self._busy: set[EtcdConnection] = set()
         self._streams: set[JsonStream] = set()
         self._closed = threading.Event()
-        self._token: str | None = None
-        self._token_lock = threading.Lock()
-        self._fetch_lock = threading.Lock()
+        self.log_in = LogIn(settings.credentials, self._exchange, self.note_failure)
         self._cluster_id: str | None = None
         self._proven_at = dict.fromkeys(settings.endpoints, -math.inf)
 
@@ -167,7 +153,7 @@ class Gateway:
         """Start a call with a streamed response. The caller closes it. Raises: CoordinationError."""
         deadline = Deadline(self.settings.attempt_s)
         try:
-            token = self._current_token(endpoint, what, deadline)
+            token = self.log_in.token(endpoint, what, deadline)
             connection = EtcdConnection(endpoint, self._context_for(endpoint), deadline)
             exchange = HttpExchange(endpoint.authority, path, _encode(body), token, is_last=True)
             stream = JsonStream(connection, exchange, self._forget_stream)
@@ -191,7 +177,7 @@ class Gateway:
                 f"{what}: no answer from {endpoint}: {error}", endpoints=(str(endpoint),)
             ) from error
         except GatewayError as error:
-            self._drop_token(token, error)
+            self.log_in.drop_refused(token, error)
             raise error.typed(what, str(endpoint), None) from error
         return stream
 
@@ -213,11 +199,6 @@ class Gateway:
                     if stream.endpoint == endpoint:
                         stream.interrupt()
 
-    def drop_token(self) -> None:
-        """Make the next call fetch a token: etcd refused the present one."""
-        with self._token_lock:
-            self._token = None
-
     def _attempt(
         self,
         endpoint: Endpoint,
@@ -230,13 +211,13 @@ class Gateway:
     ) -> Answer:
         for is_second in (False, True):
             asked_at = time.monotonic()
-            token = self._current_token(endpoint, what, deadline)
+            token = self.log_in.token(endpoint, what, deadline)
             try:
                 response = self._exchange(endpoint, path, body, token, deadline)
                 cluster_id = self._cluster_of(response, endpoint)
                 decoded = decode(response)
             except GatewayError as error:
-                if self._drop_token(token, error) and not is_second:
+                if self.log_in.drop_refused(token, error) and not is_second:
                     continue
                 if not error.is_passing:
                     self._note_success(endpoint)
@@ -302,57 +283,6 @@ class Gateway:
         if expected is not None and found != expected:
             raise MalformedError(f"{endpoint} is of cluster {found}, the others are of {expected}")
         return found
-
-    def _current_token(self, endpoint: Endpoint, what: str, deadline: Deadline) -> str | None:
-        credentials = self.settings.credentials
-        if credentials is None:
-            return None
-        token = self._token
-        if token is not None:
-            return token
-        with self._fetching(deadline):
-            # read once: another thread may drop it at any moment
-            token = self._token
-            if token is None:
-                token = self._token = self._authenticate(endpoint, credentials, what, deadline)
-            return token
-
-    def _authenticate(self, endpoint: Endpoint, credentials: Credentials, what: str, deadline: Deadline) -> str:
-        body = {"name": credentials.user, "password": credentials.password}
-        try:
-            response = self._exchange(endpoint, _AUTHENTICATE, body, None, deadline)
-        except GatewayError as error:
-            if error.is_passing:
-                self.note_failure(endpoint, error.message, is_alive=True)
-                raise AttemptError(error.message, may_have_applied=False, is_alive=True) from error
-            raise error.typed(f"{what}: as user {credentials.user!r}", str(endpoint), None) from error
-        except AttemptError as error:
-            # whatever its error, the call that needs the token was not sent
-            raise AttemptError(str(error), may_have_applied=False, is_alive=error.is_alive) from error
-        token = response.get("token")
-        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-            self.note_failure(endpoint, "no token in the answer")
-            raise AttemptError("no token in the answer", may_have_applied=False, is_alive=False)
-        return token
-
-    @contextmanager
-    def _fetching(self, deadline: Deadline) -> Iterator[None]:
-        """Let one thread at a time fetch a token; none waits for another beyond its own deadline."""
-        if not self._fetch_lock.acquire(timeout=max(deadline.left_s, 0.0)):
-            raise AttemptError("no answer in time to a request for a token", may_have_applied=False, is_alive=False)
-        try:
-            yield
-        finally:
-            self._fetch_lock.release()
-
-    def _drop_token(self, token: str | None, error: GatewayError) -> bool:
-        """Forget a token that etcd no longer knows; return whether a new one may help."""
-        if token is None or not error.wants_new_token:
-            return False
-        with self._token_lock:
-            if self._token == token:  # another thread may have a new one already
-                self._token = None
-        return True
 
     def _take_connection(self, endpoint: Endpoint, deadline: Deadline) -> EtcdConnection:
         connection: EtcdConnection | None = None

@@ -277,7 +277,7 @@ class Watch:
         if any(word in reason for word in ("ermission", "auth token", "user name is empty", "Unauthenticated")):
             # etcd 3.5 does not say which of them it was
             self._num_refusals += 1
-            self._gateway.drop_token()
+            self._gateway.log_in.drop()
             if self._num_refusals >= _MAX_REFUSALS:
                 raise CoordinationRefusedError(text, endpoints=(str(endpoint),), key=shown(self.keys.start))
         raise CoordinationError(text, endpoints=(str(endpoint),), key=shown(self.keys.start))

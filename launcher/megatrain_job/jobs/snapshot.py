@@ -1,4 +1,4 @@
-"""A job as stored in etcd at one revision: one transaction of reads, then records.
+"""A job as stored in etcd at one revision: several ranges, then records.
 
 A record that cannot be read does not hide the others: it is left out, and `unreadable` names it unless it is a verdict
 or an outcome. Of rounds, halts, incidents, verdicts and outcomes only the newest are read, so that the read of a large
@@ -136,8 +136,7 @@ def read_job(
     readers.
     Raises: CoordinationError.
     """
-    response = client.txn(
-        [],
+    responses = client.read_together(
         [
             Range(KeyRange.key(keys.record)),
             Range(KeyRange.key(keys.end)),
@@ -156,11 +155,10 @@ def read_job(
             Range(KeyRange.key(keys.daemon_report)),
             Range(KeyRange.prefix(keys.directory("problems"))),
             Range(KeyRange.prefix(keys.directory("notices"))),
-        ],
-        is_repeatable=True,
+        ]
     )
-    parts = [response.range_response(index).items for index in range(len(response.responses))]
-    snapshot = snapshot_of(keys, response.revision, parts, decoded or DecodedRecords())
+    parts = [response.items for response in responses]
+    snapshot = snapshot_of(keys, responses[0].revision, parts, decoded or DecodedRecords())
     return replace(snapshot, etcd_alarms=_etcd_alarms(client))
 
 

@@ -28,13 +28,10 @@ def read_cases(client: EtcdClient, keys: JobKeys) -> tuple[list[VerdictWithOutco
     Raises: CoordinationError.
     """
     prefixes = [keys.directory(name) for name in ("verdicts", "outcomes")]
-    response = client.txn([], [Range(KeyRange.prefix(prefix)) for prefix in prefixes], is_repeatable=True)
+    responses = client.read_together([Range(KeyRange.prefix(prefix)) for prefix in prefixes])
     raw = [
-        {
-            item.key.decode(errors="replace").removeprefix(prefix): item.value
-            for item in response.range_response(index).items
-        }
-        for index, prefix in enumerate(prefixes)
+        {item.key.decode(errors="replace").removeprefix(prefix): item.value for item in response.items}
+        for prefix, response in zip(prefixes, responses, strict=True)
     ]
     unreadable: list[str] = []
     verdicts = _decoded(HostVerdict, raw[0], unreadable)

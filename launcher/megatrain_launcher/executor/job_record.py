@@ -124,8 +124,7 @@ def read_job(client: EtcdClient, keys: JobKeys) -> JobView:
     hosts_range = Range(KeyRange.prefix(keys.directory("hosts")), limit=_MAX_HOSTS_READ, is_newest_first=True)
     newest_round = Range(KeyRange.prefix(keys.directory("rounds")), limit=1, is_newest_first=True, has_values=False)
     ranges = [Range(KeyRange.key(keys.record)), Range(KeyRange.key(keys.end)), hosts_range, newest_round]
-    response = client.txn([], ranges, is_repeatable=True)
-    records, ends, hosts, rounds = (response.range_response(number).items for number in range(len(ranges)))
+    records, ends, hosts, rounds = (response.items for response in client.read_together(ranges))
     record, end = (_only(items) for items in (records, ends))
     return JobView(
         record=None if record is None else decode(JobRecord, record.value, keys.record),

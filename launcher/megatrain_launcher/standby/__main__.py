@@ -54,6 +54,7 @@ def _fork_store(channel: socket.socket, listener: socket.socket, problems: list[
     problem = _import("megatrain_launcher.standby.store_process")
     if problem:
         problems.append(problem)
+        listener.close()  # the executor's own stays open for the next server
         return None
     from megatrain_launcher.standby.store_process import answer_at_store
 

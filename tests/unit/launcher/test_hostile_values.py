@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -25,8 +25,9 @@ from megatrain.contracts.records.problem_reports import DriverReport
 from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round
 from megatrain.formatting import printable
+from megatrain_job.coordination.operation_responses import RangeResponse
 from megatrain_job.coordination.watch_event import Change, ChangeKind, Changes, Snapshot
-from megatrain_job.coordination.wire import KeyRange, KeyValue, Put, as_bytes
+from megatrain_job.coordination.wire import KeyRange, KeyValue, Put, Range, as_bytes
 from megatrain_job.jobs.assessment import assess
 from megatrain_job.jobs.documents import host_document, incident_document, status_document
 from megatrain_job.jobs.host_view import host_views
@@ -167,24 +168,18 @@ def test_the_driver_decides_whatever_it_reads(scribe: Scribe) -> None:
 
 
 class _Etcd:
-    """Answers one transaction of reads from a few items. Its alarms are for root only, and no client here is root."""
+    """Answers a read of several ranges from a few items. Its alarms are for root only, and no client here is root."""
 
     def __init__(self, items: tuple[KeyValue, ...]) -> None:
         self.items = items
-        self.revision = 100
-        self.responses: list[tuple[KeyValue, ...]] = []
         self.gateway = self
 
     def call(self, *_: Any, **__: Any) -> None:
         raise CoordinationRefusedError("permission denied")
 
-    def txn(self, _conditions: Any, then: Any, **_: Any) -> _Etcd:
-        keys = [one.keys for one in then]
-        self.responses = [tuple(i for i in self.items if one.start <= i.key < one.end) for one in keys]
-        return self
-
-    def range_response(self, index: int) -> Any:
-        return types.SimpleNamespace(items=self.responses[index])
+    def read_together(self, requests: Iterable[Range]) -> list[RangeResponse]:
+        found = [tuple(item for item in self.items if item.key in request.keys) for request in requests]
+        return [RangeResponse(100, items, len(items), has_more=False) for items in found]
 
 
 @with_many_scribes

@@ -120,26 +120,51 @@ def before_page(proxy: EtcdProxy, number: int, act: Callable[[], object]) -> Non
     proxy.before = watch
 
 
-def test_pages_do_not_see_what_is_written_between_them(client: EtcdClient, prefix: str, proxy: EtcdProxy) -> None:
+def in_pages(client: EtcdClient, prefix: str) -> tuple[int, list[bytes]]:
+    answer = client.read_all(KeyRange.prefix(prefix), page_keys=2)
+    return answer.revision, [item.value for item in answer.items]
+
+
+def as_two_ranges(client: EtcdClient, prefix: str) -> tuple[int, list[bytes]]:
+    halves = [KeyRange((prefix + start).encode(), (prefix + end).encode()) for start, end in ("02", "29")]
+    answers = client.read_together([Range(keys) for keys in halves])
+    return answers[0].revision, [item.value for answer in answers for item in answer.items]
+
+
+both_ways = pytest.mark.parametrize("read", [in_pages, as_two_ranges])
+
+
+@both_ways
+def test_later_parts_do_not_see_what_is_written_between(
+    client: EtcdClient, prefix: str, proxy: EtcdProxy, read: Callable[[EtcdClient, str], tuple[int, list[bytes]]]
+) -> None:
     for number in range(4):
-        client.put(f"{prefix}{number}", "old")
+        last = client.put(f"{prefix}{number}", "old")
     before_page(proxy, 1, lambda: [client.put(f"{prefix}{number}", "new") for number in (3, 4)])
 
     with EtcdClient(EtcdSettings.of([proxy.url])) as reader:
-        answer = reader.read_all(KeyRange.prefix(prefix), page_keys=2)
+        found = read(reader, prefix)
 
     assert client.get(f"{prefix}4") is not None
-    assert [item.value for item in answer.items] == [b"old"] * 4
-    assert answer.revision == answer.items[3].mod_revision
+    assert found == (last, [b"old"] * 4)
 
 
-def test_pages_begin_again_when_their_revision_is_compacted(client: EtcdClient, prefix: str, proxy: EtcdProxy) -> None:
+@both_ways
+def test_parts_begin_again_when_their_revision_is_compacted(
+    client: EtcdClient, prefix: str, proxy: EtcdProxy, read: Callable[[EtcdClient, str], tuple[int, list[bytes]]]
+) -> None:
     for number in range(4):
-        client.put(f"{prefix}{number}", "")
-    before_page(proxy, 1, lambda: compact(client, client.put(f"{prefix}4", "")))
+        client.put(f"{prefix}{number}", "old")
+    before_page(proxy, 1, lambda: compact(client, client.put(f"{prefix}4", "new")))
 
     with EtcdClient(EtcdSettings.of([proxy.url])) as reader:
-        assert len(reader.read_all(KeyRange.prefix(prefix), page_keys=2).items) == 5
+        assert read(reader, prefix)[1] == [b"old"] * 4 + [b"new"]
+
+
+def test_transaction_that_only_reads_is_refused(client: EtcdClient, prefix: str) -> None:
+    keys = Range(KeyRange.prefix(prefix))
+    with pytest.raises(ValueError, match="read_together"):
+        client.txn([Compare.is_absent(prefix)], [keys], [keys])
 
 
 def test_transaction_takes_the_branch_of_its_conditions(client: EtcdClient, prefix: str) -> None:

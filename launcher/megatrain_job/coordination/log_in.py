@@ -1,0 +1,126 @@
+"""The token of a client whose user has a password: fetched by one thread at a time, and again when etcd refuses it."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from megatrain_job.coordination.errors import AttemptError
+from megatrain_job.coordination.gateway_response import GatewayError, JsonObject
+from megatrain_job.coordination.settings import Credentials, Endpoint
+from megatrain_job.coordination.transport import Deadline
+
+Exchange = Callable[[Endpoint, str, JsonObject, str | None, Deadline], JsonObject]
+"""Sends one request (endpoint, path, body, token, deadline) and returns its response."""
+
+
+class NoteFailure(Protocol):
+    """Puts an endpoint behind the others."""
+
+    def __call__(self, endpoint: Endpoint, reason: str, *, is_alive: bool = False) -> None: ...
+
+
+_AUTHENTICATE = "/v3/auth/authenticate"
+_TOKEN = re.compile(r"[!-~]{1,16384}")
+_MAX_PAUSE_S = 60.0
+"""Ten thousand clients that log in once a minute cost etcd 14 cores at its default --bcrypt-cost of 10 (82 ms for each
+log-in, measured), and one core at 4.
+"""
+
+
+class LogIn:
+    """Fetches and keeps the token of one client. Safe to use from many threads.
+
+    etcd carries out a log-in also when its client no longer waits, and each costs it a bcrypt hash. After a restart of
+    etcd all hosts of a job log in at once; if each repeated a log-in as soon as its patience ended, the queue would
+    never become short enough for an answer in time. So an endpoint that did not answer a log-in in time is asked again
+    after a pause that doubles with each failure; other endpoints are asked at once.
+    """
+
+    def __init__(self, credentials: Credentials | None, exchange: Exchange, note_failure: NoteFailure) -> None:
+        self._credentials = credentials
+        self._exchange = exchange
+        self._note_failure = note_failure
+        self._token: str | None = None
+        self._token_lock = threading.Lock()
+        self._fetch_lock = threading.Lock()
+        self._pauses: dict[Endpoint, tuple[float, float]] = {}
+        """By endpoint that did not answer in time: its last pause, and the time.monotonic() of the next log-in."""
+
+    def token(self, endpoint: Endpoint, what: str, deadline: Deadline) -> str | None:
+        """Return the token, from `endpoint` if there is none yet; None for a client without a user.
+
+        Raises: AttemptError when the endpoint gives none before the deadline; the typed errors of etcd's responses.
+        """
+        credentials = self._credentials
+        if credentials is None:
+            return None
+        token = self._token
+        if token is not None:
+            return token
+        with self._fetching(deadline):
+            # read once: another thread may drop it at any moment
+            token = self._token
+            if token is None:
+                token = self._token = self._fetch(endpoint, credentials, what, deadline)
+            return token
+
+    def drop(self) -> None:
+        """Make the next call fetch a token: etcd refused the present one."""
+        with self._token_lock:
+            self._token = None
+
+    def drop_refused(self, token: str | None, error: GatewayError) -> bool:
+        """Forget a token that etcd no longer knows; return whether a new one may help."""
+        if token is None or not error.wants_new_token:
+            return False
+        with self._token_lock:
+            if self._token == token:  # another thread may have a new one already
+                self._token = None
+        return True
+
+    def _fetch(self, endpoint: Endpoint, credentials: Credentials, what: str, deadline: Deadline) -> str:
+        last_pause_s, next_at = self._pauses.get(endpoint, (0.0, 0.0))
+        left_s = next_at - time.monotonic()
+        if left_s > 0:
+            reason = f"no answer in time to the last log-in; the next is in {left_s:.1f} s"
+            self._note_failure(endpoint, reason, is_alive=True)
+            raise AttemptError(reason, may_have_applied=False, is_alive=False)
+        body = {"name": credentials.user, "password": credentials.password}
+        try:
+            response = self._exchange(endpoint, _AUTHENTICATE, body, None, deadline)
+        except GatewayError as error:
+            if error.is_passing:
+                self._note_failure(endpoint, error.message, is_alive=True)
+                raise AttemptError(error.message, may_have_applied=False, is_alive=True) from error
+            raise error.typed(f"{what}: as user {credentials.user!r}", str(endpoint), None) from error
+        except AttemptError as error:
+            if error.may_have_applied and isinstance(error.__cause__, TimeoutError):
+                self._pause(endpoint, last_pause_s, deadline.seconds)
+            # whatever its error, the call that needs the token was not sent
+            raise AttemptError(str(error), may_have_applied=False, is_alive=error.is_alive) from error
+        self._pauses.pop(endpoint, None)
+        token = response.get("token")
+        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+            self._note_failure(endpoint, "no token in the answer")
+            raise AttemptError("no token in the answer", may_have_applied=False, is_alive=False)
+        return token
+
+    def _pause(self, endpoint: Endpoint, last_pause_s: float, waited_s: float) -> None:
+        pause_s = min(max(2 * last_pause_s, waited_s), _MAX_PAUSE_S)
+        self._pauses[endpoint] = (pause_s, time.monotonic() + pause_s * random.uniform(0.5, 1.0))
+
+    @contextmanager
+    def _fetching(self, deadline: Deadline) -> Iterator[None]:
+        """Let one thread at a time fetch a token; none waits for another beyond its own deadline."""
+        if not self._fetch_lock.acquire(timeout=max(deadline.left_s, 0.0)):
+            raise AttemptError("no answer in time to a request for a token", may_have_applied=False, is_alive=False)
+        try:
+            yield
+        finally:
+            self._fetch_lock.release()
