@@ -13,8 +13,7 @@ SUITE_ARGS ?=
 # Repeats at most three failures. Python keeps what it compiled, also where the environment says otherwise: hundreds of
 # processes run the same files.
 PYTEST     := env -u PYTHONDONTWRITEBYTECODE $(VENV_PY) -m tests.run
-# The pool of ranks first: its tests take longest. The quick tests compute more than they wait, and each process collects
-# all of them: one for each core.
+# The pool of ranks first: its tests take longest. A process more than cores, because many tests wait for servers.
 SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder
 SUITE      := tests/dist tests/unit tests/docs
 
@@ -54,7 +53,7 @@ demo-fault: venv  ## the same training, with a process killed in the middle; sho
 	@$(VENV_PY) -m megatrain.demo_fault $(DEMO_ARGS)
 
 test: venv  ## run the tests that cover each package, in minutes (no GPU, no root, no network)
-	@$(PYTEST) -- $(SUITE) --slow=without $(SIDE_BY_SIDE) -n logical $(TEST_ARGS)
+	@$(PYTEST) -- $(SUITE) --slow=without $(SIDE_BY_SIDE) $(TEST_ARGS)
 
 test-slow: venv  ## run the slow ones: every layout, every crash point, every example of the guides
 	@$(PYTEST) -- $(SUITE) --slow=only $(SIDE_BY_SIDE) $(TEST_ARGS)

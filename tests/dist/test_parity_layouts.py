@@ -52,6 +52,7 @@ def test_layout_gives_the_numbers_of_one_process(
     assert run.losses[-1] < run.losses[0]
 
 
+@pytest.mark.slow(kept=["97"])
 @pytest.mark.parametrize("vocab_size", [91, 97])
 def test_an_odd_vocabulary_with_a_tied_head_on_two_stages(
     jobs: TrainingJobs, all_data: Tables, vocab_size: int

@@ -92,6 +92,7 @@ def num_operations(directory: Path, program: Callable[[Location], None]) -> int:
     return counted.num_operations
 
 
+@pytest.mark.slow(kept=["go_on_before"])
 @pytest.mark.parametrize("start", [go_back, go_on_before])
 def test_round_keeps_its_first_step_whichever_side_is_delayed(tmp_path: Path, start: Start) -> None:
     template = tmp_path / "template"

@@ -67,6 +67,7 @@ def sharded(tmp_path: Path) -> Path:
     return tmp_path / "sharded"
 
 
+@pytest.mark.slow(kept=["llama", "gpt2", "qwen3", "gemma3", "olmo2", "phi3"])
 @pytest.mark.parametrize("case", CASES)
 def test_we_compute_the_logits_of_transformers(case: str, tmp_path: Path) -> None:
     model = tiny(case)
@@ -150,6 +151,7 @@ def test_shards_of_transformers_are_read(sharded: Path) -> None:
     assert all(torch.equal(found[name], one) for name, one in expected.items())
 
 
+@pytest.mark.slow(kept=["dtype0"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_read_as_fp32(dtype: torch.dtype, tmp_path: Path) -> None:
     model = tiny("gpt2")

@@ -153,6 +153,9 @@ def test_receivers_of_a_kind_have_their_own_rules(story: Story) -> None:
         story.candidate(config_with(story.root, "".join(sections)))
         story.train(1)
         story.fail(1)
+        # an incident that is over before it was reported is one message
+        first.wait_for(1)
+        third.wait_for(1)
         story.train(2)
         story.recovered()
         reported = first.wait_for(2)
@@ -355,6 +358,7 @@ def test_two_receivers_do_not_wait_for_each_other(story: Story) -> None:
         story.train(1)
         story.fail(1)
         dead.wait_for(1)
+        alive.wait_for(1)
         story.train(2)
         story.recovered()
         assert len(topics(alive.wait_for(2))) == 2

@@ -70,6 +70,7 @@ def test_mutations_cover_packages_and_follow_the_seed() -> None:
     assert len(set(draw(sources, 100, 1))) == 6
 
 
+@pytest.mark.slow
 def test_each_mutation_is_alone_in_its_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     path = "megatrain/contracts/layout.py"
     source = (ROOT / path).read_text()

@@ -130,6 +130,7 @@ def test_repeated_failures(
         assert (one.report in printed) is (result == 0)
 
 
+@pytest.mark.slow
 def test_each_kind_of_failure_is_recorded_from_every_process(tmp_path: Path) -> None:
     (tmp_path / "test_session.py").write_text(SESSION)
     (tmp_path / "conftest.py").write_text(CONFTEST)

@@ -85,6 +85,7 @@ def assert_whole(record: Record) -> None:
     assert record.duration_ns is None or record.start_ns + record.duration_ns <= time.monotonic_ns()
 
 
+@pytest.mark.slow(kept=["256"])
 @pytest.mark.parametrize("num_records", [256, 4096])
 def test_records_are_whole_beside_the_writer_and_after_kill_9(spinner, num_records: int) -> None:
     process, path = spinner(num_records)
