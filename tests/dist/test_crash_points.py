@@ -226,7 +226,6 @@ def test_writers_that_are_killed_while_the_ranks_train_on(
         assert_goes_on_as_if_never_stopped(after, straight, newest[number])
 
 
-@pytest.mark.slow
 def test_writer_killed_between_the_slots_of_two_ranks(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     """The first rank's slot is free, so it does not wait for the writer: the second one has to start another."""
     faults = WriterFaults.order(tmp_path / "faults" / "host-0", WriterFault("persist", "word", time=2))
