@@ -121,7 +121,7 @@ gate:  ## what each change must pass, in minutes; .ci/run (SUITE_ARGS=--write: f
 	@$(PYTHON) -m tests.stages gate $(SUITE_ARGS) ci-deps venv check test smoke
 
 ci-nightly:  ## everything that needs no GPU, once a night
-	@$(PYTHON) -m tests.stages nightly $(SUITE_ARGS) ci-deps venv check test test-slow test-kernels test-web \
+	@$(PYTHON) -m tests.stages nightly --keep-going $(SUITE_ARGS) ci-deps venv check test test-slow test-kernels test-web \
 	  $(FAULTS) test-faults-pace
 
 ci-deps:  ## install the Debian packages that tests use (prometheus, alertmanager, chromium)

@@ -1,7 +1,9 @@
-"""`python3 -m tests.stages RUN [--write] TARGET...`: make these targets in order, and say how long each took.
+"""`python3 -m tests.stages RUN [--keep-going] [--write] TARGET...`: make these targets in order, and say how long each
+took.
 
-It ends at the first target that fails, with its exit code. With --write, if all targets passed, a table of seconds,
-numbers of tests and UNSTABLE tests goes to docs/benchmarks/suite.md. RUN (gate, nightly) names its rows,
+It ends at the first target that fails, with its exit code; with --keep-going, only if that is a preparation (ci-deps,
+venv). With --write, if all targets passed, a table of seconds, numbers of tests and UNSTABLE tests goes to
+docs/benchmarks/suite.md. RUN (gate, nightly) names its rows,
 which replace the earlier ones of that name. It starts with the machine's own Python, because one of the targets may be
 the one that installs everything else.
 """
@@ -15,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ NOTES = (
     "installing depends on the machine's caches of packages, and ci-deps does nothing where the programs are installed",
 )
 
+PREPARATIONS = ("ci-deps", "venv")
 RUN_LIMITS_S = {"gate": 720, "nightly": 2700}
 STAGE_LIMITS_S = {"venv": 60, "check": 120, "test": 360}
 NIGHTLY_STAGE_LIMIT_S = 900
@@ -43,11 +46,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m tests.stages", description=__doc__)
     parser.add_argument("run")
     parser.add_argument("targets", nargs="+")
+    parser.add_argument("--keep-going", action="store_true")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="megatrain-stages-") as directory:
-        code, rows = run_stages(args.targets, _make, time.monotonic, Path(directory))
-        print(summary(rows, code), flush=True)
+        ends_at = PREPARATIONS if args.keep_going else args.targets
+        failures, rows = run_stages(args.targets, _make, time.monotonic, Path(directory), ends_at=ends_at)
+        print(summary(rows, failures), flush=True)
+        code = next(iter(failures.values()), 0)
         if code or not args.write:
             return code
         about = {"run": args.run, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": _commit()}
@@ -59,18 +65,24 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_stages(
-    targets: Sequence[str], make: Make, clock_s: Callable[[], float], directory: Path
-) -> tuple[int, list[dict[str, Any]]]:
-    """Make the targets until one fails. Returns the exit code, and a row for each target that was made."""
+    targets: Sequence[str], make: Make, clock_s: Callable[[], float], directory: Path, *, ends_at: Collection[str]
+) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """Make the targets until one of `ends_at` fails.
+
+    Returns the exit codes of the targets that failed, and a row for each target that was made.
+    """
     rows: list[dict[str, Any]] = []
+    failures: dict[str, int] = {}
     for number, target in enumerate(targets):
         record = directory / f"{number}.jsonl"
         begin_s = clock_s()
         code = make(target, record)
         rows.append({"stage": target, "seconds": round(clock_s() - begin_s), **_counts(record)})
         if code:
-            return code, rows
-    return 0, rows
+            failures[target] = code
+            if target in ends_at:
+                break
+    return failures, rows
 
 
 def _counts(record: Path) -> dict[str, Any]:
@@ -83,13 +95,12 @@ def _counts(record: Path) -> dict[str, Any]:
     }
 
 
-def summary(rows: Sequence[Mapping[str, Any]], code: int) -> str:
-    """Return the last lines of a run: the seconds of each target, its sum, and the unstable tests."""
+def summary(rows: Sequence[Mapping[str, Any]], failures: Mapping[str, int]) -> str:
+    """Return the last lines of a run: the seconds of each target, its sum, the unstable tests, and what failed."""
     lines = [f"{row['stage']:<20} {row['seconds']:>6} s  {row['passed']:>6} passed" for row in rows]
     lines.append(f"{'all':<20} {sum(row['seconds'] for row in rows):>6} s")
     lines += [f"UNSTABLE in {row['stage']}: {row['unstable']}" for row in rows if row["unstable"] != "none"]
-    if code:
-        lines.append(f"{rows[-1]['stage']} failed with exit code {code}")
+    lines += [f"{target} failed with exit code {code}" for target, code in failures.items()]
     return "\n".join(lines)
 
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
+
+_MAX_NOTES = 3
+"""Stages that the log shows one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +31,9 @@ def continued_stream(
     """Return the stream of a job that resumes at sample `cursor` of `before` with the sources of `now`.
 
     accepted: digests of content that a source may have now instead of what it had. Sources that are gone keep their
-    place with weight 0, so that they go on from there if they come back. A new mixture begins at the cursor, or behind
-    the last sample that `before` skips: the numbers of skipped samples have their meaning in the mixture of before.
+    place with weight 0, so that they go on from there if they come back. Where the mixture of `now` differs from that
+    of `before`, it begins at the cursor, or behind the last sample that `before` skips: the numbers of skipped samples
+    have their meaning in the mixture of before. Later stages of `now` begin where it plans them.
     """
     if not before.sources:
         return ContinuedStream(now, problem="no training took place in it")
@@ -40,20 +45,24 @@ def continued_stream(
     sources, notes, problem = _recognised(before.sources, now.sources, places, accepted)
     if problem:
         return ContinuedStream(now, problem=problem)
-    weights = [0] * len(sources)
-    for place, weight in zip(places, now.stages[-1].weights, strict=True):
-        weights[place] = weight
+    planned = [MixtureStage(one.first_sample, _placed(one.weights, places, len(sources))) for one in now.stages]
     begin = max((end for _, end in before.skipped if end > cursor), default=cursor)
-    # stages behind `begin` were never reached; the job went back
-    stages = tuple(stage for stage in before.stages if stage.first_sample < max(begin, 1))
-    if _in_lowest_terms(stages[-1].weights, len(sources)) != _in_lowest_terms(weights, len(sources)):
-        stages = (*(stage for stage in stages if stage.first_sample < begin), MixtureStage(begin, tuple(weights)))
-    if stages[-1].first_sample > cursor or stages[-1] not in before.stages:
-        notes.append(f"from sample {stages[-1].first_sample} on, the mixture is {_mixture_text(sources, weights)}")
+    # stages of before behind `begin` were never reached: the job went back, or they were only planned
+    stages = [stage for stage in before.stages if stage.first_sample < max(begin, 1)]
+    current = [stage for stage in planned if stage.first_sample <= begin][-1]
+    # a stage that is planned there begins a block of samples there, whatever its weights
+    if current.first_sample == begin or not _is_same_mixture(stages[-1].weights, current.weights):
+        stages = [stage for stage in stages if stage.first_sample < begin]
+        stages.append(MixtureStage(begin, current.weights))
+    stages += [stage for stage in planned if stage.first_sample > begin]
+    ahead = [stage for stage in stages if stage.first_sample > cursor or not _has_stage(before, stage)]
+    notes += [_stage_text(sources, stage) for stage in ahead[:_MAX_NOTES]]
+    if len(ahead) > _MAX_NOTES:
+        notes.append(f"{len(ahead) - _MAX_NOTES} further stages of the mixture follow")
     problem = _missing_problem(sources, stages, places, cursor)
     if problem:
         return ContinuedStream(now, problem=problem)
-    stream = replace(now, sources=tuple(sources), stages=stages, skipped=before.skipped)
+    stream = replace(now, sources=tuple(sources), stages=tuple(stages), skipped=before.skipped)
     return ContinuedStream(stream, tuple(notes))
 
 
@@ -61,7 +70,7 @@ def _recognised(
     known: Sequence[StreamSource], sources: Sequence[StreamSource], places: Sequence[int], accepted: Collection[str]
 ) -> tuple[list[StreamSource], list[str], str]:
     """Return all sources in the order of their places, notes for the log, and why the content of one changed."""
-    found, notes = list(known), []
+    found, notes = list(known), list[str]()
     for source, place in zip(sources, places, strict=True):
         if place == len(found):
             found.append(source)
@@ -99,12 +108,13 @@ def _missing_problem(
     return ""
 
 
-def with_later_stages(before: SampleStream, newest: SampleStream | None) -> SampleStream:
-    """Return a stream with the stages of the `newest` one that is known, for a job that goes back.
+def with_later_stages(before: SampleStream, newest: SampleStream | None, cursor: int) -> SampleStream:
+    """Return a stream with the stages of the `newest` one that is known, for a job that goes back to sample `cursor`.
 
     So the numbers of the samples that it is to skip mean the same samples as before.
     """
-    if newest is None or newest.stages[: len(before.stages)] != before.stages:
+    reached = [stage for stage in before.stages if stage.first_sample < cursor]
+    if newest is None or not all(_has_stage(newest, stage) for stage in reached):
         return before
     return replace(before, sources=newest.sources, stages=newest.stages)
 
@@ -137,12 +147,29 @@ def _size_text(source: StreamSource) -> str:
     return f"{source.num_tokens} tokens" + (f" with digest {source.digest}" if source.digest else "")
 
 
-def _in_lowest_terms(weights: Collection[int], length: int) -> list[int]:
-    divisor = math.gcd(*weights)
-    return [*(weight // divisor for weight in weights), *[0] * (length - len(weights))]
+def _placed(weights: Sequence[int], places: Sequence[int], length: int) -> tuple[int, ...]:
+    """Return weights in the order of the known sources. Shapes: weights and places [sources of now]."""
+    placed = [0] * length
+    for place, weight in zip(places, weights, strict=True):
+        placed[place] = weight
+    return tuple(placed)
 
 
-def _mixture_text(sources: list[StreamSource], weights: list[int]) -> str:
-    total = sum(weights)
-    used = [(source.name, weight) for source, weight in zip(sources, weights, strict=True) if weight]
-    return ", ".join(f"{name} {100 * weight / total:.4g} %" for name, weight in used)
+def _has_stage(stream: SampleStream, stage: MixtureStage) -> bool:
+    return any(
+        one.first_sample == stage.first_sample and _is_same_mixture(one.weights, stage.weights) for one in stream.stages
+    )
+
+
+def _is_same_mixture(first: Sequence[int], second: Sequence[int]) -> bool:
+    """Compare proportions; a source that only one of them has must have weight 0 there."""
+    parts = [[weight // math.gcd(*weights) for weight in weights] for weights in (first, second)]
+    return all(one == other for one, other in zip_longest(*parts, fillvalue=0))
+
+
+def _stage_text(sources: Sequence[StreamSource], stage: MixtureStage) -> str:
+    total = sum(stage.weights)
+    # the last sources may be missing: they joined later
+    used = [(source.name, weight) for source, weight in zip(sources, stage.weights, strict=False) if weight]
+    shares = ", ".join(f"{name} {100 * weight / total:.4g} %" for name, weight in used)
+    return f"from sample {stage.first_sample} on, the mixture is {shares}"

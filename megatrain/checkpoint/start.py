@@ -261,7 +261,9 @@ def known_order(
     """
     if start.stream is not None and progress.consumed_samples < start.consumed_samples:
         later = continued_stream(start.stream, now, start.consumed_samples, accepted_digests(config))
-        recorded = with_later_stages(recorded, start.stream if later.problem else later.stream)
+        recorded = with_later_stages(
+            recorded, start.stream if later.problem else later.stream, progress.consumed_samples
+        )
     return skipping(start, recorded, config, rollback, progress)
 
 

@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from megatrain.commands.argument_types import whole_number
@@ -110,11 +110,17 @@ def _data_lines(config: Config) -> list[str]:
     heads = ["source", "tokens", "samples read", "share", "epochs", "at most"]
     lines = [f"Training data of a new run until step {config.train.steps:,}"]
     lines += [f"  {line}" for line in table([heads, *rows], [0])]
+    lines += [f"  from token {one.after_tokens:,} on: {_shares_text(one.weight_of)}" for one in config.data_stages]
     try:
         check_epochs(uses)
     except DataError as error:
         lines.append(f"  THE RUN WOULD NOT START: {error}")
     return lines
+
+
+def _shares_text(weights: Mapping[str, float]) -> str:
+    total = sum(weights.values())
+    return ", ".join(f"{name} {weight / total:.2%}" for name, weight in weights.items() if weight)
 
 
 def _validation_lines(config: Config) -> list[str]:

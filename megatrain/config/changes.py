@@ -28,7 +28,7 @@ _RESOLVED = {
     "vocab_multiple": "padded_vocab_size",
 }
 _TRAINING_SECTIONS = ("batch", "train", "optimizer", "data", "fp8")
-_NUMBERED_SECTIONS = ("parameter_group", "data_source", "validation_set")
+_NUMBERED_SECTIONS = ("parameter_group", "data_source", "data_stage", "validation_set")
 _NO_MATTER = frozenset(
     {"train.steps", "train.gc_interval", "train.checksum_interval", "data.prefetch", "data.accepted_digest"}
 )

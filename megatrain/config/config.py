@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, get_type_hints
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_type_hints
 from megatrain.config.batch import BatchConfig
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.config.dashboard import DashboardConfig
-from megatrain.config.data import DataConfig, DataSourceConfig, EvaluationConfig, ValidationSetConfig
+from megatrain.config.data import DataConfig, DataSourceConfig, DataStageConfig, EvaluationConfig, ValidationSetConfig
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.config.fp8 import Fp8Config
 from megatrain.config.job import JobConfig
@@ -42,8 +42,11 @@ from megatrain.fencing.patience import Patience
 
 _PART_OF_TIMEOUT = 0.9
 _FURTHER = "further_sections"
-NUMBERED = (*SWITCHES, "parameter_group", "data_source", "validation_set")
+NUMBERED = (*SWITCHES, "parameter_group", "data_source", "data_stage", "validation_set")
 """The sections that a configuration may have several of."""
+
+
+DataSection = DataSourceConfig | DataStageConfig | ValidationSetConfig
 
 
 class LayerKind(NamedTuple):
@@ -66,6 +69,7 @@ class Config:
     parameter_group: ParameterGroupConfig = field(default_factory=ParameterGroupConfig)
     data: DataConfig = field(default_factory=DataConfig)
     data_source: DataSourceConfig = field(default_factory=DataSourceConfig)
+    data_stage: DataStageConfig = field(default_factory=DataStageConfig)
     validation_set: ValidationSetConfig = field(default_factory=ValidationSetConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -84,9 +88,7 @@ class Config:
     email: EmailConfig = field(default_factory=EmailConfig)
     alertmanager: AlertmanagerConfig = field(default_factory=AlertmanagerConfig)
     webhook: WebhookConfig = field(default_factory=WebhookConfig)
-    further_sections: tuple[
-        tuple[str, ReceiverConfig | ParameterGroupConfig | DataSourceConfig | ValidationSetConfig], ...
-    ] = ()
+    further_sections: tuple[tuple[str, ReceiverConfig | ParameterGroupConfig | DataSection], ...] = ()
     """The sections after the first of their kind, by name: `slack-2`."""
 
     @property
@@ -122,6 +124,12 @@ class Config:
         if self.data.train:
             return {"data.train": DataSourceConfig(path=self.data.train, name="data.train")}
         return {f"{name}.path": source for name, source in self.sections_of("data_source").items() if source.path}
+
+    @property
+    def data_stages(self) -> Sequence[DataStageConfig]:
+        """The later stages of the mixture, in the order of their first samples."""
+        stages = (stage for stage in self.sections_of("data_stage").values() if stage.weights)
+        return sorted(stages, key=lambda stage: stage.after_tokens)
 
     @property
     def validation_sets(self) -> Mapping[str, ValidationSetConfig]:

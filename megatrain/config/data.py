@@ -1,4 +1,4 @@
-"""Sections [data], [data_source] and [validation_set]: which tokens to train and evaluate on.
+"""Sections [data], [data_source], [data_stage] and [validation_set]: which tokens to train and evaluate on.
 
 Section [evaluation]: when to evaluate, and on how many. There may be several sources and validation sets:
 [[data_source]] twice is [data_source] and [data_source-2].
@@ -7,7 +7,8 @@ Section [evaluation]: when to evaluate, and on how many. There may be several so
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -15,7 +16,9 @@ from megatrain.config.options import option
 
 LEAST_WEIGHT = 1e-9
 """The least weight of a source above 0: weights count in integers."""
+MOST_WEIGHT = 1_000_000
 _NAME_PATTERN = r"[^,\n\r]*"
+_WEIGHT = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +86,7 @@ class DataSourceConfig:
         metadata=option(
             "Share of the samples, in proportion to the other weights. 0: none, until the weight is raised.",
             minimum=0,
-            maximum=1_000_000,
+            maximum=MOST_WEIGHT,
         ),
     )
     max_epochs: float = field(
@@ -99,6 +102,49 @@ class DataSourceConfig:
     @property
     def resolved_name(self) -> str:
         return self.name or self.path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataStageConfig:
+    """A later stage of the mixture: from a number of tokens on, the sources have other weights.
+
+    There may be up to 256: `[[data_stage]]` twice is `[data_stage]` and `[data_stage-2]`, which may also be written.
+    Until the first one begins, the weights of the sources themselves count. Stages may change whenever a run is started
+    again: what the run has read stays as it was.
+    """
+
+    after_tokens: int = field(
+        default=0,
+        metadata=option(
+            "Tokens that the run has read when the stage begins, rounded up to whole samples. Those that a rollback "
+            "skips count, too.",
+            unit="tokens",
+            minimum=0,
+        ),
+    )
+    weights: str = field(
+        default="",
+        metadata=option(
+            'Weights of the sources by name: "NAME=WEIGHT, NAME=WEIGHT". A source without one gets no samples. Empty: '
+            "no stage."
+        ),
+    )
+
+    def first_sample(self, seq_len: int) -> int:
+        """Return the number of the first sample of the stage."""
+        return -(-self.after_tokens // seq_len)
+
+    @property
+    def weight_of(self) -> Mapping[str, float]:
+        """The weights by the name of the source. Raises: ValueError naming the part that is not NAME=WEIGHT."""
+        found: dict[str, float] = {}
+        for part in self.weights.split(","):
+            name, equals, text = (piece.strip() for piece in part.rpartition("="))
+            weight = float(text) if equals and name and _WEIGHT.fullmatch(text) else math.inf
+            if not 0.0 <= weight <= MOST_WEIGHT or 0.0 < weight < LEAST_WEIGHT or name in found:
+                raise ValueError(part.strip())
+            found[name] = weight
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

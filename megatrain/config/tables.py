@@ -18,7 +18,7 @@ from megatrain.config.toml_text import setting
 from megatrain.formatting import alternatives
 
 _MOST = 16
-_MOST_OF = {"data_source": 1024, "validation_set": 64}
+_MOST_OF = {"data_source": 1024, "data_stage": 256, "validation_set": 64}
 """Each receiver of notifications is a thread of the driver's host, and each parameter group has buckets of its own."""
 
 

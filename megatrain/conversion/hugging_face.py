@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,8 +46,9 @@ from megatrain.config.train import TrainConfig
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.layout import Layout
 from megatrain.conversion.software import current_versions, job_config
+from megatrain.data.encoders import sentencepiece_encoder
 from megatrain.data.end_of_document import end_of_document, files_beside, tokenizer_config
-from megatrain.data.tokenizer import parse_tokenizer
+from megatrain.data.tokenizer import has_library_of, parse_tokenizer
 from megatrain.hf import Dtype, ExportReport, HfModel, TokenizerFile, export_model, open_model
 from megatrain.hf.tensor_map import our_shapes
 from megatrain.hf.tokenizer_files import token_ids
@@ -98,14 +99,24 @@ def import_hf(source: Path, output: Location, *, file_bytes: int = _FILE_BYTES) 
 def _tokenizer_files(tokenizer: Path) -> tuple[dict[str, bytes], str]:
     """Return the tokenizer's files for a checkpoint, and a note on the token that ends documents."""
     content = _content(tokenizer)
-    end, source = end_of_document(token_ids(content, str(tokenizer)), files_beside(tokenizer))
+    name = SENTENCEPIECE_NAME if is_sentencepiece(tokenizer.name) else TOKENIZER_NAME
+    if name == SENTENCEPIECE_NAME and not has_library_of(tokenizer):
+        note = f"{tokenizer}: the token that ends documents is not known: install sentencepiece, and import again"
+        return {name: content}, note
+    end, source = end_of_document(_vocabulary(content, tokenizer), files_beside(tokenizer))
     if not end:
         note = (
             f"{tokenizer}: names no token that ends documents: name it with --eod in `data build` and `ckpt export-hf`"
         )
-        return {TOKENIZER_NAME: content}, note
-    files = {TOKENIZER_NAME: content, TOKENIZER_CONFIG_NAME: tokenizer_config(end).encode()}
+        return {name: content}, note
+    files = {name: content, TOKENIZER_CONFIG_NAME: tokenizer_config(end).encode()}
     return files, f"documents end with {end} ({source})"
+
+
+def _vocabulary(content: bytes, tokenizer: Path) -> Mapping[str, int]:
+    if is_sentencepiece(tokenizer.name):
+        return sentencepiece_encoder(content, str(tokenizer)).vocabulary()
+    return token_ids(content, str(tokenizer))
 
 
 class _InOrder:

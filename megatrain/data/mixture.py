@@ -55,9 +55,13 @@ class Mixture:
             indices[found] += _counts_before(self)[stage][sources[found]]
         return sources, indices
 
+    def weights(self, sample: int) -> tuple[int, ...]:
+        """Return the weight of each source in the stage of sample number `sample`."""
+        return self._weights(self._stage_of(sample))
+
     def counts(self, sample: int) -> NDArray[np.int64]:
         """Return how many of the samples before number `sample` come from each source. Shape: [num_sources]."""
-        stage = max(number for number, one in enumerate(self.stages) if one.first_sample <= sample)
+        stage = self._stage_of(sample)
         return _counts_before(self)[stage] + self._counts_within(stage, sample - self.stages[stage].first_sample)
 
     def _counts_within(self, stage: int, num_samples: int) -> NDArray[np.int64]:
@@ -69,6 +73,9 @@ class Mixture:
             part, _ = _block(self.seed, weights, self.stages[stage].first_sample, block)
             counted += np.bincount(part[:position], minlength=self.num_sources)
         return counted
+
+    def _stage_of(self, sample: int) -> int:
+        return max(number for number, one in enumerate(self.stages) if one.first_sample <= sample)
 
     def _weights(self, stage: int) -> tuple[int, ...]:
         weights = self.stages[stage].weights

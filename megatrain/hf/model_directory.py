@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatrain.checkpoint_format.checkpoint_names import TOKENIZER_NAME
+from megatrain.checkpoint_format.checkpoint_names import SENTENCEPIECE_NAME, TOKENIZER_NAME
 from megatrain.config.model import ModelConfig
 from megatrain.contracts.errors import CheckpointError
 from megatrain.hf.config_json import read_object
@@ -29,7 +29,10 @@ _MAX_PROBLEMS = 5
 
 @dataclass(frozen=True, slots=True)
 class HfModel:
-    """A checked model directory. `notes` lists what our configuration cannot express; `tokenizer` may be None."""
+    """A checked model directory. `notes` lists what our configuration cannot express.
+
+    `tokenizer`: its tokenizer.json, else its SentencePiece model; None where it has neither.
+    """
 
     directory: Path
     architecture: str
@@ -92,13 +95,13 @@ def open_model(directory: Path) -> HfModel:
     made_of: dict[str, tuple[HfTensor, ...]] = defaultdict(tuple)
     for tensor in tensors:
         made_of[tensor.parameter] += (tensor,)
-    tokenizer = directory / TOKENIZER_NAME
+    tokenizers = (directory / name for name in (TOKENIZER_NAME, SENTENCEPIECE_NAME))
     return HfModel(
         directory=directory,
         architecture=family.architecture,
         model=model,
         notes=notes,
-        tokenizer=tokenizer if tokenizer.exists() else None,
+        tokenizer=next((path for path in tokenizers if path.exists()), None),
         _tensors=dict(made_of),
         _stored=stored,
         _tied_copy=(stored[tensors[0].name], stored[HEAD_NAME])

@@ -247,10 +247,12 @@ def _stored_tokenizer(checkpoint: Location, manifest: Manifest) -> Tokenizer:
         if content is not None:
             return parse_tokenizer(content, str(checkpoint / name), beside=small_file)
     location = checkpoint / TOKENIZER_NAME
-    raise DataError(f"{location} is missing: the job had no data.tokenizer; copy its tokenizer.json there")
+    raise DataError(f"{location} is missing: the job had no data.tokenizer; copy its tokenizer there")
 
 
 def _hf_tokenizer(opened: HfModel) -> Tokenizer:
     if opened.tokenizer is None:
-        raise DataError(f"{opened.directory / TOKENIZER_NAME} is missing; copy the model's tokenizer.json there")
+        raise DataError(
+            f"{opened.directory}: has neither {TOKENIZER_NAME} nor {SENTENCEPIECE_NAME}; copy its tokenizer there"
+        )
     return load_tokenizer(opened.tokenizer)

@@ -55,7 +55,7 @@ def open_reader(config: Config) -> BatchReader:
         ((f"{one.section}.path", one.dataset, one.identity.digest) for one in sources),
         "use one source with the sum of their weights",
     )
-    mixture = Mixture(config.resolved_data_seed, (_first_stage(config),), len(sources))
+    mixture = Mixture(config.resolved_data_seed, planned_stages(config), len(sources))
     return BatchReader(tuple(sources), mixture, config.data.has_document_mask)
 
 
@@ -83,14 +83,20 @@ def sample_stream(config: Config, reader: BatchReader, validation: Iterable[Vali
     return SampleStream(
         config.resolved_data_seed,
         tuple(source.identity for source in reader.sources if source is not None),
-        (_first_stage(config),),
+        planned_stages(config),
         validation_digest=",".join(one.digest for one in validation),
         tokenizer_digest=tokenizer_digest(Path(tokenizer)) if tokenizer else "",
     )
 
 
-def _first_stage(config: Config) -> MixtureStage:
-    return MixtureStage(0, integer_weights([source.weight for source in config.data_sources.values()]))
+def planned_stages(config: Config) -> tuple[MixtureStage, ...]:
+    """Return the stages of the mixture of a new run, from sample 0 on."""
+    sources = config.data_sources.values()
+    stages = [MixtureStage(0, integer_weights([source.weight for source in sources]))]
+    for stage in config.data_stages:
+        weights = [stage.weight_of.get(source.resolved_name, 0.0) for source in sources]
+        stages.append(MixtureStage(stage.first_sample(config.model.seq_len), integer_weights(weights)))
+    return tuple(stages)
 
 
 def _refuse_twins(found: Iterable[tuple[str, IndexedDataset, str]], hint: str) -> None:

@@ -38,24 +38,27 @@ class Mixed:
 
     def __init__(self, pool: RankPool, root: Path) -> None:
         self.pool, self.root = pool, root
+        self.stages: dict[str, dict[str, Any]] = {}
         self.prefixes = {
             name: write_corpus(root / name / "train", 3000 + 500 * seed, VOCAB_SIZE, seed)
             for seed, name in enumerate(("web", "code", "books"))
         }
 
     def write(self, steps: int, *sources: dict[str, Any]) -> Path:
-        """Write the configuration; a source needs a name, and more keys as it likes."""
+        """Write the configuration; a source needs a name, and more keys as it likes. `self.stages`: other sections."""
         numbered = {
             "data_source" if number == 1 else f"data_source-{number}": {"path": str(self.prefixes[one["name"]]), **one}
             for number, one in enumerate(sources, start=1)
         }
         common = make_config(
             {"data": {"train": ""}, "batch": {"global_batch_size": BATCH}, "train": {"steps": steps}},
+            # the learning rate does not depend on when a run stops
+            {"optimizer": {"lr_warmup_steps": 0, "lr_decay_steps": 100}},
             {"checkpoint": {"interval": 1, "keep_last": 9}},
             place(self.root),
         )
         file = self.root / "config.toml"
-        file.write_text(to_toml(Config.from_dict({**common.to_dict(), **numbered})))
+        file.write_text(to_toml(Config.from_dict({**common.to_dict(), **numbered, **self.stages})))
         return file
 
     def train(self, steps: int, *sources: dict[str, Any]) -> tuple[int, str]:
@@ -63,6 +66,11 @@ class Mixed:
         output = self.root / "output"
         code = run_command(self.pool, ["train", str(self.write(steps, *sources))], output)
         return code, output.read_text()
+
+    def digests(self, step: int) -> list[str]:
+        """Return the digests of the tensors of a checkpoint."""
+        files = read_manifest(LocalLocation(step_place(self.root, step, "main"))).files
+        return [entry.digest for _, entry in sorted(files.items()) if entry.digest.startswith("items-")]
 
     def stream(self, step: int, branch: str = "main") -> SampleStream:
         """Return the sample order that a checkpoint recorded."""
@@ -98,6 +106,26 @@ def test_a_mixture_may_change_whenever_a_run_resumes(mixed: Mixed) -> None:
     exit_code, output = mixed.train(7, code, {"name": "web", "path": str(moved)})
     assert exit_code == ExitCode.CHECKPOINT
     assert re.search(r"code had 3500 tokens with digest .*data\.accepted_digest=", output), output
+
+
+def test_planned_stages_come_at_their_tokens_whenever_a_run_stops(rank_pool: RankPool, tmp_path: Path) -> None:
+    web, code = {"name": "web", "weight": 3.0}, {"name": "code"}
+    runs = [Mixed(rank_pool, tmp_path / name) for name in ("stops", "does not stop")]
+    seq_len = make_config().model.seq_len
+    for run in runs:
+        run.stages = {
+            # in the middle of a step, and at the beginning of one
+            "data_stage": {"after_tokens": 11 * seq_len - 5, "weights": "code=1"},
+            "data_stage-2": {"after_tokens": 3 * BATCH * seq_len, "weights": "code=1, web=1"},
+        }
+    for steps in (1, 3, 5):
+        exit_code, output = runs[0].train(steps, web, code)
+        assert exit_code == ExitCode.OK, output
+    assert runs[1].train(5, web, code)[0] == ExitCode.OK
+
+    stages = (MixtureStage(0, (3, 1)), MixtureStage(11, (0, 1)), MixtureStage(3 * BATCH, (1, 1)))
+    assert [run.stream(5).stages for run in runs] == [stages, stages]
+    assert runs[0].digests(5) == runs[1].digests(5) != runs[1].digests(4)
 
 
 def test_a_rollback_skips_samples_in_the_mixture_that_read_them(mixed: Mixed) -> None:
@@ -147,3 +175,15 @@ def test_a_dry_run_shows_what_is_read_of_each_source(mixed: Mixed, capsys: pytes
     assert last.startswith(
         "  THE RUN WOULD NOT START: data_source.max_epochs=9: until its end the run would read web 16"
     )
+
+    # the second half of a run reads the other source only
+    half = 512 * BATCH * make_config().model.seq_len
+    mixed.stages = {"data_stage": {"after_tokens": half, "weights": "code=2"}}
+    config = mixed.write(1024, {"name": "web", "weight": 3.0}, {"name": "code"})
+    assert main(["config", "check", str(config), "--dry-run"]) == 0
+    rows = capsys.readouterr().out.partition("Training data of a new run until step 1,024\n")[2].splitlines()[1:]
+    assert [line.split()[:4] for line in rows[:2]] == [
+        ["web", "3,000", "3,072", "37.50%"],
+        ["code", "3,500", "5,120", "62.50%"],
+    ]
+    assert rows[2:] == [f"  from token {half:,} on: code 100.00%"]

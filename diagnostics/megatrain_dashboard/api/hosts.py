@@ -242,7 +242,11 @@ def router(parts: DashboardParts) -> APIRouter:
 
     @routes.get("/hosts", response_model=HostsDocument)
     def hosts(request: Request) -> Response:
-        """Return all hosts: those of the round first, by rank."""
+        """Return the state of every host of the job.
+
+        The hosts of the newest round come first, in the order of their ranks. Hosts that are registered, cordoned or took
+        part in an earlier round follow, by name.
+        """
         version = source.live().versions["hosts"]
         key = ("hosts", version) if source.is_recorded else ("hosts",)
         response = parts.responses.get(key, lambda: document_bytes(all_hosts()), fresh_s=_FRESH_S)
@@ -250,7 +254,11 @@ def router(parts: DashboardParts) -> APIRouter:
 
     @routes.get("/hosts/{host}", response_model=HostHistoryDocument)
     def host(host: Annotated[str, Path(max_length=256)]) -> Response:
-        """Return the state of one host, its checks, and the incidents that blame it or in which it was a victim."""
+        """Return the state of one host, its rounds, the results of its health checks, and its incidents.
+
+        `incident_ids` names the incidents that blame the host, `victim_incident_ids` those in which its ranks failed but
+        another host is to blame.
+        """
         found = {one.host: one for one in all_hosts().hosts}
         if host not in found:
             names = ", ".join(list(found)[:_MAX_NAMED]) or "none"

@@ -119,14 +119,17 @@ def router(parts: DashboardParts, writer: NoteWriter | None) -> APIRouter:
 
     @routes.get("/notes", response_model=NotesDocument)
     def notes(request: Request, begin: From = "", end: To = "") -> Response:
-        """Return the newest thousand notes of a part of the run, including retracted ones."""
+        """Return the notes of the requested part of the run, the newest first and at most a thousand.
+
+        Retracted notes are included. `can_write` says whether the caller may add notes, `why_not_write` why not.
+        """
         window = parts.window(begin, end)
         caller = caller_of(request)
         return document_response(notes_document(parts.source.facts(), window, parts.clock(), why_not(caller)))
 
     @routes.post("/notes", response_model=NoteDocument)
     def add(request: Request, body: NoteRequest) -> Response:
-        """Write a note, which the audit records. Sent twice under one key, it is written once."""
+        """Add a note to the run and to the audit. A request that is repeated with its idempotency key adds no second one."""
         key = body.idempotency_key
         return written(
             request,
@@ -135,7 +138,7 @@ def router(parts: DashboardParts, writer: NoteWriter | None) -> APIRouter:
 
     @routes.post("/notes/{note_id}/retraction", response_model=NoteDocument)
     def retract(request: Request, note_id: Id, body: RetractionRequest) -> Response:
-        """Retract a note. Nothing is removed: note and retraction stay in the audit."""
+        """Mark a note as retracted, with the reason. The note itself stays, also in the audit."""
         key = body.idempotency_key
         return written(request, lambda own, author: own.retract(note_id, body.reason, author, key=key))
 

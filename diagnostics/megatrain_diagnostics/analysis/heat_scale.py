@@ -33,7 +33,9 @@ slow ranks. A value three spreads above its peers is in the middle; the page pai
 
 
 class Scale(StrEnum):
-    """What a colour stands for."""
+    """What a colour of the heat map stands for: `absolute`, the measured value; `relative`, its ratio to the median of
+    the rank's peers; `z`, its distance above that median in robust spreads.
+    """
 
     ABSOLUTE = "absolute"
     RELATIVE = "relative"

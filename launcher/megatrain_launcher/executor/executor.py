@@ -7,57 +7,43 @@ no black box of a round that is over. The agent runs in the calling thread, ever
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from megatrain import __version__
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.process import ROUND_COUNTER_VARIABLE
 from megatrain.contracts.records.diag_records import DiagSettings
-from megatrain.contracts.records.host_records import HangEvidence, HostRecord, HostStatus
-from megatrain.contracts.records.job_keys import JobKeys, key_number
-from megatrain.contracts.records.rounds import JobRecord, LostLaunch
+from megatrain.contracts.records.host_records import HangEvidence, HostStatus
+from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.programs.stop_signals import StopSignals
-from megatrain.run_files.run_directory import safe_name
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.lease_keeper import LeaseKeeper
-from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.agent import AgentSettings, RoundAgent
 from megatrain_launcher.executor.check_queue import CheckQueue, CheckQueueParts, HealthChecks
-from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
+from megatrain_launcher.executor.crash_evidence import CrashEvidence
 from megatrain_launcher.executor.driver_thread import DriverThread, RunDriver, driver_of
 from megatrain_launcher.executor.executor_control import ExecutorControl, ExecutorControlParts
 from megatrain_launcher.executor.host_checks import HostChecks
 from megatrain_launcher.executor.host_program import start_host_programs
-from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.job_programs import ProgramSettings
-from megatrain_launcher.executor.job_record import claim_job, leaving_error, record_of
-from megatrain_launcher.executor.lost_launch import find_lost_launch
-from megatrain_launcher.executor.membership import LeaseTimes, Membership
+from megatrain_launcher.executor.job_record import leaving_error
+from megatrain_launcher.executor.joining import JoinedHost, LocalParts, join_job
+from megatrain_launcher.executor.membership import Membership
 from megatrain_launcher.executor.order_state import OrderState
-from megatrain_launcher.executor.program_runner import ProgramRunner, leave_mark, start_program_runner
+from megatrain_launcher.executor.program_runner import ProgramRunner, start_program_runner
 from megatrain_launcher.executor.round_follower import FollowerParts, RoundFollower
-from megatrain_launcher.executor.settings import ExecutorSettings, new_session
+from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.executor.status_writer import StatusWriter
 from megatrain_launcher.executor.storage_watch import StorageWatch
 from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
-from megatrain_launcher.liveness import LivenessPort, OrderDelivery, orders_lost_after_s, unfit_after_s
-from megatrain_launcher.logs.worker_logs import WorkerLogs
-from megatrain_launcher.standby.client import StandbyClient
-from megatrain_launcher.store import listen_for_store
-from megatrain_launcher.worker_environment import server_environment
+from megatrain_launcher.liveness import OrderDelivery, unfit_after_s
 
 _logger = logging.getLogger(__name__)
-_LEAVING_S = 5.0
-"""How long, beyond their lease's life, the hosts of an ended launch are waited for."""
-_CHECKS_RUN = "its health checks are running"
 
 MakeChecks = Callable[[ExecutorSettings, EtcdClient, JobKeys], HealthChecks]
 MakeDriver = Callable[[ExecutorSettings, EtcdClient, JobKeys, Callable[[], LeaseKeeper], threading.Event], RunDriver]
@@ -76,107 +62,18 @@ def run_executor(settings: ExecutorSettings, parts: ExecutorParts | None = None)
 
     Raises: ConfigError or CoordinationError when this host cannot take part, or must leave.
     """
-    keys = JobKeys(settings.config.job.name)
-    recovery = settings.config.recovery
     with ExitStack() as closing:
         signals = closing.enter_context(StopSignals())
         client = closing.enter_context(EtcdClient(settings.etcd))
         try:
-            settings.run_directory.create()
-            patience_s = recovery.lease_ttl_s + _LEAVING_S
-            record = claim_job(client, keys, record_of(settings), patience_s, partial(_find_lost_launch, settings))
-            if record.first_host == settings.host:
-                leave_mark(settings.run_directory, record)
-            local = _open_local(settings, closing)
-            joined = _join_job(settings, client, record, local, closing)
+            joined = join_job(settings, client, closing)
             return _run_parts(settings, parts or ExecutorParts(), client, joined, signals)
         except CoordinationError as error:
             raise leaving_error(settings.host, error) from error
 
 
-@dataclass(slots=True)
-class _Wakers:
-    """What to wake after a change; filled in when the parts that wake each other are made."""
-
-    all: list[Callable[[], None]] = field(default_factory=list)
-
-    def wake(self) -> None:
-        for one in self.all:
-            one()
-
-
-@dataclass(frozen=True, slots=True)
-class _Local:
-    """What this host has before it joins the job."""
-
-    wakers: _Wakers
-    state: HostStatusBuilder
-    crash: CrashEvidence
-    store_port: int
-    environment: Mapping[str, str]
-    standby: StandbyClient
-    logs: WorkerLogs
-    liveness: LivenessPort
-
-
-@dataclass(frozen=True, slots=True)
-class _JoinedHost:
-    """This host's place in the job."""
-
-    local: _Local
-    keys: JobKeys
-    record: JobRecord
-    membership: Membership
-    orders: OrderState
-    seen_command: int
-
-
-def _find_lost_launch(settings: ExecutorSettings, record: JobRecord) -> LostLaunch:
-    boxes = settings.config.telemetry.black_box_directory
-    return find_lost_launch(record, settings.run_directory, Path(boxes) if boxes else None, settings.host)
-
-
-def _open_local(settings: ExecutorSettings, closing: ExitStack) -> _Local:
-    wakers = _Wakers()
-    state = HostStatusBuilder(settings.host, wakers.wake)
-    # what is entered first is closed last
-    places = _box_places(settings)
-    places.make()
-    crash = CrashEvidence(places, settings.max_hosts * settings.num_workers)
-    closing.callback(crash.close)
-    closing.callback(crash.sweep)
-    crash.sweep()
-    store = closing.enter_context(listen_for_store(settings.address))
-    environment = server_environment(settings.environment, settings.num_workers)
-    standby = closing.enter_context(
-        StandbyClient(preload=tuple(settings.preload), environment=environment, store=store)
-    )
-    logs = WorkerLogs(settings.logs / safe_name(settings.host), tee=settings.tee, on_alarm=state.set_alarm)
-    closing.enter_context(logs)
-    liveness = LivenessPort(new_session(), settings.address)
-    closing.callback(liveness.close)
-    return _Local(wakers, state, crash, store.getsockname()[1], environment, standby, logs, liveness)
-
-
-def _join_job(
-    settings: ExecutorSettings, client: EtcdClient, record: JobRecord, local: _Local, closing: ExitStack
-) -> _JoinedHost:
-    recovery, session, keys = settings.config.recovery, local.liveness.session, JobKeys(record.job)
-    times = LeaseTimes(recovery.lease_ttl_s, recovery.lease_renew_s)
-    membership = Membership(client, keys, times, local.wakers.wake)
-    seen_command = _newest_command(client, keys)
-    membership.register(_host_record(settings, local))
-    closing.callback(membership.close)
-    orders = OrderState(
-        keys, settings.host, session, local.wakers.wake,
-        max_unconfirmed_s=orders_lost_after_s(recovery.lease_ttl_s),
-    )  # fmt: skip
-    closing.callback(orders.close)
-    return _JoinedHost(local, keys, record, membership, orders, seen_command)
-
-
 def _run_parts(
-    settings: ExecutorSettings, parts: ExecutorParts, client: EtcdClient, joined: _JoinedHost, signals: StopSignals
+    settings: ExecutorSettings, parts: ExecutorParts, client: EtcdClient, joined: JoinedHost, signals: StopSignals
 ) -> int:
     """Start the threads, run the agent until the job is over, end the threads."""
     local, orders, membership = joined.local, joined.orders, joined.membership
@@ -254,7 +151,7 @@ def _exit_code(orders: OrderState, control: ExecutorControl, membership: Members
 
 
 def _start_driver(
-    settings: ExecutorSettings, parts: ExecutorParts, client: EtcdClient, joined: _JoinedHost, leading: threading.Event
+    settings: ExecutorSettings, parts: ExecutorParts, client: EtcdClient, joined: JoinedHost, leading: threading.Event
 ) -> DriverThread | None:
     if not settings.is_driver_candidate:
         return None
@@ -262,7 +159,7 @@ def _start_driver(
 
 
 def _start_programs(
-    settings: ExecutorSettings, client: EtcdClient, joined: _JoinedHost, leading: threading.Event
+    settings: ExecutorSettings, client: EtcdClient, joined: JoinedHost, leading: threading.Event
 ) -> ProgramRunner | None:
     if not settings.is_daemon_candidate:
         return None
@@ -272,7 +169,7 @@ def _start_programs(
 
 
 def _start_check_queue(
-    settings: ExecutorSettings, parts: ExecutorParts, client: EtcdClient, joined: _JoinedHost, writer: StatusWriter
+    settings: ExecutorSettings, parts: ExecutorParts, client: EtcdClient, joined: JoinedHost, writer: StatusWriter
 ) -> CheckQueue:
     state = joined.local.state
     checks = parts.make_checks(settings, client, joined.keys)
@@ -285,7 +182,7 @@ def _start_check_queue(
 
 
 def _start_follower(
-    settings: ExecutorSettings, joined: _JoinedHost, writer: StatusWriter, check_queue: CheckQueue
+    settings: ExecutorSettings, joined: JoinedHost, writer: StatusWriter, check_queue: CheckQueue
 ) -> RoundFollower:
     parts = FollowerParts(
         host=settings.host,
@@ -308,28 +205,7 @@ def _publish(writer: StatusWriter, crash: CrashEvidence, evidence: HangEvidence)
     crash.keep_positions(evidence)
 
 
-def _host_record(settings: ExecutorSettings, local: _Local) -> HostRecord:
-    has_checks = settings.config.recovery.has_health_checks
-    return HostRecord(
-        host=settings.host,
-        session=local.liveness.session,
-        pid=os.getpid(),
-        address=settings.address,
-        store_port=local.store_port,
-        liveness_port=local.liveness.port,
-        num_workers=settings.num_workers,
-        config_hash=settings.config_hash,
-        version=settings.version or __version__,
-        hardware=settings.hardware,
-        joined_unix_s=time.time(),
-        is_fit=not has_checks,
-        unfit_reason=_CHECKS_RUN if has_checks else "",
-        is_driver_candidate=settings.is_driver_candidate,
-        labels=dict(settings.labels),
-    )
-
-
-def _agent_settings(settings: ExecutorSettings, local: _Local, cluster_id: str) -> AgentSettings:
+def _agent_settings(settings: ExecutorSettings, local: LocalParts, cluster_id: str) -> AgentSettings:
     return AgentSettings(
         job=settings.config.job.name,
         num_workers=settings.num_workers,
@@ -339,15 +215,3 @@ def _agent_settings(settings: ExecutorSettings, local: _Local, cluster_id: str) 
         directory=Path.cwd(),
         save_grace_s=settings.config.runtime.save_grace_s,
     )
-
-
-def _box_places(settings: ExecutorSettings) -> BoxPlaces:
-    directory = settings.config.telemetry.black_box_directory
-    return BoxPlaces(Path(directory) if directory else None, settings.config.job.name, settings.run_directory)
-
-
-def _newest_command(client: EtcdClient, keys: JobKeys) -> int:
-    """Return the number of the newest command from before this executor started."""
-    items = client.read_all(KeyRange.prefix(keys.directory("commands")), has_values=False).items
-    names = [keys.parts(item.key.decode(errors="replace"))[-1] for item in items]
-    return max((key_number(name) or 0 for name in names), default=0)

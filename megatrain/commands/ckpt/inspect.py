@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,6 +17,7 @@ from megatrain.checkpoint_format.stored_tensors import EMA, StoredTensor, Stored
 from megatrain.commands.checkpoint_choice import Verbs, add_checkpoint, add_json, chosen_checkpoint
 from megatrain.commands.printing import facts, print_json, print_lines, table
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.data.mixture import Mixture
 from megatrain.formatting import age_text, bytes_text, time_text
 
 MODEL_PREFIX = "model."
@@ -41,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
         print_json({**document, **({"tensors": listed} if args.tensors else {})})
         return int(ExitCode.OK)
     lines = facts(_facts(manifest, document))
+    if document["sources"]:
+        lines += ["", *table(_source_rows(document["sources"]), left=(0,))]
     if args.tensors:
         rows = [
             (one.key, one.dtype, "x".join(map(str, one.shape)) or "scalar", bytes_text(one.num_bytes),
@@ -70,6 +74,7 @@ def _document(checkpoint: Location, manifest: Manifest, stored: StoredTensors) -
         "has_ema": any(key.startswith(EMA_PREFIX) for key in stored.tensors),
         "pin_reason": pin_reason(checkpoint),
         "data": asdict(manifest.data),
+        "sources": _sources(manifest),
         "mesh": manifest.mesh.to_dict(),
         "config_hash": manifest.config_hash,
         "config": dict(manifest.config),
@@ -81,6 +86,28 @@ def _document(checkpoint: Location, manifest: Manifest, stored: StoredTensors) -
         "num_files": len(manifest.files),
         "num_bytes": stored_bytes(manifest),
     }
+
+
+def _sources(manifest: Manifest) -> list[dict[str, Any]]:
+    """Return each source of the training data with the samples that the run has read of it, and its weight now."""
+    stream = manifest.data
+    if not stream.sources:
+        return []
+    mixture = Mixture.of(stream)
+    counts, weights = mixture.counts(manifest.consumed_samples).tolist(), mixture.weights(manifest.consumed_samples)
+    return [
+        {**asdict(source), "num_samples": count, "weight": weight}
+        for source, count, weight in zip(stream.sources, counts, weights, strict=True)
+    ]
+
+
+def _source_rows(sources: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    total = sum(one["weight"] for one in sources)
+    rows = [
+        (one["name"] or "-", f"{one['num_tokens']:,}", f"{one['num_samples']:,}", f"{one['weight'] / total:.2%}")
+        for one in sources
+    ]
+    return [("source", "tokens", "samples read", "share from here on"), *rows]
 
 
 def _tensor(one: StoredTensor) -> dict[str, Any]:

@@ -1,19 +1,26 @@
-"""Rules of the sections [data], [data_source] and [validation_set]: one way to name data, distinct paths and names, and
-for sources a weight above 0.
+"""Rules of the sections [data], [data_source], [data_stage] and [validation_set]: one way to name data, distinct paths
+and names, for sources a weight above 0, and for stages the names of sources and distinct begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from megatrain.config.checks.context import Context
 from megatrain.config.config import Config
-from megatrain.config.data import LEAST_WEIGHT, DataSourceConfig, ValidationSetConfig
+from megatrain.config.data import (
+    LEAST_WEIGHT,
+    MOST_WEIGHT,
+    DataSourceConfig,
+    DataStageConfig,
+    ValidationSetConfig,
+)
 from megatrain.config.options import options_of
-from megatrain.config.problem import Problem, unset_problems
+from megatrain.config.problem import Problem, closest_name, unset_problems
 from megatrain.config.toml_text import setting, value_text
+from megatrain.formatting import alternatives
 
 _Sections = Mapping[str, DataSourceConfig | ValidationSetConfig]
 
@@ -50,6 +57,7 @@ def data_problems(context: Context) -> Iterator[Problem]:
         yield from _names_of_paths(with_path)
         yield from _same_data(kind, with_path)
     yield from _weight_problems(config.sections_of("data_source"))
+    yield from _stage_problems(context)
 
 
 def _two_forms(config: Config, kind: _Kind, with_path: _Sections) -> Iterator[Problem]:
@@ -104,3 +112,48 @@ def _weight_problems(sections: Mapping[str, DataSourceConfig]) -> Iterator[Probl
             tuple(f"{section}.weight" for section in with_path),
             f"{next(iter(with_path))}.weight=0.0, and no other source has a weight; give one a weight above 0",
         )
+
+
+def _stage_problems(context: Context) -> Iterator[Problem]:
+    """Yield what is wrong with the later stages of the mixture."""
+    config = context.config
+    names = [source.resolved_name for source in config.sections_of("data_source").values() if source.path]
+    begins: dict[int, str] = {}
+    for section, stage in config.sections_of("data_stage").items():
+        if not stage.weights:
+            yield from unset_problems(section, stage, "weights")
+            continue
+        key = f"{section}.weights"
+        problem = _weights_problem(stage, names)
+        if problem:
+            yield Problem((key, "data_source.path"), f"{setting(key, stage.weights)}{problem}")
+        begin = f"{section}.after_tokens"
+        first = begins.setdefault(stage.first_sample(config.model.seq_len), section)
+        if not stage.after_tokens:
+            text = f"{begin}=0 is the beginning of the run; set the weights of the sources there, or a number above 0"
+            yield Problem((begin, key), text)
+        elif first != section and context.knows("model.seq_len"):
+            yield Problem(
+                (begin, f"{first}.after_tokens"),
+                f"{begin}={stage.after_tokens} begins in the sample of [{first}], too (samples have "
+                f"model.seq_len={config.model.seq_len} tokens); remove one of them, or let it begin later",
+            )
+
+
+def _weights_problem(stage: DataStageConfig, names: Sequence[str]) -> str:
+    """Return what is wrong with the weights of a stage, as the end of a sentence; empty if nothing is."""
+    if not names:
+        return " needs sources with names, and there is no [[data_source]]; add them, or remove the stage"
+    try:
+        weight_of = stage.weight_of
+    except ValueError as error:
+        return (
+            f": {value_text(str(error))} must be NAME=WEIGHT, each name once, and the weight 0 or from "
+            f"{LEAST_WEIGHT:g} to {MOST_WEIGHT:,}"
+        )
+    unknown = next((name for name in weight_of if name not in names), None)
+    if unknown is not None:
+        close = closest_name(unknown, names)
+        hint = f"did you mean {value_text(close)}?" if close else f"the sources are {alternatives(tuple(names))}"
+        return f": there is no source {value_text(unknown)}; {hint}"
+    return "" if any(weight_of.values()) else " has no weight above 0; give a source one"

@@ -109,19 +109,19 @@ LATER = continued_stream(BEFORE, stream((WEB, 1), (CODE, 1), (BOOKS, 1)), cursor
 
 def test_going_back_to_skip_samples_keeps_the_stages_before_them() -> None:
     """Else the numbers of samples that a rollback skips would mean other samples."""
-    found = with_later_stages(BEFORE, LATER)
+    found = with_later_stages(BEFORE, LATER, 300)
     assert (found.sources, found.stages, found.skipped) == (LATER.sources, LATER.stages, BEFORE.skipped)
     skips = replace(found, skipped=((450, 500),))
     resumed = continued_stream(skips, stream((WEB, 1), (CODE, 1), (BOOKS, 1)), cursor=300)
     assert resumed.stream.stages == LATER.stages
     assert resumed.notes[0].startswith("from sample 400 on, the mixture is web 33.33 %")
     elsewhere = replace(LATER, stages=(MixtureStage(0, (9, 9)),))
-    assert with_later_stages(BEFORE, elsewhere) == BEFORE
-    assert with_later_stages(BEFORE, None) == BEFORE
+    assert with_later_stages(BEFORE, elsewhere, 300) == BEFORE
+    assert with_later_stages(BEFORE, None, 300) == BEFORE
 
 
 def test_going_back_without_skips_forgets_stages_that_are_ahead() -> None:
-    resumed = continued_stream(with_later_stages(BEFORE, LATER), stream((WEB, 1), (CODE, 1)), cursor=300)
+    resumed = continued_stream(with_later_stages(BEFORE, LATER, 300), stream((WEB, 1), (CODE, 1)), cursor=300)
     assert resumed.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(300, (1, 1, 0)))
 
 
@@ -132,6 +132,45 @@ def test_another_mixture_begins_behind_the_samples_to_skip() -> None:
     assert found.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(900, (1, 1)))
     assert found.notes == ("from sample 900 on, the mixture is web 50 %, code 50 %",)
     assert continued_stream(found.stream, stream((WEB, 1), (CODE, 1)), cursor=900).notes == ()
+
+
+PLAN = (MixtureStage(0, (3, 1)), MixtureStage(600, (1, 1)), MixtureStage(900, (0, 1)))
+PLANNED = replace(BEFORE, stages=PLAN, skipped=(), tokenizer_digest="")
+
+
+@pytest.mark.parametrize("cursor", [0, 1, 599, 600, 601, 900, 5000])
+def test_planned_stages_stay_wherever_a_run_resumes(cursor: int) -> None:
+    found = continued_stream(PLANNED, PLANNED, cursor)
+    assert found.stream == PLANNED
+    assert len(found.notes) == sum(stage.first_sample > cursor for stage in PLAN)
+
+
+def test_plan_that_changes_does_so_from_the_cursor_on() -> None:
+    other = replace(PLANNED, stages=(PLAN[0], MixtureStage(300, (2, 1)), MixtureStage(800, (0, 1))))
+    before, between, behind = (continued_stream(PLANNED, other, cursor) for cursor in (200, 700, 1000))
+    assert before.stream.stages == other.stages
+    assert between.stream.stages == (*PLAN[:2], MixtureStage(700, (2, 1)), MixtureStage(800, (0, 1)))
+    assert between.notes[0] == "from sample 700 on, the mixture is web 66.67 %, code 33.33 %"
+    assert behind.stream.stages == PLAN
+
+
+def test_a_planned_stage_with_the_mixture_of_before_begins_its_own_blocks() -> None:
+    """Else a run that stops there would read other samples than one that does not."""
+    plan = replace(PLANNED, stages=(PLAN[0], MixtureStage(600, (3, 1))))
+    assert continued_stream(plan, plan, cursor=600).stream == plan
+
+
+def test_going_back_before_planned_stages_keeps_what_the_run_did_instead() -> None:
+    """The plan changed at sample 400; the checkpoint to go back to still has the first plan."""
+    changed = continued_stream(PLANNED, stream((WEB, 1), (CODE, 1)), cursor=400).stream
+    assert with_later_stages(PLANNED, changed, cursor=300).stages == (PLAN[0], MixtureStage(400, (1, 1)))
+    assert with_later_stages(PLANNED, changed, cursor=700) == PLANNED
+
+
+def test_only_the_next_stages_are_logged() -> None:
+    many = replace(PLANNED, stages=tuple(MixtureStage(100 * number, (1, 1 + number % 2)) for number in range(9)))
+    notes = continued_stream(many, many, cursor=50).notes
+    assert (len(notes), notes[-1]) == (4, "5 further stages of the mixture follow")
 
 
 def test_samples_of_a_source_that_is_gone_are_refused() -> None:

@@ -221,7 +221,7 @@ def test_a_tokenizer_with_an_end_of_its_own_comes_back(ckpt: Ckpt, tmp_path: Pat
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "again").eos_token == "<|stop|>"
 
 
-def test_a_sentencepiece_tokenizer_is_exported(ckpt: Ckpt, tmp_path: Path) -> None:
+def test_a_sentencepiece_tokenizer_is_exported_and_imported(ckpt: Ckpt, tmp_path: Path) -> None:
     model = tiny("llama", vocab_size=320)
     state: dict[str, Any] = {f"{prefix}.{name}": one for name, one in random_parameters(model).items()
                              for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")}  # fmt: skip
@@ -233,6 +233,14 @@ def test_a_sentencepiece_tokenizer_is_exported(ckpt: Ckpt, tmp_path: Path) -> No
 
     assert (tmp_path / "hf/tokenizer.model").read_bytes() == content
     assert any("with the sentencepiece library and tokenizer.model" in note for note in notes)
+
+    found = ckpt("import-hf", tmp_path / "hf", "--output", tmp_path / "again", "--json")
+
+    assert found["notes"][-1] == "documents end with </s> (eos_token of tokenizer_config.json)"
+    assert tomllib.loads(found["toml"])["data"] == {"tokenizer": str(tmp_path / "hf/tokenizer.model")}
+    assert (tmp_path / "again/tokenizer.model").read_bytes() == content
+    ckpt("export-hf", tmp_path / "again", "--output", tmp_path / "twice")
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "twice").eos_token == "</s>"
     ours = load_tokenizer(tmp_path / "hf/tokenizer.model")
     text = "  the caf\u00e9\n on \U0001f600 </s>"
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")(text)["input_ids"] == ours.encode(text)

@@ -13,7 +13,9 @@ import torch
 
 from megatrain.checkpoint_format.checkpoint_names import WRITING_NAME, is_manifest_name
 from megatrain.checkpoint_format.local_location import LocalLocation
+from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.cli import main
+from megatrain.data.mixture import Mixture
 from tests.helpers.checkpoint_tree import manifest_path, put_main, put_manifest
 from tests.helpers.saved_checkpoint import Ckpt, put_whole, whole_state, with_layout, write_as_job
 from tests.helpers.source_tree import ROOT
@@ -141,6 +143,26 @@ def test_inspect_as_text(ckpt: Ckpt, run: Path) -> None:
     assert "mesh         pp 2, dp 2, tp 2, 2 chunks a stage" in text
     assert "tokens       983,040 in 3,840 samples" in text
     assert text.splitlines()[-1].split() == ["model.word", "bfloat16", "5", "10", "B", "1", "box"]
+
+
+def test_inspect_shows_what_was_read_of_each_source(ckpt: Ckpt, tmp_path: Path) -> None:
+    sources = tuple(StreamSource(name, 100_000 * (number + 1)) for number, name in enumerate(("web", "code", "books")))
+    stages = (MixtureStage(0, (3, 1)), MixtureStage(3000, (1, 0, 1)))
+    stream = SampleStream(7, sources, stages)
+    # a block of 4,096 samples is mixed, so what its first 3,000 read is known to the mixture only
+    first = Mixture(7, stages[:1], 2).counts(3000).tolist()
+    place = put_whole(LocalLocation(tmp_path / "run/checkpoints/main"), 5, data=stream, consumed_samples=3000)
+
+    found = ckpt("inspect", place, "--json")["sources"]
+
+    assert [one["num_samples"] for one in found] == [*first, 0]
+    assert [one["weight"] for one in found] == [1, 0, 1]
+    lines = ckpt("inspect", place).splitlines()
+    assert [line.split() for line in lines[-3:]] == [
+        ["web", "100,000", f"{first[0]:,}", "50.00%"],
+        ["code", "200,000", f"{first[1]:,}", "0.00%"],
+        ["books", "300,000", "0", "50.00%"],
+    ]
 
 
 def test_a_step_of_a_run_can_be_named(ckpt: Ckpt, run: Path) -> None:

@@ -42,6 +42,33 @@ PROBLEMS = {
     '[data_source]\npath = "a"\nweight = 1e-10': "data_source.weight=1e-10 is above 0 and below 1e-09; use 0, or",
     '[data_source]\npath = "a"\nweight = -1.0': "data_source.weight=-1.0 is out of range",
     '[data_source]\nprefix = "a"': r"data_source.prefix=.a. is not a known key",
+    "[data_stage]\nafter_tokens = 5": "data_stage.after_tokens=5 does nothing without data_stage.weights; set weights",
+    '[data]\ntrain = "a"\n[data_stage]\nafter_tokens = 5\nweights = "a=1"': (
+        r'data_stage.weights="a=1" needs sources with names, and there is no \[\[data_source\]\]; add them, or remove'
+    ),
+    TWO
+    + '[data_stage]\nweights = "code=1"': "data_stage.after_tokens=0 is the beginning of the run; set the weights of",
+    TWO + '[data_stage]\nafter_tokens = 5\nweights = "code=0"': "has no weight above 0; give a source one",
+    TWO + '[data_stage]\nafter_tokens = 5\nweights = "cod=1"': 'there is no source "cod"; did you mean "code"?',
+    TWO
+    + '[data_stage]\nafter_tokens = 5\nweights = "x=1"': 'there is no source "x"; the sources are web/train or code',
+    **{
+        TWO + f'[data_stage]\nafter_tokens = 5\nweights = "{weights}"': f'"{part}" must be NAME=WEIGHT, each name once'
+        for weights, part in {
+            "code": "code",
+            "code=1, web/train=-1": "web/train=-1",
+            "code=1,": "",
+            "code=1, code=2": "code=2",
+            "code=nan": "code=nan",
+            "=1": "=1",
+            "code=1e-10": "code=1e-10",
+            "code=1e7": "code=1e7",
+        }.items()
+    },
+    TWO
+    + '[[data_stage]]\nafter_tokens = 17\nweights = "code=1"\n[[data_stage]]\nafter_tokens = 32\nweights = "code=1"': (
+        r"data_stage-2.after_tokens=32 begins in the sample of \[data_stage\], too \(samples have model.seq_len="
+    ),
 }
 
 
@@ -63,6 +90,19 @@ def test_sources_survive_a_round_trip_and_differ_by_key(tmp_path: Path) -> None:
     other = load_config(tmp_path / "config.toml", ["--data_source-2.weight=0.5"]).config
     assert [change.key for change in training_changes(config, other)] == ["data_source-2.weight"]
     assert list(config_with(tmp_path, '[data]\ntrain = "a"').data_sources) == ["data.train"]
+
+
+def test_stages_are_in_the_order_of_their_samples(tmp_path: Path) -> None:
+    later = '[[data_stage]]\nafter_tokens = 900\nweights = "code=1"\n'
+    earlier = '[[data_stage]]\nafter_tokens = 97\nweights = " web/train = 2.5e-1,code=.75e0"\n'
+    config = config_with(tmp_path, TWO + later + earlier.replace(".75e0", "0.75e0"))
+    assert [(stage.first_sample(32), stage.weight_of) for stage in config.data_stages] == [
+        (4, {"web/train": 0.25, "code": 0.75}),
+        (29, {"code": 1.0}),
+    ]
+    assert Config.from_dict(tomllib.loads(to_toml(config))) == config
+    other = load_config(tmp_path / "config.toml", ["--data_stage-2.after_tokens=98"]).config
+    assert [change.key for change in training_changes(config, other)] == ["data_stage-2.after_tokens"]
 
 
 def test_there_may_be_more_sources_than_receivers(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_logits_are_those_of_the_parameters(case: str, tmp_path: Path) -> None:
 
     assert torch.equal(loaded.logits(tokens_SB.t()), our_logits(parameters, model, tokens_SB))
     assert (loaded.step, loaded.config.vocab_size) == (0, model.vocab_size)
-    with pytest.raises(DataError, match=r"tokenizer\.json is missing; copy the model's tokenizer.json there"):
+    with pytest.raises(DataError, match=r"has neither tokenizer\.json nor tokenizer\.model; copy its"):
         loaded.generate("a")
     with pytest.raises(CheckpointError, match="with step=3: a Hugging Face directory has no such"):
         load(tmp_path / "exported", step=3)

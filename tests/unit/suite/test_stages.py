@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.stages import limits_s, run_stages, summary, with_rows
 
 
@@ -38,27 +40,38 @@ def test_target_has_its_seconds_and_the_tests_of_all_runs(tmp_path: Path) -> Non
         "smoke": (60.0, [run_of(3), run_of(73, 1)], 0),
     })  # fmt: skip
 
-    code, rows = run_stages(["venv", "test", "smoke"], make, lambda: make.now_s, tmp_path)
+    failures, rows = run_stages(["venv", "test", "smoke"], make, lambda: make.now_s, tmp_path, ends_at=["venv"])
 
-    assert code == 0
+    assert failures == {}
     assert rows == [
         {"stage": "venv", "seconds": 40, "passed": 0, "skipped": 0, "unstable": "none"},
         {"stage": "test", "seconds": 300, "passed": 9000, "skipped": 26, "unstable": "tests/a.py::one"},
         {"stage": "smoke", "seconds": 60, "passed": 76, "skipped": 1, "unstable": "none"},
     ]
-    assert summary(rows, code).splitlines()[-2:] == [
+    assert summary(rows, failures).splitlines()[-2:] == [
         "all                     400 s",
         "UNSTABLE in test: tests/a.py::one",
     ]
 
 
-def test_first_failed_target_ends_the_stages(tmp_path: Path) -> None:
-    make = FakeMake({"check": (50.0, [], 2), "test": (300.0, [], 0)})
+@pytest.mark.parametrize(
+    ("ends_at", "made", "failures"),
+    [
+        (["check", "test", "smoke"], ["check"], {"check": 2}),
+        (["venv"], ["check", "test", "smoke"], {"check": 2, "smoke": 1}),
+        (["smoke"], ["check", "test", "smoke"], {"check": 2, "smoke": 1}),
+    ],
+)
+def test_a_failed_target_ends_the_stages_where_it_should(
+    tmp_path: Path, ends_at: list[str], made: list[str], failures: dict[str, int]
+) -> None:
+    make = FakeMake({"check": (50.0, [], 2), "test": (300.0, [], 0), "smoke": (9.0, [], 1)})
 
-    code, rows = run_stages(["check", "test"], make, lambda: make.now_s, tmp_path)
+    found, rows = run_stages(["check", "test", "smoke"], make, lambda: make.now_s, tmp_path, ends_at=ends_at)
 
-    assert (code, make.made) == (2, ["check"])
-    assert summary(rows, code).endswith("check failed with exit code 2")
+    assert (found, make.made) == (failures, made)
+    expected = [f"{target} failed with exit code {code}" for target, code in failures.items()]
+    assert summary(rows, found).splitlines()[-len(failures) :] == expected
 
 
 def test_rows_replace_those_of_the_same_run() -> None:

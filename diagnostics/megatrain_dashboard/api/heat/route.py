@@ -160,7 +160,11 @@ def router(parts: DashboardParts) -> APIRouter:
         by: By = By.RANK,
         num_steps: Annotated[int, Query(ge=1, le=_MAX_COLUMN_STEPS)] = 1,
     ) -> Response:
-        """Return the exact value that a cell shows, out of the `num_steps` of its column and the ranks of a host."""
+        """Return the exact value of one cell of the heat map.
+
+        A cell may stand for several steps (`num_steps` of them, from `step` on) and, with `by=host`, for all ranks of the
+        host of `rank`. The value is then that of the step and rank with the greatest value on `scale`, as in the picture.
+        """
         roster = parts.source.roster(choice.round)
         if rank >= roster.layout.world_size:
             raise bad_query("rank", rank, f"there are ranks 0 to {roster.layout.world_size - 1}")
