@@ -108,7 +108,7 @@ def test_a_mixture_may_change_whenever_a_run_resumes(mixed: Mixed) -> None:
     assert re.search(r"code had 3500 tokens with digest .*data\.accepted_digest=", output), output
 
 
-def test_planned_stages_come_at_their_tokens_whenever_a_run_stops(rank_pool: RankPool, tmp_path: Path) -> None:
+def test_planned_stages_begin_at_their_tokens_after_any_stop(rank_pool: RankPool, tmp_path: Path) -> None:
     web, code = {"name": "web", "weight": 3.0}, {"name": "code"}
     runs = [Mixed(rank_pool, tmp_path / name) for name in ("stops", "does not stop")]
     seq_len = make_config().model.seq_len

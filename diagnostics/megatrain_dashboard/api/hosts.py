@@ -244,8 +244,8 @@ def router(parts: DashboardParts) -> APIRouter:
     def hosts(request: Request) -> Response:
         """Return the state of every host of the job.
 
-        The hosts of the newest round come first, in the order of their ranks. Hosts that are registered, cordoned or took
-        part in an earlier round follow, by name.
+        The hosts of the newest round come first, in the order of their ranks. Hosts that are registered, cordoned or
+        took part in an earlier round follow, by name.
         """
         version = source.live().versions["hosts"]
         key = ("hosts", version) if source.is_recorded else ("hosts",)
@@ -256,8 +256,8 @@ def router(parts: DashboardParts) -> APIRouter:
     def host(host: Annotated[str, Path(max_length=256)]) -> Response:
         """Return the state of one host, its rounds, the results of its health checks, and its incidents.
 
-        `incident_ids` names the incidents that blame the host, `victim_incident_ids` those in which its ranks failed but
-        another host is to blame.
+        `incident_ids` names the incidents that blame the host, `victim_incident_ids` those in which its ranks failed
+        but another host is to blame.
         """
         found = {one.host: one for one in all_hosts().hosts}
         if host not in found:

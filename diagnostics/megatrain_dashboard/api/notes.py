@@ -129,7 +129,7 @@ def router(parts: DashboardParts, writer: NoteWriter | None) -> APIRouter:
 
     @routes.post("/notes", response_model=NoteDocument)
     def add(request: Request, body: NoteRequest) -> Response:
-        """Add a note to the run and to the audit. A request that is repeated with its idempotency key adds no second one."""
+        """Add a note to the run and to the audit. A request repeated with its idempotency key adds no second one."""
         key = body.idempotency_key
         return written(
             request,

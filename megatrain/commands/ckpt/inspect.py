@@ -17,7 +17,6 @@ from megatrain.checkpoint_format.stored_tensors import EMA, StoredTensor, Stored
 from megatrain.commands.checkpoint_choice import Verbs, add_checkpoint, add_json, chosen_checkpoint
 from megatrain.commands.printing import facts, print_json, print_lines, table
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.data.mixture import Mixture
 from megatrain.formatting import age_text, bytes_text, time_text
 
 MODEL_PREFIX = "model."
@@ -90,14 +89,17 @@ def _document(checkpoint: Location, manifest: Manifest, stored: StoredTensors) -
 
 def _sources(manifest: Manifest) -> list[dict[str, Any]]:
     """Return each source of the training data with the samples that the run has read of it, and its weight now."""
-    stream = manifest.data
-    if not stream.sources:
-        return []
-    mixture = Mixture.of(stream)
-    counts, weights = mixture.counts(manifest.consumed_samples).tolist(), mixture.weights(manifest.consumed_samples)
+    stream, cursor = manifest.data, manifest.consumed_samples
+    counts: Sequence[int] = [cursor]
+    weights: Sequence[int] = [1]
+    if len(stream.sources) > 1:
+        from megatrain.data.mixture import Mixture  # needs numpy, which `ckpt` otherwise never loads
+
+        mixture = Mixture.of(stream)
+        counts, weights = mixture.counts(cursor).tolist(), mixture.weights(cursor)
     return [
         {**asdict(source), "num_samples": count, "weight": weight}
-        for source, count, weight in zip(stream.sources, counts, weights, strict=True)
+        for source, count, weight in zip(stream.sources, counts, weights, strict=False)  # imported weights: none
     ]
 
 

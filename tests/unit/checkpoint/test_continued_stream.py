@@ -154,13 +154,13 @@ def test_plan_that_changes_does_so_from_the_cursor_on() -> None:
     assert behind.stream.stages == PLAN
 
 
-def test_a_planned_stage_with_the_mixture_of_before_begins_its_own_blocks() -> None:
+def test_planned_stage_of_the_same_mixture_begins_its_own_blocks() -> None:
     """Else a run that stops there would read other samples than one that does not."""
     plan = replace(PLANNED, stages=(PLAN[0], MixtureStage(600, (3, 1))))
     assert continued_stream(plan, plan, cursor=600).stream == plan
 
 
-def test_going_back_before_planned_stages_keeps_what_the_run_did_instead() -> None:
+def test_going_back_keeps_what_the_run_did_instead_of_its_plan() -> None:
     """The plan changed at sample 400; the checkpoint to go back to still has the first plan."""
     changed = continued_stream(PLANNED, stream((WEB, 1), (CODE, 1)), cursor=400).stream
     assert with_later_stages(PLANNED, changed, cursor=300).stages == (PLAN[0], MixtureStage(400, (1, 1)))

@@ -162,8 +162,9 @@ def router(parts: DashboardParts) -> APIRouter:
     ) -> Response:
         """Return the exact value of one cell of the heat map.
 
-        A cell may stand for several steps (`num_steps` of them, from `step` on) and, with `by=host`, for all ranks of the
-        host of `rank`. The value is then that of the step and rank with the greatest value on `scale`, as in the picture.
+        A cell may stand for several steps (`num_steps` of them, from `step` on) and, with `by=host`, for all ranks of
+        the host of `rank`. The value is then that of the step and rank with the greatest value on `scale`, as in the
+        picture.
         """
         roster = parts.source.roster(choice.round)
         if rank >= roster.layout.world_size:
