@@ -13,9 +13,10 @@ SUITE_ARGS ?=
 # Repeats at most three failures. Python keeps what it compiled, also where the environment says otherwise: hundreds of
 # processes run the same files.
 PYTEST     := env -u PYTHONDONTWRITEBYTECODE $(VENV_PY) -m tests.run
-# The pool of ranks first: its tests take longest. A process more than cores, because many tests wait for servers.
+# The longest first: the pool of ranks, and the README's examples. A process more than cores, because many tests wait for
+# servers.
 SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder
-SUITE      := tests/dist tests/unit tests/docs
+SUITE      := tests/dist tests/docs tests/unit
 
 .DEFAULT_GOAL := help
 .PHONY: help gate smoke venv web dashboard-sample demo demo-fault test test-slow test-all test-kernels test-torch-cuda test-faults test-faults-ranks test-faults-hosts test-faults-outages test-faults-programs test-faults-pace test-faults-short test-web test-mutations check bench ci-nightly ci-deps clean
