@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
+from megatrain.contracts.errors import CoordinationError
 from megatrain_job.coordination.errors import CompactedError, LeaseExistsError, LeaseLostError
 from megatrain_job.coordination.gateway import Gateway
 from megatrain_job.coordination.gateway_response import JsonObject, MalformedError
@@ -89,22 +91,35 @@ class EtcdClient:
         """
         return _while_compacted(partial(self._read_pages, keys, has_values, page_keys))
 
-    def read_together(self, requests: Sequence[Range]) -> tuple[RangeResponse, ...]:
+    def read_together(self, requests: Sequence[Range], *, num_at_once: int = 1) -> tuple[RangeResponse, ...]:
         """Return several ranges as they were at one revision: the first request's, which is the newest.
 
-        One call for each, and `call_s` of the settings for all of them together. It is no transaction, because etcd
-        3.5.0 to 3.5.2 ends when the client of a transaction without writes gives up (etcd-io/etcd issue 14110).
+        One call for each, and `call_s` of the settings for all of them together. The calls after the first are made
+        `num_at_once` at a time, each on a connection of its own, which the client keeps. It is no transaction, because
+        etcd 3.5.0 to 3.5.2 ends when the client of a transaction without writes gives up (etcd-io/etcd issue 14110).
         Raises: CompactedError when the revision was compacted away between two calls, five times in a row.
         """
         deadline = Deadline(self.settings.call_s)
-        return _while_compacted(partial(self._read_at_one_revision, requests, deadline))
+        return _while_compacted(partial(self._read_at_one_revision, requests, num_at_once, deadline))
 
-    def _read_at_one_revision(self, requests: Sequence[Range], deadline: Deadline) -> tuple[RangeResponse, ...]:
-        found: list[RangeResponse] = []
-        for request in requests:
-            revision = found[0].revision if found else request.revision
-            found.append(self.read(replace(request, revision=revision), deadline_s=max(deadline.left_s, 0.0)))
-        return tuple(found)
+    def _read_at_one_revision(
+        self, requests: Sequence[Range], num_at_once: int, deadline: Deadline
+    ) -> tuple[RangeResponse, ...]:
+        def read(request: Range) -> RangeResponse:
+            left_s = deadline.left_s
+            if left_s <= 0:
+                text = (
+                    f"etcd read {request.keys}: no time left, because the reads before it took {deadline.seconds:.1f} s"
+                )
+                raise CoordinationError(text, key=shown(request.keys.start))
+            return self.read(request, deadline_s=left_s)
+
+        first = read(requests[0])
+        rest = [replace(request, revision=first.revision) for request in requests[1:]]
+        if num_at_once == 1:
+            return (first, *map(read, rest))
+        with ThreadPoolExecutor(num_at_once, thread_name_prefix="etcd-read") as pool:
+            return (first, *pool.map(read, rest))
 
     def _read_pages(self, keys: KeyRange, has_values: bool, page_keys: int) -> RangeResponse:
         page = self.read(Range(keys, limit=page_keys, has_values=has_values))

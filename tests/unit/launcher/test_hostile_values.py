@@ -177,7 +177,7 @@ class _Etcd:
     def call(self, *_: Any, **__: Any) -> None:
         raise CoordinationRefusedError("permission denied")
 
-    def read_together(self, requests: Iterable[Range]) -> list[RangeResponse]:
+    def read_together(self, requests: Iterable[Range], **_: Any) -> list[RangeResponse]:
         found = [tuple(item for item in self.items if item.key in request.keys) for request in requests]
         return [RangeResponse(100, items, len(items), has_more=False) for items in found]
 

@@ -125,16 +125,24 @@ def in_pages(client: EtcdClient, prefix: str) -> tuple[int, list[bytes]]:
     return answer.revision, [item.value for item in answer.items]
 
 
-def as_two_ranges(client: EtcdClient, prefix: str) -> tuple[int, list[bytes]]:
-    halves = [KeyRange((prefix + start).encode(), (prefix + end).encode()) for start, end in ("02", "29")]
-    answers = client.read_together([Range(keys) for keys in halves])
+def as_ranges(client: EtcdClient, prefix: str) -> tuple[int, list[bytes]]:
+    return _in_ranges(client, prefix, num_at_once=1)
+
+
+def as_ranges_at_once(client: EtcdClient, prefix: str) -> tuple[int, list[bytes]]:
+    return _in_ranges(client, prefix, num_at_once=3)
+
+
+def _in_ranges(client: EtcdClient, prefix: str, num_at_once: int) -> tuple[int, list[bytes]]:
+    parts = [KeyRange((prefix + start).encode(), (prefix + end).encode()) for start, end in ("02", "23", "34", "49")]
+    answers = client.read_together([Range(keys) for keys in parts], num_at_once=num_at_once)
     return answers[0].revision, [item.value for answer in answers for item in answer.items]
 
 
-both_ways = pytest.mark.parametrize("read", [in_pages, as_two_ranges])
+in_each_way = pytest.mark.parametrize("read", [in_pages, as_ranges, as_ranges_at_once])
 
 
-@both_ways
+@in_each_way
 def test_later_parts_do_not_see_what_is_written_between(
     client: EtcdClient, prefix: str, proxy: EtcdProxy, read: Callable[[EtcdClient, str], tuple[int, list[bytes]]]
 ) -> None:
@@ -149,7 +157,7 @@ def test_later_parts_do_not_see_what_is_written_between(
     assert found == (last, [b"old"] * 4)
 
 
-@both_ways
+@in_each_way
 def test_parts_begin_again_when_their_revision_is_compacted(
     client: EtcdClient, prefix: str, proxy: EtcdProxy, read: Callable[[EtcdClient, str], tuple[int, list[bytes]]]
 ) -> None:
