@@ -75,9 +75,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # a bare GPU machine has torch and pytest, but not xdist
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return a process more than there are cores for `-n auto`: many tests wait for a server. Else one each core."""
-    return len(os.sched_getaffinity(0)) + (config.option.numprocesses == "auto")
+def pytest_xdist_auto_num_workers() -> int:
+    """Return a process more than there are cores, for `-n auto`: many tests wait for a server."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(optionalhook=True)

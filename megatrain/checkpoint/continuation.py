@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from megatrain.checkpoint.continued_stream import continued_stream
+from megatrain.checkpoint.continued_stream import continued_stream, has_same_stages
 from megatrain.checkpoint_format.manifest import Manifest
 from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.config.changes import model_changes, training_changes, weight_changes
@@ -98,7 +98,7 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
             f"{location}: its sample order is another one: {problem}; restore the data and data.seed, or begin another "
             "run (job.run_directory) with checkpoint.load"
         )
-    if is_same_run or (not problem and found.stream.stages == origin.data.stages):
+    if is_same_run or (not problem and has_same_stages(found.stream, origin.data)):
         return Continuation(origin.progress, found.stream, (*notes, *found.notes))
     reason = problem or "the mixture is another one"
     notes.append(f"a different sample order ({reason}), so this run begins at step 0 with these weights and moments")

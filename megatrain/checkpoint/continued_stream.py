@@ -108,6 +108,11 @@ def _missing_problem(
     return ""
 
 
+def has_same_stages(first: SampleStream, second: SampleStream) -> bool:
+    """Return whether two streams have the same mixture at every sample, in stages that begin at the same samples."""
+    return len(first.stages) == len(second.stages) and all(_has_stage(second, stage) for stage in first.stages)
+
+
 def with_later_stages(before: SampleStream, newest: SampleStream | None, cursor: int) -> SampleStream:
     """Return a stream with the stages of the `newest` one that is known, for a job that goes back to sample `cursor`.
 

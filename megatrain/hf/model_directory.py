@@ -25,6 +25,10 @@ from megatrain.hf.weight_files import StoredWeight, WeightFiles, find_tensors
 
 _DTYPES = ("F32", "BF16", "F16")
 _MAX_PROBLEMS = 5
+_FIRST_BYTE_OF_PIECES = b"\x0a"
+"""A SentencePiece model is a message of protobuf that begins with its pieces, field 1. Other programs give the name
+tokenizer.model to text, such as tiktoken's lists of tokens in base64.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +99,37 @@ def open_model(directory: Path) -> HfModel:
     made_of: dict[str, tuple[HfTensor, ...]] = defaultdict(tuple)
     for tensor in tensors:
         made_of[tensor.parameter] += (tensor,)
-    tokenizers = (directory / name for name in (TOKENIZER_NAME, SENTENCEPIECE_NAME))
+    tokenizer, more_notes = _find_tokenizer(directory)
     return HfModel(
         directory=directory,
         architecture=family.architecture,
         model=model,
-        notes=notes,
-        tokenizer=next((path for path in tokenizers if path.exists()), None),
+        notes=(*notes, *more_notes),
+        tokenizer=tokenizer,
         _tensors=dict(made_of),
         _stored=stored,
         _tied_copy=(stored[tensors[0].name], stored[HEAD_NAME])
         if model.has_tied_head and HEAD_NAME in stored
         else None,
     )
+
+
+def _find_tokenizer(directory: Path) -> tuple[Path | None, list[str]]:
+    """Return the file of the tokenizer, if there is one that megatrain reads, and a note on one that it does not."""
+    path = directory / TOKENIZER_NAME
+    if path.exists():
+        return path, []
+    path = directory / SENTENCEPIECE_NAME
+    if not path.exists():
+        return None, []
+    try:
+        with path.open("rb") as file:
+            begin = file.read(1)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    if begin == _FIRST_BYTE_OF_PIECES:
+        return path, []
+    return None, [f"{path}: is not a SentencePiece model, and is left out; give its tokenizer.json with data.tokenizer"]
 
 
 def _by_full_name(found: Mapping[str, StoredWeight], family: Family) -> dict[str, StoredWeight]:

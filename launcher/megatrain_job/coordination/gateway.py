@@ -60,7 +60,8 @@ class Gateway:
         self._busy: set[EtcdConnection] = set()
         self._streams: set[JsonStream] = set()
         self._closed = threading.Event()
-        self.log_in = LogIn(settings.credentials, self._exchange, self.note_failure)
+        self._telling_s = _TELLING_S * settings.attempt_s
+        self.log_in = LogIn(settings.credentials, self._exchange, self.note_failure, telling_s=self._telling_s)
         self._cluster_id: str | None = None
         self._proven_at = dict.fromkeys(settings.endpoints, -math.inf)
 
@@ -256,7 +257,7 @@ class Gateway:
         except (OSError, GarbageError) as error:
             reason = _reason(error)
             # a timeout shorter than usual is no evidence about the member and its streams
-            is_telling = not isinstance(error, TimeoutError) or deadline.seconds >= _TELLING_S * self.settings.attempt_s
+            is_telling = not isinstance(error, TimeoutError) or deadline.seconds >= self._telling_s
             self.note_failure(endpoint, reason, is_alive=not is_telling)
             raise AttemptError(reason, may_have_applied=was_sent, is_alive=False) from error
         finally:

@@ -42,7 +42,18 @@ class LogIn:
     after a pause that doubles with each failure; other endpoints are asked at once.
     """
 
-    def __init__(self, credentials: Credentials | None, exchange: Exchange, note_failure: NoteFailure) -> None:
+    def __init__(
+        self,
+        credentials: Credentials | None,
+        exchange: Exchange,
+        note_failure: NoteFailure,
+        *,
+        telling_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """telling_s: a log-in that waited for less proves nothing about its endpoint, and causes no pause."""
+        self._telling_s = telling_s
+        self._clock = clock
         self._credentials = credentials
         self._exchange = exchange
         self._note_failure = note_failure
@@ -50,7 +61,7 @@ class LogIn:
         self._token_lock = threading.Lock()
         self._fetch_lock = threading.Lock()
         self._pauses: dict[Endpoint, tuple[float, float]] = {}
-        """By endpoint that did not answer in time: its last pause, and the time.monotonic() of the next log-in."""
+        """By endpoint that did not answer in time: its last pause, and the time of the next log-in on the clock."""
 
     def token(self, endpoint: Endpoint, what: str, deadline: Deadline) -> str | None:
         """Return the token, from `endpoint` if there is none yet; None for a client without a user.
@@ -86,12 +97,13 @@ class LogIn:
 
     def _fetch(self, endpoint: Endpoint, credentials: Credentials, what: str, deadline: Deadline) -> str:
         last_pause_s, next_at = self._pauses.get(endpoint, (0.0, 0.0))
-        left_s = next_at - time.monotonic()
+        left_s = next_at - self._clock()
         if left_s > 0:
             reason = f"no answer in time to the last log-in; the next is in {left_s:.1f} s"
             self._note_failure(endpoint, reason, is_alive=True)
             raise AttemptError(reason, may_have_applied=False, is_alive=False)
         body = {"name": credentials.user, "password": credentials.password}
+        asked_at = self._clock()
         try:
             response = self._exchange(endpoint, _AUTHENTICATE, body, None, deadline)
         except GatewayError as error:
@@ -100,11 +112,12 @@ class LogIn:
                 raise AttemptError(error.message, may_have_applied=False, is_alive=True) from error
             raise error.typed(f"{what}: as user {credentials.user!r}", str(endpoint), None) from error
         except AttemptError as error:
-            if error.may_have_applied and isinstance(error.__cause__, TimeoutError):
-                self._pause(endpoint, last_pause_s, deadline.seconds)
+            waited_s = self._clock() - asked_at
+            if error.may_have_applied and isinstance(error.__cause__, TimeoutError) and waited_s >= self._telling_s:
+                self._pause(endpoint, last_pause_s, waited_s)
             # whatever its error, the call that needs the token was not sent
             raise AttemptError(str(error), may_have_applied=False, is_alive=error.is_alive) from error
-        self._pauses.pop(endpoint, None)
+        self._pauses.clear()  # what other endpoints did before says nothing about the next time
         token = response.get("token")
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
             self._note_failure(endpoint, "no token in the answer")
@@ -113,7 +126,7 @@ class LogIn:
 
     def _pause(self, endpoint: Endpoint, last_pause_s: float, waited_s: float) -> None:
         pause_s = min(max(2 * last_pause_s, waited_s), _MAX_PAUSE_S)
-        self._pauses[endpoint] = (pause_s, time.monotonic() + pause_s * random.uniform(0.5, 1.0))
+        self._pauses[endpoint] = (pause_s, self._clock() + pause_s * random.uniform(0.5, 1.0))
 
     @contextmanager
     def _fetching(self, deadline: Deadline) -> Iterator[None]:

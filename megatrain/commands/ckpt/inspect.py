@@ -88,18 +88,36 @@ def _document(checkpoint: Location, manifest: Manifest, stored: StoredTensors) -
 
 
 def _sources(manifest: Manifest) -> list[dict[str, Any]]:
-    """Return each source of the training data with the samples that the run has read of it, and its weight now."""
+    """Return each source of the training data with its weight now, and the samples that the run has read of it.
+
+    Samples that a rollback left out are not read.
+    """
     stream, cursor = manifest.data, manifest.consumed_samples
-    counts: Sequence[int] = [cursor]
-    weights: Sequence[int] = [1]
-    if len(stream.sources) > 1:
-        from megatrain.data.mixture import Mixture  # needs numpy, which `ckpt` otherwise never loads
+    if not stream.sources:
+        return []  # imported weights
+    if len(stream.sources) == 1:  # without numpy, which `ckpt` otherwise never loads
+        weights: Sequence[int] = [1]
+
+        def counts(sample: int) -> list[int]:
+            return [sample]
+    else:
+        from megatrain.data.mixture import Mixture
 
         mixture = Mixture.of(stream)
-        counts, weights = mixture.counts(cursor).tolist(), mixture.weights(cursor)
+        weights = mixture.weights(cursor)
+
+        def counts(sample: int) -> list[int]:
+            found: list[int] = mixture.counts(sample).tolist()
+            return found
+
+    left_out = [(counts(first), counts(min(end, cursor))) for first, end in stream.skipped if first < cursor]
     return [
-        {**asdict(source), "num_samples": count, "weight": weight}
-        for source, count, weight in zip(stream.sources, counts, weights, strict=False)  # imported weights: none
+        {
+            **asdict(source),
+            "num_samples": count - sum(ends[number] - firsts[number] for firsts, ends in left_out),
+            "weight": weight,
+        }
+        for number, (source, count, weight) in enumerate(zip(stream.sources, counts(cursor), weights, strict=True))
     ]
 
 

@@ -108,6 +108,16 @@ def test_another_run_with_another_order_begins_at_step_0() -> None:
         assert (found.progress, found.stream) == (TrainingProgress(num_updates=118), now)
 
 
+def test_another_run_goes_on_in_an_equal_plan_with_more_sources() -> None:
+    books = StreamSource("books", 2000, "b" * 32)
+    stages = (MixtureStage(0, (1,)), MixtureStage(10**9, (2,)))
+    manifest = make_manifest(config=Config.from_dict(BASE).to_dict(), data=replace(DATA, stages=stages))
+    padded = tuple(MixtureStage(stage.first_sample, (1, 0)) for stage in stages)
+    now = replace(DATA, sources=(*DATA.sources, books), stages=padded)
+    found = continuation(origin_of(manifest, "x"), Config.from_dict(BASE), now, is_same_run=False)
+    assert found.progress == PROGRESS
+
+
 def test_another_mixture_of_the_same_run_is_noted() -> None:
     books = StreamSource("books", 2000, "b" * 32)
     found = go_on(

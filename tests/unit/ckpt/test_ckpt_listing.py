@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -163,6 +164,18 @@ def test_inspect_shows_what_was_read_of_each_source(ckpt: Ckpt, tmp_path: Path) 
         ["code", "200,000", f"{first[1]:,}", "0.00%"],
         ["books", "300,000", "0", "50.00%"],
     ]
+
+
+@pytest.mark.parametrize("names", [["web"], ["web", "code"]])
+def test_inspect_counts_no_sample_that_was_left_out(ckpt: Ckpt, tmp_path: Path, names: list[str]) -> None:
+    sources = tuple(StreamSource(name, 100_000) for name in names)
+    skipped = ((10, 30), (2990, 3050), (9000, 9100))
+    stream = SampleStream(7, sources, (MixtureStage(0, (1,) * len(names)),), skipped=skipped)
+    place = put_whole(LocalLocation(tmp_path / "checkpoints/main"), 5, data=stream, consumed_samples=3000)
+    read = [one["num_samples"] for one in ckpt("inspect", place, "--json")["sources"]]
+    places = [sample for sample in range(3000) if not 10 <= sample < 30 and sample < 2990]
+    expected = Mixture.of(stream).places(np.array(places))[0]
+    assert read == np.bincount(expected, minlength=len(names)).tolist()
 
 
 def test_a_step_of_a_run_can_be_named(ckpt: Ckpt, run: Path) -> None:

@@ -400,3 +400,12 @@ def test_a_directory_without_weights_is_refused(llama: Path) -> None:
 
     with pytest.raises(CheckpointError, match=r"holds neither model\.safetensors nor model\.safetensors\.index\.json"):
         open_model(llama)
+
+
+@pytest.mark.parametrize("content", [b"IQ== 0\nIg== 1\n", b""])
+def test_a_tokenizer_model_of_another_kind_is_left_out(content: bytes, tmp_path: Path) -> None:
+    oracle(tiny("llama"), torch.float32).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    opened = open_model(tmp_path)
+    assert opened.tokenizer is None
+    assert "tokenizer.model: is not a SentencePiece model, and is left out" in opened.notes[-1]

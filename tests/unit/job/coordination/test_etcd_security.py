@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,24 +95,6 @@ def test_missing_user_is_refused_with_a_hint(guarded: EtcdServers) -> None:
 def test_user_without_authentication_is_reported(etcd: EtcdServers) -> None:
     with as_bob(etcd) as client, pytest.raises(CoordinationRefusedError, match=r"not enabled.*give no user here"):
         client.get("a")
-
-
-def test_unanswered_log_in_is_repeated_after_growing_pauses(guarded: EtcdServers) -> None:
-    asked: list[bytes] = []
-    (member,) = guarded.members
-    with EtcdProxy(member.client_port) as proxy:
-        proxy.before = lambda request: asked.append(request)
-        proxy.keeps_back = lambda request: b"/v3/auth/authenticate" in request
-        credentials = Credentials("bob", PASSWORD)
-        with EtcdClient(EtcdSettings.of([proxy.url], credentials=credentials, attempt_s=0.1, call_s=60.0)) as client:
-            began = time.monotonic()
-            for _ in range(10):
-                with pytest.raises(CoordinationError, match="no answer"):
-                    client.put("jobs/e", "", deadline_s=0.15)
-            # pauses of at least 0.05, 0.1, 0.2 s and so on; without them each call asks
-            assert 0.05 * (2 ** (len(asked) - 1) - 1) <= time.monotonic() - began
-            proxy.keeps_back = lambda request: False
-            client.put("jobs/e", "")
 
 
 @pytest.mark.slow

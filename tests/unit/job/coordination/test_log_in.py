@@ -1,0 +1,91 @@
+"""Pauses between the log-ins of a client at endpoints that do not answer them in time."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatrain_job.coordination.errors import AttemptError
+from megatrain_job.coordination.gateway_response import JsonObject
+from megatrain_job.coordination.log_in import LogIn
+from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings
+from megatrain_job.coordination.transport import Deadline
+
+FIRST, SECOND = EtcdSettings.of(["http://127.0.0.1:1", "http://127.0.0.1:2"]).endpoints
+ATTEMPT_S = 3.0
+
+
+class SilentEtcd:
+    """Endpoints that answer a log-in in time, or not, on a clock of their own."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.silent_s = dict.fromkeys((FIRST, SECOND), ATTEMPT_S)
+        """How long a client waits in vain at each endpoint; 0: it is answered."""
+        self.asked_at_s: list[float] = []
+        self.failed: list[Endpoint] = []
+        self.client = LogIn(
+            Credentials("bob", "a password"), self._exchange, self._note_failure,
+            telling_s=0.3 * ATTEMPT_S, clock=lambda: self.now_s,
+        )  # fmt: skip
+
+    def log_in(self, endpoint: Endpoint) -> str:
+        """Return the token, or why there is none; a new one is needed each time."""
+        self.client.drop()
+        try:
+            return self.client.token(endpoint, "a test", Deadline(60.0)) or ""
+        except AttemptError as error:
+            return str(error)
+
+    def _note_failure(self, endpoint: Endpoint, reason: str, *, is_alive: bool = False) -> None:
+        self.failed.append(endpoint)
+
+    def _exchange(
+        self, endpoint: Endpoint, path: str, body: JsonObject, token: str | None, deadline: Deadline
+    ) -> JsonObject:
+        self.asked_at_s.append(self.now_s)
+        self.now_s += self.silent_s[endpoint]
+        if not self.silent_s[endpoint]:
+            return {"token": "t"}
+        try:
+            raise TimeoutError
+        except TimeoutError as error:
+            raise AttemptError("no answer in time", may_have_applied=True, is_alive=False) from error
+
+
+def test_pauses_double_up_to_a_minute() -> None:
+    etcd = SilentEtcd()
+    while etcd.now_s < 1400.0:
+        etcd.log_in(FIRST)
+        etcd.now_s += 0.1
+    pauses_s = [second - first - ATTEMPT_S for first, second in zip(etcd.asked_at_s, etcd.asked_at_s[1:], strict=False)]
+    # each is drawn between half of it and all of it, so that hosts do not come at the same moment
+    longest_s = [3.0, 6.0, 12.0, 24.0, 48.0, *[60.0] * len(pauses_s)]
+    assert len(pauses_s) >= 7
+    assert all(0.5 * most <= found <= most + 0.2 for found, most in zip(pauses_s, longest_s, strict=False)), pauses_s
+
+
+def test_another_endpoint_is_asked_during_a_pause() -> None:
+    etcd = SilentEtcd()
+    etcd.silent_s[SECOND] = 0.0
+    assert etcd.log_in(FIRST) == "no answer in time"
+    assert etcd.log_in(FIRST).startswith("no answer in time to the last log-in; the next is in")
+    assert etcd.failed == [FIRST]  # the others come first from here on
+    assert etcd.log_in(SECOND) == "t"
+    assert len(etcd.asked_at_s) == 2
+
+
+def test_an_answer_from_anywhere_ends_all_pauses() -> None:
+    etcd = SilentEtcd()
+    etcd.log_in(FIRST)
+    etcd.silent_s = {FIRST: 0.0, SECOND: 0.0}
+    etcd.log_in(SECOND)
+    assert etcd.log_in(FIRST) == "t"
+
+
+@pytest.mark.parametrize(("waited_s", "is_paused"), [(0.05, False), (0.8, False), (1.0, True)])
+def test_only_a_log_in_that_waited_long_enough_causes_a_pause(waited_s: float, is_paused: bool) -> None:
+    etcd = SilentEtcd()
+    etcd.silent_s[FIRST] = waited_s
+    etcd.log_in(FIRST)
+    etcd.silent_s[FIRST] = 0.0
+    assert (etcd.log_in(FIRST) != "t") is is_paused
