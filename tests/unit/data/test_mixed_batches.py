@@ -11,6 +11,7 @@ import pytest
 
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.sample_ranges import SampleRanges
 from megatrain.data.dataset import open_dataset
 from megatrain.data.epochs import check_epochs, source_uses, uses_text
 from megatrain.data.mixture import Mixture
@@ -49,6 +50,10 @@ def first_tokens(reader: BatchReader, cursor: int, size: int, dp_size: int, micr
     return found
 
 
+def source_of(token: int) -> str:
+    return next(name for name, first in FIRST_TOKEN.items() if token in range(first, first + NUM_TOKENS[name]))
+
+
 def test_a_mixed_step_is_the_same_at_every_layout(reader: BatchReader) -> None:
     expected = first_tokens(reader, 80, 24, 1, 24)
     assert sorted(expected) == list(range(80, 104))
@@ -63,6 +68,19 @@ def test_each_source_is_read_in_the_order_that_it_has_alone(reader: BatchReader)
         starts = [token - own.start for _, token in sorted(found.items()) if token in own]
         order = SampleOrder(num_tokens, SEQ_LEN, seed=5)
         assert starts == order.window_starts(np.arange(len(starts))).tolist()
+
+
+@pytest.mark.parametrize("skipped", [(), ((84, 100),)], ids=["all", "skipped"])
+def test_a_step_names_the_source_of_each_sample(reader: BatchReader, skipped: SampleRanges) -> None:
+    masked = replace(reader, has_document_mask=True)
+    for dp_rank in range(2):
+        batch = masked.read_step(80, 24, dp_rank, 2, 3, skipped)
+        assert batch.sources is not None
+        for number, one in enumerate(batch.microbatches):
+            found = [batch.sources.names[source] for source in batch.sources.source_MB[number]]
+            firsts = one.tokens_SB[0].tolist()
+            assert found == [source_of(first) for first in firsts]
+            assert batch.sources.num_labels_MB[number].tolist() == (one.labels_SB >= 0).sum(0).tolist()
 
 
 def test_a_stage_changes_the_shares_from_its_first_sample_on(reader: BatchReader) -> None:
