@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -67,6 +68,15 @@ class Mixed:
         code = run_command(self.pool, ["train", str(self.write(steps, *sources))], output)
         return code, output.read_text()
 
+    def sources_by_step(self) -> dict[int, set[str]]:
+        """Return the names of the sources of each step that have a loss in metrics.jsonl."""
+        (file,) = self.root.rglob("metrics.jsonl")
+        steps = [record for record in map(json.loads, file.read_text().splitlines()) if record["kind"] == "step"]
+        return {
+            record["step"]: {one["name"] for one in record["sources"] if one["loss"] > 0 and one["num_tokens"] > 0}
+            for record in steps
+        }
+
     def digests(self, step: int) -> list[str]:
         """Return the digests of the tensors of a checkpoint."""
         files = read_manifest(LocalLocation(step_place(self.root, step, "main"))).files
@@ -94,6 +104,11 @@ def test_a_mixture_may_change_whenever_a_run_resumes(mixed: Mixed) -> None:
     assert found.stages == (MixtureStage(0, (3, 1)), MixtureStage(3 * BATCH, (3, 0, 1)))
     assert f"from sample {3 * BATCH} on, the mixture is web 75 %, books 25 %" in output
     assert "sources until step 5: web" in output
+    by_step = mixed.sources_by_step()
+    assert [set().union(*(by_step[step] for step in steps)) for steps in ((1, 2, 3), (4, 5))] == [
+        {"web", "code"},
+        {"web", "books"},
+    ]
 
     # the directories of a source may move; a source that comes back goes on where it was
     moved = mixed.root / "elsewhere" / "train"

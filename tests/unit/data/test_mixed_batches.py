@@ -19,6 +19,7 @@ from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader, TrainingSource
 
 SEQ_LEN = 8
+DOCUMENT = 20
 NUM_TOKENS = {"web": 1600, "code": 800, "books": 400}
 FIRST_TOKEN = {"web": 0, "code": 2000, "books": 3000}
 """Tokens count up from here, so a token tells its source and its place."""
@@ -35,7 +36,8 @@ def reader(write_tokens: Callable[..., Path]) -> BatchReader:
     sources = []
     for name in ("books", "web", "code"):
         tokens = range(FIRST_TOKEN[name], FIRST_TOKEN[name] + NUM_TOKENS[name])
-        dataset = open_dataset(write_tokens([tokens], name), 4096)
+        documents = [tokens[first : first + DOCUMENT] for first in range(0, len(tokens), DOCUMENT)]
+        dataset = open_dataset(write_tokens(documents, name), 4096)
         order = SampleOrder(dataset.num_tokens, SEQ_LEN, seed=5)
         sources.append(TrainingSource(StreamSource(name, dataset.num_tokens), dataset, order, f"data_source.{name}"))
     return BatchReader(tuple(sources), Mixture(5, (MixtureStage(0, (1, 1, 1)),), 3)).following(STREAM)

@@ -16,22 +16,25 @@ from megatrain.data.sample_sources import SampleSources
 from megatrain.model import Transformer
 from megatrain.ops.cross_entropy import IGNORED_LABEL
 from megatrain.parallel.pipeline import PipelineInput
-from megatrain.training.rank_model import RankModel
+from megatrain.training.rank_model import RankModel, build_rank_model
 from megatrain.training.step import StepOutcome, train_step
 from tests.helpers.lone_rank import (
     SilentRecorder,
+    lone_mesh,
     lone_rank_model,
     make_config,
     microbatches,
     parameters_by_name,
     random_tokens,
 )
+from tests.helpers.own_loss_program import summed_loss
 from tests.helpers.replayed_operations import ReplayedOperations
 
 NAMES = ("web", "code", "empty", "books")
 SOURCE_MB = np.array([[0, 1], [1, 2], [0, 0]])
 """Books have no sample, and the sample of the source empty has no label."""
 TWO_SOURCES: dict[str, Any] = {"data_source": {"path": "web"}, "data_source-2": {"path": "code"}}
+BATCH: dict[str, Any] = {"batch": {"micro_batch_size": 2, "global_batch_size": 6}}
 STEPS = 4
 
 
@@ -76,9 +79,9 @@ def losses_by_torch(config: Config, weights: dict[str, Tensor], inputs: list[Pip
 
 @pytest.mark.parametrize("is_recorded", [False, True], ids=["eager", "recorded"])
 def test_each_source_has_the_mean_of_its_own_tokens(is_recorded: bool) -> None:
-    config = make_config(**TWO_SOURCES, batch={"micro_batch_size": 2, "global_batch_size": 6})
+    config = make_config(**TWO_SOURCES, **BATCH)
     capture = ReplayedOperations() if is_recorded else None
-    rank_model, plain = lone_rank_model(config, capture=capture), lone_rank_model(config)
+    rank_model, plain = lone_rank_model(config, capture=capture), lone_rank_model(make_config(**BATCH))
     for seed in range(STEPS):
         inputs, sources = batch_of(rank_model, seed)
         expected = losses_by_torch(config, parameters_by_name(rank_model), inputs)
@@ -89,7 +92,7 @@ def test_each_source_has_the_mean_of_its_own_tokens(is_recorded: bool) -> None:
         ]
         for one in outcome.sources:
             assert one.loss == pytest.approx(float(np.mean(expected[one.name])), rel=1e-12)
-        # the step itself does not depend on its sources, to the bit
+        # to the bit the step of a run that has no sources
         assert replace(outcome, sources=()) == take_step(plain, inputs, None)
     assert capture is None or min(capture.num_replays) > 0
     for name, weight in parameters_by_name(rank_model).items():
@@ -99,7 +102,7 @@ def test_each_source_has_the_mean_of_its_own_tokens(is_recorded: bool) -> None:
 def test_losses_of_sources_have_the_terms_of_training() -> None:
     config = make_config(
         **TWO_SOURCES,
-        batch={"micro_batch_size": 2, "global_batch_size": 6},
+        **BATCH,
         train={"steps": 5, "precision": "bf16", "seed": 7, "z_loss": 0.1, "label_smoothing": 0.2},
     )
     rank_model = lone_rank_model(config)
@@ -111,10 +114,18 @@ def test_losses_of_sources_have_the_terms_of_training() -> None:
 
 @pytest.mark.parametrize("tables", [{}, {"data_source": {"path": "web"}}], ids=["no source", "a single source"])
 def test_runs_of_a_single_source_keep_no_sample_losses(tables: dict[str, Any]) -> None:
-    rank_model = lone_rank_model(make_config(**tables, batch={"micro_batch_size": 2, "global_batch_size": 6}))
+    rank_model = lone_rank_model(make_config(**tables, **BATCH))
     inputs, _ = batch_of(rank_model, seed=1)
 
     assert not rank_model.keeps_sample_losses
     assert rank_model.pipeline.train(
         rank_model.config.parallel.build_schedule(3), inputs, lambda: torch.ones((), dtype=torch.float64)
     ).samples_MB is None  # fmt: skip
+
+
+def test_a_custom_loss_leaves_sources_out() -> None:
+    """It returns a sum; every rank must know that, so that all sum vectors of one length."""
+    rank_model = build_rank_model(
+        make_config(**TWO_SOURCES, **BATCH), lone_mesh(), SilentRecorder(), torch.device("cpu"), loss=summed_loss
+    )
+    assert not rank_model.keeps_sample_losses
