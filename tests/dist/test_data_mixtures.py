@@ -128,6 +128,7 @@ def test_planned_stages_begin_at_their_tokens_after_any_stop(rank_pool: RankPool
     assert runs[0].digests(5) == runs[1].digests(5) != runs[1].digests(4)
 
 
+@pytest.mark.slow
 def test_a_rollback_skips_samples_in_the_mixture_that_read_them(mixed: Mixed) -> None:
     """The job goes back below the sample at which the mixture changed."""
     web, code = {"name": "web"}, {"name": "code"}
