@@ -332,12 +332,7 @@ def test_no_checkpoint_by_time_is_taken_of_a_skipped_step(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make_trainer({"checkpoint": {"interval_s": 0.001}})
-    train = made.rank_model.pipeline.train
-    monkeypatch.setattr(
-        made.rank_model.pipeline,
-        "train",
-        lambda *arguments: train(*arguments) + (float("nan") if made.trainer.step < 2 else 0.0),
-    )
+    add_to_losses(made.rank_model, monkeypatch, lambda: float("nan") if made.trainer.step < 2 else 0.0)
     made.run()
 
     assert made.noted("take") == [("take", 3)]
