@@ -15,7 +15,14 @@ import pytest
 from megatrain.checkpoint_format.claims import JobRound
 from megatrain.config.config import Config
 from megatrain.contracts.errors import FencedError
-from megatrain.reporting import EvaluationReport, Reporter, SourceReport, StepReport, ValidationSetReport, missing_packages
+from megatrain.reporting import (
+    EvaluationReport,
+    Reporter,
+    SourceReport,
+    StepReport,
+    ValidationSetReport,
+    missing_packages,
+)
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain.telemetry.flops import training_flops_per_token
 from tests.helpers.source_tree import ROOT

@@ -21,6 +21,7 @@ from megatrain.telemetry.flops import training_flops_per_token
 from megatrain.training import evaluation as evaluation_module
 from megatrain.training.observers.overlap_watch import OverlapWatch
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans, spans_by_step
+from tests.helpers.lone_rank import add_to_losses
 from tests.helpers.lone_trainer import LoneTrainer, Note
 
 STEPS = 5
