@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from megatrain.contracts.errors import DataError, NotFoundError
 from megatrain.contracts.files.bounded_files import open_below
 from megatrain.contracts.records.incident import PHASES, Incident, phase_seconds
-from megatrain.reporting.report import EvaluationReport, IntervalReport, StepReport, ValidationSetReport
+from megatrain.reporting.report import EvaluationReport, IntervalReport, SourceReport, StepReport, ValidationSetReport
 from megatrain.run_files.incidents import read_incidents
 from megatrain.run_files.run_directory import RunDirectory
 
@@ -30,8 +30,10 @@ EVENT_TABLES_MODULE = "megatrain_diagnostics.store.reader"
 
 _REPORTS = {report.kind: report for report in (StepReport, IntervalReport, EvaluationReport)}
 _ARROW_TYPES: Mapping[object, str] = {
-    int: "int64", float: "float64", bool: "bool", str: "string", ValidationSetReport: "sets",
+    int: "int64", float: "float64", bool: "bool", str: "string", ValidationSetReport: "sets", SourceReport: "sources",
 }  # fmt: skip
+_PARTS: Mapping[str, type[ValidationSetReport | SourceReport]] = {"sets": ValidationSetReport, "sources": SourceReport}
+"""Of the columns that are lists of parts of a report."""
 _IncidentColumn = tuple[str, str, Callable[[Incident], Any]]
 _INCIDENT_COLUMNS: Sequence[_IncidentColumn] = (
     ("incident_id", "string", lambda one: one.incident_id),
@@ -146,7 +148,9 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
     return RunRecord(run)
 
 
-def _columns_of(report: type[StepReport | IntervalReport | EvaluationReport | ValidationSetReport]) -> dict[str, str]:
+def _columns_of(
+    report: type[StepReport | IntervalReport | EvaluationReport | ValidationSetReport | SourceReport],
+) -> dict[str, str]:
     hints = typing.get_type_hints(report)
     return {one.name: _ARROW_TYPES[_kind_of(hints[one.name])] for one in fields(report)}
 
@@ -197,8 +201,8 @@ def _value(value: object, dtype: str) -> object:
             return None
     if dtype == "int64" and isinstance(value, int) and not isinstance(value, bool):
         return value if abs(value) < 1 << 63 else None
-    if dtype == "sets" and isinstance(value, list):
-        columns = _columns_of(ValidationSetReport)
+    if dtype in _PARTS and isinstance(value, list):
+        columns = _columns_of(_PARTS[dtype])
         return [
             {name: _value(one.get(name), columns[name]) for name in columns} for one in value if isinstance(one, dict)
         ]
@@ -215,8 +219,7 @@ def _table(columns: Mapping[str, tuple[str, list[Any]]]) -> pa.Table:
         "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_(), "string": pa.string(),
         "strings": pa.list_(pa.string()), "numbers": pa.list_(pa.int64()),
     }  # fmt: skip
-    types["sets"] = pa.list_(
-        pa.struct([(name, types[dtype]) for name, dtype in _columns_of(ValidationSetReport).items()])
-    )
+    for kind, part in _PARTS.items():
+        types[kind] = pa.list_(pa.struct([(name, types[dtype]) for name, dtype in _columns_of(part).items()]))
     schema = pa.schema([pa.field(name, types[dtype]) for name, (dtype, _) in columns.items()])
     return pa.Table.from_arrays([pa.array(values, types[dtype]) for dtype, values in columns.values()], schema=schema)

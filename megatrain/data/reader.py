@@ -23,6 +23,7 @@ from megatrain.contracts.sample_ranges import SampleRanges
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import SampleOrder
+from megatrain.data.sample_sources import SampleSources
 from megatrain.ops.cross_entropy import IGNORED_LABEL
 
 
@@ -45,7 +46,7 @@ class StepBatch:
     """One rank's micro-batches of a step.
 
     `num_label_tokens` counts their labels that have a loss; `squared_lengths` measures the cost of their attention (see
-    the function of that name).
+    the function of that name). `sources`: those of the samples; None for a run with one source.
     """
 
     cursor: int
@@ -53,6 +54,7 @@ class StepBatch:
     microbatches: list[MicroBatch]
     num_label_tokens: int
     squared_lengths: int = 0
+    sources: SampleSources | None = None
 
 
 class TokenWindow(NamedTuple):
@@ -119,7 +121,8 @@ class BatchReader:
                 f"dp_size={dp_size}"
             )
         samples_MB = positions(cursor, dealt(num_microbatches, dp_rank, dp_size, micro_batch_size), skipped)
-        windows = self._windows(samples_MB.ravel())
+        sources, indices = self.mixture.places(samples_MB.ravel())
+        windows = self._windows(sources, indices)
         microbatches = [
             assemble(windows[first : first + micro_batch_size], samples_B, self.seq_len, self.has_document_mask)
             for first, samples_B in zip(range(0, len(windows), micro_batch_size), samples_MB, strict=True)
@@ -130,6 +133,7 @@ class BatchReader:
             microbatches,
             sum(map(num_label_tokens, microbatches)),
             sum(map(squared_lengths, microbatches)),
+            self._sample_sources(sources.reshape(samples_MB.shape), microbatches),
         )
 
     @property
@@ -137,9 +141,14 @@ class BatchReader:
         """The tokens of a sample, the same for all sources."""
         return next(source.order.seq_len for source in self.sources if source is not None)
 
-    def _windows(self, samples: NDArray[np.int64]) -> list[TokenWindow]:
-        """Return the windows of samples, in their order."""
-        sources, indices = self.mixture.places(samples)
+    def _sample_sources(self, source_MB: NDArray[np.int64], microbatches: Sequence[MicroBatch]) -> SampleSources | None:
+        if len(self.sources) == 1:
+            return None
+        names = tuple("" if source is None else source.identity.name for source in self.sources)
+        return SampleSources(names, source_MB, np.stack([num_labels_by_sample(one) for one in microbatches]))
+
+    def _windows(self, sources: NDArray[np.int64], indices: NDArray[np.int64]) -> list[TokenWindow]:
+        """Return the windows of samples, in their order, by their places in the mixture."""
         starts = np.empty_like(indices)
         for number in np.unique(sources).tolist():
             is_of_source = sources == number
@@ -204,6 +213,12 @@ def assemble(
         document_SB=None if documents_BS is None else _sequence_first(documents_BS),
         sample_B=torch.from_numpy(samples_B.copy()),
     )
+
+
+def num_labels_by_sample(microbatch: MicroBatch) -> NDArray[np.int64]:
+    """Return the number of positions of each sample that have a loss. Shapes: result [B]."""
+    counts: NDArray[np.int64] = (microbatch.labels_SB != IGNORED_LABEL).sum(0).numpy()
+    return counts
 
 
 def num_label_tokens(microbatch: MicroBatch) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from megatrain.config.model import ModelConfig
 from megatrain.contracts.errors import ConfigError
 from megatrain.model.norm import build_norm
-from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms, summed_cross_entropy
+from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms, Observe, summed_cross_entropy
 from megatrain.ops.linear import linear
 from megatrain.ops.normalization import ResidualStream
 from megatrain.ops.precision import accumulate_dtype
@@ -25,17 +25,20 @@ class CrossEntropy(nn.Module):
 
     A plan replaces this module where ranks hold parts of the vocabulary.
     terms: the terms that training adds; evaluation has only the cross entropy.
+    observe: gets the loss of each token in training, where it is set.
     """
 
     def __init__(self, vocab_size: int, terms: LossTerms = CROSS_ENTROPY_ALONE) -> None:
         super().__init__()
         self.vocab_size = vocab_size
         self.terms = terms
+        self.observe: Observe | None = None
 
     def forward(self, logits_TV: Tensor, labels_T: Tensor) -> Tensor:
         """Return the summed loss, fp32 (fp64 for fp64). Backward overwrites the logits: they must have no other use."""
-        terms = self.terms if self.training else CROSS_ENTROPY_ALONE
-        return summed_cross_entropy(logits_TV, labels_T, self.vocab_size, terms=terms)
+        if not self.training:
+            return summed_cross_entropy(logits_TV, labels_T, self.vocab_size)
+        return summed_cross_entropy(logits_TV, labels_T, self.vocab_size, terms=self.terms, observe=self.observe)
 
 
 class CustomLoss(nn.Module):

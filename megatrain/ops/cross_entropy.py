@@ -30,6 +30,9 @@ from megatrain.ops.precision import accumulate_dtype
 
 IGNORED_LABEL = -100
 
+Observe = Callable[[Tensor], None]
+"""Gets the loss of each token, 0 where the label is ignored, and does not change it. Shapes: [T]."""
+
 Combine = Callable[[Tensor], Tensor]
 """Returns the whole vocabulary's statistics, given the local columns'. May work in place. Shapes: [K, T]."""
 
@@ -53,13 +56,20 @@ def summed_cross_entropy(
     first_column: int = 0,
     combine: Combine | None = None,
     terms: LossTerms = CROSS_ENTROPY_ALONE,
+    observe: Observe | None = None,
 ) -> Tensor:
     """Return the summed loss of the tokens whose label is not ignored, fp32 (fp64 for fp64 logits).
 
     Backward overwrites the logits: they must have no other use. combine: needed where the logits are only some of the
-    columns. Columns from `vocab_size` on (padding) are ignored. Shapes: logits [T, V]; labels [T]; result scalar.
+    columns. Columns from `vocab_size` on (padding) are ignored. observe: called once, before the losses are summed.
+    Shapes: logits [T, V]; labels [T]; result scalar.
     """
-    return _SummedCrossEntropy.apply(logits_TV, labels_T, vocab_size, first_column, combine, terms)
+    return _SummedCrossEntropy.apply(logits_TV, labels_T, vocab_size, first_column, combine, terms, observe)
+
+
+def write_sample_losses(losses_B: Tensor, loss_T: Tensor) -> None:
+    """Overwrite `losses_B` with the summed loss of each sample. Shapes: losses [B], any dtype; loss [S * B]."""
+    losses_B.copy_(loss_T.view(-1, losses_B.numel()).sum(0, dtype=losses_B.dtype))
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
@@ -72,6 +82,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         first_column: int,
         combine: Combine | None,
         terms: LossTerms,
+        observe: Observe | None,
     ) -> Tensor:
         logits_TV, labels_T = logits_TV.contiguous(), labels_T.contiguous()
         statistics_KT = local_statistics(
@@ -81,14 +92,17 @@ class _SummedCrossEntropy(torch.autograd.Function):
             statistics_KT = combine(statistics_KT)
         ctx.vocab_size, ctx.first_column, ctx.terms = vocab_size, first_column, terms
         ctx.save_for_backward(logits_TV, labels_T, statistics_KT[0])
-        return token_losses(statistics_KT, labels_T, vocab_size, terms).sum()
+        loss_T = token_losses(statistics_KT, labels_T, vocab_size, terms)
+        if observe is not None:
+            observe(loss_T)
+        return loss_T.sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         logits_TV, labels_T, lse_T = ctx.saved_tensors
         grad_T = grad.expand(labels_T.shape).contiguous()
         logits_gradient_(logits_TV, labels_T, lse_T, grad_T, ctx.first_column, ctx.vocab_size, ctx.terms)
-        return logits_TV.detach(), None, None, None, None, None
+        return logits_TV.detach(), None, None, None, None, None, None
 
 
 def local_statistics(

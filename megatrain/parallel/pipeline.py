@@ -42,12 +42,14 @@ class PipelineChunk:
     """One chunk on this stage.
 
     forward_context: the context in which the module's forward runs. graphs: replays the chunk from recordings, if set.
+    sample_losses_B: memory that each forward in training overwrites with the loss of each sample, if set.
     """
 
     module: nn.Module
     forward_context: AbstractContextManager[Any]
     data_parallel: ChunkDataParallel
     graphs: GraphedChunk | None = None
+    sample_losses_B: Tensor | None = None
 
     def forward(self, x: Tensor, context: Any, labels_SB: Tensor | None) -> tuple[Tensor, Backward]:
         """Return the output, detached from the autograd graph, and its backward, which keeps only its edge there."""
@@ -55,6 +57,18 @@ class PipelineChunk:
             out = self.module(x, context, labels_SB)
         edge = get_gradient_edge(out) if out.requires_grad else None
         return out.detach(), partial(_run_backward, edge, out.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingLosses:
+    """The losses of this rank's micro-batches over their label tokens, fp64.
+
+    total: their sum, 0 except on the last stage. samples_MB: the loss of each sample, where the last chunk keeps them.
+    Shapes: total scalar; samples [M, B].
+    """
+
+    total: Tensor
+    samples_MB: Tensor | None
 
 
 @dataclass(slots=True)
@@ -65,6 +79,7 @@ class _ScheduleRun:
     inputs: Sequence[PipelineInput]
     loss_scale: Callable[[], Tensor] | None
     loss_sum: Tensor | None = None
+    sample_losses: dict[int, Tensor] = field(default_factory=dict)
     received: dict[tuple[ActionKind, int, int], Pending] = field(default_factory=dict)
     outgoing: dict[tuple[ActionKind, int, int], Tensor] = field(default_factory=dict)
     forward_sends: dict[tuple[int, int], Pending] = field(default_factory=dict)
@@ -103,24 +118,28 @@ class Pipeline:
         for action in schedule.initial_gathers(self.mesh.coordinate["pp"]):
             self.chunks[action.chunk].data_parallel.start_gather()
 
-    def train(self, schedule: Schedule, inputs: Sequence[PipelineInput], loss_scale: Callable[[], Tensor]) -> Tensor:
+    def train(
+        self, schedule: Schedule, inputs: Sequence[PipelineInput], loss_scale: Callable[[], Tensor]
+    ) -> TrainingLosses:
         """Run forward and backward of all micro-batches, and sum their gradients in the buckets.
 
         loss_scale: returns the gradient of the summed loss (1 / number of label tokens); the first backward calls it,
-        once. Returns the sum of this rank's losses over label tokens, which is 0 except on the last stage.
+        once.
         """
         for chunk in self.chunks:
             chunk.data_parallel.expect(schedule.num_microbatches)
-        return self._run(schedule, inputs, cache(loss_scale))
+        run = self._run(schedule, inputs, cache(loss_scale))
+        samples_B = [losses_B for _, losses_B in sorted(run.sample_losses.items())]
+        return TrainingLosses(self._total(run), torch.stack(samples_B) if samples_B else None)
 
     def evaluate(self, schedule: Schedule, inputs: Sequence[PipelineInput]) -> Tensor:
-        """Run a forward-only schedule. Returns the same sum as `train`."""
+        """Run a forward-only schedule. Returns the same total as `train`."""
         with torch.no_grad():
-            return self._run(schedule, inputs, None)
+            return self._total(self._run(schedule, inputs, None))
 
     def _run(
         self, schedule: Schedule, inputs: Sequence[PipelineInput], loss_scale: Callable[[], Tensor] | None
-    ) -> Tensor:
+    ) -> _ScheduleRun:
         run = _ScheduleRun(schedule.placement, inputs, loss_scale)
         for action in schedule.stages[self.mesh.coordinate["pp"]]:
             self._execute(action, run)
@@ -128,6 +147,9 @@ class Pipeline:
             _release_delivered(run.backward_sends)
         for send in (*run.forward_sends.values(), *run.backward_sends.values()):
             send.wait()
+        return run
+
+    def _total(self, run: _ScheduleRun) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         return total if run.loss_sum is None else total + run.loss_sum
 
@@ -167,6 +189,8 @@ class Pipeline:
             if is_last:
                 loss = out.to(torch.float64, copy=True)  # the next replay overwrites the loss
                 run.loss_sum = loss if run.loss_sum is None else run.loss_sum + loss
+                if chunk.sample_losses_B is not None and run.loss_scale is not None:
+                    run.sample_losses[action.microbatch] = chunk.sample_losses_B.clone()
             else:
                 run.outgoing[(ActionKind.SEND_FORWARD, *key)] = out
             if run.loss_scale is not None:

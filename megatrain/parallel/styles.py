@@ -18,7 +18,7 @@ from megatrain.comm.sequence import (
     sum_over_ranks,
 )
 from megatrain.contracts.black_box.operations import Operation
-from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms, summed_cross_entropy
+from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms, Observe, summed_cross_entropy
 from megatrain.ops.embedding import embedding
 from megatrain.ops.normalization import ResidualStream
 from megatrain.parallel.recompute import SelectiveRecompute
@@ -83,6 +83,7 @@ class VocabularyCrossEntropy(nn.Module):
     """The summed loss where each rank holds some columns of the logits, which are never gathered.
 
     terms: the terms that training adds; evaluation has only the cross entropy.
+    observe: gets the loss of each token in training, where it is set; the same on all ranks of the group.
     Communication: over tp, one all-reduce (maximum) of one number per token, and one all-reduce (sum) of two numbers
     per token, or three with label smoothing.
     """
@@ -95,6 +96,7 @@ class VocabularyCrossEntropy(nn.Module):
         self.first_column = first_column
         self.vocab_size = vocab_size
         self.terms = terms
+        self.observe: Observe | None = None
 
     def forward(self, logits_TV: Tensor, labels_T: Tensor) -> Tensor:
         return summed_cross_entropy(
@@ -104,6 +106,7 @@ class VocabularyCrossEntropy(nn.Module):
             first_column=self.first_column,
             combine=self._combine,
             terms=self.terms if self.training else CROSS_ENTROPY_ALONE,
+            observe=self.observe if self.training else None,
         )
 
     def _combine(self, statistics_KT: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 Only rank 0 constructs a Reporter; no other rank prints or writes metrics.
 """
 
-from megatrain.reporting.report import EvaluationReport, IntervalReport, StepReport, ValidationSetReport
+from megatrain.reporting.report import EvaluationReport, IntervalReport, SourceReport, StepReport, ValidationSetReport
 from megatrain.reporting.reporter import Reporter
 from megatrain.reporting.sinks import missing_packages
 
@@ -11,6 +11,7 @@ __all__ = [
     "EvaluationReport",
     "IntervalReport",
     "Reporter",
+    "SourceReport",
     "StepReport",
     "ValidationSetReport",
     "missing_packages",

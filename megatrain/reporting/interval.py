@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
-from megatrain.reporting.report import IntervalReport, StepReport
+from megatrain.reporting.report import IntervalReport, SourceReport, StepReport
 from megatrain.telemetry.flops import ComputeCost, mfu
 
 
@@ -50,7 +51,21 @@ class IntervalBuilder:
             memory_bytes=last.memory_bytes,
             num_skipped=last.num_skipped,
             consumed_tokens=last.consumed_tokens,
+            sources=_source_means(done),
         )
+
+
+def _source_means(steps: Iterable[StepReport]) -> tuple[SourceReport, ...]:
+    """Return the means of each source over its tokens, in the order in which the steps first have them."""
+    by_name: dict[str, list[SourceReport]] = {}
+    for source in (source for step in steps for source in step.sources):
+        by_name.setdefault(source.name, []).append(source)
+    means = []
+    for name, found in by_name.items():
+        counts = [source.num_tokens for source in found]
+        loss = _mean([source.loss for source in found], counts)
+        means.append(SourceReport(name=name, loss=loss, num_tokens=sum(counts)))
+    return tuple(means)
 
 
 def _mean(values: list[float], weights: list[int] | None = None) -> float:

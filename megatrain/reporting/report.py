@@ -15,6 +15,17 @@ Value = int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceReport:
+    """The training loss of the samples of one source of the data."""
+
+    name: str
+    loss: float
+    """Nats per token, mean over its tokens that have a label."""
+    num_tokens: int
+    """Its tokens that have a label."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
     """One finished step of all ranks. The trainer makes it."""
 
@@ -40,8 +51,10 @@ class StepReport:
     memory_bytes: int
     """Peak memory of the reporting rank: of its GPU, or on a CPU of the whole process."""
     world_size: int
+    sources: tuple[SourceReport, ...] = ()
+    """The sources with tokens in this step, in the order of the mixture; none for a run with one source."""
 
-    def values(self) -> dict[str, Value]:
+    def values(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -72,8 +85,10 @@ class IntervalReport:
     memory_bytes: int
     num_skipped: int
     consumed_tokens: int
+    sources: tuple[SourceReport, ...] = ()
+    """The means over the tokens of the steps that were not skipped."""
 
-    def values(self) -> dict[str, Value]:
+    def values(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -109,12 +124,15 @@ Report = StepReport | IntervalReport | EvaluationReport
 
 
 def curves(report: Report) -> dict[str, Value]:
-    """Return the numbers of a report to draw over the step, as kind/field; of a validation set kind/name/field."""
-    sets = report.sets if isinstance(report, EvaluationReport) else ()
-    tables = {report.kind: report.values(), **{f"{report.kind}/{one.name}": asdict(one) for one in sets}}
+    """Return the numbers of a report to draw over the step, as kind/field; of a part of it kind/name/field."""
+    tables = {report.kind: report.values(), **{f"{report.kind}/{one.name}": asdict(one) for one in _parts(report)}}
     return {
         f"{prefix}/{name}": value
         for prefix, values in tables.items()
         for name, value in values.items()
-        if name not in ("step", "sets", "name")
+        if name not in ("step", "sets", "sources", "name")
     }
+
+
+def _parts(report: Report) -> tuple[ValidationSetReport, ...] | tuple[SourceReport, ...]:
+    return report.sets if isinstance(report, EvaluationReport) else report.sources

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -20,6 +21,7 @@ from megatrain.contracts.layout import STAGES
 from megatrain.model import initialise_
 from megatrain.model.fp8 import Fp8Scales
 from megatrain.model.head import CustomLoss
+from megatrain.ops.cross_entropy import write_sample_losses
 from megatrain.ops.precision import DTYPES
 from megatrain.optim import ShardedOptimizer
 from megatrain.parallel.boxes import Box
@@ -44,6 +46,8 @@ class RankModel:
     data_parallel: tuple[ChunkDataParallel, ...]
     optimizer: ShardedOptimizer
     fp8_scales: tuple[Fp8Scales, ...] = ()
+    keeps_sample_losses: bool = False
+    """Whether training computes the loss of each sample, for the losses by source. The same on all ranks."""
 
     def initialise(self) -> None:
         """Draw the initial weights. Every rank draws its own shards; the numbers are the same in every layout."""
@@ -114,7 +118,8 @@ def build_rank_model(
     """Build this rank's chunks, pipeline and optimizer. Weights are zero until they are initialised or loaded.
 
     capture: records micro-batches as CUDA graphs; None: what `capture_of` returns. loss: takes the place of cross
-    entropy in training; the configuration must allow it (Extensions.problems).
+    entropy in training; the configuration must allow it (Extensions.problems). It returns only a sum, so with it there
+    are no losses of samples, which a run of several sources keeps otherwise.
     """
     capture = capture or capture_of(config, device)
     built = build_chunks(config, mesh, device, CudaCopies(device) if device.type == "cuda" else ImmediateCopies())
@@ -123,6 +128,12 @@ def build_rank_model(
             if chunk.meta.module.loss_head is not None:
                 chunk.meta.module.loss_head.cross_entropy = CustomLoss(loss, config.model.vocab_size)
     chunks = [_as_trained(config, chunk, capture) for chunk in built]
+    keeps_sample_losses = loss is None and len(config.data_sources) > 1
+    if keeps_sample_losses:
+        chunks = [
+            replace(one, sample_losses_B=_keep_sample_losses(config, chunk, device))
+            for one, chunk in zip(chunks, built, strict=True)
+        ]
     pipeline = Pipeline(
         mesh,
         chunks,
@@ -134,7 +145,7 @@ def build_rank_model(
     data_parallel = tuple(chunk.data_parallel for chunk in built)
     optimizer = ShardedOptimizer(data_parallel, config.optimizer, mesh)
     scales = tuple(chunk.fp8_scales for chunk in built if chunk.fp8_scales is not None)
-    return RankModel(config, mesh, device, pipeline, data_parallel, optimizer, scales)
+    return RankModel(config, mesh, device, pipeline, data_parallel, optimizer, scales, keeps_sample_losses)
 
 
 def capture_of(config: Config, device: torch.device) -> Capture | None:
@@ -154,6 +165,20 @@ def _as_trained(config: Config, chunk: BuiltChunk, capture: Capture | None) -> P
         return plain
     graphs = GraphedChunk(plain.forward, plain.data_parallel, capture, lambda: _decisions(chunk))
     return replace(plain, graphs=graphs)
+
+
+def _keep_sample_losses(config: Config, chunk: BuiltChunk, device: torch.device) -> torch.Tensor | None:
+    """Make the chunk write the loss of each sample to the result, if it computes losses. Shapes: result [B].
+
+    The memory is the same in every forward, so a recording can write to it too.
+    """
+    head = chunk.meta.module.loss_head
+    if head is None:
+        return None
+    assert not isinstance(head.cross_entropy, CustomLoss)
+    losses_B = torch.zeros(config.batch.micro_batch_size, dtype=torch.float64, device=device)
+    head.cross_entropy.observe = partial(write_sample_losses, losses_B)
+    return losses_B
 
 
 def _decisions(chunk: BuiltChunk) -> Hashable:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 
+import numpy as np
 import torch
 
 from megatrain.contracts.black_box.operations import Operation, all_reduce_along
-from megatrain.parallel.pipeline import PipelineInput
+from megatrain.data.sample_sources import SampleSources
+from megatrain.parallel.pipeline import PipelineInput, TrainingLosses
+from megatrain.reporting import SourceReport
 from megatrain.schedule import Schedule
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.rank_model import RankModel
@@ -31,16 +34,20 @@ class Requests:
     """The next checkpoint by time is due."""
 
 
+_NUM_REQUESTS = len(fields(Requests))
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     """The result of a step, the same on all ranks. `loss` is in nats per label token; `agreed` has the requests of all
-    ranks.
+    ranks. `sources`: those with label tokens in this step, if `train_step` got the sources of the samples.
     """
 
     loss: float
     grad_norm: float
     is_skipped: bool
     agreed: Requests
+    sources: tuple[SourceReport, ...] = ()
 
 
 def train_step(
@@ -53,12 +60,14 @@ def train_step(
     grad_clip: float,
     requests: Callable[[], Requests] = Requests,
     recorder: Recorder,
+    sources: SampleSources | None = None,
     check_replicas: Callable[[], None] | None = None,
 ) -> StepOutcome:
     """Train on one global batch. `inputs` are the micro-batches of this rank's pipeline.
 
     num_label_tokens: the count in these micro-batches. grad_clip: the largest gradient norm, 0 for no limit.
     requests: returns the requests to this rank. Called at the end of backward, before the ranks agree and update.
+    sources: those of the samples of `inputs`. On all ranks or on none; the model must keep the losses of samples.
     check_replicas: called when the step has used the parameters and has not changed them yet.
     Communication: all exchanges of the step. Returns when this rank's shards are updated and the gathers at the start
     of the schedule have started; they overlap with the fetching of the next batch. A skipped step does neither.
@@ -70,19 +79,21 @@ def train_step(
     for chunk in rank_model.data_parallel:
         chunk.start_step()
     # a batch without labels has no loss; a count of 1 avoids a division by zero
-    loss_sum = rank_model.pipeline.train(schedule, inputs, lambda: 1.0 / counted.wait().clamp(min=1.0)[0])
+    losses = rank_model.pipeline.train(schedule, inputs, lambda: 1.0 / counted.wait().clamp(min=1.0)[0])
     for chunk in rank_model.data_parallel:
         chunk.finish_reduce()
     if check_replicas is not None:
         check_replicas()
 
     with recorder.span(Operation.CLIP):
-        own_loss = loss_sum if mesh.contributes_loss else torch.zeros_like(loss_sum)
+        own_loss = losses.total if mesh.contributes_loss else torch.zeros_like(losses.total)
         contributed = torch.stack([rank_model.optimizer.gradient_square_sum(), own_loss])
         contributed.tolist()  # wait for the device, so that a request that arrives during the step still counts
-        flags = _on_device([*map(float, astuple(requests()))], contributed)
+        by_source = _sums_by_source(sources, losses if mesh.contributes_loss else None)
+        flags = _on_device([*map(float, astuple(requests())), *by_source], contributed)
         summed = mesh.sum_over_all(torch.cat([contributed, flags]))
-        total_tokens, square_sum, loss_total, *asked = torch.cat([counted.wait(), summed]).tolist()
+        total_tokens, square_sum, loss_total, *others = torch.cat([counted.wait(), summed]).tolist()
+    asked, by_source = others[:_NUM_REQUESTS], others[_NUM_REQUESTS:]
     grad_norm = math.sqrt(square_sum) if square_sum >= 0.0 else math.nan
     loss = loss_total / max(total_tokens, 1)
     is_skipped = not (math.isfinite(grad_norm) and math.isfinite(loss))
@@ -91,7 +102,26 @@ def train_step(
         with recorder.span(Operation.OPTIMIZER):
             rank_model.optimizer.step(lr, _clip_scale(grad_norm, grad_clip))
         rank_model.pipeline.start_initial_gathers(schedule)
-    return StepOutcome(loss, grad_norm, is_skipped, Requests(*(count > 0.0 for count in asked)))
+    agreed = Requests(*(count > 0.0 for count in asked))
+    return StepOutcome(loss, grad_norm, is_skipped, agreed, _source_reports(sources, by_source))
+
+
+def _sums_by_source(sources: SampleSources | None, losses: TrainingLosses | None) -> list[float]:
+    """Return the numbers that a rank adds to those of the sources: summed losses, then label tokens."""
+    if sources is None:
+        return []
+    samples_MB = None if losses is None or losses.samples_MB is None else np.array(losses.samples_MB.tolist())
+    sums: list[float] = sources.sums(samples_MB).ravel().tolist()
+    return sums
+
+
+def _source_reports(sources: SampleSources | None, sums: Sequence[float]) -> tuple[SourceReport, ...]:
+    names = () if sources is None else sources.names
+    return tuple(
+        SourceReport(name=name, loss=loss / count, num_tokens=int(count))
+        for name, loss, count in zip(names, sums[: len(names)], sums[len(names) :], strict=True)
+        if count > 0.0
+    )
 
 
 def _on_device(values: list[float], like: torch.Tensor) -> torch.Tensor:

@@ -186,6 +186,7 @@ class StepLoop:
             grad_clip=config.optimizer.grad_clip,
             requests=self._requests,
             recorder=self._parts.recorder,
+            sources=batch.sources if rank_model.keeps_sample_losses else None,
             check_replicas=self._check_of(self.step + 1),
         )
 

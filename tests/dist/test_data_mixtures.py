@@ -20,6 +20,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.process import ROLLBACK_VARIABLE
 from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import Rollback
+from megatrain.run_record import read_run
 from tests.dist.restarts import place, step_place
 from tests.helpers.forked_program import run_forked
 from tests.helpers.ports import free_ports
@@ -72,6 +73,13 @@ class Mixed:
         files = read_manifest(LocalLocation(step_place(self.root, step, "main"))).files
         return [entry.digest for _, entry in sorted(files.items()) if entry.digest.startswith("items-")]
 
+    def sources_by_step(self) -> list[set[str]]:
+        """Return the names of the sources whose losses each step has."""
+        (run_directory,) = {file.parents[1] for file in self.root.rglob("metrics.jsonl")}
+        return [
+            {one["name"] for one in found} for found in read_run(run_directory).metrics("step")["sources"].to_pylist()
+        ]
+
     def stream(self, step: int, branch: str = "main") -> SampleStream:
         """Return the sample order that a checkpoint recorded."""
         return read_manifest(LocalLocation(step_place(self.root, step, branch))).data
@@ -102,8 +110,18 @@ def test_a_mixture_may_change_whenever_a_run_resumes(mixed: Mixed) -> None:
     assert exit_code == ExitCode.OK, output
     assert mixed.stream(6).stages[-1] == MixtureStage(5 * BATCH, (1, 1, 0))
 
+    # each step has the losses of the sources of its own mixture
+    sources = mixed.sources_by_step()
+    assert [set().union(*sources[first:end]) for first, end in ((0, 3), (3, 5), (5, 6))] == [
+        {"web", "code"}, {"books", "web"}, {"code", "web"}
+    ]  # fmt: skip
+
+    exit_code, output = mixed.train(7, {**code, "weight": 2.0})
+    assert exit_code == ExitCode.OK, output
+    assert mixed.sources_by_step()[6:] == [set()]
+
     write_corpus(mixed.prefixes["code"], 3500, VOCAB_SIZE, seed=99)
-    exit_code, output = mixed.train(7, code, {"name": "web", "path": str(moved)})
+    exit_code, output = mixed.train(8, code, {"name": "web", "path": str(moved)})
     assert exit_code == ExitCode.CHECKPOINT
     assert re.search(r"code had 3500 tokens with digest .*data\.accepted_digest=", output), output
 

@@ -100,7 +100,8 @@ class TrainingJobs:
 
 def _agreed(report: StepReport) -> str:
     """Return what all ranks must say alike, bitwise (nan equals nan)."""
-    return repr((report.step, report.loss, report.grad_norm, report.lr, report.is_skipped, report.consumed_samples))
+    counted = (report.step, report.is_skipped, report.consumed_samples)
+    return repr((*counted, report.loss, report.grad_norm, report.lr, report.sources))
 
 
 def assemble(pieces: Iterable[Piece]) -> Arrays:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
 from megatrain.parallel.graphed_chunk import Capture
-from megatrain.parallel.pipeline import PipelineInput
+from megatrain.parallel.pipeline import PipelineInput, TrainingLosses
 from megatrain.schedule import build_schedule
 from megatrain.training.rank_model import RankModel, build_rank_model
 
@@ -106,6 +107,17 @@ def microbatches(rank_model: RankModel, tokens: Tensor, first_sample: int = 0) -
     ]
 
 
+def add_to_losses(rank_model: RankModel, monkeypatch: pytest.MonkeyPatch, addend: Callable[[], float]) -> None:
+    """Make the summed loss of each step larger by what `addend` returns, after its gradients are there."""
+    train = rank_model.pipeline.train
+
+    def train_and_add(*arguments: Any) -> TrainingLosses:
+        losses = train(*arguments)
+        return replace(losses, total=losses.total + addend())
+
+    monkeypatch.setattr(rank_model.pipeline, "train", train_and_add)
+
+
 def run_gradients(rank_model: RankModel, tokens: Tensor, first_sample: int = 0) -> float:
     """Run forward and backward of one step and return the mean loss; gradients are in the buckets then."""
     inputs = microbatches(rank_model, tokens, first_sample)
@@ -114,10 +126,10 @@ def run_gradients(rank_model: RankModel, tokens: Tensor, first_sample: int = 0) 
         chunk.start_step()
     scale = torch.tensor(1.0 / num_labels, dtype=torch.float64, device=rank_model.device)
     schedule = build_schedule(rank_model.config.parallel.schedule, 1, 1, len(inputs))
-    loss_sum = rank_model.pipeline.train(schedule, inputs, lambda: scale)
+    losses = rank_model.pipeline.train(schedule, inputs, lambda: scale)
     for chunk in rank_model.data_parallel:
         chunk.finish_reduce()
-    return loss_sum.item() / num_labels
+    return losses.total.item() / num_labels
 
 
 def gradients_by_name(rank_model: RankModel) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ from megatrain.training.observers.profiler import StepProfiler
 from megatrain.training.observers.step_observers import step_observers
 from megatrain.training.rank_model import RankModel, build_rank_model
 from megatrain.training.step_loop import StepLoop, StepLoopParts
-from megatrain.training.training_data import open_validation
+from megatrain.training.training_data import open_reader, open_validation, sample_stream
 from tests.helpers.faults import RankFault, faulty_rank, faulty_writers
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.waiting import wait_until
@@ -230,10 +230,8 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
     """Be one worker of the job, from joining to the last step. Runs on the pool."""
     mesh, recorder = _join(context, config, orders)
     rank_model = build_rank_model(config, mesh, recorder, mesh.device)
-    dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
-    order_kind = type("Order", (_OrderWithout,), {"hidden": orders.hidden})
-    order = order_kind(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
-    reader = _NotingReader(BatchReader.of_one(dataset, order, config.data.has_document_mask))
+    training_data, stream = _training_data(config, orders)
+    reader = _NotingReader(training_data)
     reporter = _NotingReporter(rank_model)
     # a test that saves names a run directory; others get one that no test reads
     run = RunDirectory(Path(config.job.run_directory or context.init_method.removeprefix("file://") + ".run"))
@@ -248,7 +246,7 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
         config,
         mesh,
         rank_model.saved_shards(),
-        SampleStream.of_one(dataset.num_tokens, config.resolved_data_seed),
+        stream,
         local_rank=local_rank,
         round_number=0,
         directory=str(run.checkpoints),
@@ -299,6 +297,17 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
         is_stopped=trainer.is_stopped,
         notes=reporter.notes,
     )
+
+
+def _training_data(config: Config, orders: Orders) -> tuple[BatchReader, SampleStream]:
+    if not config.data.train:
+        reader = open_reader(config)
+        return reader, sample_stream(config, reader, ())
+    dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
+    order_kind = type("Order", (_OrderWithout,), {"hidden": orders.hidden})
+    order = order_kind(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
+    reader = BatchReader.of_one(dataset, order, config.data.has_document_mask)
+    return reader, SampleStream.of_one(dataset.num_tokens, config.resolved_data_seed)
 
 
 def _join(context: RankContext, config: Config, orders: Orders) -> tuple[Mesh, Recorder]:

@@ -94,6 +94,7 @@ class StepReports(StepObserver):
             num_skipped=progress.num_skipped,
             memory_bytes=self._memory.peak_bytes(),
             world_size=self._world_size,
+            sources=done.outcome.sources,
         )
         for receive in self._receivers:
             receive(report)

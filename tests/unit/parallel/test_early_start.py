@@ -111,8 +111,8 @@ def run_step(rank_model: RankModel, seed: int, num_microbatches: int = 2, scale:
         rank_model.config.parallel.schedule, 1, rank_model.config.parallel.num_chunks, len(inputs)
     )
     loss_scale = torch.tensor(scale / tokens[1:].numel(), dtype=torch.float64)
-    ends = rank_model.pipeline.train(schedule, inputs, lambda: loss_scale)
-    assert torch.isfinite(ends)
+    losses = rank_model.pipeline.train(schedule, inputs, lambda: loss_scale)
+    assert torch.isfinite(losses.total)
     for chunk in rank_model.data_parallel:
         chunk.finish_reduce()
     rank_model.advance_fp8_scales()

@@ -92,7 +92,8 @@ def test_loss_is_the_sum_over_counted_labels_at_any_scale() -> None:
         factor = torch.tensor(scale, dtype=torch.float64)
         for chunk in rank_model.data_parallel:
             chunk.start_step()
-        loss = rank_model.pipeline.train(build_schedule("1f1b", 1, 1, 2), inputs, lambda factor=factor: factor)
+        losses = rank_model.pipeline.train(build_schedule("1f1b", 1, 1, 2), inputs, lambda factor=factor: factor)
+        loss = losses.total
         assert loss.dtype == torch.float64
         assert not loss.requires_grad
         sums.append(loss.item())

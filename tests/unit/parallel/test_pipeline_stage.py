@@ -138,7 +138,7 @@ class Stage:
         self.pipeline = Pipeline(mesh, chunks, recorder, hidden_shape=SHAPE, dtype=torch.float32, device=cpu)
 
     def train(self, schedule: Schedule) -> Tensor:
-        return self.pipeline.train(schedule, inputs(schedule.num_microbatches), lambda: torch.tensor(1.0))
+        return self.pipeline.train(schedule, inputs(schedule.num_microbatches), lambda: torch.tensor(1.0)).total
 
     def wanted(self, *prefixes: str) -> list[str]:
         """Return the notes that begin with one of the prefixes."""

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,14 @@ import pytest
 from megatrain.checkpoint_format.claims import JobRound
 from megatrain.config.config import Config
 from megatrain.contracts.errors import FencedError
-from megatrain.reporting import EvaluationReport, Reporter, StepReport, ValidationSetReport, missing_packages
+from megatrain.reporting import (
+    EvaluationReport,
+    Reporter,
+    SourceReport,
+    StepReport,
+    ValidationSetReport,
+    missing_packages,
+)
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain.telemetry.flops import training_flops_per_token
 from tests.helpers.source_tree import ROOT
@@ -137,6 +145,26 @@ def test_skipped_steps_are_counted_and_left_out_of_the_means(
     assert "skipped 4" in step_lines(stream)[2]
     steps = [record for record in records(run_directory) if record["kind"] == "step"]
     assert (steps[1]["loss"], steps[1]["grad_norm"], steps[1]["is_skipped"]) == (None, None, True)
+
+
+def test_an_interval_has_the_mean_of_each_source_over_its_tokens(
+    make_reporter: MakeReporter, make_step: MakeStep, run_directory: RunDirectory, clock: Clock
+) -> None:
+    web, code = (SourceReport(name=name, loss=2.0, num_tokens=100) for name in ("web", "code"))
+    steps = [
+        make_step(2, sources=(web,)),
+        make_step(3, sources=(replace(web, loss=5.0, num_tokens=50), code)),
+    ]
+    skipped = make_step(4, sources=(replace(web, loss=math.nan),), loss=math.nan, is_skipped=True)
+    with make_reporter() as reporter:
+        run(reporter, clock, [make_step(1), *steps, skipped])
+
+    found = [record["sources"] for record in records(run_directory) if record["kind"] == "interval"]
+    assert found == [
+        [],
+        [{"name": "web", "loss": 3.0, "num_tokens": 150}, {"name": "code", "loss": 2.0, "num_tokens": 100}],
+        [],
+    ]
 
 
 def test_evaluations_are_printed_and_stored(

@@ -41,7 +41,7 @@ def test_a_column_holds_what_the_lines_say() -> None:
 
     assert table.column("step").to_pylist() == sorted(last)
     for name in set(table.schema.names):
-        assert table.column(name).to_pylist() == [last[step][name] for step in sorted(last)], name
+        assert table.column(name).to_pylist() == [last[step].get(name) for step in sorted(last)], name
 
 
 def test_last_report_of_a_repeated_step_counts(tmp_path: Path) -> None:
@@ -83,6 +83,14 @@ def test_validation_sets_of_an_evaluation_are_a_column(tmp_path: Path) -> None:
 
     found = read_run(write_metrics(tmp_path, *lines)).metrics("evaluation").column("sets").to_pylist()
     assert found == [[web, {**web, "name": "code", "loss": None}], [unknown], [], None, None]
+
+
+@pytest.mark.parametrize("kind", ["step", "interval"])
+def test_sources_of_a_step_are_a_column(kind: str, tmp_path: Path) -> None:
+    sources = [{"name": "web", "loss": 2.5, "num_tokens": 75}, {"name": "code", "loss": None, "num_tokens": 25}]
+    lines = [{"kind": kind, "step": 1, "loss": 2.0, "sources": sources}, {"kind": kind, "step": 2, "loss": 2.0}]
+
+    assert read_run(write_metrics(tmp_path, *lines)).metrics(kind).column("sources").to_pylist() == [sources, None]
 
 
 def test_an_incident_is_a_row() -> None:

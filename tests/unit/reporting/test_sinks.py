@@ -16,7 +16,7 @@ import pytest
 
 from megatrain.config.config import Config
 from megatrain.contracts.errors import ConfigError
-from megatrain.reporting import EvaluationReport, Reporter, StepReport, ValidationSetReport
+from megatrain.reporting import EvaluationReport, Reporter, SourceReport, StepReport, ValidationSetReport
 from megatrain.reporting.jsonl_sink import JsonLinesSink
 from megatrain.reporting.sinks import open_sinks
 from megatrain.run_files.run_directory import RunDirectory
@@ -25,13 +25,17 @@ from tests.helpers.require import require_module
 WEB = ValidationSetReport(name="web", loss=2.25, num_tokens=75, bits_per_byte=0.5)
 CODE = ValidationSetReport(name="code", loss=math.nan, num_tokens=25, bits_per_byte=None)
 EVALUATION = EvaluationReport(step=2, loss=2.5, num_tokens=100, bits_per_byte=None, duration_s=1.5, sets=(WEB, CODE))
+SOURCES = (
+    SourceReport(name="web", loss=2.25, num_tokens=75),
+    SourceReport(name="code", loss=math.nan, num_tokens=25),
+)
 MakeStep = Callable[..., StepReport]
 
 
 def test_a_line_holds_every_field(tmp_path: Path, make_step: MakeStep) -> None:
     path = tmp_path / "metrics.jsonl"
     sink = JsonLinesSink(path, unix_time=lambda: 1.5)
-    sink.write(make_step(7, loss=math.nan))
+    sink.write(make_step(7, loss=math.nan, sources=SOURCES))
 
     # Read before close: nothing is held back.
     assert json.loads(path.read_text()) == {
@@ -52,6 +56,10 @@ def test_a_line_holds_every_field(tmp_path: Path, make_step: MakeStep) -> None:
         "num_skipped": 0,
         "memory_bytes": 3 << 29,
         "world_size": 4,
+        "sources": [
+            {"name": "web", "loss": 2.25, "num_tokens": 75},
+            {"name": "code", "loss": None, "num_tokens": 25},
+        ],
     }
     sink.close()
 
@@ -154,7 +162,7 @@ def test_tensorboard_reads_what_was_written(
     for steps, loss in (((1, 2, 3), 3.0), ((2, 3), 1.0)):
         with make_reporter(log={"has_tensorboard": True}) as reporter:
             for step in steps:
-                reporter.step(make_step(step, loss=loss))
+                reporter.step(make_step(step, loss=loss, sources=SOURCES))
             reporter.evaluation(EVALUATION)
 
     # In the order of their names, which begin with the time; of two within a second the later has the larger number.
@@ -169,6 +177,11 @@ def test_tensorboard_reads_what_was_written(
         *(f"evaluation/code/{name}" for name in ("loss", "num_tokens")),
     }
     assert events.Scalars("evaluation/web/loss")[-1].value == 2.25
+    assert {tag for tag in events.Tags()["scalars"] if tag.count("/") == 2 and "evaluation" not in tag} == {
+        f"{kind}/{source}/{name}"
+        for kind in ("step", "interval") for source in ("web", "code") for name in ("loss", "num_tokens")
+    }  # fmt: skip
+    assert events.Scalars("step/web/loss")[-1].value == events.Scalars("interval/web/loss")[-1].value == 2.25
     # The second start went back to step 2: TensorBoard hides what the first had written beyond step 1.
     assert [(event.step, event.value) for event in events.Scalars("step/loss")] == [(1, 3.0), (2, 1.0), (3, 1.0)]
 
@@ -232,7 +245,7 @@ def test_wandb_gets_every_report(
     wandb: FakeWandb, make_reporter: Callable[..., Reporter], make_step: MakeStep, run_directory: RunDirectory
 ) -> None:
     with make_reporter(log={"has_wandb": True, "wandb_project": "llm", "interval": 2}, job={"name": "j"}) as reporter:
-        reporter.step(make_step(1, loss=4.0))
+        reporter.step(make_step(1, loss=4.0, sources=SOURCES))
         reporter.evaluation(EVALUATION)
 
     call, run = wandb.calls[0], wandb.runs[0]
@@ -240,10 +253,10 @@ def test_wandb_gets_every_report(
     assert call["config"]["model"]["hidden_size"] == 64
     assert run.metrics == [("step", None), ("*", "step")]
     assert [record["step"] for record in run.logged] == [1, 1, 2]
-    assert run.logged[0]["step/loss"] == 4.0
+    assert (run.logged[0]["step/loss"], run.logged[0]["step/web/loss"]) == (4.0, 2.25)
     assert "interval/tokens_per_s" in run.logged[1]
     assert (run.logged[2]["evaluation/loss"], run.logged[2]["evaluation/web/loss"]) == (2.5, 2.25)
-    assert all(isinstance(value, int | float | None) for value in run.logged[2].values())
+    assert all(isinstance(value, int | float | None) for record in run.logged for value in record.values())
     assert run.is_finished
 
 

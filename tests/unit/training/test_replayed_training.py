@@ -145,7 +145,7 @@ def test_steps_with_another_number_of_microbatches() -> None:
                 chunk.start_step()
             scale = torch.tensor(1.0 / (16 * count), dtype=torch.float64)
             schedule = build_schedule("1f1b", 1, 1, count)
-            losses.append(rank_model.pipeline.train(schedule, inputs, lambda scale=scale: scale).item())
+            losses.append(rank_model.pipeline.train(schedule, inputs, lambda scale=scale: scale).total.item())
             for chunk in rank_model.data_parallel:
                 chunk.finish_reduce()
             losses.append(rank_model.optimizer.gradient_square_sum().item())

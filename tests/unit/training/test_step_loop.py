@@ -21,6 +21,7 @@ from megatrain.telemetry.flops import training_flops_per_token
 from megatrain.training import evaluation as evaluation_module
 from megatrain.training.observers.overlap_watch import OverlapWatch
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans, spans_by_step
+from tests.helpers.lone_rank import add_to_losses
 from tests.helpers.lone_trainer import LoneTrainer, Note
 
 STEPS = 5
@@ -332,12 +333,7 @@ def test_no_checkpoint_by_time_is_taken_of_a_skipped_step(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make_trainer({"checkpoint": {"interval_s": 0.001}})
-    train = made.rank_model.pipeline.train
-    monkeypatch.setattr(
-        made.rank_model.pipeline,
-        "train",
-        lambda *arguments: train(*arguments) + (float("nan") if made.trainer.step < 2 else 0.0),
-    )
+    add_to_losses(made.rank_model, monkeypatch, lambda: float("nan") if made.trainer.step < 2 else 0.0)
     made.run()
 
     assert made.noted("take") == [("take", 3)]

@@ -17,7 +17,14 @@ from megatrain.optim import ShardedOptimizer
 from megatrain.schedule import build_schedule
 from megatrain.training.rank_model import RankModel
 from megatrain.training.step import Requests, StepOutcome, train_step
-from tests.helpers.lone_rank import SilentRecorder, lone_rank_model, make_config, microbatches, random_tokens
+from tests.helpers.lone_rank import (
+    SilentRecorder,
+    add_to_losses,
+    lone_rank_model,
+    make_config,
+    microbatches,
+    random_tokens,
+)
 
 
 def step(rank_model: RankModel, tokens: Tensor, *, grad_clip: float = 0.0, **options: Any) -> StepOutcome:
@@ -87,8 +94,8 @@ def test_only_labels_that_count_divide_the_loss() -> None:
 def test_a_loss_that_is_not_finite_is_enough_to_skip(loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config()
     rank_model = lone_rank_model(config)
-    before, train = masters(rank_model), rank_model.pipeline.train
-    monkeypatch.setattr(rank_model.pipeline, "train", lambda *arguments: train(*arguments) + loss)
+    before = masters(rank_model)
+    add_to_losses(rank_model, monkeypatch, lambda: loss)
     outcome = step(rank_model, random_tokens(config, seed=1))
 
     assert outcome.is_skipped
