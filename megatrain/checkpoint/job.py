@@ -18,12 +18,7 @@ from megatrain.arena.sealed import sealed_by_rank
 from megatrain.checkpoint.agreement import raised_by_all, result_of_rank_0
 from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, missing_slot_bytes, open_slots, plan_snapshot
 from megatrain.checkpoint.attach import Attachment, attach
-from megatrain.checkpoint.continuation import (
-    Continuation,
-    TrainingProgress,
-    continuation,
-    origin_of,
-)
+from megatrain.checkpoint.continuation import Continuation, TrainingProgress, continuation, origin_of
 from megatrain.checkpoint.host_writer import HostWriter
 from megatrain.checkpoint.job_peers import JobPeers, storage_instead
 from megatrain.checkpoint.load import load_state
@@ -309,9 +304,10 @@ class JobCheckpoints:
             problems[number] = str(problem)
             if len(problems) == len(start.candidates):
                 raise problem
-        notes += self._begin_order(start, self._data, rollback, TrainingProgress())
+        order_notes = self._begin_order(start, self._data, rollback, TrainingProgress())
         if rollback is not None:
-            self._notes += [*notes, self._open_branch(start, start.branch, 0, rollback)]
+            order_notes = [*notes, *order_notes, self._open_branch(start, start.branch, 0, rollback)]
+        self._notes += order_notes
         return None
 
     def _begin_order(

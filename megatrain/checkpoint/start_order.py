@@ -71,6 +71,8 @@ def first_order(
     """
     if start.stream is None:
         return ContinuedStream(skipping(start, begun, config, rollback, progress))
+    # another run's checkpoint may begin at a later sample than 0
+    start = replace(start, consumed_samples=max(start.consumed_samples, progress.consumed_samples))
     known = known_order(start, start.stream, now, config, rollback, progress)
     return continued_stream(known, now, progress.consumed_samples, accepted_digests(config))
 

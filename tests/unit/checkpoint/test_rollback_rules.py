@@ -14,7 +14,7 @@ from megatrain.checkpoint.start import (
     pending_rollback,
     rollback_start,
 )
-from megatrain.checkpoint.start_order import first_order, known_order, samples_to_skip
+from megatrain.checkpoint.start_order import known_order, samples_to_skip
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.config.batch import BatchConfig
 from megatrain.config.checkpoint import CheckpointConfig
@@ -27,14 +27,6 @@ from megatrain.contracts.sample_ranges import SampleRanges
 
 BACK = Rollback("incident-1", 40, 41, 43)
 BATCH = BatchConfig(global_batch_size=8)
-CONFIG = Config.from_dict(
-    {
-        "model": {"vocab_size": 90, "seq_len": 16, "hidden_size": 32, "num_layers": 1, "num_heads": 4},
-        "batch": {"global_batch_size": 8},
-        "train": {"steps": 200},
-        "optimizer": {"lr": 1e-3},
-    }
-)
 WORKER = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
@@ -76,28 +68,19 @@ def test_skipped_samples_keep_the_mixture_that_read_them() -> None:
     """The mixture changed at step 42 (sample 336), and no checkpoint was written after that."""
     old, now = mixed(MixtureStage(0, (1, 1))), mixed(MixtureStage(0, (1, 3)))
     newest = replace(start(42, 40), stream=old, consumed_samples=336)
-    found = known_order(newest, old, now, CONFIG, BACK, TrainingProgress(40, 320))
+    config = Config.from_dict(
+        {
+            "model": {"vocab_size": 90, "seq_len": 16, "hidden_size": 32, "num_layers": 1, "num_heads": 4},
+            "batch": {"global_batch_size": 8},
+            "train": {"steps": 200},
+            "optimizer": {"lr": 1e-3},
+        }
+    )
+    found = known_order(newest, old, now, config, BACK, TrainingProgress(40, 320))
     assert found.stages == (MixtureStage(0, (1, 1)), MixtureStage(336, (1, 3)))
     assert found.skipped == ((328, 352),)
-    at_newest = known_order(newest, old, now, CONFIG, None, TrainingProgress(42, 336))
+    at_newest = known_order(newest, old, now, config, None, TrainingProgress(42, 336))
     assert at_newest == old  # the resume itself begins the stage, and says so
-
-
-@pytest.mark.parametrize("step", [0, 40])
-def test_a_branch_without_checkpoints_keeps_its_order(step: int) -> None:
-    """The job died before the branch had a checkpoint, and the mixture of its configuration is another one now."""
-    read, now = (MixtureStage(0, (1, 1)), MixtureStage(336, (1, 3))), mixed(MixtureStage(0, (9, 1)))
-    recorded = replace(mixed(*read), skipped=((328, 352),))
-    begun = replace(start(40), skipped=recorded.skipped, stream=recorded, consumed_samples=8 * step)
-    if step == 0:
-        found = first_order(begun, now, now, CONFIG, None, TrainingProgress())
-        assert found.problem == ""
-        known = found.stream
-    else:
-        at_first = mixed(MixtureStage(0, (1, 1)))
-        known = known_order(begun, at_first, now, CONFIG, None, TrainingProgress(step, 8 * step))
-    assert known.skipped == ((328, 352),)
-    assert known.stages[:2] == read
 
 
 def test_another_runs_checkpoint_is_before_all_that_this_run_did() -> None:
