@@ -132,10 +132,10 @@ def test_losses_by_source_change_nothing_else(mixed: Mixed, monkeypatch: pytest.
 
 
 def test_a_loss_of_your_own_has_no_losses_by_source(mixed: Mixed) -> None:
-    def mean(logits: Tensor, labels: Tensor) -> Tensor:
+    def summed(logits: Tensor, labels: Tensor) -> Tensor:
         return logits.sum()
 
     device = torch.device("cpu")
-    rank_model = build_rank_model(mixed.config, lone_mesh(), SilentRecorder(), device, loss=mean)
+    rank_model = build_rank_model(mixed.config, lone_mesh(), SilentRecorder(), device, loss=summed)
     assert not rank_model.keeps_sample_losses
     assert all(chunk.sample_losses_B is None for chunk in rank_model.pipeline.chunks)
