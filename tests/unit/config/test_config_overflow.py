@@ -71,6 +71,11 @@ def test_the_rule_names_the_bound(key: str, value: str, rule: str) -> None:
     assert rule in (refusal(key, value) or "")
 
 
+@pytest.mark.parametrize("zero", ["0.0", "0e-400", "0.0E-4", "-0.0e5", "0"])
+def test_zero_is_not_close_to_0(zero: str) -> None:
+    assert refusal("train.z_loss", zero) is None
+
+
 @pytest.mark.parametrize(
     ("key", "option"),
     [(key, option) for key, option in NUMERIC if option.kind == "float"],
