@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
+from megatrain.contracts.sample_ranges import position_after
 
 _MAX_NOTES = 3
 """Stages that the log shows one by one."""
@@ -59,10 +60,10 @@ def continued_stream(
     notes += [_stage_text(sources, stage) for stage in ahead[:_MAX_NOTES]]
     if len(ahead) > _MAX_NOTES:
         notes.append(f"{len(ahead) - _MAX_NOTES} further stages of the mixture follow")
-    problem = _missing_problem(sources, stages, places, cursor)
+    stream = replace(now, sources=tuple(sources), stages=tuple(stages), skipped=before.skipped)
+    problem = _missing_problem(stream, places, cursor)
     if problem:
         return ContinuedStream(now, problem=problem)
-    stream = replace(now, sources=tuple(sources), stages=tuple(stages), skipped=before.skipped)
     return ContinuedStream(stream, tuple(notes))
 
 
@@ -91,19 +92,20 @@ def _recognised(
     return found, notes, ""
 
 
-def _missing_problem(
-    sources: Sequence[StreamSource], stages: Sequence[MixtureStage], places: Collection[int], cursor: int
-) -> str:
-    """Return why samples from the cursor on cannot be read: their source is gone. Empty if all can."""
-    ends = [*(stage.first_sample for stage in stages[1:]), None]
-    for stage, end in zip(stages, ends, strict=True):
+def _missing_problem(stream: SampleStream, places: Collection[int], cursor: int) -> str:
+    """Return why samples from the cursor on cannot be read: their source is gone. Empty if all can.
+
+    Samples that are skipped need no source.
+    """
+    ends = [*(stage.first_sample for stage in stream.stages[1:]), None]
+    for stage, end in zip(stream.stages, ends, strict=True):
         missing = [place for place, weight in enumerate(stage.weights) if weight and place not in places]
-        if missing and (end is None or end > cursor):
-            name = sources[missing[0]].name
+        first_read = position_after(max(cursor, stage.first_sample), 0, stream.skipped)
+        if missing and (end is None or end > first_read):
             until = "" if end is None else f", until sample {end}"
             return (
-                f"its samples from {max(cursor, stage.first_sample)} on come from {name}, too{until}, and no source of "
-                "the configuration has these tokens; name it again with weight=0"
+                f"its samples from {first_read} on come from {stream.sources[missing[0]].name}, too{until}, and no "
+                "source of the configuration has these tokens; name it again with weight=0"
             )
     return ""
 

@@ -18,14 +18,7 @@ from megatrain.arena.sealed import sealed_by_rank
 from megatrain.checkpoint.agreement import raised_by_all, result_of_rank_0
 from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, missing_slot_bytes, open_slots, plan_snapshot
 from megatrain.checkpoint.attach import Attachment, attach
-from megatrain.checkpoint.continuation import (
-    Continuation,
-    TrainingProgress,
-    accepted_digests,
-    continuation,
-    origin_of,
-)
-from megatrain.checkpoint.continued_stream import continued_stream
+from megatrain.checkpoint.continuation import Continuation, TrainingProgress, continuation, origin_of
 from megatrain.checkpoint.host_writer import HostWriter
 from megatrain.checkpoint.job_peers import JobPeers, storage_instead
 from megatrain.checkpoint.load import load_state
@@ -36,13 +29,12 @@ from megatrain.checkpoint.save_policy import free_bytes, policy_notes
 from megatrain.checkpoint.snapshots import Snapshots, SnapshotTimes
 from megatrain.checkpoint.start import (
     StartingPoint,
-    known_order,
     pending_rollback,
     read_storage,
     rollback_start,
     shared_manifest,
-    skipping,
 )
+from megatrain.checkpoint.start_order import first_order, known_order, skipping
 from megatrain.checkpoint.writer_plans import host_plan, publish_rank_plan
 from megatrain.checkpoint_format.claims import JobRound
 from megatrain.checkpoint_format.lineage import open_branch
@@ -300,9 +292,10 @@ class JobCheckpoints:
                 except CheckpointError as error:
                     problem = error
                 else:
-                    self._data = found.stream
-                    if not candidate.is_own:
-                        self._data = skipping(start, found.stream, self._config, rollback, found.progress)
+                    if candidate.is_own:
+                        self._data = found.stream
+                    else:
+                        notes += self._begin_order(start, found.stream, rollback, found.progress)
                     notes += start.skip_notes(number, problems)
                     if number > 0 or rollback is not None:
                         parent = (candidate.branch, candidate.step) if candidate.is_own else (start.branch, 0)
@@ -311,18 +304,24 @@ class JobCheckpoints:
             problems[number] = str(problem)
             if len(problems) == len(start.candidates):
                 raise problem
-        if start.stream is None:
-            self._data = skipping(start, self._data, self._config, rollback, TrainingProgress())
-        else:
-            known = known_order(start, start.stream, self._data, self._config, rollback, TrainingProgress())
-            again = continued_stream(known, self._data, 0, accepted_digests(self._config))
-            if again.problem:
-                raise CheckpointError(f"{self._checkpoints}: its sample order is another one: {again.problem}")
-            self._data = again.stream
-            notes += again.notes
+        order_notes = self._begin_order(start, self._data, rollback, TrainingProgress())
         if rollback is not None:
-            self._notes += [*notes, self._open_branch(start, start.branch, 0, rollback)]
+            order_notes = [*notes, *order_notes, self._open_branch(start, start.branch, 0, rollback)]
+        self._notes += order_notes
         return None
+
+    def _begin_order(
+        self, start: StartingPoint, begun: SampleStream, rollback: Rollback | None, progress: TrainingProgress
+    ) -> Sequence[str]:
+        """Set the sample order of a job that resumes from no checkpoint of its run; return messages for the log."""
+        order = first_order(start, begun, self._data, self._config, rollback, progress)
+        if order.problem:
+            raise CheckpointError(
+                f"{self._checkpoints}: its sample order is another one: {order.problem}; restore the data and "
+                "data.seed, or begin another run (job.run_directory)"
+            )
+        self._data = order.stream
+        return order.notes
 
     def _open_branch(self, start: StartingPoint, parent: str, step: int, rollback: Rollback | None) -> str:
         """Begin a branch at an older step; everything after that step is abandoned. Returns a message for the log."""
@@ -338,7 +337,7 @@ class JobCheckpoints:
                 step,
                 reason,
                 rollback=rollback_id,
-                skipped=self._data.skipped,
+                data=self._data if self._data.skipped else None,
                 round_number=self._claim.number,
             )
             return [found.name, found.created_unix_s]

@@ -4,8 +4,8 @@ This run's checkpoints come first, the newest of its branch first (checkpoint_fo
 checkpoint, named by checkpoint.load, counts only while this run has none.
 
 A rollback to a step before training went wrong leaves fewer checkpoints to start from, and samples to skip. It happens
-once: the branch that it opens records its id, and a job that finds that id in the lineage resumes there. The functions
-of a rollback are pure.
+once: the branch that it opens records its id, and a job that finds that id in the lineage resumes there. start_order.py
+has the sample order from there on.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from typing import Any
 
 from megatrain.checkpoint.agreement import result_of_rank_0
-from megatrain.checkpoint.continuation import TrainingProgress, accepted_digests
-from megatrain.checkpoint.continued_stream import continued_stream, with_later_stages
-from megatrain.checkpoint_format.branches import MAIN_BRANCH, ancestry
+from megatrain.checkpoint.continued_stream import with_later_stages
+from megatrain.checkpoint_format.branches import MAIN_BRANCH, Branch, ancestry
 from megatrain.checkpoint_format.checkpoint_files import read_manifest, wrong_files
 from megatrain.checkpoint_format.checkpoint_names import step_directory_name
 from megatrain.checkpoint_format.commit import commit_problem
@@ -29,7 +27,7 @@ from megatrain.checkpoint_format.lineage import (
     candidates,
     ensure_branch,
     overlooked,
-    skipped_samples,
+    recorded_order,
     unfinished,
 )
 from megatrain.checkpoint_format.local_location import LocalLocation
@@ -39,12 +37,10 @@ from megatrain.checkpoint_format.resume_point import known_damage
 from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.checkpoint_format.url_location import open_location
 from megatrain.comm.cpu_groups import CpuGroups
-from megatrain.config.batch import BatchConfig, batches_from
 from megatrain.config.checkpoint import CheckpointConfig
-from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.records.rounds import Rollback
-from megatrain.contracts.sample_ranges import SampleRanges, merged
+from megatrain.contracts.sample_ranges import SampleRanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,10 @@ class StartingPoint:
     skipped: SampleRanges = ()
     """Samples that the branch leaves out."""
     stream: SampleStream | None = None
-    """The sample order of the newest checkpoint that can be read, which had consumed `consumed_samples`."""
+    """The sample order of the newest checkpoint that can be read, which had consumed `consumed_samples`.
+
+    Behind it are the stages that a later branch recorded. Without a checkpoint it is the order of such a branch.
+    """
     consumed_samples: int = 0
 
     @property
@@ -167,17 +166,18 @@ def _starting_point(checkpoints: Location, settings: CheckpointConfig) -> Starti
         found = [_named(settings.load)]
     branches = ancestry(checkpoints, branch)
     newest = _newest_manifest(own)
+    order = recorded_order(branches)
     return StartingPoint(
         branch=branch,
         branch_created_unix_s=branches[0].created_unix_s,
         candidates=tuple(found),
-        last_round=-1 if newest is None else newest.round,
+        last_round=-1 if newest is None else newest[1].round,
         warnings=_warnings(checkpoints / branch),
         notes=tuple(notes),
         rollbacks=tuple(member.rollback for member in branches if member.rollback),
-        skipped=skipped_samples(branches),
-        stream=None if newest is None else newest.data,
-        consumed_samples=0 if newest is None else newest.consumed_samples,
+        skipped=() if order is None else order.skipped,
+        stream=order if newest is None else _stream_of(*newest, branches),
+        consumed_samples=0 if newest is None else newest[1].consumed_samples,
     )
 
 
@@ -191,11 +191,18 @@ def _warnings(branch: Location) -> tuple[str, ...]:
     return ()
 
 
-def _newest_manifest(own: Sequence[Candidate]) -> Manifest | None:
+def _newest_manifest(own: Sequence[Candidate]) -> tuple[Candidate, Manifest] | None:
     for one in own:
         with suppress(CheckpointError):  # reported when the candidate is tried
-            return read_manifest(one.location)
+            return one, read_manifest(one.location)
     return None
+
+
+def _stream_of(candidate: Candidate, manifest: Manifest, branches: Sequence[Branch]) -> SampleStream:
+    """Return the order of a checkpoint of one of these branches, newest first, with the stages of those after its."""
+    names = [member.name for member in branches]
+    later = recorded_order(branches[: names.index(candidate.branch)])
+    return with_later_stages(manifest.data, later, manifest.consumed_samples)
 
 
 def _named(load: str) -> StorageCandidate:
@@ -229,49 +236,3 @@ def rollback_start(start: StartingPoint, rollback: Rollback, settings: Checkpoin
             "keep more of them (checkpoint.keep_last, keep_every), or begin another run with checkpoint.load"
         )
     return replace(start, candidates=found)
-
-
-def samples_to_skip(
-    rollback: Rollback, progress: TrainingProgress, batch: BatchConfig, skipped: SampleRanges
-) -> SampleRanges:
-    """Return the samples of the rollback's steps, for a job that resumes at `progress` and already skips `skipped`.
-
-    Raises: CheckpointError when `progress` is already after the first of those steps.
-    """
-    if progress.step > rollback.skip_from:
-        raise CheckpointError(f"step {progress.step} is after step {rollback.skip_from}, which must be skipped")
-    batches = batches_from(batch, progress.consumed_samples, skipped)
-    first, end = rollback.skip_from - progress.step, rollback.skip_to - progress.step
-    cursors = [cursor for cursor, _ in islice(batches, first, end + 2)]
-    return merged([(cursors[0], cursors[-1])])
-
-
-def known_order(
-    start: StartingPoint,
-    recorded: SampleStream,
-    now: SampleStream,
-    config: Config,
-    rollback: Rollback | None,
-    progress: TrainingProgress,
-) -> SampleStream:
-    """Return the sample order that a checkpoint of this run recorded, with the stages and skips that came after it.
-
-    now: the order that the configuration describes. A mixture that began after the newest checkpoint began at its
-    cursor.
-    """
-    if start.stream is not None and progress.consumed_samples < start.consumed_samples:
-        later = continued_stream(start.stream, now, start.consumed_samples, accepted_digests(config))
-        recorded = with_later_stages(
-            recorded, start.stream if later.problem else later.stream, progress.consumed_samples
-        )
-    return skipping(start, recorded, config, rollback, progress)
-
-
-def skipping(
-    start: StartingPoint, stream: SampleStream, config: Config, rollback: Rollback | None, progress: TrainingProgress
-) -> SampleStream:
-    """Return the order without the samples that the lineage, the checkpoint or a rollback leaves out."""
-    skipped = merged((*start.skipped, *stream.skipped))
-    if rollback is not None:
-        skipped = merged((*skipped, *samples_to_skip(rollback, progress, config.batch, skipped)))
-    return replace(stream, skipped=skipped)

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from itertools import count
 
 from megatrain.checkpoint_format.location import Location, put_once
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.files.json_object import JsonObject
-from megatrain.contracts.sample_ranges import SampleRanges
 
 BRANCH_NAME = "BRANCH"
 MAIN_BRANCH = "main"
@@ -27,8 +27,8 @@ _NUMBERED = re.compile(r"branch-([0-9]{4,18})")
 class Branch:
     """A line of checkpoints. It begins at `parent_step` of `parent`; a run's first branch has neither ("" and None).
 
-    A branch at step 0 of its parent may begin with initial weights. `rollback`: the incident that made the job go back;
-    `skipped`: the samples that it leaves out since then.
+    A branch at step 0 of its parent may begin with initial weights. `rollback`: the incident that made the job go back.
+    `data`: the sample order at the branch's begin, if it leaves out samples; their numbers have a meaning only in it.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Branch:
     created_unix_s: float
     reason: str
     rollback: str = ""
-    skipped: SampleRanges = ()
+    data: SampleStream | None = None
 
 
 def read_branch(checkpoints: Location, name: str) -> Branch:
@@ -69,8 +69,8 @@ def read_branch(checkpoints: Location, name: str) -> Branch:
         parent_step=None if is_first else reader.count("parent_step"),
         created_unix_s=reader.seconds("created_unix_s"),
         reason=reader.text("reason"),
-        rollback=reader.text("rollback") if "rollback" in set(reader) else "",
-        skipped=reader.sample_ranges("skipped"),
+        rollback=reader.text("rollback") if "rollback" in reader else "",
+        data=SampleStream.read(reader.section("data")) if "data" in reader else None,
     )
 
 
@@ -121,9 +121,11 @@ def write_branch(checkpoints: Location, branch: Branch) -> bool:
 
 def _text_of(branch: Branch) -> str:
     content = {"schema_version": SCHEMA_VERSION, **asdict(branch)}
-    if not branch.rollback and not branch.skipped:
-        # what has no content is left out
-        del content["rollback"], content["skipped"]
+    # what has no content is left out
+    if not branch.rollback:
+        del content["rollback"]
+    if branch.data is None:
+        del content["data"]
     return json.dumps(content, sort_keys=True) + "\n"
 
 

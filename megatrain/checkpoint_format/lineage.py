@@ -45,9 +45,9 @@ from megatrain.checkpoint_format.round_starts import (
     start_location,
     started_rounds,
 )
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.checkpoint_format.verifications import VERIFIED_NAME
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.sample_ranges import SampleRanges, merged
 
 LOCK_NAME = "LOCK"
 """The lock file in a checkpoint.directory. The run that saves there holds it."""
@@ -120,9 +120,12 @@ def steps_that_count(checkpoints: Location, branch: str) -> list[int]:
     return [step for step, round_number in sorted(rounds.items()) if not is_superseded(step, round_number, starts)]
 
 
-def skipped_samples(branches: Sequence[Branch]) -> SampleRanges:
-    """Return the samples that a branch and its parents leave out."""
-    return merged(one for member in branches for one in member.skipped)
+def recorded_order(branches: Sequence[Branch]) -> SampleStream | None:
+    """Return the order that the newest of these branches has recorded, newest first; None if none has.
+
+    It leaves out the samples of all older ones, too.
+    """
+    return next((member.data for member in branches if member.data is not None), None)
 
 
 def overlooked(checkpoints: Location, best: Candidate) -> list[Candidate]:
@@ -192,13 +195,13 @@ def open_branch(
     reason: str,
     *,
     rollback: str = "",
-    skipped: SampleRanges = (),
+    data: SampleStream | None = None,
     round_number: int | None = None,
 ) -> Branch:
     """Begin a branch at a step of its parent, and make it the run's current branch.
 
     The first branch of a run, "main", has parent "" and parent_step None. The step need not be committed, because a run
-    may resume from memory. `rollback`, `skipped`: as in Branch. `round_number`: the number that the caller has claimed;
+    may resume from memory. `rollback`, `data`: as in Branch. `round_number`: the number that the caller has claimed;
     without it, this function claims one.
     Raises: CheckpointError when the parent does not exist, when none is given although there is a run, or when writing
     fails.
@@ -224,7 +227,7 @@ def open_branch(
             time.time(),
             reason,
             rollback,
-            skipped,
+            data,
         )
         if write_branch(checkpoints, branch):
             break

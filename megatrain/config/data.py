@@ -18,7 +18,7 @@ LEAST_WEIGHT = 1e-9
 """The least weight of a source above 0: weights count in integers."""
 MOST_WEIGHT = 1_000_000
 _NAME_PATTERN = r"[^,\n\r]*"
-_WEIGHT = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+_WEIGHT = re.compile(r"(\d+(?:\.\d*)?)(?:[eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +140,8 @@ class DataStageConfig:
         found: dict[str, float] = {}
         for part in self.weights.split(","):
             name, equals, text = (piece.strip() for piece in part.rpartition("="))
-            weight = float(text) if equals and name and _WEIGHT.fullmatch(text) else math.inf
-            if not 0.0 <= weight <= MOST_WEIGHT or 0.0 < weight < LEAST_WEIGHT or name in found:
+            weight = _weight(text)
+            if not equals or not name or weight is None or name in found:
                 raise ValueError(part.strip())
             found[name] = weight
         return found
@@ -185,6 +185,17 @@ class EvaluationConfig:
             "Samples of each validation set to evaluate on. 0: the whole set.", unit="sequences", minimum=0
         ),
     )
+
+
+def _weight(text: str) -> float | None:
+    """Return the weight in a text, None if it is neither 0 nor from LEAST_WEIGHT to MOST_WEIGHT."""
+    match = _WEIGHT.fullmatch(text)
+    if match is None:
+        return None
+    # a number so small that a float cannot hold it is 0.0, too
+    is_zero = not match[1].strip("0.")
+    weight = float(text)
+    return weight if is_zero or LEAST_WEIGHT <= weight <= MOST_WEIGHT else None
 
 
 def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from megatrain.config.options import Option
 from megatrain.config.origin import DefaultOrigin, FileOrigin, Origin, ProgramOrigin
 from megatrain.config.overrides import named_section, parse_overrides
 from megatrain.config.tables import TableReader, split_arrays
+from megatrain.config.toml_text import read_float
 from megatrain.contracts.errors import ConfigError
 
 _SYNTAX_PLACE = re.compile(r" \(at line (\d+), column (\d+)\)$")
@@ -111,7 +112,7 @@ def _read_file(path: Path) -> tuple[str, Mapping[str, object], str | None]:
     """Return text, tables and no problem; or nothing and the problem."""
     try:
         text = path.read_bytes().decode().removeprefix("\ufeff")  # the mark that some editors of Windows begin with
-        return text, tomllib.loads(text), None
+        return text, tomllib.loads(text, parse_float=read_float), None
     except OSError as error:
         return "", {}, f"cannot read the configuration file: {error.strerror}; give the path of a TOML file ({path})"
     except UnicodeDecodeError as error:

@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
-from megatrain.config.toml_text import shortened, value_text
+from megatrain.config.toml_text import TinyNumber, shortened, value_text
 from megatrain.config.variants import is_variant
 from megatrain.formatting import alternatives
 
@@ -175,7 +175,7 @@ class Option:
         if isinstance(number, float) and not math.isfinite(number):
             return "must be finite; use an ordinary number"
         smallest = SMALLEST_OF_UNIT.get(self.unit, SMALLEST_NUMBER)
-        if 0 < abs(number) < smallest:
+        if 0 < abs(number) < smallest or isinstance(number, TinyNumber):
             zero = ", or 0" if self._is_in_range(0) else ""
             return f"is too close to 0; use {wanted} of at least {smallest:g}{zero}"
         return None

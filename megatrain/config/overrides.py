@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from megatrain.config.options import Option
 from megatrain.config.origin import OverrideOrigin
 from megatrain.config.tables import suggestions
+from megatrain.config.toml_text import read_float
 from megatrain.formatting import alternatives
 
 
@@ -61,7 +62,7 @@ def _is_value(waiting: Sequence[str]) -> bool:
 
 def _value(text: str, option: Option | None) -> object:
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = tomllib.loads(f"value = {text}", parse_float=read_float)
     except (ValueError, RecursionError):
         # Not TOML, or more digits or brackets than Python reads.
         return text

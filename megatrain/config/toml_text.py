@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 
 _MAX_CHARACTERS = 60
 _MAX_DECIMAL_BITS = 10_000
 """Python writes no integer of more than 4300 decimal digits; in hexadecimal it writes any."""
+
+
+class TinyNumber(float):
+    """A number other than 0 that is so close to it that a float holds 0.0. `text`: as it is written."""
+
+    text: str
+
+
+def read_float(text: str) -> float:
+    """Return the number in a text of TOML; a TinyNumber, so that it is not taken for a 0."""
+    value = float(text)
+    if value or not re.search("[1-9]", text.lower().partition("e")[0]):
+        return value
+    found = TinyNumber(value)
+    found.text = text
+    return found
 
 
 def value_text(value: object) -> str:
@@ -15,6 +32,8 @@ def value_text(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int) and value.bit_length() > _MAX_DECIMAL_BITS:
         return hex(value)
+    if isinstance(value, TinyNumber):
+        return value.text
     if isinstance(value, str):
         # JSON escapes all that TOML wants escaped, except DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")

@@ -89,11 +89,11 @@ def train_step(
         own_loss = losses.total if mesh.contributes_loss else torch.zeros_like(losses.total)
         contributed = torch.stack([rank_model.optimizer.gradient_square_sum(), own_loss])
         contributed.tolist()  # wait for the device, so that a request that arrives during the step still counts
-        own_sums = _sums_by_source(sources, losses if mesh.contributes_loss else None)
-        flags = _on_device([*map(float, astuple(requests())), *own_sums], contributed)
+        by_source = _sums_by_source(sources, losses if mesh.contributes_loss else None)
+        flags = _on_device([*map(float, astuple(requests())), *by_source], contributed)
         summed = mesh.sum_over_all(torch.cat([contributed, flags]))
         total_tokens, square_sum, loss_total, *others = torch.cat([counted.wait(), summed]).tolist()
-    asked, source_sums = others[:_NUM_REQUESTS], others[_NUM_REQUESTS:]
+    asked, by_source = others[:_NUM_REQUESTS], others[_NUM_REQUESTS:]
     grad_norm = math.sqrt(square_sum) if square_sum >= 0.0 else math.nan
     loss = loss_total / max(total_tokens, 1)
     is_skipped = not (math.isfinite(grad_norm) and math.isfinite(loss))
@@ -103,7 +103,7 @@ def train_step(
             rank_model.optimizer.step(lr, _clip_scale(grad_norm, grad_clip))
         rank_model.pipeline.start_initial_gathers(schedule)
     agreed = Requests(*(count > 0.0 for count in asked))
-    return StepOutcome(loss, grad_norm, is_skipped, agreed, _source_reports(sources, source_sums))
+    return StepOutcome(loss, grad_norm, is_skipped, agreed, _source_reports(sources, by_source))
 
 
 def _sums_by_source(sources: SampleSources | None, losses: TrainingLosses | None) -> list[float]:

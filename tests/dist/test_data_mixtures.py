@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -21,6 +20,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.process import ROLLBACK_VARIABLE
 from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import Rollback
+from megatrain.run_record import read_run
 from tests.dist.restarts import place, step_place
 from tests.helpers.forked_program import run_forked
 from tests.helpers.ports import free_ports
@@ -68,19 +68,17 @@ class Mixed:
         code = run_command(self.pool, ["train", str(self.write(steps, *sources))], output)
         return code, output.read_text()
 
-    def sources_by_step(self) -> dict[int, set[str]]:
-        """Return the names of the sources of each step that have a loss in metrics.jsonl."""
-        (file,) = self.root.rglob("metrics.jsonl")
-        steps = [record for record in map(json.loads, file.read_text().splitlines()) if record["kind"] == "step"]
-        return {
-            record["step"]: {one["name"] for one in record["sources"] if one["loss"] > 0 and one["num_tokens"] > 0}
-            for record in steps
-        }
-
     def digests(self, step: int) -> list[str]:
         """Return the digests of the tensors of a checkpoint."""
         files = read_manifest(LocalLocation(step_place(self.root, step, "main"))).files
         return [entry.digest for _, entry in sorted(files.items()) if entry.digest.startswith("items-")]
+
+    def sources_by_step(self) -> list[set[str]]:
+        """Return the names of the sources whose losses each step has."""
+        (run_directory,) = {file.parents[1] for file in self.root.rglob("metrics.jsonl")}
+        return [
+            {one["name"] for one in found} for found in read_run(run_directory).metrics("step")["sources"].to_pylist()
+        ]
 
     def stream(self, step: int, branch: str = "main") -> SampleStream:
         """Return the sample order that a checkpoint recorded."""
@@ -104,11 +102,6 @@ def test_a_mixture_may_change_whenever_a_run_resumes(mixed: Mixed) -> None:
     assert found.stages == (MixtureStage(0, (3, 1)), MixtureStage(3 * BATCH, (3, 0, 1)))
     assert f"from sample {3 * BATCH} on, the mixture is web 75 %, books 25 %" in output
     assert "sources until step 5: web" in output
-    by_step = mixed.sources_by_step()
-    assert [set().union(*(by_step[step] for step in steps)) for steps in ((1, 2, 3), (4, 5))] == [
-        {"web", "code"},
-        {"web", "books"},
-    ]
 
     # the directories of a source may move; a source that comes back goes on where it was
     moved = mixed.root / "elsewhere" / "train"
@@ -117,8 +110,18 @@ def test_a_mixture_may_change_whenever_a_run_resumes(mixed: Mixed) -> None:
     assert exit_code == ExitCode.OK, output
     assert mixed.stream(6).stages[-1] == MixtureStage(5 * BATCH, (1, 1, 0))
 
+    # each step has the losses of the sources of its own mixture
+    sources = mixed.sources_by_step()
+    assert [set().union(*sources[first:end]) for first, end in ((0, 3), (3, 5), (5, 6))] == [
+        {"web", "code"}, {"books", "web"}, {"code", "web"}
+    ]  # fmt: skip
+
+    exit_code, output = mixed.train(7, {**code, "weight": 2.0})
+    assert exit_code == ExitCode.OK, output
+    assert mixed.sources_by_step()[6:] == [set()]
+
     write_corpus(mixed.prefixes["code"], 3500, VOCAB_SIZE, seed=99)
-    exit_code, output = mixed.train(7, code, {"name": "web", "path": str(moved)})
+    exit_code, output = mixed.train(8, code, {"name": "web", "path": str(moved)})
     assert exit_code == ExitCode.CHECKPOINT
     assert re.search(r"code had 3500 tokens with digest .*data\.accepted_digest=", output), output
 
@@ -143,6 +146,7 @@ def test_planned_stages_begin_at_their_tokens_after_any_stop(rank_pool: RankPool
     assert runs[0].digests(5) == runs[1].digests(5) != runs[1].digests(4)
 
 
+@pytest.mark.slow
 def test_a_rollback_skips_samples_in_the_mixture_that_read_them(mixed: Mixed) -> None:
     """The job goes back below the sample at which the mixture changed."""
     web, code = {"name": "web"}, {"name": "code"}
@@ -158,6 +162,16 @@ def test_a_rollback_skips_samples_in_the_mixture_that_read_them(mixed: Mixed) ->
     found = mixed.stream(5, branch="branch-0002")
     assert found.stages == (MixtureStage(0, (3, 1)), MixtureStage(3 * BATCH, (1, 1)))
     assert found.skipped == ((3 * BATCH, 5 * BATCH),)
+
+    # the job died before the first checkpoint of the branch, and its next start has another plan
+    shutil.rmtree(step_place(mixed.root, 5, "main"))
+    for step in (3, 4, 5):
+        shutil.rmtree(step_place(mixed.root, step, "branch-0002"))
+    exit_code, output = mixed.train(4, {**web, "weight": 2.0}, code)
+    assert exit_code == ExitCode.OK, output
+    again = mixed.stream(4, branch="branch-0002")
+    assert again.stages == (*found.stages, MixtureStage(5 * BATCH, (2, 1)))
+    assert again.skipped == found.skipped
 
 
 def test_sources_that_cannot_be_read_as_asked_are_refused(mixed: Mixed) -> None:

@@ -88,7 +88,8 @@ def test_the_run_is_bitwise_the_one_that_never_had_these_batches(
     checkpoints = checkpoints_of(place)
     branch = next(one for one in list_branches(checkpoints) if one.name == current_branch(checkpoints))
     assert (branch.parent, branch.parent_step, branch.rollback) == ("main", 3, BACK.rollback_id)
-    assert branch.skipped == (HIDDEN,)
+    assert branch.data is not None
+    assert branch.data.skipped == (HIDDEN,)
     newest = candidates(checkpoints)[0]
     manifest = read_manifest(newest.location)
     assert (newest.branch, newest.step) == (branch.name, 8)

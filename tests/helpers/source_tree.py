@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,11 @@ def documents() -> list[Path]:
 
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+def naming(paths: Iterable[Path], *texts: str) -> list[Path]:
+    """Return the files that hold one of these texts; what a file does not spell, its syntax tree does not name."""
+    return [path for path in paths if any(text in path.read_text(encoding="utf-8") for text in texts)]
 
 
 def nodes(path: Path, *kinds: type[Node]) -> Iterator[Node]:

@@ -59,6 +59,10 @@ class Programs:
         return self._exits[pid]
 
 
+STAYS = "import signal; print('up'); signal.pause()"
+"""A worker that runs until it is killed."""
+
+
 @contextmanager
 def programs(directory: Path, *, store: socket.socket | None = None) -> Iterator[Programs]:
     """Make a server that has nothing imported but for its store, and programs for it."""

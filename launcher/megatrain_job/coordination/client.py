@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain_job.coordination.errors import CompactedError, LeaseExistsError, LeaseLostError
+from megatrain_job.coordination.errors import CompactedError, FutureRevisionError, LeaseExistsError, LeaseLostError
 from megatrain_job.coordination.gateway import Gateway
 from megatrain_job.coordination.gateway_response import JsonObject, MalformedError
 from megatrain_job.coordination.json_fields import int_field
@@ -87,9 +87,10 @@ class EtcdClient:
     def read_all(self, keys: KeyRange, *, has_values: bool = True, page_keys: int = _PAGE_KEYS) -> RangeResponse:
         """Return the whole range as it was at one revision, however many keys it has, in pages.
 
-        Raises: CompactedError when the revision was compacted away between two pages, five times in a row.
+        Raises: CompactedError or FutureRevisionError when etcd no longer had the revision after the first page, five
+        times in a row.
         """
-        return _while_compacted(partial(self._read_pages, keys, has_values, page_keys))
+        return _until_kept(partial(self._read_pages, keys, has_values, page_keys))
 
     def read_together(self, requests: Sequence[Range], *, num_at_once: int = 1) -> tuple[RangeResponse, ...]:
         """Return several ranges as they were at one revision: the first request's, which is the newest.
@@ -97,10 +98,13 @@ class EtcdClient:
         One call for each, and `call_s` of the settings for all of them together. The calls after the first are made
         `num_at_once` at a time, each on a connection of its own, which the client keeps. It is no transaction, because
         etcd 3.5.0 to 3.5.2 ends when the client of a transaction without writes gives up (etcd-io/etcd issue 14110).
-        Raises: CompactedError when the revision was compacted away between two calls, five times in a row.
+        Raises: CompactedError or FutureRevisionError when etcd no longer had the revision after the first call, five
+        times in a row; ValueError when a request has a revision of its own.
         """
+        if any(request.revision for request in requests):
+            raise ValueError("ranges that are read together are at the newest revision; use `read` for another one")
         deadline = Deadline(self.settings.call_s)
-        return _while_compacted(partial(self._read_at_one_revision, requests, num_at_once, deadline))
+        return _until_kept(partial(self._read_at_one_revision, requests, num_at_once, deadline))
 
     def _read_at_one_revision(
         self, requests: Sequence[Range], num_at_once: int, deadline: Deadline
@@ -290,12 +294,12 @@ class EtcdClient:
         )
 
 
-def _while_compacted(read: Callable[[], Answer]) -> Answer:
-    """Return what `read` returns; it begins again when its revision was compacted away, _MAX_READS times at most."""
+def _until_kept(read: Callable[[], Answer]) -> Answer:
+    """Return what `read` returns; it begins again when etcd no longer has its revision, _MAX_READS times at most."""
     for _ in range(_MAX_READS - 1):
         try:
             return read()
-        except CompactedError:
+        except (CompactedError, FutureRevisionError):
             continue
     return read()
 

@@ -13,6 +13,10 @@ class CompactedError(CoordinationError):
     """The requested revision is no longer kept: read again."""
 
 
+class FutureRevisionError(CoordinationError):
+    """etcd has not reached the requested revision: it was emptied or restored since it reported it. Read again."""
+
+
 class NoSpaceError(CoordinationError):
     """etcd's database has reached its quota and takes no writes until it is compacted and the alarm is disarmed."""
 

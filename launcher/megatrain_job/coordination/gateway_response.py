@@ -14,6 +14,7 @@ from typing import Any
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain_job.coordination.errors import (
     CompactedError,
+    FutureRevisionError,
     GarbageError,
     LeaseExistsError,
     LeaseLostError,
@@ -103,6 +104,8 @@ class GatewayError(Exception):
             message += "; compact, defragment and disarm the alarm"
         elif "has been compacted" in self.message:
             kind = CompactedError
+        elif "is a future revision" in self.message:
+            kind = FutureRevisionError
         elif "lease already exists" in self.message:
             kind = LeaseExistsError
         elif "lease not found" in self.message:

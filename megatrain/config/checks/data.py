@@ -19,6 +19,7 @@ from megatrain.config.data import (
 )
 from megatrain.config.options import options_of
 from megatrain.config.problem import Problem, closest_name, unset_problems
+from megatrain.config.tables import kind_of
 from megatrain.config.toml_text import setting, value_text
 from megatrain.formatting import alternatives
 
@@ -56,8 +57,15 @@ def data_problems(context: Context) -> Iterator[Problem]:
         yield from _two_forms(config, kind, with_path)
         yield from _names_of_paths(with_path)
         yield from _same_data(kind, with_path)
-    yield from _weight_problems(config.sections_of("data_source"))
-    yield from _stage_problems(context)
+    # a source whose path or name is wrong is missing here, or has another name
+    knows_sources = not any(_names_source(key) for key in context.doubtful)
+    yield from _weight_problems(config.sections_of("data_source"), knows_all=knows_sources)
+    yield from _stage_problems(context, knows_names=knows_sources)
+
+
+def _names_source(key: str) -> bool:
+    section, _, name = key.partition(".")
+    return bool(kind_of(section, ("data_source",))) and name in ("path", "name")
 
 
 def _two_forms(config: Config, kind: _Kind, with_path: _Sections) -> Iterator[Problem]:
@@ -98,7 +106,7 @@ def _same_data(kind: _Kind, with_path: _Sections) -> Iterator[Problem]:
                 )
 
 
-def _weight_problems(sections: Mapping[str, DataSourceConfig]) -> Iterator[Problem]:
+def _weight_problems(sections: Mapping[str, DataSourceConfig], *, knows_all: bool) -> Iterator[Problem]:
     for section, source in sections.items():
         if 0.0 < source.weight < LEAST_WEIGHT:
             yield Problem(
@@ -107,15 +115,15 @@ def _weight_problems(sections: Mapping[str, DataSourceConfig]) -> Iterator[Probl
                 "all sources",
             )
     with_path = {name: source for name, source in sections.items() if source.path}
-    if with_path and not any(source.weight for source in with_path.values()):
+    if knows_all and with_path and not any(source.weight for source in with_path.values()):
         yield Problem(
             tuple(f"{section}.weight" for section in with_path),
             f"{next(iter(with_path))}.weight=0.0, and no other source has a weight; give one a weight above 0",
         )
 
 
-def _stage_problems(context: Context) -> Iterator[Problem]:
-    """Yield what is wrong with the later stages of the mixture."""
+def _stage_problems(context: Context, *, knows_names: bool) -> Iterator[Problem]:
+    """Yield what is wrong with the later stages of the mixture. knows_names: of all sources, which weights are for."""
     config = context.config
     names = [source.resolved_name for source in config.sections_of("data_source").values() if source.path]
     begins: dict[int, str] = {}
@@ -124,7 +132,7 @@ def _stage_problems(context: Context) -> Iterator[Problem]:
             yield from unset_problems(section, stage, "weights")
             continue
         key = f"{section}.weights"
-        problem = _weights_problem(stage, names)
+        problem = _weights_problem(stage, names) if knows_names else ""
         if problem:
             yield Problem((key, "data_source.path"), f"{setting(key, stage.weights)}{problem}")
         begin = f"{section}.after_tokens"

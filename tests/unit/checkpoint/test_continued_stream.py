@@ -8,6 +8,7 @@ import pytest
 
 from megatrain.checkpoint.continued_stream import continued_stream, with_later_stages
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
+from megatrain.contracts.sample_ranges import SampleRanges
 
 WEB = StreamSource("web", 5000, "a" * 32)
 CODE = StreamSource("code", 3000, "b" * 32)
@@ -173,14 +174,41 @@ def test_only_the_next_stages_are_logged() -> None:
     assert (len(notes), notes[-1]) == (4, "5 further stages of the mixture follow")
 
 
-def test_samples_of_a_source_that_is_gone_are_refused() -> None:
-    skips = replace(BEFORE, skipped=((700, 900),))
-    assert continued_stream(skips, stream((WEB, 1)), cursor=500).problem == (
-        "its samples from 500 on come from code, too, until sample 900, and no source of the configuration has these "
-        "tokens; name it again with weight=0"
+@pytest.mark.parametrize(
+    ("skipped", "cursor", "first", "end"),
+    [
+        (((700, 900),), 500, 500, 900),
+        (((500, 600), (700, 900)), 500, 600, 900),
+        (((500, 600), (610, 900)), 550, 600, 900),
+    ],
+)
+def test_samples_of_a_source_that_is_gone_are_refused(skipped: SampleRanges, cursor: int, first: int, end: int) -> None:
+    skips = replace(BEFORE, skipped=skipped)
+    assert continued_stream(skips, stream((WEB, 1)), cursor).problem == (
+        f"its samples from {first} on come from code, too, until sample {end}, and no source of the configuration has "
+        "these tokens; name it again with weight=0"
     )
-    found = continued_stream(skips, stream((WEB, 1), (CODE, 0)), cursor=500)
-    assert found.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(900, (1, 0)))
+    found = continued_stream(skips, stream((WEB, 1), (CODE, 0)), cursor)
+    assert found.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(end, (1, 0)))
+
+
+@pytest.mark.parametrize(
+    ("stages", "skipped", "cursor"),
+    [
+        ((), ((700, 900),), 700),
+        ((), ((600, 900),), 700),
+        ((MixtureStage(600, (1, 0)), MixtureStage(700, (1, 1))), ((700, 900),), 650),
+        ((MixtureStage(600, (1, 0)), MixtureStage(700, (0, 1)), MixtureStage(800, (1, 0))), ((690, 900),), 650),
+    ],
+)
+def test_source_of_skipped_samples_only_may_be_gone(
+    stages: tuple[MixtureStage, ...], skipped: SampleRanges, cursor: int
+) -> None:
+    skips = replace(BEFORE, stages=(*BEFORE.stages, *stages), skipped=skipped)
+    found = continued_stream(skips, stream((WEB, 1)), cursor)
+    assert found.problem == ""
+    assert found.stream.stages[: len(stages) + 1] == skips.stages
+    assert found.stream.stages[-1].weights == (1, 0)
 
 
 def test_a_run_without_training_has_no_order_to_go_on_with() -> None:

@@ -11,11 +11,10 @@ from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.checkpoint.start import (
     StartingPoint,
     StorageCandidate,
-    known_order,
     pending_rollback,
     rollback_start,
-    samples_to_skip,
 )
+from megatrain.checkpoint.start_order import known_order, samples_to_skip
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.config.batch import BatchConfig
 from megatrain.config.checkpoint import CheckpointConfig

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megatrain.checkpoint_format.branches import Branch, ancestry, list_branches, read_branch
-from megatrain.checkpoint_format.lineage import current_branch, ensure_branch, open_branch, origins, skipped_samples
+from megatrain.checkpoint_format.lineage import current_branch, ensure_branch, open_branch, origins, recorded_order
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location
+from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.run_files.run_lock import checkpoints_locked
 from tests.helpers.checkpoint_tree import (
@@ -232,32 +234,50 @@ def test_a_write_that_fails_before_resume_changes_nothing(
     assert open_branch(checkpoints, "main", 10, "").name == "branch-0003"
 
 
-def test_ranges_left_out_by_a_rollback_stay_in_the_lineage(checkpoints: Location) -> None:
+ORDER = SampleStream(
+    seed=7,
+    sources=(StreamSource("web", 5000, "d" * 32), StreamSource("code", 3000)),
+    stages=(MixtureStage(0, (1,)), MixtureStage(72, (3, 1))),
+    skipped=((80, 96),),
+)
+
+
+def test_order_left_by_a_rollback_stays_in_the_lineage(checkpoints: Location) -> None:
     put_main(checkpoints, 10, 20)
-    first = open_branch(checkpoints, "main", 10, "back", rollback="i-1", skipped=((80, 96),))
+    first = open_branch(checkpoints, "main", 10, "back", rollback="i-1", data=ORDER)
     assert read_branch(checkpoints, first.name) == first
     put_checkpoint(checkpoints / first.name, 15)
-    second = open_branch(checkpoints, first.name, 15, "back again", rollback="i-2", skipped=((80, 96), (120, 128)))
-    line = ancestry(checkpoints, second.name)
-    assert [one.rollback for one in line] == ["i-2", "i-1", ""]
-    assert skipped_samples(line) == ((80, 96), (120, 128))
+    more = replace(ORDER, skipped=((80, 96), (120, 128)))
+    second = open_branch(checkpoints, first.name, 15, "back again", rollback="i-2", data=more)
+    line = ancestry(checkpoints, open_branch(checkpoints, second.name, 15, "restored").name)
+    assert [one.rollback for one in line] == ["", "i-2", "i-1", ""]
+    assert [recorded_order(line[first:]) for first in range(4)] == [more, more, ORDER, None]
     # what has no content is left out
-    assert set(json.loads((checkpoints / "main" / "BRANCH").read())).isdisjoint({"rollback", "skipped"})
+    assert set(json.loads((checkpoints / "main" / "BRANCH").read())).isdisjoint({"rollback", "data"})
 
 
 def test_run_rolled_back_to_its_beginning_may_have_no_checkpoint(checkpoints: Location) -> None:
     put_main(checkpoints, 10)
-    branch = open_branch(checkpoints, "main", 0, "back", rollback="i-1", skipped=((8, 16),))
+    branch = open_branch(checkpoints, "main", 0, "back", rollback="i-1", data=ORDER)
     assert found(checkpoints) == []
     put_manifest(checkpoints / branch.name, 5)
     with pytest.raises(CheckpointError, match=r"holds .*, but no committed checkpoint to resume from"):
         found(checkpoints)
 
 
-@pytest.mark.parametrize("skipped", ["none", [[3, 1]], [[1, 3], [2, 5]], [[-1, 3]]])
-def test_ranges_that_cannot_be_are_named(checkpoints: Location, skipped: object) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        *(("skipped", value, r"BRANCH: data\.skipped=") for value in ("none", [[3, 1]], [[1, 3], [2, 5]], [[-1, 3]])),
+        ("stages", [], r"BRANCH: data\.stages=\[\]; expected a first stage at sample 0"),
+        ("sources", 3, r"BRANCH: data\.sources=3; expected a list of objects"),
+        ("seed", ..., r"BRANCH: data\.seed is missing; expected an integer"),
+    ],
+)
+def test_order_that_cannot_be_is_named(checkpoints: Location, name: str, value: object, message: str) -> None:
     branch = put_branch(checkpoints, "main")
-    content = json.loads((branch / "BRANCH").read())
-    (branch / "BRANCH").write(json.dumps({**content, "rollback": "i-1", "skipped": skipped}).encode())
-    with pytest.raises(CheckpointError, match=r"BRANCH: skipped="):
+    data = {**ORDER.to_dict(), name: value}
+    content = {**json.loads((branch / "BRANCH").read()), "data": {key: one for key, one in data.items() if one != ...}}
+    (branch / "BRANCH").write(json.dumps(content).encode())
+    with pytest.raises(CheckpointError, match=message):
         read_branch(checkpoints, "main")

@@ -24,7 +24,7 @@ NUMERIC = [
     for name, option in options.items()
     if option.kind in ("int", "float", "list of int") and not option.choices
 ]
-FLOATS = ["1e300", "1e38", "3.5e38", "-1e300", "1e-300", "inf", "nan", str(10**400)]
+FLOATS = ["1e300", "1e38", "3.5e38", "-1e300", "1e-300", "1e-400", "-1e-400", "inf", "nan", str(10**400)]
 INTEGERS = [str(2**63), str(2**62), str(-(2**63)), str(10**400)]
 
 
@@ -53,6 +53,13 @@ def test_absurd_numbers_are_refused_with_key_rule_and_hint(key: str, option: Opt
         ("optimizer.lr", "1e38", "optimizer.lr=1e+38 is out of range; use a value > 0 and <= 1000"),
         ("optimizer.eps", "1e-46", "optimizer.eps=1e-46 is too close to 0; use a value of at least 1e-30"),
         ("train.z_loss", "1e-300", "train.z_loss=1e-300 is too close to 0; use a value of at least 1e-30, or 0"),
+        (
+            "train.z_loss",
+            "1_0.0E-400",
+            "train.z_loss=1_0.0E-400 is too close to 0; use a value of at least 1e-30, or 0",
+        ),
+        ("optimizer.lr", "1e-400", "optimizer.lr=1e-400 is out of range; use a value > 0 and <= 1000"),
+        ("train.steps", "1e-400", "train.steps=1e-400 must be an integer"),
         ("recovery.join_timeout_s", "1e300", "use a value > 0 and <= 1000000000"),
         ("recovery.hang_floor_s", "1e-9", "is too close to 0; use a value of at least 0.001"),
         ("diagnostics.retention_gb", "1e12", "use a value > 0 and <= 1000000000"),
@@ -62,6 +69,11 @@ def test_absurd_numbers_are_refused_with_key_rule_and_hint(key: str, option: Opt
 )
 def test_the_rule_names_the_bound(key: str, value: str, rule: str) -> None:
     assert rule in (refusal(key, value) or "")
+
+
+@pytest.mark.parametrize("zero", ["0.0", "0e-400", "0.0E-4", "-0.0e5", "0"])
+def test_zero_is_not_close_to_0(zero: str) -> None:
+    assert refusal("train.z_loss", zero) is None
 
 
 @pytest.mark.parametrize(

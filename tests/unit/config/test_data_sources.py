@@ -40,6 +40,7 @@ PROBLEMS = {
         "data_source.weight=0.0, and no other source has a weight; give one a weight above 0"
     ),
     '[data_source]\npath = "a"\nweight = 1e-10': "data_source.weight=1e-10 is above 0 and below 1e-09; use 0, or",
+    '[data_source]\npath = "a"\nweight = 1e-400': "data_source.weight=1e-400 is too close to 0; use a value",
     '[data_source]\npath = "a"\nweight = -1.0': "data_source.weight=-1.0 is out of range",
     '[data_source]\nprefix = "a"': r"data_source.prefix=.a. is not a known key",
     "[data_stage]\nafter_tokens = 5": "data_stage.after_tokens=5 does nothing without data_stage.weights; set weights",
@@ -62,9 +63,26 @@ PROBLEMS = {
             "code=nan": "code=nan",
             "=1": "=1",
             "code=1e-10": "code=1e-10",
+            "code=1e-400": "code=1e-400",
+            "code=0.1e-99999999999": "code=0.1e-99999999999",
             "code=1e7": "code=1e7",
         }.items()
     },
+    # a stage is not blamed for a name that is not allowed
+    **{
+        TWO + f'[[data_source]]\npath = "c"\nname = {name}\n[data_stage]\nafter_tokens = 5\nweights = "{weights}"': (
+            f"data_source-3.name={name} {rule}"
+        )
+        for name, weights, rule in (
+            ('"x,y"', "x,y=1", "is not allowed; use text of the form"),
+            ('"x,y"', "x=1", "is not allowed; use text of the form"),
+            ("7", "7=1", "must be a string"),
+        )
+    },
+    TWO + '[[data_source]]\npath = 7\n[data_stage]\nafter_tokens = 5\nweights = "c=1"': (
+        "data_source-3.path=7 must be a string"
+    ),
+    '[[data_source]]\npath = "a"\nweight = 0.0\n[[data_source]]\npath = 7': "data_source-2.path=7 must be a string",
     TWO
     + '[[data_stage]]\nafter_tokens = 17\nweights = "code=1"\n[[data_stage]]\nafter_tokens = 32\nweights = "code=1"': (
         r"data_stage-2.after_tokens=32 begins in the sample of \[data_stage\], too \(samples have model.seq_len="
@@ -93,12 +111,12 @@ def test_sources_survive_a_round_trip_and_differ_by_key(tmp_path: Path) -> None:
 
 
 def test_stages_are_in_the_order_of_their_samples(tmp_path: Path) -> None:
-    later = '[[data_stage]]\nafter_tokens = 900\nweights = "code=1"\n'
+    later = '[[data_stage]]\nafter_tokens = 900\nweights = "code=1, web/train=0.0e-400"\n'
     earlier = '[[data_stage]]\nafter_tokens = 97\nweights = " web/train = 2.5e-1,code=.75e0"\n'
     config = config_with(tmp_path, TWO + later + earlier.replace(".75e0", "0.75e0"))
     assert [(stage.first_sample(32), stage.weight_of) for stage in config.data_stages] == [
         (4, {"web/train": 0.25, "code": 0.75}),
-        (29, {"code": 1.0}),
+        (29, {"code": 1.0, "web/train": 0.0}),
     ]
     assert Config.from_dict(tomllib.loads(to_toml(config))) == config
     other = load_config(tmp_path / "config.toml", ["--data_stage-2.after_tokens=98"]).config

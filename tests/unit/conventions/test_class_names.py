@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from tests.helpers.source_tree import nodes, python_files, relative
+from tests.helpers.source_tree import python_files, relative
 
 
-def public_classes(module: ast.Module) -> list[str]:
-    return [node.name for node in module.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+def public_classes(source: str) -> list[str]:
+    return re.findall(r"^class ([A-Za-z]\w*)", source, re.MULTILINE)
 
 
 def shared_names(classes: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
@@ -24,7 +24,7 @@ def shared_names(classes: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
 
 def test_a_class_name_means_one_class() -> None:
     files = python_files("megatrain", "launcher", "diagnostics")
-    found = shared_names({relative(path): public_classes(next(nodes(path, ast.Module))) for path in files})
+    found = shared_names({relative(path): public_classes(path.read_text()) for path in files})
 
     assert not found, "\n".join(f"{name}: {', '.join(places)}" for name, places in found.items())
 
@@ -32,5 +32,5 @@ def test_a_class_name_means_one_class() -> None:
 def test_a_shared_name_is_found() -> None:
     source = "class _A: ...\nclass B:\n    class C: ...\nclass D: ...\n"
 
-    assert public_classes(ast.parse(source)) == ["B", "D"]
+    assert public_classes(source) == ["B", "D"]
     assert shared_names({"one.py": ["B", "D"], "two.py": ["D", "E"]}) == {"D": ["one.py", "two.py"]}

@@ -167,6 +167,14 @@ def test_closed_pipe_ends_quietly() -> None:
     assert errors == b""
 
 
+@pytest.mark.slow(
+    kept=[
+        "--help->/dev/full-74",
+        "logs classify pyproject.toml->/dev/full-65",
+        "config check nowhere.toml-2>/dev/full-78",
+        "config check nowhere.toml->&- 2>&--78",
+    ]
+)
 @pytest.mark.parametrize(
     ("arguments", "redirections", "code"),
     [

@@ -36,6 +36,7 @@ def describe(**changes: object) -> dict[str, DoctorFinding]:
     return {finding.name: finding for finding in findings}
 
 
+@pytest.mark.slow
 def test_doctor_says_that_this_machine_can_train(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

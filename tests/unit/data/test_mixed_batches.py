@@ -97,7 +97,11 @@ def test_a_source_that_left_needs_no_files(reader: BatchReader) -> None:
     gone = replace(
         reader, sources=tuple(one for one in reader.sources if one is not None and one.identity.name != "code")
     )
-    assert first_tokens(gone.following(STREAM), 90, 24, 2, 3) == first_tokens(reader, 90, 24, 2, 3)
+    left = gone.following(STREAM)
+    assert first_tokens(left, 90, 24, 2, 3) == first_tokens(reader, 90, 24, 2, 3)
+    # nor while the samples of its last stage are skipped
+    (batch,) = left.read_step(60, 24, 0, 1, 24, skipped=((60, 90),)).microbatches
+    assert batch.sample_B.tolist() == list(range(90, 114))
 
 
 def test_epochs_of_a_run_are_counted_and_limited(reader: BatchReader) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import subprocess
-import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,9 @@ from megatrain_diagnostics.analysis.hang import find_hang
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.hang_evidence import read_dumps
 from megatrain_job.failures.hang import Confidence, Position
+from tests.helpers.require import lazy_module
+
+fr_trace = lazy_module("torch.distributed.flight_recorder.fr_trace")
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "flight_recorder"
 DEFAULT = GOLDEN.with_name("flight_recorder_default")
@@ -51,7 +53,7 @@ def test_missing_rank_is_found_in_gloo_dumps() -> None:
     assert {entry["state"] for entry in golden(0)["entries"]} == {"scheduled"}
 
 
-def test_torchs_own_analyser_names_the_same_rank(tmp_path: Path) -> None:
+def test_torchs_own_analyser_names_the_same_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # it does not read what gloo writes: groups without members, and other names
     for rank in range(3):
         dump = golden(rank)
@@ -62,16 +64,9 @@ def test_torchs_own_analyser_names_the_same_rank(tmp_path: Path) -> None:
             entry["frames"] = [{"name": "f", "filename": "x.py", "line": 1}]
             entry["state"] = "completed" if entry["retired"] else "scheduled"
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump))
-    arguments = [
-        sys.executable,
-        "-m",
-        "torch.distributed.flight_recorder.fr_trace",
-        "-p",
-        "nccl_trace_rank_",
-        str(tmp_path),
-    ]
-    reported = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, check=False)
-    output = reported.stdout + reported.stderr
+    with suppress(SystemExit):
+        fr_trace.main(["-p", "nccl_trace_rank_", str(tmp_path)])
+    output = "".join(capsys.readouterr())
     missing = re.search(r"missing ranks: \{([\d, ]+)\}", output)
     assert missing is not None, output
     sequence = re.search(r"sequence number: (\d+)", output)

@@ -63,7 +63,7 @@ def changes_of(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from ((key, value) for key, value in ADDED.items() if key not in config or config[key] is None)
 
 
-@pytest.mark.slow(kept=["qwen3"])
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_changed_key_is_refused_or_computed(case: str, tmp_path: Path) -> None:
     model = tiny(case)

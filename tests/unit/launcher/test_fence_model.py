@@ -28,7 +28,7 @@ POLICY = quiet(Policy(min_hosts=2, max_hosts=2, num_workers=1, feasible_counts=f
 HOSTS = st.integers(0, NUM_HOSTS - 1)
 RATES = st.sampled_from([0.996, 1.0, 1.004])
 STEPS_S = [0.1, 1.0, 5.0, 60.0, 600.0]
-NUM_SCHEDULES, NUM_MANY_SCHEDULES = 30, 100
+NUM_SCHEDULES, NUM_MANY_SCHEDULES = 15, 100
 
 
 class Fencing(RuleBasedStateMachine):

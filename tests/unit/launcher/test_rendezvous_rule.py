@@ -264,5 +264,11 @@ class Agents(RuleBasedStateMachine):
         self.view, self.since, self.now_s, self.halted_s, self.workers = saved
 
 
-Agents.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
+class ManyAgents(Agents):
+    """As `Agents`, with more examples."""
+
+
+Agents.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+ManyAgents.TestCase.settings = settings(max_examples=400, stateful_step_count=30)
 TestAgents = Agents.TestCase
+TestManyAgents = pytest.mark.slow(ManyAgents.TestCase)

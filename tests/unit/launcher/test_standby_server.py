@@ -19,13 +19,11 @@ import pytest
 from megatrain.programs.processes import process_stat
 from megatrain_launcher.standby.client import StandbyClient, StandbyError
 from megatrain_launcher.standby.messages import READY, WorkerStart, receive_message, send_message
-from megatrain_launcher.store import listen_for_store
 from tests.helpers.processes import is_running
 from tests.helpers.source_tree import ROOT
-from tests.helpers.standby_workers import Programs, programs, read_line, wait_until_gone
+from tests.helpers.standby_workers import STAYS, Programs, programs, read_line, wait_until_gone
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
-STAYS = "import signal; print('up'); signal.pause()"
 WITH_GRANDCHILD = """
     import os, signal, subprocess
     inside = subprocess.Popen(["sleep", "600"])
@@ -77,27 +75,6 @@ def test_worker_has_its_own_environment_and_arguments(shared: Programs) -> None:
         True,
     )
     assert found.exit_code == 0
-
-
-def test_worker_holds_no_descriptor_but_its_own(tmp_path: Path) -> None:
-    with listen_for_store("127.0.0.1") as listener, programs(tmp_path / "own", store=listener) as own:
-        sleeper, sleeper_output = own.start(STAYS)
-        text, _ = own.run(
-            """
-            import os
-            for name in sorted(os.listdir("/proc/self/fd"), key=int):
-                try:
-                    print(name, os.readlink("/proc/self/fd/" + name))
-                except FileNotFoundError:
-                    pass  # of the listing itself
-            """
-        )
-        own.client.kill([sleeper])
-        os.close(sleeper_output)
-    (stdin, stdout, stderr) = text.splitlines()
-    assert stdin == "0 /dev/null"
-    assert stdout.startswith("1 pipe:")
-    assert stderr == stdout.replace("1 ", "2 ", 1)
 
 
 def test_signals_are_as_in_a_new_interpreter(shared: Programs) -> None:

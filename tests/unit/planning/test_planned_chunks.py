@@ -32,6 +32,7 @@ def tp_group(tp_size: int, tp_rank: int = 0) -> Group:
     return simulated_group("tp", tp_size, tp_rank)
 
 
+@pytest.mark.slow(kept=["gpt_125m", "llama3_8b", "gemma3_4b"])
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_stages_together_are_the_model(path: Path) -> None:
     config = load_config(path).config

@@ -40,6 +40,7 @@ def supervised(log: Path, program: str, argument: object, max_reports: int) -> t
     return found, reports
 
 
+@pytest.mark.slow(kept=["78-2-ended with exit code 78 (config)"])
 @pytest.mark.parametrize(
     ("code", "num_lives", "ended"),
     [

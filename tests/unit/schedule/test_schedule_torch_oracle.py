@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from megatrain.schedule import ActionKind, build_schedule
+from tests.helpers.require import lazy_module
 
-torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+torch_schedules = lazy_module("torch.distributed.pipelining.schedules")
 
 KIND_NAMES = {
     ActionKind.FORWARD: "FORWARD",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,7 +22,6 @@ from megatrain_job.coordination.maintenance import (
 from megatrain_job.coordination.operation_responses import DeleteResponse, PutResponse
 from megatrain_job.coordination.settings import Endpoint, EtcdSettings
 from megatrain_job.coordination.wire import Compare, Delete, KeyRange, Put, Range
-from tests.helpers.etcd_proxy import EtcdProxy
 from tests.helpers.etcd_server import EtcdServers, post
 from tests.helpers.ports import free_ports
 
@@ -101,72 +98,6 @@ def test_pages_are_of_one_revision(client: EtcdClient, prefix: str, page_keys: i
     assert answer.count == 9
     assert not answer.has_more
     assert client.read_all(keys, has_values=False, page_keys=page_keys).items[3].value == b""
-
-
-@pytest.fixture
-def proxy(etcd: EtcdServers) -> Iterator[EtcdProxy]:
-    with EtcdProxy(etcd.members[0].client_port) as made:
-        yield made
-
-
-def before_page(proxy: EtcdProxy, number: int, act: Callable[[], object]) -> None:
-    """Have something happen between the pages of a read: page 0 is the first."""
-    pages = itertools.count()
-
-    def watch(request: bytes) -> None:
-        if b"/v3/kv/range" in request and next(pages) == number:
-            act()
-
-    proxy.before = watch
-
-
-def in_pages(client: EtcdClient, prefix: str) -> tuple[int, list[bytes]]:
-    answer = client.read_all(KeyRange.prefix(prefix), page_keys=2)
-    return answer.revision, [item.value for item in answer.items]
-
-
-def as_ranges(client: EtcdClient, prefix: str) -> tuple[int, list[bytes]]:
-    return _in_ranges(client, prefix, num_at_once=1)
-
-
-def as_ranges_at_once(client: EtcdClient, prefix: str) -> tuple[int, list[bytes]]:
-    return _in_ranges(client, prefix, num_at_once=3)
-
-
-def _in_ranges(client: EtcdClient, prefix: str, num_at_once: int) -> tuple[int, list[bytes]]:
-    parts = [KeyRange((prefix + start).encode(), (prefix + end).encode()) for start, end in ("02", "23", "34", "49")]
-    answers = client.read_together([Range(keys) for keys in parts], num_at_once=num_at_once)
-    return answers[0].revision, [item.value for answer in answers for item in answer.items]
-
-
-in_each_way = pytest.mark.parametrize("read", [in_pages, as_ranges, as_ranges_at_once])
-
-
-@in_each_way
-def test_later_parts_do_not_see_what_is_written_between(
-    client: EtcdClient, prefix: str, proxy: EtcdProxy, read: Callable[[EtcdClient, str], tuple[int, list[bytes]]]
-) -> None:
-    for number in range(4):
-        last = client.put(f"{prefix}{number}", "old")
-    before_page(proxy, 1, lambda: [client.put(f"{prefix}{number}", "new") for number in (3, 4)])
-
-    with EtcdClient(EtcdSettings.of([proxy.url])) as reader:
-        found = read(reader, prefix)
-
-    assert client.get(f"{prefix}4") is not None
-    assert found == (last, [b"old"] * 4)
-
-
-@in_each_way
-def test_parts_begin_again_when_their_revision_is_compacted(
-    client: EtcdClient, prefix: str, proxy: EtcdProxy, read: Callable[[EtcdClient, str], tuple[int, list[bytes]]]
-) -> None:
-    for number in range(4):
-        client.put(f"{prefix}{number}", "old")
-    before_page(proxy, 1, lambda: compact(client, client.put(f"{prefix}4", "new")))
-
-    with EtcdClient(EtcdSettings.of([proxy.url])) as reader:
-        assert read(reader, prefix)[1] == [b"old"] * 4 + [b"new"]
 
 
 def test_transaction_that_only_reads_is_refused(client: EtcdClient, prefix: str) -> None:

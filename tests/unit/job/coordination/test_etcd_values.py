@@ -13,6 +13,7 @@ from megatrain.contracts.errors import ConfigError, CoordinationError, Coordinat
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain_job.coordination.errors import (
     CompactedError,
+    FutureRevisionError,
     GarbageError,
     LeaseExistsError,
     LeaseLostError,
@@ -178,6 +179,7 @@ def test_error_of_a_stream_is_read_in_each_version(message: dict[str, object]) -
         (9, "etcdserver: authentication is not enabled", CoordinationRefusedError),
         (8, "etcdserver: mvcc: database space exceeded", NoSpaceError),
         (11, "etcdserver: mvcc: required revision has been compacted", CompactedError),
+        (11, "etcdserver: mvcc: required revision is a future revision", FutureRevisionError),
         (9, "etcdserver: lease already exists", LeaseExistsError),
         (3, "etcdserver: key is not provided", CoordinationError),
     ],

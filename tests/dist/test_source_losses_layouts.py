@@ -1,0 +1,53 @@
+"""Every layout reports the loss of each source that torch's cross entropy has on the logits of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from megatrain.training.training_data import open_reader
+from tests.dist.training_jobs import Tables, TrainingJobs, assert_close
+from tests.helpers.lone_rank import lone_rank_model
+from tests.helpers.mixed_data import losses_by_source, write_mixture
+from tests.helpers.training_case import make_config, on_layout
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tp2": on_layout(2, 1, 1),
+    "dp2": on_layout(1, 1, 2),
+    "pp2-chunks2": on_layout(1, 2, 1, 2),
+    "pp2-zero-bubble": on_layout(1, 2, 1, schedule="zero_bubble"),
+    "tp2-pp2-dp2": on_layout(2, 2, 2),
+    "tp2-sequence-chunks2": {**on_layout(2, 1, 1), "parallel": {"tp_size": 2, "num_sequence_chunks": 2}},
+}
+
+
+@pytest.fixture(scope="session")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    """Return the tables that name two sources, made once."""
+    return write_mixture(tmp_path_factory.mktemp("tokens"))
+
+
+@pytest.mark.slow(kept=["tp2"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_losses_by_source_are_the_same_in_every_layout(layout: Tables, jobs: TrainingJobs, mixture: Tables) -> None:
+    one_process = make_config(mixture)
+    size = one_process.batch.global_batch_size
+    batches = [open_reader(one_process).read_step(step * size, size, 0, 1, 1) for step in range(3)]
+    expected = losses_by_source(lone_rank_model(one_process), batches[0])
+    run = jobs.run(make_config(mixture, layout))
+
+    assert {one.name: (one.loss, one.num_tokens) for one in run.steps[0].sources} == {
+        name: (pytest.approx(loss, rel=1e-12), num_tokens) for name, (loss, num_tokens) in expected.items()
+    }
+    for report, batch in zip(run.steps, batches, strict=True):
+        counts = [one.num_tokens for one in report.sources]
+        assert sum(counts) == batch.num_label_tokens
+        weighted = sum(one.loss * one.num_tokens for one in report.sources) / sum(counts)
+        assert_close([weighted], [report.loss], 1e-12, "weighted mean of the sources")
+    reference = jobs.remembered(one_process)
+    for found, alone in zip(run.steps, reference.steps, strict=True):
+        assert [one.name for one in found.sources] == [one.name for one in alone.sources] == ["web", "code"]
+        assert_close(
+            [one.loss for one in found.sources], [one.loss for one in alone.sources], 1e-10, "loss of a source"
+        )
