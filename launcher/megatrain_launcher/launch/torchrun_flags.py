@@ -12,7 +12,7 @@ _LEAVE_OUT = "leave it out"
 
 REFUSED: Mapping[str, str] = {
     "--max-restarts": "the driver restarts; set recovery.restarts_per_hour and recovery.restarts_without_progress",
-    "--monitor-interval": f"the ends of workers are not polled for; {_LEAVE_OUT}",
+    "--monitor-interval": f"worker exits are noticed without polling; {_LEAVE_OUT}",
     "--start-method": f"workers are forked by a server that has torch loaded; {_LEAVE_OUT}",
     "--event-log-handler": "incidents are records: see `megatrain incidents`",
     "--role": f"all workers are alike; {_LEAVE_OUT}",
