@@ -1,4 +1,4 @@
-"""The server: a socket, uvicorn on it in a thread of its own, and an end within two seconds even with open streams."""
+"""The server: a socket, uvicorn on it in another thread, and a shutdown within two seconds even with open streams."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class DashboardServer:
                 log_config=None,
                 log_level="error",
                 access_log=False,
-                # any client can send X-Forwarded-For, and would so choose its own address
+                # any client can send X-Forwarded-For, and could thereby choose its own address
                 proxy_headers=False,
                 server_header=False,
                 h11_max_incomplete_event_size=limits.max_head_bytes,

@@ -1,4 +1,5 @@
-"""Make the story of an incident: what happened, in order of time, who was notified, and what can be done. Pure.
+"""Makes the story of an incident: what happened, who was notified, what can be done. Pure functions: no I/O and no
+clock.
 
 The actions are those that make sense given the job's current state. The handler checks each action again.
 """
