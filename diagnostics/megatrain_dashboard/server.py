@@ -31,7 +31,7 @@ _SERVER_START_S = 10.0
 
 
 def listening_socket(settings: DashboardSettings) -> socket.socket:
-    """Return a socket that listens where the settings say.
+    """Return a socket that listens at the address and port of the settings.
 
     When the default port is taken, the next free one is used; a requested port is never replaced.
     Raises: ConfigError naming address, port and reason.

@@ -69,7 +69,7 @@ class _RunningRound:
 
 
 class RoundAgent:
-    """Runs one host's workers. `run` returns when the orders say that the job is over."""
+    """Runs one host's workers. `run` returns when no further round is assigned."""
 
     def __init__(
         self,

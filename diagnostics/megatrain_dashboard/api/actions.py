@@ -1,4 +1,4 @@
-"""POST /actions: an action that an operator requests. GET /audit is a page of its own."""
+"""POST /actions: an action that an operator requests. GET /audit lists the actions."""
 
 from __future__ import annotations
 

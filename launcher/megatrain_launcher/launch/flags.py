@@ -197,7 +197,7 @@ def launch_flags(args: argparse.Namespace) -> LaunchFlags:
     """Return the flags of the command line. Raises: FlagError with all its problems."""
     problems: list[str] = []
     if args.rdzv_backend != "megatrain":
-        problems.append(f"--rdzv-backend={args.rdzv_backend}: hosts meet at etcd here; leave it out")
+        problems.append(f"--rdzv-backend={args.rdzv_backend}: hosts find each other through etcd; leave it out")
     overrides = tuple(args.overrides)
     if args.rdzv_id:
         overrides += _job_name(args.rdzv_id, overrides, problems)

@@ -64,7 +64,7 @@ def write_template(flags: LaunchFlags, config: Config, max_hosts: int) -> str:
     """Return the filled-in file. Raises: FlagError when a flag that it needs is missing."""
     problems = []
     if flags.template != "slurm" and not flags.etcd.endpoints:
-        problems.append("--write-template: pods meet at an etcd of the cluster's; name it by --rdzv-endpoint=HOST:PORT")
+        problems.append("--write-template: pods need an etcd in the cluster; name it by --rdzv-endpoint=HOST:PORT")
     if flags.template != "slurm" and not flags.image:
         problems.append("--write-template: name the container image by --image=IMAGE")
     if flags.nodes and len(flags.nodes) < max_hosts + flags.spares:

@@ -116,7 +116,8 @@ class _PumpState:
 
 
 class WorkerLogs:
-    """Keeps the logs of one host's workers. The pump calls `on_alarm(round, rank, verdict)`, which must not block.
+    """Keeps the logs of one host's workers. The reading thread calls `on_alarm(round, rank, verdict)`, which must not
+    block.
 
     `file_at`: creates the file for a rank's lines at a path.
     """

@@ -86,7 +86,7 @@ def test_a_refused_flag_with_a_value_is_refused_too(capsys: pytest.CaptureFixtur
         (["--write-template=jobset", "--node=a b"], "--node='a b': expected the name of a node"),
         (["--write-template=jobset", "--node=a", "--node=a"], "--node=a is given twice"),
         (["--standalone", "--rdzv-endpoint=e:1"], "--standalone brings its own etcd"),
-        (["--rdzv-backend=c10d"], "--rdzv-backend=c10d: hosts meet at etcd here"),
+        (["--rdzv-backend=c10d"], "--rdzv-backend=c10d: hosts find each other through etcd"),
         (["--rdzv-conf=ttl=5"], "--rdzv-conf ttl: set recovery.lease_ttl_s"),
         (["--rdzv-conf=password=x"], "other users of the machine would see it; use password_file=FILE"),
         (["--rdzv-conf=colour=red"], "--rdzv-conf colour is not known; use user, password_file"),
