@@ -98,8 +98,8 @@ def _reached_etcd(plan: LaunchPlan, environment: Mapping[str, str]) -> Iterator[
             [
                 (
                     f"--nnodes={plan.min_hosts}:{plan.max_hosts} without --rdzv-endpoint: hosts find each other "
-                    "through etcd; name its members by --rdzv-endpoint=HOST:PORT, or add --standalone to have all hosts "
-                    "on this machine"
+                    "through etcd; name its members by --rdzv-endpoint=HOST:PORT, or add --standalone to have all "
+                    "hosts on this machine"
                 )
             ]
         )
