@@ -1,6 +1,6 @@
 """`python -m megatrain_dashboard`: the dashboard of a running job. A launch starts it.
 
-The settings come from the command line only, so that no page listens before its rules of access are known.
+The settings come from the command line only, so that the page never listens before its access rules are set.
 """
 
 from __future__ import annotations

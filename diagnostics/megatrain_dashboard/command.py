@@ -30,7 +30,7 @@ _JOB_HELP = "a run directory or a job's name (default: all jobs)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
+    """Declare the arguments of the subcommand."""
     from megatrain_dashboard.arguments import add_dashboard_arguments
 
     add_job(parser, job_help=_JOB_HELP)
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal comes. Raises: PlaceError, ConfigError, CoordinationError, DataError."""
+    """Serve until a signal arrives. Raises: PlaceError, ConfigError, CoordinationError, DataError."""
     try:
         # imported late, so that --help does not wait for it
         from megatrain_dashboard import program

@@ -155,7 +155,7 @@ class GuardedConnection(H11Protocol):
     def _drop(self) -> None:
         """End the connection at once, and make the system discard the data that the client did not read."""
         connected = self.transport.get_extra_info("socket")
-        with suppress(OSError):  # it may have ended by itself
+        with suppress(OSError):  # the connection may have ended by itself
             if connected is not None:
                 connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()

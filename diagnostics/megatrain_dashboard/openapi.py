@@ -1,4 +1,4 @@
-"""Print or write the description of the HTTP API: `python -m megatrain_dashboard.openapi`.
+"""Prints or writes the description of the HTTP API: `python -m megatrain_dashboard.openapi`.
 
 With --jobs it describes the API of a server of many jobs. No job is needed.
 """

@@ -56,7 +56,9 @@ class DashboardParts:
 
     @property
     def download(self) -> Depends:
-        """A further dependency of routes that answer with a Download: its limit counts a request until all was sent."""
+        """A further dependency of routes that answer with a Download: its limit counts a request until the whole
+        response is sent.
+        """
         return Depends(self.downloads.slot, scope="request")
 
 

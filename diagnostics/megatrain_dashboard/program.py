@@ -114,7 +114,7 @@ def serve_jobs(
 
 
 def _with_token_file(report: Report, token_file: Path | None) -> Report:
-    """Return `report`, which then also names the file of the token that a person logs in with."""
+    """Return a `report` that also names the file with the token for the login, if there is one."""
     return report if token_file is None else lambda text: report(f"{text} (sign in with the token in {token_file})")
 
 

@@ -1,4 +1,4 @@
-"""The server: a socket, uvicorn on it in a thread of its own, and an end within two seconds even with open streams."""
+"""The server: a socket, uvicorn on it in another thread, and a shutdown within two seconds even with open streams."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SERVER_START_S = 10.0
 
 
 def listening_socket(settings: DashboardSettings) -> socket.socket:
-    """Return a socket that listens where the settings say.
+    """Return a socket that listens at the address and port of the settings.
 
     When the default port is taken, the next free one is used; a requested port is never replaced.
     Raises: ConfigError naming address, port and reason.
@@ -103,7 +103,7 @@ class DashboardServer:
                 log_config=None,
                 log_level="error",
                 access_log=False,
-                # any client can send X-Forwarded-For, and would so choose its own address
+                # any client can send X-Forwarded-For, and could thereby choose its own address
                 proxy_headers=False,
                 server_header=False,
                 h11_max_incomplete_event_size=limits.max_head_bytes,

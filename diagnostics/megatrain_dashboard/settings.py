@@ -19,7 +19,7 @@ from megatrain.contracts.errors import ConfigError
 from megatrain_diagnostics.metrics.server import read_token
 
 _MIN_TOKEN_CHARACTERS = 16
-"""Long enough that a token cannot be guessed with the few attempts a minute that an address has."""
+"""A token of this length cannot be guessed with the few attempts per minute that an address has."""
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _WILDCARDS = ("", "0.0.0.0", "::")
 
@@ -64,7 +64,7 @@ class DashboardSettings:
     address: str = "127.0.0.1"
     port: int = 8777
     is_port_asked: bool = False
-    """The port was requested, so no other port may be used instead."""
+    """Whether the port was requested, so that no other port may be used instead."""
     enable_actions: bool = False
     viewer_token: str = field(default="", repr=False)
     operator_token: str = field(default="", repr=False)
@@ -100,8 +100,8 @@ class DashboardSettings:
     def cookie_name(self) -> str:
         """The name of the cookie. All ports of a host name share cookies, so each dashboard has its own cookie name.
 
-        Anybody can learn the name from a logout, and viewers know one of the tokens. scrypt makes each guess of the
-        other token take a tenth of a second on the guesser's own machine.
+        Any caller can read the name in the response to a logout, and viewers have one of the tokens. scrypt makes each
+        guess of the other token take a tenth of a second on the guesser's own machine.
         """
         secret = "\n".join((self.viewer_token, self.operator_token, self.base_path))
         digest = hashlib.scrypt(secret.encode(), salt=b"name of the cookie", n=2**14, r=8, p=1, dklen=6)

@@ -1,6 +1,7 @@
-"""The agent of a host follows rounds: it waits for a round that names it, runs its workers, and reports their ends.
+"""The agent of a host waits for a round that includes this host, runs the round's workers, and reports their exits.
 
-It decides nothing. A round that broke here or was halted is ended and reported, and the next one is waited for.
+The driver makes all decisions. When a round fails here or is halted, the agent stops its workers, reports that, and
+waits for the next round.
 Source: ADR 0019, 0071.
 """
 
@@ -27,9 +28,10 @@ _logger = logging.getLogger(__name__)
 
 GOOD_ENDS: Final = frozenset({ExitCode.OK, ExitCode.SAVED_AND_STOPPED})
 MONITOR_INTERVAL_S: Final = 0.05
-"""How long a halt can go unseen if `wake` is not called."""
+"""The longest time until a halt is noticed if `wake` is not called."""
 CAUSE_TIMEOUT_S: Final = 0.5
-"""After a worker ended because of another one, the host's other workers get this long to show the cause."""
+"""If the first failure here is only a consequence of another worker's failure, wait this long for the cause to appear
+on this host."""
 _GRACE_SLACK_S: Final = 2.0
 """Added to the grace: a worker's own watchdog, which logs the reason, must end the worker first."""
 _WARN_INTERVAL_S: Final = 10.0
@@ -37,7 +39,7 @@ _WARN_INTERVAL_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """What the workers of a job run. `environment` is theirs, except for the round's variables."""
+    """What the workers of a job run. `environment`: that of the workers, without the variables of a round."""
 
     job: str
     num_workers: int
@@ -50,16 +52,16 @@ class AgentSettings:
 
 @dataclass(slots=True)
 class _RunningRound:
-    """The round that has workers here."""
+    """The round that has workers on this host."""
 
     assignment: Assignment
     pids: dict[int, int] = field(default_factory=dict)
     """By local rank."""
     exit_codes: dict[int, int] = field(default_factory=dict)
-    """Of the workers that ended by themselves, by local rank."""
+    """Of the workers that exited by themselves, by local rank."""
     first_failure_at: float | None = None
     has_cause: bool = False
-    """A known failure is not explained by another worker's failure."""
+    """Whether one of the failures here is a cause, not a consequence of another worker's failure."""
     asked_to_save_at: float | None = None
 
     def rank(self, local_rank: int) -> int:
@@ -67,7 +69,7 @@ class _RunningRound:
 
 
 class RoundAgent:
-    """Runs one host's workers. `run` returns when the orders say that the job is over."""
+    """Runs one host's workers. `run` returns when no further round is assigned."""
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class RoundAgent:
         standby.notify(self.wake)
 
     def wake(self) -> None:
-        """Check at once whether the round must stop. From any thread."""
+        """Make the agent check at once whether the round must stop. May be called from any thread."""
         self._changed.set()
 
     def run(self) -> None:
@@ -135,7 +137,7 @@ class RoundAgent:
         self._listener.workers_started(assignment, dict(running.pids))
 
     def _watch(self, running: _RunningRound) -> None:
-        """Report the ends of workers until the round's workers must be stopped."""
+        """Report worker exits until the round's workers must be stopped."""
         while True:
             self._changed.wait(MONITOR_INTERVAL_S)
             self._changed.clear()
@@ -144,7 +146,7 @@ class RoundAgent:
                 return
 
     def _stop_workers(self, running: _RunningRound) -> None:
-        """Keep the evidence of the round's processes, and kill the remaining ones."""
+        """Let the listener save evidence of the round's processes, then kill those that still run."""
         self._listener.workers_stopping(running.assignment)
         self._standby.kill_all()
         while not self._standby.wait_gone(_WARN_INTERVAL_S):
@@ -153,7 +155,8 @@ class RoundAgent:
                 "answer",
                 running.assignment.round.number,
             )
-        # the original cause may be an unseen end here, while victims on other hosts had the round halted first
+        # an exit here that was not seen yet may be the original cause, if its victims on other hosts were reported
+        # first
         self._report_ends(running)
         self._logs.close_round()
         self._listener.workers_stopped(running.assignment)
@@ -203,7 +206,7 @@ class RoundAgent:
         self._listener.worker_ended(running.assignment, end)
 
     def _report_failed_start(self, running: _RunningRound, reason: str) -> None:
-        """Report that workers could not be started, as the end of the first one: pid 0, nothing more is known."""
+        """Report that workers could not be started, as an exit of the first worker with pid 0."""
         _logger.error("round %d: %s", running.assignment.round.number, reason)
         running.first_failure_at, running.has_cause = time.monotonic(), True
         end = WorkerEnd(0, running.rank(0), 0, ExitCode.FAILURE, time.time(), None, reason)

@@ -1,7 +1,7 @@
-"""The two interfaces of the agent: `Orders` has what it must do, `WorkerListener` receives the events of its workers.
+"""The two interfaces of the agent: it reads its orders from `Orders` and reports its workers to `WorkerListener`.
 
-The executor implements both (`OrderState`, `WorkerEvents`). The agent knows only the interfaces and the records that
-pass through them, so it runs without etcd in tests, with stand-ins.
+The executor implements both (`OrderState`, `WorkerEvents`). The agent uses only the interfaces and the records in their
+signatures, so tests can run it without etcd.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Assignment:
 
 
 class Orders(Protocol):
-    """What the agent follows. Methods may be called from any thread."""
+    """The orders that the agent follows. Methods may be called from any thread."""
 
     def next_assignment(self, after: int) -> Assignment | None:
-        """Wait for a round with a number above `after` that names this host; None: leave, the job is over."""
+        """Wait for a round with a number above `after` that includes this host; None: the agent must return."""
 
     def stop_reason(self, number: int) -> str:
         """Return why the workers of a round must be stopped now; empty while they may run."""
@@ -34,12 +34,12 @@ class Orders(Protocol):
         """Return whether workers of that round are to be asked to save and stop instead of being killed."""
 
     def published_deadlines(self, number: int) -> RoundDeadlines:
-        """Return the published deadlines of that round: the time between steps, and for a stop."""
+        """Return the published times of that round: from step to step, and for a stop that saves."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnd:
-    """How a worker ended. `exit_code` is negative for a signal; `log_verdict` is None if its log names no failure."""
+    """How a worker exited. `exit_code` is negative for a signal; `log_verdict` is None if its log names no failure."""
 
     local_rank: int
     rank: int
@@ -48,20 +48,20 @@ class WorkerEnd:
     at_unix_s: float
     log_verdict: Verdict | None
     line: str = ""
-    """The line of its log that decided."""
+    """The standby server's note on the exit, or else the log line on which the verdict is based."""
 
 
 class WorkerListener(Protocol):
-    """Callbacks for the ends of workers. The agent's thread calls them; none may block for long."""
+    """Callbacks for the starts and exits of workers. The agent's thread calls them; none may block for long."""
 
     def workers_started(self, assignment: Assignment, pids: dict[int, int]) -> None:
         """The workers of a round were forked; `pids` by local rank."""
 
     def worker_ended(self, assignment: Assignment, end: WorkerEnd) -> None:
-        """A worker ended by itself. Called at once, before the other workers are stopped."""
+        """A worker exited by itself. Called at once, before the other workers are stopped."""
 
     def workers_stopping(self, assignment: Assignment) -> None:
-        """Keep what exists only while the processes live; then they are killed."""
+        """The round's processes are about to be killed: save what exists only while they live."""
 
     def workers_stopped(self, assignment: Assignment) -> None:
         """No process of the round is left on this host."""

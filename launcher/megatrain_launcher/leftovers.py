@@ -1,8 +1,8 @@
-"""What a job leaves in this machine's memory after all its executors, and its removal.
+"""Finds and removes what a job leaves in this machine's memory after all its executors have exited.
 
 Black boxes of killed executors are removed at once. Snapshots stay for checkpoint.keep_arena_s, kept by their writer
-processes, so that the next launch can resume from them. Once everything is saved they are of no use, and their writers
-receive the request to end.
+processes, so that the next launch can resume from them. Once everything is saved, the snapshots are not needed any
+more, and their writers are asked to exit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megatrain.run_files.run_directory import RunDirectory, own_box_paths, safe_
 
 _POLL_S = 0.05
 _REPORT_AFTER_S = 5.0
-"""A writer obeys a request to end within a second, unless it has data to write; a longer wait is reported."""
+"""A writer exits within a second of the request, unless it has data to write. A wait longer than this is reported."""
 
 
 def remove_black_boxes(config: Config, run: RunDirectory) -> None:
@@ -56,10 +56,10 @@ def release_snapshots(
     report: Callable[[str], None] = lambda text: None,
     timeout_s: float | None = None,
 ) -> list[Path]:
-    """Remove the snapshots of a run, end their writers, and wait for that; return what is still there.
+    """Remove the snapshots of a run and wait for their writers to exit; return the arenas left at the time limit.
 
-    `host`: as for `find_snapshots`. `timeout_s`: runtime.checkpoint_timeout_s if there is none, because data on its way
-    to storage is written first.
+    `host`: as for `find_snapshots`. `timeout_s`: the time limit, by default runtime.checkpoint_timeout_s, because a
+    writer first completes the writes to storage.
     """
     leaving = [_Leaving(arena, _writer_of(arena)) for arena in find_snapshots(config, run, host)]
     for one in leaving:
@@ -75,7 +75,9 @@ def release_snapshots(
             break
         if waited_s > _REPORT_AFTER_S and not is_reported:
             is_reported = True
-            report(f"waits for the checkpoint writer of {', '.join(str(one.arena.root) for one in leaving)} to finish")
+            report(
+                f"waiting for the checkpoint writer of {', '.join(str(one.arena.root) for one in leaving)} to finish"
+            )
         time.sleep(_POLL_S)
     return [one.arena.root for one in leaving]
 

@@ -1,10 +1,11 @@
-"""Whether the executor of a host lives, and whether the driver's orders reach it.
+"""Checks whether the executor of a host is alive, and whether the driver's orders reach it.
 
-A port shows that an executor lives: each connection receives its session, and is closed. A refused connection, or
-another session, proves that the executor is gone, but only to a process that has reached the port before; otherwise a
-firewall may have refused, or the address may mean another machine. Silence proves nothing.
+Each executor listens on a port, sends its session to each connection, and closes the connection. A refused connection,
+or another session, proves that the executor is gone, but only to a process that has reached the port before; otherwise
+a firewall may have refused, or the address may belong to another machine. A missing answer proves neither.
 
-A host that the driver's orders do not reach must not join a new round, which it could neither start nor stop.
+A host that the driver's orders do not reach must not join a new round, because it would not see when to start or stop
+workers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _LAST_PORT = 65535
 _MAX_ANSWER_BYTES = 256
 
 _PROOFS_S = 2 * WatchLimits().silence_s
-"""An idle watch proves within half of this time that it works. After an outage it works again within all of it."""
+"""An idle watch is confirmed to work within half of this time; after an outage of etcd, within this time."""
 
 
 class Vitality(StrEnum):
@@ -37,7 +38,7 @@ class LivenessPort:
 
     def __init__(self, session: str, address: str = "") -> None:
         self.session = session
-        """The answer; it may be replaced at any time."""
+        """Sent to each connection; it may be replaced at any time."""
         self._socket = socket.create_server((address, 0), backlog=128)
         self.port: int = self._socket.getsockname()[1]
         self._closed = threading.Event()
@@ -65,7 +66,7 @@ class LivenessPort:
 
 
 def ask(address: str, port: int, session: str, *, timeout_s: float = _ANSWER_S) -> tuple[Vitality, str]:
-    """Return whether the executor of `session` lives behind a port, and the evidence as a sentence."""
+    """Return whether the executor with this session answers at a port, and the evidence as a sentence."""
     endpoint = f"{address}:{port}"
     if not 0 < port <= _LAST_PORT:
         return Vitality.UNKNOWN, f"{endpoint} is not an address"
@@ -101,9 +102,7 @@ class LivenessReader:
         self._reached: set[tuple[str, int]] = set()
 
     def ask(self, address: str, port: int, session: str) -> tuple[Vitality, str]:
-        """Do the same as the function `ask`, but without a proof of death from a port that never answered this
-        process.
-        """
+        """Same as the function `ask`, but UNKNOWN instead of DEAD for a port that never answered this process."""
         vitality, detail = ask(address, port, session)
         if vitality is Vitality.ALIVE:
             self._reached.add((address, port))
@@ -113,28 +112,29 @@ class LivenessReader:
 
 
 def orders_lost_after_s(lease_ttl_s: float) -> float:
-    """Return the seconds without orders after which a host counts as one without a lease."""
+    """Return after how many seconds without orders a host is treated as if it had lost its lease."""
     return max(lease_ttl_s, _PROOFS_S)
 
 
 def orders_lost_within_s(lease_ttl_s: float) -> float:
-    """Return the most seconds until a host that receives no halt counts as one without a lease.
+    """Return after how many seconds at most a host that gets no halt is treated as if it had lost its lease.
 
-    A stream that delivers nothing, while its member answers other calls, seems to work until it is reopened.
+    A watch stream that delivers nothing, while its etcd member answers other calls, appears to work until it is
+    reopened.
     """
     return orders_lost_after_s(lease_ttl_s) + WatchLimits().renew_s
 
 
 def unfit_after_s(lease_ttl_s: float) -> float:
-    """Return the seconds without orders after which a host with a lease reports that it is not fit.
+    """Return after how many seconds without orders a host that has its lease reports that it is not fit.
 
-    An outage of etcd alone cannot explain so long a time: a longer outage is visible as a lost lease.
+    An outage of etcd cannot be the reason: one that lasts this long also costs the host its lease.
     """
     return orders_lost_after_s(lease_ttl_s) + _PROOFS_S
 
 
 class OrderDelivery:
-    """Checks at each poll whether orders arrive. All times are seconds on one monotonic clock."""
+    """Checks at each poll whether orders arrive. All times are in seconds of one monotonic clock."""
 
     def __init__(self, bound_s: float) -> None:
         self._bound_s = bound_s
@@ -145,8 +145,8 @@ class OrderDelivery:
         """Return why this host is not fit, empty if it is. The reason stays the same until the host receives orders
         again.
 
-        Only time in which etcd kept the host's lease counts: while etcd is unavailable no host receives anything, and
-        after that a watch may take a moment longer than a lease.
+        Only the time during which the host has its lease counts: while etcd is unavailable no host receives anything,
+        and afterwards the watch may recover a moment later than the lease.
         """
         if not is_lease_held:
             self._held_since = None

@@ -1,8 +1,9 @@
-"""The key-value store at which workers meet: an executor has one for its life, used in the rounds that list it first.
+"""The key-value store through which workers find each other. Each executor has one; a round uses that of its first
+host.
 
-The executor listens; a process beside the workers answers (`megatrain_launcher.standby.store_process`), so that the
-executor needs no torch. The trainer's keys begin with job and round, so that a later round never finds the addresses of
-an earlier one.
+The executor opens the listening socket, and a separate process (`megatrain_launcher.standby.store_process`) serves it,
+so that the executor needs no torch. The trainer's keys begin with job and round, so that a later round never finds the
+addresses of an earlier one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from megatrain.contracts.errors import CommunicationError
 
 
 def listen_for_store(address: str) -> socket.socket:
-    """Return a socket that listens at this address only, on a free port. Connections wait there for the store.
+    """Return a socket that listens on a free port of this address only. Connections wait until the store accepts them.
 
     Raises: CommunicationError when the address is not this host's.
     """

@@ -1,4 +1,4 @@
-"""The environment of a worker: torchrun's variables, so that its programs run, and its host's name."""
+"""The environment of a worker: torchrun's variables, so that programs written for torchrun run, and the host's name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def server_environment(base: Mapping[str, str], num_workers: int) -> dict[str, s
     """Return the environment of the process that forks the workers: one thread per worker if there are several."""
     environment = dict(base)
     if num_workers > 1:
-        environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: otherwise each takes all cores
+        environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: otherwise each worker uses all cores
     return environment
 
 

@@ -1,4 +1,4 @@
-"""Carry out an action that was checked. Requests go to the driver as the command line sends them; all other actions are
+"""Carries out actions that were checked. Requests go to the driver, as from the command line; all other actions are
 written to etcd.
 
 The page gets the first answer of the driver. The later effect appears as an incident, or as a step with a checkpoint.
@@ -110,4 +110,4 @@ class EtcdBackend:
                 switched(before, is_on=is_on, period=period), by=by, reason=request.reason, at_unix_s=time.time()
             ),
         )
-        return "ranks time all operations" if is_on else "ranks time nothing"
+        return "ranks time all operations" if is_on else "ranks time no operations"

@@ -1,4 +1,4 @@
-"""Decide whether an action is allowed, and describe its effect. Pure functions of the job's state in etcd."""
+"""Decides whether an action is allowed, and describes its effect. Pure functions of the job's state in etcd."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VERDICT_KINDS = ("approve", "dismiss")
 ASKED_KINDS = ("checkpoint", "restart", "stop", "evict", "approve", "dismiss")
 """Actions that are requests to the driver; all others are written to etcd."""
 _MIN_REASON = 3
-"""Visible characters."""
+"""The least number of visible characters in a reason."""
 
 
 def why_not_act(caller: Caller, *, is_enabled: bool, is_recorded: bool) -> str:

@@ -1,8 +1,8 @@
-"""The handler of the action requests of people. No action is carried out twice.
+"""Handles the action requests of people. No action is carried out twice.
 
-An action passes these steps in order: is its key known already; is it allowed at all; does it fit the job; is it within
-the limits. Then it is written to the audit, and only then carried out. Two actions are ordered by when they reach the
-check of the limits.
+The handler checks in this order whether the key of an action is known already, whether the action fits the job, and
+whether it is within the limits. It then writes the action to the audit, and only then carries it out. Two actions are
+ordered by when they reach the check of the limits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_IN_FLIGHT = 4
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A request that was accepted, the user who made it, and its answer once there is one."""
+    """A request that was accepted, the user who sent it, and its answer once there is one."""
 
     content: tuple[str, str, str]
     user: str
@@ -59,8 +59,8 @@ class ActionHandler:
             return ActionAnswer(
                 action_id="", is_dry_run=True, is_accepted=True, is_done=True, text=effect_of(request, snapshot)
             )
-        known, is_ours = self._known_or_new(request, caller)
-        if not is_ours:
+        known, is_new = self._known_or_new(request, caller)
+        if not is_new:
             return known.answer.result()
         try:
             answer = self._carried_out(request, caller)

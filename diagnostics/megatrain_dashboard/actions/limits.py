@@ -13,9 +13,9 @@ from megatrain.run_files.action_log import INTENT, ActionEntry
 
 WINDOW_S = 3600.0
 MAX_BREAKS = 4
-"""Each costs the whole job a minute or more. Four an hour suffice for a person who tries one remedy after another."""
+"""Actions of BREAKING per hour. Each costs the whole job a minute or more; four are enough to try several remedies."""
 MAX_OTHERS = 20
-"""These cost little. More than one every three minutes comes from a script, and scripts use the command line."""
+"""Other actions per hour. They cost little; more of them come from a script, and scripts use the command line."""
 MAX_PART_OF_HOSTS = 0.25
 """A fault that affects a quarter of all hosts is not a fault of the hosts, so evicting more of them does not help."""
 

@@ -1,4 +1,4 @@
-"""POST /actions: an action that an operator requests. GET /audit is a page of its own."""
+"""POST /actions: an action that an operator requests. GET /audit lists the actions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def router(parts: DashboardParts, handler: ActionHandler | None) -> APIRouter:
 
     @routes.post("/actions", response_model=ActionAnswer)
     def act(request: Request, body: ActionRequest) -> Response:
-        """Carry out an action; with is_dry_run, return what it would do. One key is carried out once."""
+        """Carry out an action, once for each idempotency_key; with is_dry_run, return what it would do."""
         caller = caller_of(request)
         is_enabled, is_recorded = parts.settings.enable_actions, parts.source.is_recorded
         reason = why_not_act(caller, is_enabled=is_enabled, is_recorded=is_recorded)

@@ -59,7 +59,7 @@ def router(parts: DashboardParts, handler: ActionHandler | None) -> APIRouter:
 
     @routes.get("/audit", response_model=AuditDocument)
     def audit(request: Request, begin: From = "", end: To = "") -> Response:
-        """Return both audits as one, at most the newest 1000 entries, and where the chain of actions breaks."""
+        """Return both audits as one, at most the newest 1000 entries, and where the hash chain of actions breaks."""
         window = parts.window(begin, end)
         run = parts.source.run
         driver, people = run.incidents / AUDIT_NAME, run.diagnosis / ACTIONS_NAME

@@ -1,4 +1,4 @@
-"""GET /checkpoints: which checkpoints of a run exist, whether they are whole, and which one a job would resume from."""
+"""GET /checkpoints: the checkpoints of a run, whether they are damaged, and which one a job would resume from."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def router(parts: JobsParts) -> APIRouter:
         last: Step = None,
         points: Annotated[int, Query(ge=2, le=2000)] = 400,
     ) -> Response:
-        """Return the runs of two to four jobs, named with commas between."""
+        """Return the runs of two to four jobs, whose names are separated by commas."""
         check_steps(first, last)
         seen = _named(parts, jobs)
 

@@ -56,7 +56,7 @@ class GpuDocument(Document):
     throttled: str
     """Text: why its clocks are throttled; empty: they are not."""
     fault: str
-    """The reasons among these that a healthy GPU does not have: heat, and the power supply."""
+    """Those reasons for throttling that a healthy GPU does not have: heat, and the power supply."""
     temperature_c: float | None
     slowdown_temperature_c: float | None
     memory_temperature_c: float | None
@@ -203,7 +203,7 @@ def _gpu(rows: Gpus, first_ns: int, last_ns: int) -> GpuDocument:
 
 def _link(rows: NetworkLinks, first_ns: int, last_ns: int) -> LinkDocument:
     errors = np.nansum([rows.rx_errors, rows.tx_errors, rows.symbol_errors], axis=0)
-    # a counter that begins again counts from zero
+    # a counter that was reset counts from zero
     grown = np.diff(errors, prepend=errors[:1])
     grown = np.where(grown < 0.0, errors, grown)
     numbers = {name: _number(getattr(rows, name)[-1]) for name in _NUMBERS_OF_LINK}

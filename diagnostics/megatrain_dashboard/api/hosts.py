@@ -70,7 +70,7 @@ class CheckDocument(Document):
 
 
 class HostsDocument(Document):
-    """The response of /hosts: the round's first, by rank. `thresholds`: of `straggler_score`, null: not judged."""
+    """The response of /hosts: the round's hosts first. `thresholds`: of `straggler_score`; null: not judged."""
 
     hosts: tuple[HostDocument, ...]
     thresholds: ThresholdsDocument | None

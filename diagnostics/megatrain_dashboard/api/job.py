@@ -114,7 +114,7 @@ def router(parts: DashboardParts) -> APIRouter:
 
     @routes.get("/job", response_model=JobDocument)
     def job(request: Request) -> Response:
-        """Return what a page needs first."""
+        """Return the identity of the job and the rights of the caller, which a page needs first."""
         caller, source, settings = caller_of(request), parts.source, parts.settings
         reason = why_not_act(caller, is_enabled=settings.enable_actions, is_recorded=source.is_recorded)
         layout, rounds, operations = job_facts(source)

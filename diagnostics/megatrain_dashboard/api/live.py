@@ -36,7 +36,7 @@ _RETRY = b"retry: 2000\n\n"
 
 class LiveDocument(Document):
     """An event named "change". `versions`: by topic (overview, series, heat, ranks, stragglers, incidents, hosts,
-    checkpoints, logs, timeline; of many jobs: jobs), a number that grows; `session` is new with every life of the
+    checkpoints, logs, timeline; of many jobs: jobs), a number that grows; `session` changes with every start of the
     server."""
 
     session: str
@@ -135,7 +135,7 @@ class LiveStreams:
                 state = await asyncio.to_thread(self._source.live)
                 problem = ""
                 if state != self._state:
-                    self._say(state)
+                    self._publish(state)
             except Exception as error:
                 # the streams stay open after any error, and the same error is not logged each second
                 if repr(error) != problem:
@@ -143,7 +143,7 @@ class LiveStreams:
                 problem = repr(error)
             await asyncio.sleep(self._tick_s)
 
-    def _say(self, state: LiveState) -> None:
+    def _publish(self, state: LiveState) -> None:
         self._state = state
         self._number += 1
         document = LiveDocument(

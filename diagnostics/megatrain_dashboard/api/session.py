@@ -26,7 +26,7 @@ class SessionDocument(Document):
     role: Literal["viewer", "operator"]
     ends_unix_s: int
     page_secret: str
-    """Sent with each request in the header X-Megatrain-Session; the cookie alone is worth nothing."""
+    """Sent with each request in the header X-Megatrain-Session; the cookie alone does not authenticate."""
 
 
 class Login(Document):

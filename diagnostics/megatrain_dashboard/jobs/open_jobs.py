@@ -56,7 +56,7 @@ class _OpenJob:
     streams: LiveStreams
     closing: ExitStack
     wait: Callable[[float], bool] | None = None
-    """For a job that is over: waits until its directory has been read. No later event reports that."""
+    """For a job that is over: waits until its directory has been read, because no later event reports that."""
     num_asking: int = 0
     asked_s: float = 0.0
 

@@ -58,10 +58,10 @@ class ResponseCache:
                 self._known.move_to_end(key)
                 return known
             future = self._made.get(key)
-            is_ours = future is None
+            is_new = future is None
             if future is None:
                 future = self._made[key] = Future()
-        return self._make(key, make, future) if is_ours else future.result()
+        return self._make(key, make, future) if is_new else future.result()
 
     def _make(self, key: Hashable, make: Callable[[], bytes], future: Future[CachedResponse]) -> CachedResponse:
         # the age of a response counts from the moment at which its data was read

@@ -112,13 +112,13 @@ def add_error_responses(app: FastAPI) -> None:
     async def of_http(request: Request, error: Any) -> Response:
         return refusal_response(_of_http(request, error))
 
-    async def of_ours(request: Request, error: Any) -> Response:
-        return refusal_response(_of_ours(error))
+    async def of_megatrain(request: Request, error: Any) -> Response:
+        return refusal_response(_of_megatrain(error))
 
     app.add_exception_handler(RefusalError, of_refusal)
     app.add_exception_handler(RequestValidationError, of_validation)
     app.add_exception_handler(HTTPException, of_http)
-    app.add_exception_handler(MegatrainError, of_ours)
+    app.add_exception_handler(MegatrainError, of_megatrain)
 
 
 def _of_validation(error: RequestValidationError) -> RefusalError:
@@ -144,7 +144,7 @@ def _of_http(request: Request, error: HTTPException) -> RefusalError:
     return RefusalError(error.status_code, str(error.detail), headers=error.headers)
 
 
-def _of_ours(error: MegatrainError) -> RefusalError:
+def _of_megatrain(error: MegatrainError) -> RefusalError:
     """Return the refusal for an error of megatrain. Its cause is the job, not the request."""
     if isinstance(error, DataError):
         return RefusalError(404, str(error))

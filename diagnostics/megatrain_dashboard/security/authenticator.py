@@ -1,4 +1,4 @@
-"""Authenticate the caller from the headers and the address of a request. Pure except for the count of attempts.
+"""Authenticates callers by the headers and the address of a request. The state is the wrong tokens and ended sessions.
 
 These are tried in order: the headers of a trusted proxy, a bearer token, a session (cookie and page secret); where the
 page is open, the caller is anonymous. A wrong token is refused even if the session is valid. Proxy headers from other
@@ -27,7 +27,7 @@ _MAX_ADDRESSES = 4096
 
 
 class Authenticator:
-    """Authenticates callers as the settings say."""
+    """Authenticates callers according to the settings."""
 
     def __init__(self, settings: DashboardSettings, attempts: Attempts) -> None:
         self._settings, self._attempts = settings, attempts

@@ -1,4 +1,4 @@
-"""Check the origin of a request: the Host that it names, and the page that made it. Pure.
+"""Checks the origin of a request: the Host that it names, and the page that made it. Pure functions: no I/O, no clock.
 
 A browser sends requests for any page, with the cookies of the dashboard, and any name may resolve to its address. So
 the server answers only known names (against DNS rebinding), and a request that changes something must come from a page

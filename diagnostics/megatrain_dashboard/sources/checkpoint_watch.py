@@ -1,4 +1,4 @@
-"""Watch a run's checkpoints in a thread of its own, because storage may be slow or unavailable.
+"""Watches a run's checkpoints in a separate thread, because storage may be slow or unavailable.
 
 A survey reads all manifests, so it is made only if a directory has changed since the last one. At a URL no change can
 be seen, so the survey is made once a minute.

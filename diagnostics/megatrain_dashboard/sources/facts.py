@@ -73,7 +73,7 @@ def completed_step(assessment: Assessment | None, facts: JobFacts) -> int | None
 
 
 def newest_saved(seen: CheckpointsSeen) -> FoundCheckpoint | None:
-    """Return the newest checkpoint that counts: committed or pinned, and in the job's history if there is one."""
+    """Return the newest checkpoint that is committed or pinned, preferring those in the job's history."""
     if seen.survey is None:
         return None
     counted = (CheckpointState.COMMITTED, CheckpointState.PINNED)

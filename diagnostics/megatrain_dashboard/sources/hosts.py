@@ -1,4 +1,4 @@
-"""The hosts of ranks: of a round, in the form that pictures of all ranks use; of incidents, from etcd and events."""
+"""Finds the hosts of all ranks of a round, for pictures, and those of ranks in incidents, from etcd and events."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ class RecordedJob(RunSource):
 def _own_checkpoints(config: Config | None, run: RunDirectory) -> tuple[str, str]:
     """Return the place of a run's checkpoints below its directory, and a problem if the configured place is elsewhere.
 
-    Opening a run directory of another user must neither query a server nor read a place that its sender
-    named.
+    Opening a run directory of another user must not make the dashboard query a server or read a place that the
+    configuration there names.
     """
     own = str(run.checkpoints)
     named = checkpoints_place(config, run)

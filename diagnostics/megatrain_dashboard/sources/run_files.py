@@ -20,16 +20,16 @@ from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.jobs.notes import Note, notes_of
 
 MAX_INCIDENTS = 2000
-"""Only the newest are read; a job with more has greater problems."""
+"""Only this many of the newest incidents are read."""
 
 
 @dataclass(slots=True)
 class RunFiles:
-    """For use by one thread."""
+    """The records as they were read last. For use by one thread."""
 
     run: RunDirectory
     incidents: tuple[Incident, ...] = ()
-    """Sorted by id, which is by time."""
+    """Sorted by id, and thus by time."""
     entries: tuple[AuditEntry, ...] = ()
     damaged: Mapping[str, str] = field(default_factory=dict)
     """By id of an incident whose file cannot be read, the reason."""

@@ -158,7 +158,7 @@ class RunHistory:
             try:
                 has_more = self._poll(has_more)
             except Exception:
-                # a bug must neither leave the page with old numbers for ever nor fill the log
+                # after a bug the polls continue, and the log must not fill up
                 has_more = False
                 if time.monotonic() >= next_warning_s:
                     next_warning_s = time.monotonic() + _WARNING_PAUSE_S

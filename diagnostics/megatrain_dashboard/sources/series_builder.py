@@ -75,7 +75,7 @@ EMPTY = SeriesSnapshot(np.zeros((len(COLUMNS), 0)))
 
 
 class SeriesBuilder:
-    """For use by one thread; snapshots can be used by any thread."""
+    """Builds the series. For use by one thread; snapshots can be used by any thread."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         assert capacity >= 8

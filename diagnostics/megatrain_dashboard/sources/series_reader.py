@@ -1,4 +1,4 @@
-"""Read new steps of a run into a SeriesBuilder: the numbers of a few ranks, each row once, in small parts.
+"""Reads new steps of a run into a SeriesBuilder: the numbers of a few ranks, each row once, in small parts.
 
 All ranks of a job have the same loss and end a step together, so eight of them represent all, and two of these are
 enough. A job of a million steps is read over many polls, and the steps that are read so far are shown.
@@ -22,7 +22,7 @@ _MAX_READ_S = 0.5
 
 
 class SeriesReader:
-    """For use by one thread. `within`: the first and last step that are read; None: all."""
+    """Reads into `builder`, in one thread. `within`: the first and last step that are read; None: all."""
 
     def __init__(
         self,

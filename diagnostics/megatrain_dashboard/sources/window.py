@@ -1,4 +1,4 @@
-"""The part of a run that views show, given by steps or by time. Each is converted to the other. Pure.
+"""The part of a run that views show, given by steps or by time. Each is converted to the other. No I/O and no clock.
 
 A bound is a step ("1200"), a moment with its zone ("2026-11-23T09:30:00Z"), or, for the begin, a time before the newest
 moment ("-15m", "-6h", "-1d"). The series of steps converts between steps and times; a step belongs to the time at which

@@ -1,3 +1,1 @@
-"""The verbs that the launcher adds to the `megatrain` command, one module each; verbs that only read or ask load no
-torch.
-"""
+"""The launcher's subcommands of `megatrain`, one module each. Those that only read or send requests load no torch."""

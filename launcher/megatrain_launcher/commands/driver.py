@@ -1,4 +1,4 @@
-"""`megatrain driver JOB`: one more candidate for a job's driver, without workers."""
+"""`megatrain driver JOB`: runs another candidate for the job's driver, without workers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`megatrain host ls|check|cordon|uncordon|evict [JOB]`: the hosts of a job.
 
-Cordons are written to etcd directly, even when nothing runs. Only the driver checks and evicts, so those verbs ask it.
+Cordons are written to etcd directly, even when nothing runs. `check` and `evict` are requests to the driver.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verbs and their options."""
+    """Declare the subcommands and their options."""
     verbs: Verbs = parser.add_subparsers(dest="host_verb", required=True, metavar="VERB")
     listing = verbs.add_parser("ls", help="list every host with its state and its problems", allow_abbrev=False)
     add_job(listing)
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("evict", "remove a host from the running round, and cordon it", _evict),
     ):
         verb = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
-        _add_job_and_host(verb, "which")
+        _add_job_and_host(verb, "name of the host")
         if name != "uncordon":
             verb.add_argument(
                 "--reason", default="", type=utf8_text, metavar="TEXT", help="the reason, for the records"
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the parsed command line asks; return the exit code.
+    """Run the subcommand that was parsed; return the exit code.
 
     Raises: UsageError, PlaceError, NotFoundError, CoordinationError, RefusedError.
     """
@@ -125,7 +125,7 @@ def _note_about(snapshot: JobSnapshot, host: str) -> None:
     newest = snapshot.newest_round
     if newest is not None and snapshot.newest_halt is None and any(part.host == host for part in newest.hosts):
         print_note(
-            f"note: {host} stays in round {newest.number} until that is over; "
+            f"note: {host} stays in round {newest.number} until that round is over; "
             f"`megatrain host evict --host {host}` removes it"
         )
     elif not snapshot.exists:
@@ -207,7 +207,7 @@ def _results(reports: Iterable[CheckReport]) -> Iterable[CheckResult]:
 
 
 def _joined(before: CheckReport | None, news: CheckReport) -> CheckReport:
-    """Return all reports of a host: its own checks, and one report for each neighbour that it met."""
+    """Merge a host's reports: one of its own checks, and one for each neighbour that it was tested with."""
     if before is None or before.session != news.session:
         return news
     known = {(result.name, result.partner): result for result in (*before.results, *news.results)}

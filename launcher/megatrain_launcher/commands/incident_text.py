@@ -1,4 +1,4 @@
-"""Incidents as a table, and one incident in full. Pure."""
+"""Formats incidents as a table, and one incident in full. Pure functions: no I/O and no clock."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _facts(incident: Incident, now_s: float) -> list[tuple[str, str]]:
 def _cost(incident: Incident) -> str:
     seconds, lost = down_s(incident), incident.steps_lost
     if incident.state is IncidentState.HELD:
-        return "nothing: training went on"
+        return "nothing: training continued"
     parts = ["no step completed since" if seconds is None else f"{seconds_text(seconds)} without a step"]
     if lost is not None:
         went = f" (from {incident.last_step:,} back to {incident.resumed_step:,})" if lost else ""
@@ -157,7 +157,7 @@ def _failure_row(failure: RankFailure, role: FailureRole, began_s: float) -> tup
 
 
 def matching(incidents: Sequence[Incident], wanted: str) -> list[Incident]:
-    """Return the incidents that a word selects: an id, the beginning of one, or "last"."""
+    """Return the incidents that `wanted` selects: an id, a prefix of ids, or "last"."""
     if wanted == "last":
         return list(incidents[-1:])
     exact = [one for one in incidents if one.incident_id == wanted]

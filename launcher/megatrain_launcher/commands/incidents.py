@@ -1,6 +1,6 @@
 """`megatrain incidents [JOB]`: what went wrong, what was done about it, and what it cost.
 
-etcd has the newest incidents. If it is gone with its job, the records in <run>/incidents have the same content.
+etcd has the newest incidents. If etcd stopped with its job, the records in <run>/incidents have the same content.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _IncidentList:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
+    """Declare the arguments of the subcommand."""
     add_job(parser)
     parser.add_argument("--id", default="", type=utf8_text, metavar="ID",
                         help='an id, the beginning of one, or "last": show all of this incident')  # fmt: skip

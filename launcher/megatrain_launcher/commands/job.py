@@ -1,4 +1,4 @@
-"""`megatrain job checkpoint|restart|stop|approve|dismiss`: ask the driver of a running job."""
+"""`megatrain job checkpoint|restart|stop|approve|dismiss`: send a request to the driver of a running job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _VERDICT_VERBS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verbs and their options."""
+    """Declare the subcommands and their options."""
     verbs: Verbs = parser.add_subparsers(dest="job_verb", required=True, metavar="VERB")
     for kind, text in _VERBS:
         verb = verbs.add_parser(str(kind), help=text, description=text, allow_abbrev=False)

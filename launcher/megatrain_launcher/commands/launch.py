@@ -1,6 +1,6 @@
 """`megatrain launch CONFIG`: train on this host, or on all hosts that run the same command, and recover from failures.
 
-With --from-hf, a program of its own imports the model, because the launcher loads no torch.
+With --from-hf, a separate process imports the model, because the launcher loads no torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ACCEPTS_OVERRIDES = True
 
 
 def with_imported_model(flags: LaunchFlags) -> LaunchFlags:
-    """Import the model that `flags` name, unless it is in the run directory, and return flags with its settings.
+    """Import the model that `flags` name, unless the run directory has it, and return `flags` with its settings.
 
     Raises: CheckpointError with what the program printed.
     """
@@ -50,7 +50,9 @@ class StoppedEarly(BaseException):
 
 
 def stop_early(name: str) -> None:
-    """Undo in order what was started already. Raises: StoppedEarly; KeyboardInterrupt for SIGINT, as usual."""
+    """Raise an exception, so that what was started already is undone in order: StoppedEarly, or KeyboardInterrupt for
+    SIGINT.
+    """
     if name == signal.SIGINT.name:
         raise KeyboardInterrupt
     raise StoppedEarly(name)
@@ -73,11 +75,11 @@ def run(args: argparse.Namespace) -> int:
     environment = dict(os.environ)
 
     def execute(settings: ExecutorSettings) -> int:
-        # only here: the program that starts several executors needs neither
+        # imported only here: the program that starts several executors needs neither module
         from megatrain_launcher.executor.executor import run_executor
         from megatrain_launcher.launch.executor_parts import parts_with
 
-        if early.is_requested:  # the exception was raised already, and an import suppressed it
+        if early.is_requested:  # the exception was raised before, during an import that suppressed it
             stop_early(early.name)
         code = run_executor(settings, parts_with(plan.platform))
         early.set_callbacks(note_only)
@@ -96,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_directory() -> None:
-    """Raise ConfigError in a directory that has been removed: relative names mean nothing there."""
+    """Raise ConfigError if the current directory has been removed, because relative paths do not work there."""
     try:
         os.getcwd()
     except FileNotFoundError:

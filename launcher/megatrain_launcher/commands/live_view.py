@@ -1,7 +1,7 @@
-"""`megatrain status --watch`: redraws on each change, and every second for the ages, until the job is over.
+"""`megatrain status --watch`: redraws on each change, and each second because ages are shown, until the job is over.
 
-A watch signals changes; the state is read again, so that each picture shows one revision. On an output that is no
-terminal, a picture is printed only if its first lines differ from the last one's.
+A watch signals changes; the whole state is then read again, so that each drawing shows one revision. If the output is
+not a terminal, the state is printed only when it differs in more than steps and times (`_gist`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from megatrain_launcher.commands.status_text import status_lines
 
 _REDRAW_S = 1.0
 _MIN_PAUSE_S = 0.2
-"""Pause between two reads: hosts of a large job write all the time."""
+"""Pause between two reads, because the hosts of a large job write all the time."""
 
 
 class LiveView:
@@ -123,7 +123,7 @@ def _is_left(output: TextIO) -> bool:
     """Return whether the reader of a pipe has gone."""
     try:
         number = output.fileno()
-    except OSError:  # not a file: a test's
+    except OSError:  # not a file, as in tests
         return False
     poll = select.poll()
     poll.register(number, 0)
@@ -131,6 +131,6 @@ def _is_left(output: TextIO) -> bool:
 
 
 def _gist(answer: Assessment) -> tuple[object, ...]:
-    """Return what distinguishes pictures: not the steps, which always change."""
+    """Return what decides whether the state is printed again: not the steps, which always change."""
     hosts = tuple((view.host, view.state) for view in answer.hosts)
     return (answer.state, tuple((one.code, one.hosts, one.ranks) for one in answer.health.reasons), hosts)

@@ -1,4 +1,4 @@
-"""`megatrain notify test RUN|CONFIG`: send every receiver of a configuration a message, and print its answer."""
+"""`megatrain notify test RUN|CONFIG`: sends all receivers of a configuration a test message, prints their answers."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _CONFIG_NAME = "config.toml"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verb and its arguments."""
+    """Declare the subcommand and its arguments."""
     verbs: Verbs = parser.add_subparsers(dest="notify_verb", required=True, metavar="VERB")
     text = "send a test message and print the receivers' answers"
     test = verbs.add_parser("test", help=text, description=text, allow_abbrev=False)
     test.add_argument("place", type=utf8_text, metavar="RUN|CONFIG", help="a run directory, or a configuration file")
     test.add_argument(
         "--receiver", default="", type=utf8_text, metavar="NAME",
-        help="only this one: slack, pagerduty, email, alertmanager, webhook; a second Slack is slack-2 (default: all)",
+        help="one receiver: slack, pagerduty, email, alertmanager, webhook; a second Slack is slack-2 (default: all)",
     )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Try the receivers, one after the other. Raises: ConfigError, DataError."""
+    """Send a test message to the receivers, one after the other. Raises: ConfigError, DataError."""
     config = load_config(_config_file(Path(args.place))).config
     receivers = _chosen(config, args.receiver)
     links = PageLinks(config.notify.page_url, config.notify.runbooks_url)
@@ -99,7 +99,7 @@ def _chosen(config: Config, name: str) -> tuple[Receiver, ...]:
 def _config_file(location: Path) -> Path:
     """Return the configuration file. Raises: DataError for a run that belongs to another user.
 
-    A run directory's author could name our secrets and an address of theirs in it.
+    The author of a configuration could name this user's secrets in it, and an address of their own to send them to.
     """
     if not location.is_dir():
         return location

@@ -1,6 +1,6 @@
-"""`megatrain status [JOB]`: whether the job is healthy; if not, what, where and since when; and what the system did.
+"""`megatrain status [JOB]`: whether the job is healthy; if not, what is wrong, where, since when, and what was done.
 
-It always answers: if etcd does not, it shows the run directory's state within two seconds.
+The command always shows a state: if etcd does not answer, that in the run directory, within two seconds.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from megatrain_launcher.commands.status_text import MANY_HOSTS, MANY_REASONS, st
 
 SUMMARY = "show whether a job is healthy, and if not, what is wrong and what is done about it"
 _CALL_S = 1.0
-"""Limit for etcd's answer: an answer from the run directory is better than none."""
+"""Time limit for an answer of etcd. After it, the state in the run directory is shown."""
 
 
 class StatusCode(IntEnum):
-    """Exit codes of `megatrain status`: one for each kind of answer. If etcd does not answer: ExitCode's."""
+    """Exit codes of `megatrain status`, one for each kind of answer. If etcd does not answer: that of ExitCode."""
 
     GREEN = 0
     AMBER = 3
@@ -63,7 +63,7 @@ _OF_KIND = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
+    """Declare the arguments of the subcommand."""
     add_job(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
@@ -139,7 +139,7 @@ def _run_directory(args: argparse.Namespace) -> Path | None:
         return job_place(args).run_directory
     except PlaceError:
         if etcd_flags(args) != EtcdFlags():
-            return None  # the user named an etcd, and wrongly
+            return None  # the etcd that the user named is wrong
         return run_at(name) or (Path(name) if "/" in name else None)
 
 

@@ -1,6 +1,6 @@
-"""The answer of `megatrain status` as lines: the first line is the answer, the rest explains it. Pure.
+"""Formats the output of `megatrain status`: the first line is the answer, the others explain it.
 
-The table of hosts and the findings of their health checks are the same in `megatrain host`.
+`megatrain host` also prints the table of hosts and the results of health checks. Pure functions: no I/O and no clock.
 """
 
 from __future__ import annotations

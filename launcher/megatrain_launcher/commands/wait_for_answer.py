@@ -1,4 +1,4 @@
-"""Sends a request to the driver, waits for its answer as the options say, and shows the progress at the terminal."""
+"""Sends a request to the driver, waits for the answer as the options require, and prints the progress to stderr."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ DEFAULT_TIMEOUT_S = 900.0
 def add_waiting(parser: argparse.ArgumentParser) -> None:
     """Declare --timeout, --no-wait and --json."""
     parser.add_argument("--timeout", dest="timeout_s", type=_seconds, default=DEFAULT_TIMEOUT_S, metavar="SECONDS",
-                        help="how long to wait until it is done (default %(default)g)")  # fmt: skip
+                        help="how long to wait until the request is done (default %(default)g)")  # fmt: skip
     parser.add_argument("--no-wait", dest="is_waiting", action="store_false",
-                        help="return as soon as the driver has accepted it")  # fmt: skip
+                        help="return as soon as the driver has accepted the request")  # fmt: skip
     parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
 
 

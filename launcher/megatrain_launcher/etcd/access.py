@@ -1,11 +1,11 @@
-"""The access to the job's own etcd: only root and one user have it, with one password, and from other hosts only with
-its certificate.
+"""Access to the job's own etcd: only root and one user have it, with the same password; other hosts also need the
+certificate.
 
-The password is for an etcd on a unix socket in a directory of mode 0700: only its owner can reach it, so no other user
-can set a password first.
+The password is set through a unix socket in a directory of mode 0700. Only the directory's owner can reach it, so no
+other user can set a password first.
 
-When other hosts reach the etcd, server and clients share a certificate, and trust nothing else. A password is not
-enough: an etcd that asks for one still answers some calls without it, and one of these (an alarm) ends its password
+If other hosts use the etcd, server and clients share one certificate and trust no other. A password alone is not
+enough: an etcd with passwords still answers some calls without one, and one of these calls (an alarm) ends its password
 checks (ADR 0038, measured). A client without the certificate's key fails in the handshake.
 """
 
@@ -26,19 +26,19 @@ from megatrain_job.coordination.settings import Credentials, EtcdSettings, TlsFi
 _ROOT = "root"
 
 _BEFORE = timedelta(days=1)
-"""Also accepted by hosts whose clocks are behind."""
+"""The certificate is valid from this long before its creation, for hosts with slow clocks."""
 _VALID = timedelta(days=3650)
 
 
 class WrongPasswordError(CoordinationRefusedError):
-    """Its users exist already, with another password."""
+    """The etcd's users already have another password."""
 
 
 def admit_only(settings: EtcdSettings, credentials: Credentials) -> None:
-    """Give all rights to root and this user and none to others; both have this password. May be repeated.
+    """Give root and the user of `credentials` all rights and the same password; remove all other users.
 
-    `settings`: how to reach it, without a user. All other users and roles there are removed.
-    Raises: WrongPasswordError when it already has another password; CoordinationError.
+    `settings`: how to reach the etcd, without a user. Roles other than root are removed too. The call may be repeated.
+    Raises: WrongPasswordError when the etcd already has another password; CoordinationError.
     """
     names = (_ROOT, credentials.user)
     with EtcdClient(settings) as client:
@@ -46,7 +46,7 @@ def admit_only(settings: EtcdSettings, credentials: Credentials) -> None:
         if is_open:
             for name in names:
                 _set_password(client, name, credentials.password)
-            with suppress(CoordinationError):  # newer versions have it by default
+            with suppress(CoordinationError):  # newer versions have this role by default
                 _call(client, "/v3/auth/role/add", {"name": _ROOT})
             for name in names:
                 _call(client, "/v3/auth/user/grant", {"user": name, "role": _ROOT})
@@ -93,7 +93,7 @@ def _call(client: EtcdClient, path: str, body: Mapping[str, str]) -> JsonObject:
 def make_certificate(files: TlsFiles, address: str) -> None:
     """Write a new certificate for an IP address, and its key, to the places that `files` names.
 
-    Raises: ConfigError if the package that makes it is missing; OSError.
+    Raises: ConfigError if the package cryptography is missing; OSError.
     """
     try:
         from cryptography import x509
@@ -108,7 +108,8 @@ def make_certificate(files: TlsFiles, address: str) -> None:
     assert files.certificate is not None
     assert files.key is not None
     key = ec.generate_private_key(ec.SECP256R1())
-    # no common name: etcd takes it for a user name, and refuses requests that, like ours, name their user by a password
+    # no common name: etcd takes it for a user name, and then refuses requests that log in with a password, as megatrain
+    # does
     name = x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "etcd of a megatrain job")])
     now = datetime.now(UTC)
     both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]

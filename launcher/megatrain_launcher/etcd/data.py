@@ -1,9 +1,9 @@
 """The files of a running etcd, held open by this process, so that removed files can be restored unchanged.
 
-A removed file lives on for as long as a process has it open. etcd itself has its database and its log of writes open,
-and would continue to accept writes into files that no restart finds. A process that holds the same files open can copy
-them to their place: etcd then continues with the same data, and only its log shows it (ADR 0043). The etcd is stopped
-while its files are copied, so that they are read as of one moment.
+A removed file continues to exist as long as a process has it open. etcd itself has its database and its log of writes
+open, and would continue to accept writes into files that no restart finds. A process that holds the same files open can
+copy them back: etcd is then restarted with the same data (ADR 0043). The etcd is stopped while its files are copied, so
+that the copies are consistent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HeldFiles:
     def poll(self, pid: int | None) -> tuple[str, ...]:
         """Hold etcd's current files open, and return the names of those that are missing; none: all files are in place.
 
-        Files that etcd itself removes (old parts of its log, a database that was made smaller) may be named for a
+        Files that etcd itself removes (old parts of its log, a database that was defragmented) may be named for a
         moment.
         """
         opened = {} if pid is None else _opened_by(pid)
@@ -114,7 +114,7 @@ def _is_log(name: str) -> bool:
 
 
 def _opened_by(pid: int) -> dict[str, Path]:
-    """Return how to open the database and the parts of the log that a process has open, by name below member/."""
+    """Return paths to open the database and log files that a process has open, by name below member/."""
     found = {}
     directory = Path(f"/proc/{pid}/fd")
     with suppress(OSError):

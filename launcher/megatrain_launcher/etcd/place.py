@@ -23,9 +23,9 @@ LOCK = "lock"
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory of mode 0700, unless one exists in which no other user could have written.
+    """Create a directory of mode 0700, or accept an existing one in which no other user could have written.
 
-    Raises: ConfigError saying what is wrong with it.
+    Raises: ConfigError with the reason why it cannot be used.
     """
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def make_private(directory: Path) -> None:
 
 @contextmanager
 def place_of_sockets(directory: Path) -> Iterator[Path]:
-    """Return a directory of this process for sockets: that of the data, or a new one if sockets cannot be in that."""
+    """Yield a directory for this process's sockets: `directory`, or a temporary one if it cannot hold sockets."""
     if _can_hold_socket(directory):
         yield directory
         return
@@ -66,7 +66,7 @@ def _can_hold_socket(directory: Path) -> bool:
 
 
 def take_lock(directory: Path) -> io.FileIO:
-    """Own the directory exclusively while the file is open. Raises: ConfigError naming the holder."""
+    """Lock the directory for as long as the returned file is open. Raises: ConfigError naming the holder."""
     make_private(directory)
     try:
         data = directory / "etcd"
@@ -88,7 +88,7 @@ def take_lock(directory: Path) -> io.FileIO:
         file.close()
         raise ConfigError([why_not_started(directory, error)]) from error
     if problem:
-        # etcd locks its own files too, and would end with an error of its database
+        # etcd locks its own files too, and would exit with an error of its database
         file.close()
         needed = f"{directory / LOCK} cannot be locked ({problem}): the file system has no file locks"
         advice = "set job.run_directory to one that has, or launch with --rdzv-endpoint of an etcd elsewhere"

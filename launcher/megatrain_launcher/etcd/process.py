@@ -1,12 +1,12 @@
-"""An etcd for one job: found, started on free ports, restarted when it dies, and stopped when this process ends.
+"""The etcd process of one job: started on a free port, restarted when it dies, and stopped when this process exits.
 
 Its data is in <run>/coordination, so that the numbers of rounds and incidents continue when the job is launched again.
-It starts on a unix socket in a directory of mode 0700, which no other user can reach, and gets its password there.
-The etcd of a job of one host stays there. If other hosts must reach it, it is restarted on the host's address with TLS,
-and accepts only clients that have the job's key (ADR 0038). Left out: a cluster; a job of many hosts that must survive
-the loss of any one of them uses a separate etcd (--rdzv-endpoint).
+It starts on a unix socket in a directory of mode 0700, which no other user can reach, and gets its password there. For
+a job of one host it stays there. If other hosts must reach it, it is restarted on the host's address with TLS, and
+accepts only clients that have the job's key (ADR 0038). It is not a cluster: a job that must survive the loss of any
+host uses a separate etcd (--rdzv-endpoint).
 
-Files that are removed from that directory while etcd runs are restored (ADR 0043).
+Files that are removed from its directory while etcd runs are restored (ADR 0043).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _READY_S = 30.0
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 5.0
 _FILES_CHECK_S = 0.25
-"""Pause between two checks of its files. Two checks must agree, because etcd itself removes old files."""
+"""Pause between two checks of etcd's files. Two checks must agree, because etcd itself removes old files."""
 _REPAIR_AGAIN_S = 2.0
 _MAX_LOG_BYTES = 16 * 2**20
 
@@ -73,12 +73,11 @@ def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
 
 
 class EtcdProcess:
-    """As a context: an etcd for `credentials` only, on a unix socket, or with `tls` on an IP `address`.
+    """Runs an etcd as a context: for `credentials` only, on a unix socket, or with `tls` on an IP `address`.
 
-    `directory`: its data and log; made if it does not exist, refused if another user could have written in it. `tls`:
-    where the certificate and its key are written; made for the address. Raises on entering: ConfigError when there is
-    no program, the directory is not ours, or another launch uses it; CoordinationError with the end of its log when it
-    does not start.
+    `directory`: for data and log; created if it does not exist. `tls`: where a new certificate for the address and its
+    key are written. Raises on entering: ConfigError when there is no etcd program, another user could have written in
+    the directory, or another launch uses it; CoordinationError with the end of etcd's log when etcd does not start.
     """
 
     def __init__(
@@ -106,11 +105,11 @@ class EtcdProcess:
         self._failure: Exception | None = None
         self._data = HeldFiles(self._directory / "etcd")
         self._kept: dict[Path, bytes] = {}
-        """Small files of the directory, and their contents."""
+        """Small files, by path, that are rewritten when they are removed."""
         self._lock_file: io.FileIO | None = None
         self._missing: frozenset[str] = frozenset()
         self._has_listened = False
-        """Whether its socket was seen since it was started."""
+        """Whether etcd's socket was seen since etcd was started."""
         self._losses = Losses()
         self._problem = ""
         self._thread = threading.Thread(target=self._run, name="etcd process", daemon=True)
@@ -118,7 +117,7 @@ class EtcdProcess:
 
     @property
     def settings(self) -> EtcdSettings:
-        """The settings that its clients are made from."""
+        """The settings for clients of this etcd."""
         assert self._endpoint is not None
         return EtcdSettings((self._endpoint,), self._credentials, self._tls)
 
@@ -130,7 +129,7 @@ class EtcdProcess:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Which of its files were removed lately, and why they cannot be restored."""
+        """Which of etcd's files were removed lately, and why they cannot be restored."""
         return tuple(filter(None, (self._problem, *self._losses.texts)))
 
     def keep(self, path: Path, content: bytes) -> None:
@@ -142,7 +141,7 @@ class EtcdProcess:
         self._kept = {**self._kept, path: content}
 
     def drop(self, path: Path) -> None:
-        """Remove such a file."""
+        """Remove a file that `keep` wrote."""
         self._kept = {kept: content for kept, content in self._kept.items() if kept != path}
         path.unlink(missing_ok=True)
 
@@ -179,10 +178,10 @@ class EtcdProcess:
             self._thread.join()
 
     def _run(self) -> None:
-        """Run the thread that all etcd processes belong to: when it ends, they end too."""
+        """Run etcd until `close`. The thread is the parent of all etcd processes: they are killed when it ends."""
         try:
             self._start_first()
-            self._find_missing()  # from here on its files are held open
+            self._find_missing()  # from here on etcd's files are held open
         except (ConfigError, CoordinationError) as error:
             self._end_child()
             self._failure = error
@@ -204,7 +203,7 @@ class EtcdProcess:
             _logger.warning("etcd has ended (see %s); starting it again", self.log)
             self._closing.wait(pause_s)
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
-            # removed files are restored first: without its data it would end again
+            # removed files are restored first: etcd would exit again without its data
             self._missing = frozenset()
             for _ in range(2):
                 self._check_files()
@@ -214,7 +213,7 @@ class EtcdProcess:
         self._end_child()
 
     def _watch(self) -> None:
-        """Return when the process has ended, or must end."""
+        """Return when etcd has exited, or must exit."""
         check_at = time.monotonic()
         while self._child is not None and not self._closing.wait(_POLL_S):
             if self._child.poll() is not None:
@@ -256,7 +255,8 @@ class EtcdProcess:
         return frozenset(missing)
 
     def _repair(self, missing: frozenset[str]) -> None:
-        """Restore what is missing. If that fails, etcd continues to serve; two of them never run at once.
+        """Restore what is missing. If data cannot be copied, etcd continues to serve; two etcd processes never run at
+        once.
 
         Raises: ConfigError when the directory belongs to another launch now; CoordinationError when etcd does not start
         again; OSError.
@@ -279,7 +279,7 @@ class EtcdProcess:
             self._end_child()
         if lost_data or CLIENT_SOCKET in missing:
             self._start_again()
-        what = "its etcd goes on with all its data: nothing of it is lost"
+        what = "its etcd continues with all its data: nothing of it is lost"
         _logger.error("%s", self._losses.note(f"{self._directory} ({', '.join(sorted(missing))})", what))
 
     def _restore(self) -> None:
@@ -293,7 +293,7 @@ class EtcdProcess:
         self._child = None
 
     def _start_again(self) -> None:
-        """Start it on the files in place, and wait until it serves. Raises: CoordinationError, OSError."""
+        """Start etcd on the files in place, and wait until it serves. Raises: CoordinationError, OSError."""
         self._start()
         problem = self._wait_until_ready(self.settings)
         if problem:
@@ -307,7 +307,7 @@ class EtcdProcess:
 
     def _start(self) -> None:
         self._has_listened = False
-        # etcd also reads options from ETCD_* variables, and ends if an option is given twice
+        # etcd also reads options from ETCD_* variables, and exits if an option is given twice
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         self._child = ChildProcess(
             self._command, log=self.log, environment=without_password(environment), directory=self._sockets
@@ -327,7 +327,7 @@ class EtcdProcess:
             raise CoordinationError(f"etcd in {self._directory} {error}; {hint}") from error
         self._remember(self._credentials.file)
         self._endpoint = socket_endpoint
-        # an etcd that has lost its data, and so its password, must not begin with empty data: it ends instead
+        # an etcd that has lost its data, and so its password, must not start with empty data: it exits instead
         self._command = [*always, *listening(socket_url), *EXISTING]
         if self._address:
             self._end_child()
@@ -350,7 +350,7 @@ class EtcdProcess:
                     raise
 
     def _start_and_wait(self, command: Sequence[str], settings: EtcdSettings) -> None:
-        """Start it by this command and wait until it serves. Raises: CoordinationError; then no process is left."""
+        """Start etcd by this command and wait until it serves. Raises: CoordinationError; then no process is left."""
         log_size = self.log.stat().st_size if self.log.exists() else 0
         self._command = command
         (self._endpoint,) = settings.endpoints
@@ -363,7 +363,7 @@ class EtcdProcess:
             raise CoordinationError(f"etcd in {self._directory} {why}; {self.log}:\n{last_errors(text)}")
 
     def _wait_until_ready(self, settings: EtcdSettings) -> str:
-        """Wait until it serves; return why it does not, empty if it does."""
+        """Wait until etcd serves; return why it does not, empty if it does."""
         deadline = time.monotonic() + _READY_S
         why_not = "nothing listens"
         with EtcdClient(replace(settings, attempt_s=_ANSWER_S)) as client:
@@ -382,7 +382,7 @@ class EtcdProcess:
 
 
 def _is_listening(endpoint: Endpoint) -> bool:
-    """Return whether it accepts connections; the client would log each failed try."""
+    """Return whether etcd accepts connections; the client would log each failed try."""
     family = socket.AF_UNIX if endpoint.path else socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.settimeout(_ANSWER_S)
@@ -390,7 +390,7 @@ def _is_listening(endpoint: Endpoint) -> bool:
 
 
 def _why_not_serving(client: EtcdClient) -> str:
-    """Return why it does not serve, empty once it does."""
+    """Return why etcd does not serve, empty once it does."""
     try:
         has_leader = status(client, client.settings.endpoints[0]).leader_id != 0
     except CoordinationRefusedError:

@@ -1,7 +1,7 @@
-"""The etcd program: its arguments, and why it did not start. ADR 0038 gives the reason for each argument.
+"""The etcd program: its path, its arguments, and why it did not start. ADR 0038 gives the reason for each argument.
 
-The reasons are the errors in its log, and a disk without space. etcd logs JSON lines. When it crashes, the log also has
-a Go stack trace, which does not name the cause.
+The reason for a failed start is read from etcd's log, or is a full disk. etcd logs JSON lines. When it crashes, the log
+also has a Go stack trace, which does not name the cause.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from megatrain_job.coordination.settings import TlsFiles
 
 CLIENT_SOCKET = "client:0"
 _PEER_SOCKET = "peer:0"
-"""Names that every etcd accepts as host and port. It creates its sockets in its working directory."""
+"""Socket names that every version of etcd accepts as host and port. etcd creates them in its working directory."""
 _NO_ORIGIN = "https://no-origin.invalid:1"
-"""The one page that may read its answers in a browser. No such page exists: by default etcd allows every page."""
+"""The only web origin whose pages may read etcd's answers. It does not exist; by default etcd allows every origin."""
 NEW, EXISTING = (["--initial-cluster-state", state] for state in ("new", "existing"))
 _PROGRESS_OPTIONS = ("--experimental-watch-progress-notify-interval", "--watch-progress-notify-interval")
 
@@ -61,13 +61,13 @@ def find_etcd() -> Path:
 
 
 def base_command(program: Path, directory: Path) -> list[str]:
-    """Return the program, and the options that it always has. Members would also meet on a unix socket."""
+    """Return the program and the options of every start. The peer address is a unix socket, used by no other member."""
     peer = f"unix://{_PEER_SOCKET}"
     command: list[Any] = [
         program, "--name", "embedded", "--data-dir", directory / "etcd", "--logger", "zap", "--log-level", "warn",
         "--log-outputs", "stderr",
         "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"embedded={peer}",
-        # new data counts rounds from 1, so it gets its own cluster id, which etcd derives from this and from the peer
+        # new data counts rounds from 1, so it gets its own cluster id, which etcd derives from this and the peer URL
         "--initial-cluster-token", secrets.token_hex(8),
         "--cors", _NO_ORIGIN, "--host-whitelist", "localhost",
         "--auto-compaction-mode", "periodic", "--auto-compaction-retention", "5m",
@@ -93,7 +93,7 @@ def guarded(tls: TlsFiles) -> list[str]:
 
 
 def _options_of(program: Path) -> str:
-    """Return etcd's help text: an option was renamed in 3.6, and etcd ends at an unknown one."""
+    """Return etcd's help text: an option was renamed in 3.6, and etcd exits if it gets an unknown one."""
     try:
         done = subprocess.run(
             [program, "--help"], capture_output=True, text=True, errors="replace", timeout=30, check=False

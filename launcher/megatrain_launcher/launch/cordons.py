@@ -1,7 +1,7 @@
 """Passes the driver's cordons to the cluster, so that no other job gets a host that this one evicted.
 
 Every candidate for the driver watches; only the current driver passes cordons on. Cordons that people set are not
-passed on. A refusal of the cluster is only reported: the job itself leaves the host out.
+passed on. If the cluster refuses, that is only logged: the job excludes the host itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BY_DRIVER = "driver"
 
 
 class CordonWatch:
-    """Runs while it is entered."""
+    """Passes cordons on while the context is entered."""
 
     def __init__(self, client: EtcdClient, keys: JobKeys, host: str, platform: HostAdapter) -> None:
         self._client = client
@@ -47,7 +47,7 @@ class CordonWatch:
             self._follower.close()
 
     def _take(self, event: WatchEvent) -> None:
-        # an earlier driver has passed on the cordons of a snapshot
+        # cordons in the first snapshot were passed on by an earlier driver
         if isinstance(event, Changes):
             for item in event.written:
                 self._pass_on(item)

@@ -1,4 +1,4 @@
-"""The state of the files of a job's own etcd, reported in that etcd, where `status` and the page read it."""
+"""Publishes problems with the files of a job's own etcd in that etcd, where `status` and the web page read them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLL_S = 0.5
 
 @contextmanager
 def published_problems(etcd: EtcdProcess, keys: JobKeys) -> Iterator[None]:
-    """During the block, publish the problems of etcd's process; the key exists while there are any."""
+    """During the block, publish the problems of the etcd process; the key exists while there are problems."""
     is_over = threading.Event()
     with EtcdClient(etcd.settings) as client:
         thread = RestartingThread("etcd notice", lambda: _follow(etcd, client, keys.problem(SOURCE), is_over), is_over)
@@ -45,4 +45,4 @@ def _follow(etcd: EtcdProcess, client: EtcdClient, key: str, is_over: threading.
                 client.delete(key)
             published = problems
         except CoordinationError:
-            continue  # it is just being started again
+            continue  # etcd is just being started again

@@ -16,7 +16,7 @@ from megatrain_launcher.launch.cordons import CordonWatch
 
 
 def parts_with(platform: HostAdapter) -> ExecutorParts:
-    """Return the executor's parts with a driver that passes its cordons on."""
+    """Return the executor's parts, with a driver that passes its cordons on to the platform unless that is local."""
     if platform.name == "local":
         return ExecutorParts()
 

@@ -54,7 +54,7 @@ class LaunchFlags:
     template: str = ""
     image: str = ""
     nodes: tuple[str, ...] = ()
-    """For a JobSet: where it runs, and which nodes it may cordon; empty: anywhere, and none."""
+    """The nodes on which a JobSet runs and which it may cordon; empty: it runs on any node and may cordon none."""
 
 
 def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
         "--from-hf",
         default="",
         metavar="HF_DIR",
-        help="start from this Hugging Face model: [model] is that of its config.json, and its weights are imported",
+        help="start from this Hugging Face model: [model] comes from its config.json, and its weights are imported",
     )
     parser.add_argument(
         "-m",
@@ -185,7 +185,7 @@ def add_hosts_argument(parser: argparse._ActionsContainer) -> None:
 
 def add_workers_argument(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
-        *spellings("--nproc-per-node"), default="1", metavar="N|auto|gpu|cpu", help="workers a host (default: 1)"
+        *spellings("--nproc-per-node"), default="1", metavar="N|auto|gpu|cpu", help="workers per host (default: 1)"
     )
 
 
@@ -194,10 +194,10 @@ def add_job_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def launch_flags(args: argparse.Namespace) -> LaunchFlags:
-    """Return the command line's flags. Raises: FlagError with everything that is wrong with it."""
+    """Return the flags of the command line. Raises: FlagError with all its problems."""
     problems: list[str] = []
     if args.rdzv_backend != "megatrain":
-        problems.append(f"--rdzv-backend={args.rdzv_backend}: hosts meet at etcd here; leave it out")
+        problems.append(f"--rdzv-backend={args.rdzv_backend}: hosts find each other through etcd; leave it out")
     overrides = tuple(args.overrides)
     if args.rdzv_id:
         overrides += _job_name(args.rdzv_id, overrides, problems)
@@ -248,7 +248,7 @@ def launch_flags(args: argparse.Namespace) -> LaunchFlags:
 
 
 def parse_hosts(text: str, problems: list[str]) -> tuple[int | None, int | None]:
-    """Return MIN and MAX of --nnodes, nothing if it is empty."""
+    """Return MIN and MAX of --nnodes; None for both if it is empty, or wrong, which is added to `problems`."""
     if not text:
         return None, None
     match = _RANGE.fullmatch(text.strip())
@@ -261,7 +261,7 @@ def parse_hosts(text: str, problems: list[str]) -> tuple[int | None, int | None]
 
 
 def check_name(option: str, name: str, problems: list[str]) -> None:
-    """Note a name that cannot be part of a key or of a file's name."""
+    """Add to `problems` if the name cannot be part of an etcd key or of a file name."""
     if not _NAME.fullmatch(name):
         problems.append(f"{option}={name!r}: expected letters, digits, and - _ . after the first of them")
 
@@ -278,7 +278,7 @@ def _nodes(names: Sequence[str], template: str, problems: list[str]) -> tuple[st
     if names and template != "jobset":
         problems.append("--node does nothing without --write-template jobset, whose pods it binds to these nodes")
     problems += [f"--node={name!r}: expected the name of a node" for name in names if not _NODE.fullmatch(name)]
-    problems += [f"--node={name} is there twice" for name in sorted(set(names)) if names.count(name) > 1]
+    problems += [f"--node={name} is given twice" for name in sorted(set(names)) if names.count(name) > 1]
     return tuple(names)
 
 
@@ -289,6 +289,6 @@ def _labels(texts: Sequence[str], problems: list[str]) -> dict[str, str]:
         if not name or not value:
             problems.append(f"--label {text}: expected NAME=VALUE, switch=s1 for instance")
         elif labels.get(name, value) != value:
-            problems.append(f"--label {name}: {labels[name]} and {value}; a host is in one place")
+            problems.append(f"--label {name} has two values, {labels[name]} and {value}; give one of them")
         labels[name] = value
     return labels

@@ -56,14 +56,14 @@ def run_launch(
 
 
 def _remove_snapshots(plan: LaunchPlan, report: Callable[[str], None]) -> None:
-    """Remove this host's snapshots, whatever its role in the job: all is saved, and no round resumes from them."""
+    """Remove this host's snapshots: everything is saved, so no round resumes from them."""
     left = release_snapshots(plan.config, RunDirectory(plan.files.run), plan.facts.host, report)
     if left:
         report(f"snapshots stay in {', '.join(map(str, left))}: their writer has not finished")
 
 
 def _check_logs(plan: LaunchPlan) -> None:
-    """Raise ConfigError if the ranks' lines would be lost."""
+    """Raise ConfigError if the ranks' logs cannot be written."""
     log_dir = plan.flags.log_dir
     directory = Path(log_dir) if log_dir else RunDirectory(plan.files.run).logs
     why_not = why_not_written(directory)
@@ -75,7 +75,7 @@ def _check_logs(plan: LaunchPlan) -> None:
 
 
 def _ignoring_closed_output(report: Callable[[str], None]) -> Callable[[str], None]:
-    """Return `report` without the errors of a closed output, such as a terminal that is gone."""
+    """Return `report` that ignores the errors of a closed output, such as a terminal that is gone."""
 
     def report_if_open(text: str) -> None:
         with suppress(OSError):
@@ -88,7 +88,7 @@ def _ignoring_closed_output(report: Callable[[str], None]) -> Callable[[str], No
 def _reached_etcd(plan: LaunchPlan, environment: Mapping[str, str]) -> Iterator[EtcdSettings]:
     """Provide an etcd that all hosts reach: the named etcd, else that of the first host.
 
-    Raises: ConfigError when no etcd is named, and the first host is not known.
+    Raises: ConfigError when no etcd is named and the platform, not being Slurm, does not determine the first host.
     """
     if plan.flags.etcd.endpoints:
         yield plan.flags.etcd.settings(environment)
@@ -97,8 +97,9 @@ def _reached_etcd(plan: LaunchPlan, environment: Mapping[str, str]) -> Iterator[
         raise ConfigError(
             [
                 (
-                    f"--nnodes={plan.min_hosts}:{plan.max_hosts} without --rdzv-endpoint: hosts meet at etcd; name its "
-                    "members by --rdzv-endpoint=HOST:PORT, or add --standalone to have all hosts on this machine"
+                    f"--nnodes={plan.min_hosts}:{plan.max_hosts} without --rdzv-endpoint: hosts find each other "
+                    "through etcd; name its members by --rdzv-endpoint=HOST:PORT, or add --standalone to have all "
+                    "hosts on this machine"
                 )
             ]
         )

@@ -81,7 +81,7 @@ class JobFiles:
 
     @contextmanager
     def published(self, etcd: EtcdProcess, job: str, launch_id: str) -> Iterator[None]:
-        """Publish where etcd is, during the block. Raises: ConfigError when it cannot be written."""
+        """Publish etcd's address in a file during the block. Raises: ConfigError when the file cannot be written."""
         try:
             etcd.keep(self.endpoint, endpoint_text(etcd.settings, job, launch_id).encode())
         except OSError as error:
@@ -118,9 +118,10 @@ class JobFiles:
 
     @contextmanager
     def recorded_end(self) -> Iterator[Callable[[int], int]]:
-        """Record how a launch ended: the block passes its exit code to the function that it gets.
+        """Yield a function with which the block records the launch's exit code.
 
-        An error is recorded too. The record of the earlier launch is removed first: a killed launch leaves none.
+        The exit code of a MegatrainError is recorded too. The record of the earlier launch is removed first: a killed
+        launch leaves none.
         """
         with suppress(OSError):
             self.exit_code.unlink(missing_ok=True)
@@ -143,7 +144,7 @@ class JobFiles:
 
 
 def why_not_written(directory: Path) -> str:
-    """Make a directory and write in it; return why that failed, empty if it did not."""
+    """Create a directory and a file in it; return why that failed, empty if it did not."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):

@@ -1,4 +1,4 @@
-"""A driver without a host: one more candidate, on a machine that outlives the training hosts.
+"""A driver candidate without a training host, for a machine that outlives the training hosts.
 
 The job's record contains all settings of the job: this driver reads no configuration file.
 """
@@ -37,7 +37,7 @@ _POLL_S = 0.5
 
 
 class RenewedLease:
-    """The lease of a candidate: taken again when it is lost. As a context it is revoked at the end."""
+    """The lease of a candidate. A lost lease is replaced by a new one; the context revokes the lease at its end."""
 
     def __init__(self, client: EtcdClient, ttl_s: int, period_s: float) -> None:
         self._client = client
@@ -65,9 +65,10 @@ class RenewedLease:
 def run_lone_driver(
     client: EtcdClient, keys: JobKeys, stop: threading.Event, report: Callable[[str], None], platform: HostAdapter
 ) -> int | None:
-    """Be a candidate for the driver until the job has ended, and return its exit code; None if `stop` was set before.
+    """Take part in the driver election until the job ends, and return the job's exit code; None if `stop` was set
+    before.
 
-    `platform` is informed of the hosts that this driver evicts.
+    `platform` gets the cordons of the hosts that this driver evicts.
 
     Raises: ConfigError when the record is unusable; CoordinationError when etcd cannot be reached at the beginning.
     """

@@ -1,4 +1,4 @@
-"""What this machine offers workers: GPUs, by the driver's device files, and cores. Loads no torch."""
+"""Counts the GPUs (by the NVIDIA driver's device files) and cores that this machine has for workers. Loads no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def num_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> in
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return present
-    # CUDA takes what stands before the first -1
+    # CUDA uses the devices before the first -1
     count = 0
     for name in (part.strip() for part in visible.split(",")):
         if name in ("", "-1"):
@@ -39,7 +39,7 @@ def num_cores() -> int:
 def num_workers(text: str, device: str, environment: Mapping[str, str], devices: Path = Path("/dev")) -> int:
     """Return the number of workers that --nproc-per-node means here; `device` is runtime.device.
 
-    Raises: ConfigError when it is no count, or this machine has none of the requested devices.
+    Raises: ConfigError when `text` is not a count, or this machine has none of the requested devices.
     """
     if text.isascii() and text.isdigit() and 0 < int(text) <= 1024:
         return int(text)
@@ -55,7 +55,7 @@ def num_workers(text: str, device: str, environment: Mapping[str, str], devices:
 
 
 def hardware_text(environment: Mapping[str, str], proc: Path = Path("/proc"), devices: Path = Path("/dev")) -> str:
-    """Return "8 x NVIDIA H100 80GB HBM3, 96 cores"."""
+    """Return the hardware as text, for example "8 x NVIDIA H100 80GB HBM3, 96 cores"."""
     gpus, cores = num_gpus(environment, devices), num_cores()
     parts = [f"{cores} core{'s' if cores != 1 else ''}"]
     if gpus:

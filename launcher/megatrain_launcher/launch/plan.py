@@ -1,4 +1,4 @@
-"""The plan of a launch, as far as it follows from the command line, the configuration and the environment.
+"""The plan of a launch, made from the command line, the configuration and the environment.
 
 The whole configuration is checked here, before anything is started: for every number of hosts from MIN to MAX that the
 driver might choose. Numbers of hosts that cannot train are left out.
@@ -34,7 +34,7 @@ from megatrain_launcher.launch.machine import hardware_text, num_workers
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """A launch that can be tried."""
+    """A launch that has passed all checks before the start."""
 
     flags: LaunchFlags
     config: Config
@@ -49,7 +49,7 @@ class LaunchPlan:
 
     @property
     def is_alone(self) -> bool:
-        """All hosts are this machine, and etcd is the launch's own."""
+        """Whether all hosts run on this machine, with an etcd of the launch's own."""
         return self.flags.is_standalone or (self.total_hosts == 1 and not self.flags.etcd.endpoints)
 
     @property
@@ -124,9 +124,9 @@ def choose_platform(name: str, environment: Mapping[str, str]) -> HostAdapter:
 
 
 def make_plan(flags: LaunchFlags, environment: Mapping[str, str]) -> LaunchPlan:
-    """Check everything that can be checked without starting.
+    """Return the plan, after all checks that are possible without starting anything.
 
-    Raises: ConfigError with all problems of the first kind that has any: configuration, workers, hosts.
+    Raises: ConfigError with all problems of one kind; kinds are checked in order: configuration, workers, hosts.
     """
     platform = choose_platform("local" if flags.is_standalone else flags.platform, environment)
     facts = platform.facts()
@@ -215,6 +215,6 @@ def _find_top(name: str, directory: Path) -> ModuleSpec | None:
     if found is not None:
         return found
     try:
-        return find_spec(name)  # finders of other kinds also count: editable installs have one
+        return find_spec(name)  # import hooks count too: editable installs have one
     except (ImportError, ValueError):
         return None

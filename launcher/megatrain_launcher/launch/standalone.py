@@ -1,7 +1,7 @@
 """A whole job on one machine by one command: its own etcd, daemon and page if installed, and executors.
 
-One host is an executor in this process; several hosts are separate processes (hosts.local). When the block of contexts
-ends, for whatever reason, no executor, worker or etcd is left; nor anything in memory, once all is saved.
+One host is an executor in this process; several hosts are separate processes (hosts.local). However the job ends, no
+executor, worker or etcd is left running; if everything is saved, nothing is left in memory either.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def run_standalone(
 ) -> int:
     """Run the job and return its exit code. Raises: MegatrainError; KeyboardInterrupt when it was ended by force."""
     keys, launch_id = JobKeys(plan.config.job.name), secrets.token_hex(8)
-    environment = without_password(environment)  # that of another etcd
-    # in this order: a launch that does not get the directory must not clean it up
+    environment = without_password(environment)  # the password of another etcd
+    # in this order: a launch that does not get the lock of the directory must not clean it up
     with (
         EtcdProcess(plan.files.directory, plan.files.credentials()) as etcd,
         plan.files.recorded_end() as record,
@@ -57,7 +57,7 @@ def run_standalone(
         with ExitStack() as stack:
             stack.enter_context(plan.files.published(etcd, keys.job, launch_id))
             stack.enter_context(published_problems(etcd, keys))
-            if plan.flags.is_daemon_candidate:  # here, and not on a host: it outlives them all
+            if plan.flags.is_daemon_candidate:  # here, not in an executor: this process outlives all executors
                 programs = ProgramSettings(plan.config, plan.files.run, settings, environment)
                 stack.enter_context(reported_dashboard(settings, keys, report))
                 stack.enter_context(running_programs(programs, report))
@@ -80,11 +80,11 @@ def run_standalone(
 
 
 def forget_dead_hosts(settings: EtcdSettings, keys: JobKeys) -> int:
-    """Remove what hosts of an earlier launch left in the job's own etcd, which was just started; return the newest
-    revision from before.
+    """Remove an earlier launch's records of hosts from the job's own etcd, which was just started; return the revision
+    after that.
 
-    No process could reach it since, so every executor registered in it was killed; its lease would block this launch
-    for a while.
+    No process could reach that etcd since, so every executor registered in it was killed; its lease would block this
+    launch until it expires.
     Raises: CoordinationError.
     """
     with EtcdClient(settings) as client:
@@ -95,9 +95,10 @@ def forget_dead_hosts(settings: EtcdSettings, keys: JobKeys) -> int:
 
 
 def _exit_code(settings: EtcdSettings, keys: JobKeys, began: int, codes: list[int], *, is_asked: bool) -> int:
-    """Return how the job ended: as the driver wrote after revision `began`, else as the hosts did.
+    """Return the job's exit code: that of the driver's record after revision `began`, else one from the hosts' exit
+    codes.
 
-    `is_asked`: they were asked to stop, perhaps before they could handle it.
+    `is_asked`: the hosts were asked to stop, perhaps before they could handle the signal.
     """
     with suppress(CoordinationError), EtcdClient(settings) as client:
         item = client.get(keys.end)
@@ -114,7 +115,7 @@ def _exit_code(settings: EtcdSettings, keys: JobKeys, began: int, codes: list[in
 
 @contextmanager
 def _without_leftovers(plan: LaunchPlan, report: Callable[[str], None]) -> Iterator[Callable[[int], int]]:
-    """Remove what the job leaves in memory; the block passes its exit code to the function that it gets."""
+    """Remove at the end what the job leaves in memory. Yields a function; the block calls it with the exit code."""
     codes: list[int] = []
 
     def note(code: int) -> int:

@@ -64,12 +64,12 @@ def write_template(flags: LaunchFlags, config: Config, max_hosts: int) -> str:
     """Return the filled-in file. Raises: FlagError when a flag that it needs is missing."""
     problems = []
     if flags.template != "slurm" and not flags.etcd.endpoints:
-        problems.append("--write-template: pods meet at an etcd of the cluster's; name it by --rdzv-endpoint=HOST:PORT")
+        problems.append("--write-template: pods need an etcd in the cluster; name it by --rdzv-endpoint=HOST:PORT")
     if flags.template != "slurm" and not flags.image:
         problems.append("--write-template: name the container image by --image=IMAGE")
     if flags.nodes and len(flags.nodes) < max_hosts + flags.spares:
         problems.append(
-            f"--write-template: {len(flags.nodes)} nodes are named by --node, and {max_hosts + flags.spares} pods want "
+            f"--write-template: {len(flags.nodes)} nodes are named by --node, and {max_hosts + flags.spares} pods need "
             "one each; name more, or none"
         )
     if flags.etcd.user and not flags.etcd.password_file:
@@ -88,14 +88,14 @@ def write_template(flags: LaunchFlags, config: Config, max_hosts: int) -> str:
 
 
 def _run_directory(flags: LaunchFlags, config: Config) -> str:
-    """Return the run directory as the hosts see it: pods mount it, and begin in another directory."""
+    """Return the run directory as the hosts see it: pods mount it, and start in another working directory."""
     configured = config.job.resolved_run_directory
     return configured if flags.template != "jobset" or configured.startswith("/") else f"/runs/{config.job.name}"
 
 
 def _page_overrides(flags: LaunchFlags, config: Config, location: str) -> tuple[str, ...]:
-    """Return overrides with which other machines than the driver's host can open the page, with a token; empty if set
-    already.
+    """Return overrides that let other machines open the web page, with a token; empty if the configuration sets access
+    already, or no page is served.
 
     Nothing can be mounted in a TrainJob: its page stays on loopback, where `kubectl port-forward` reaches it.
     """

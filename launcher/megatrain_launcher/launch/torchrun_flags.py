@@ -12,7 +12,7 @@ _LEAVE_OUT = "leave it out"
 
 REFUSED: Mapping[str, str] = {
     "--max-restarts": "the driver restarts; set recovery.restarts_per_hour and recovery.restarts_without_progress",
-    "--monitor-interval": f"the ends of workers are not polled for; {_LEAVE_OUT}",
+    "--monitor-interval": f"worker exits are noticed without polling; {_LEAVE_OUT}",
     "--start-method": f"workers are forked by a server that has torch loaded; {_LEAVE_OUT}",
     "--event-log-handler": "incidents are records: see `megatrain incidents`",
     "--role": f"all workers are alike; {_LEAVE_OUT}",
@@ -23,8 +23,8 @@ REFUSED: Mapping[str, str] = {
     "--duplicate-stdout-filters": "see `megatrain logs classify` for the lines that matter",
     "--duplicate-stderr-filters": "see `megatrain logs classify` for the lines that matter",
     "--node-rank": "the driver assigns ranks; --host-id names this host",
-    "--master-addr": "hosts meet at etcd: use --rdzv-endpoint",
-    "--master-port": "hosts meet at etcd: use --rdzv-endpoint",
+    "--master-addr": "hosts find each other through etcd: use --rdzv-endpoint",
+    "--master-port": "hosts find each other through etcd: use --rdzv-endpoint",
     "--logs-specs": "every rank's output is already in a file; --log-dir sets where",
     "--numa-binding": "set runtime.cpu_binding",
     "--signals-to-handle": f"SIGTERM, SIGINT, SIGHUP and SIGUSR1 all save and stop; {_LEAVE_OUT}",

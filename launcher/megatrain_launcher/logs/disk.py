@@ -1,4 +1,4 @@
-"""A separate thread writes the logs of a host's ranks: a file system that hangs costs lines, never a step.
+"""A separate thread writes the logs of a host's ranks, so that a hung file system loses log lines but delays no step.
 
 The queue is bounded. Bytes beyond the bound are dropped, and their number is written to the file once it can be written
 again. Removed files are noticed within a second, even those of ranks that write nothing, and recreated.
@@ -59,7 +59,7 @@ class _WriteQueue:
 
 
 class LogDisk:
-    """Writes to files in the order of the calls, which never wait."""
+    """Writes to files in the order of the calls. `write` and `close_file` never wait for the disk."""
 
     def __init__(self) -> None:
         self._losses = Losses()
@@ -69,7 +69,7 @@ class LogDisk:
 
     @property
     def problem(self) -> str:
-        """Return what was lost lately, and why lines may be lost soon; empty if the disk accepts and keeps them."""
+        """Return what was lost lately, and why lines may be lost soon; empty if all lines are written and kept."""
         return "; ".join((*self._losses.texts, *filter(None, [self._stuck()])))
 
     def _stuck(self) -> str:
@@ -77,10 +77,10 @@ class LogDisk:
             since = self._shared.busy_since
         if since is None or (stuck_s := time.monotonic() - since) < STUCK_S:
             return ""
-        return f"the file system of the ranks' logs has not answered for {stuck_s:.0f} s; training goes on"
+        return f"the file system of the ranks' logs has not answered for {stuck_s:.0f} s; training continues"
 
     def write(self, file: RotatingFile, chunk: bytes) -> None:
-        """Append bytes to a file, or drop them if too much is queued."""
+        """Append bytes to a file, or drop and count them if too much is queued."""
         shared = self._shared
         with shared.changed:
             lost = shared.lost.get(id(file))
@@ -108,7 +108,7 @@ class LogDisk:
             self._shared.changed.notify()
 
     def close(self, timeout_s: float) -> None:
-        """Do what is queued, for at most this long, and end the thread."""
+        """Finish what is queued, for at most `timeout_s`, and end the thread."""
         with self._shared.changed:
             self._shared.is_closing = True
             self._shared.changed.notify()
@@ -138,7 +138,7 @@ class LogDisk:
                     shared.waiting_bytes -= len(order.chunk)
 
     def _carry_out(self, order: _Order, files: dict[int, RotatingFile]) -> None:
-        """Carry out what is queued; `files`: the open ones, by their identity."""
+        """Carry out one queued order. `files`: the open files, by their identity."""
         match order:
             case _Bytes(file, chunk):
                 files[id(file)] = file
@@ -155,6 +155,6 @@ class LogDisk:
     def _check(self, file: RotatingFile) -> None:
         if file.recreate_if_removed():
             text = self._losses.note(
-                f"a log in {file.path.parent}", "its lines until then are lost, it is created again"
+                f"a log in {file.path.parent}", "its earlier lines are lost, and it is created again"
             )
             _logger.warning("%s", text)

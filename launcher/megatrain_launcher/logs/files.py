@@ -33,7 +33,7 @@ class RotatingFile:
     _removed_bytes: int = 0
 
     def write(self, chunk: bytes) -> None:
-        """Append bytes, as many of them as the disk takes."""
+        """Append bytes, as many of them as the disk accepts."""
         rest = memoryview(chunk)
         try:
             if self._fd < 0:
@@ -47,7 +47,7 @@ class RotatingFile:
                     self._rotate()
         except OSError as error:
             self._lost_bytes += len(rest)
-            self.problem = f"{self.path} cannot be written ({error.strerror}); lines are lost, training goes on"
+            self.problem = f"{self.path} cannot be written ({error.strerror}); lines are lost, training continues"
             return
         self.problem = ""
 
@@ -63,14 +63,14 @@ class RotatingFile:
         return True
 
     def lose(self, num_bytes: int) -> None:
-        """Count bytes that were dropped here."""
+        """Count bytes that the caller dropped."""
         self._lost_bytes += num_bytes
 
     def close(self) -> None:
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 self._write_loss_notes()
-            with contextlib.suppress(OSError):  # of a delayed write: it cannot be repeated here
+            with contextlib.suppress(OSError):  # the error of a delayed write, which cannot be repeated here
                 os.close(self._fd)
             self._fd = -1
 
@@ -107,7 +107,7 @@ class RotatingFile:
 
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # neither a link to another place nor a pipe that blocks all ranks: others may be able to write in --log-dir
+        # follow no symbolic link and do not block on a pipe: other users may be able to write in --log-dir
         flags = os.O_NOFOLLOW | os.O_NONBLOCK
         self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | flags, 0o644)
         self._size = os.fstat(self._fd).st_size

@@ -1,5 +1,5 @@
-"""The program's own log on stderr. It quotes logs of ranks and keys of etcd, whose control codes no terminal
-may obey.
+"""The program's own log on stderr. It quotes rank logs and etcd keys, so control codes are escaped before they reach a
+terminal.
 """
 
 from __future__ import annotations
@@ -21,5 +21,5 @@ def log_to_stderr() -> None:
     """Show the program's own log, from INFO on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.getLogger("torch").setLevel(logging.WARNING)  # it counts its caches at exit
+    logging.getLogger("torch").setLevel(logging.WARNING)  # it logs statistics of its caches at exit
     logging.basicConfig(level=logging.INFO, handlers=[handler])

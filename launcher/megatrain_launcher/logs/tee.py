@@ -16,7 +16,7 @@ TeeChoice = Literal["none", "first", "all"]
 
 _MAX_WAITING_BYTES: Final = 1 << 20
 _MAX_LINE_BYTES: Final = 64 << 10
-_MAX_WRITE_BYTES: Final = select.PIPE_BUF  # as much as a pipe that polls writable takes without a wait
+_MAX_WRITE_BYTES: Final = select.PIPE_BUF  # a pipe that polls as writable accepts this much without blocking
 
 
 def is_shown(choice: TeeChoice, rank: int) -> bool:
@@ -55,7 +55,7 @@ class Tee:
         self.flush()
 
     def flush(self) -> None:
-        """Write what the reader takes now."""
+        """Write what the reader accepts now."""
         poll = select.poll()
         poll.register(self.fd, select.POLLOUT)
         while self._waiting and not self._is_broken and poll.poll(0):
@@ -63,7 +63,7 @@ class Tee:
                 written = os.write(self.fd, self._waiting[:_MAX_WRITE_BYTES])
             except BlockingIOError:
                 return
-            except OSError:  # the reader is gone: the files have it all
+            except OSError:  # the reader is gone; the log files have all lines
                 self._is_broken = True
                 self._waiting.clear()
                 return

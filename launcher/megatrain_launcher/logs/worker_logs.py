@@ -2,9 +2,9 @@
 
     <logs>/<host>/round-000001/rank-00003.log      stdout and stderr of rank 3, in the order in which it wrote them
 
-A worker's two streams are one pipe. The thread reads everything at once and all its buffers are bounded, so that no
-worker ever waits for a disk, which has its own thread, or for a reader of the executor's output. As the log of a rank
-grows, it is searched for signs of a failure.
+A worker's two streams are one pipe. The thread reads everything at once, all its buffers are bounded, and another
+thread writes to the disk. No worker therefore waits for a disk or for a reader of the executor's output. As the log of
+a rank grows, it is searched for signs of a failure.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ALARM_WEIGHT: Final = HOST
 _logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S: Final = 0.5
-"""How long to wait for what a worker wrote before its end."""
+"""Time limit for reading what a worker wrote before it exited."""
 _PIPE_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 18
 _TEE_RETRY_S: Final = 0.05
@@ -45,11 +45,11 @@ _TEE_CLOSE_S: Final = 1.0
 
 @dataclass(slots=True)
 class LogWatch:
-    """Reads one rank's log: `feed` it, and `finish` when its process has ended."""
+    """Classifies one rank's log: `feed` takes its bytes, `finish` is called when its process has exited."""
 
     rank: int
     problem: str = ""
-    """Why this log is no longer read; empty if it is."""
+    """Why this log is no longer classified; empty if it is."""
     _classifier: LogClassifier = field(default_factory=LogClassifier)
     _has_alarmed: bool = False
 
@@ -94,7 +94,7 @@ class _Source:
     watch: LogWatch
     is_shown: bool
     drained: list[threading.Event] = field(default_factory=list)
-    """Set when everything that the rank wrote before its end has been read."""
+    """Set when everything that the rank wrote before it exited has been read."""
     is_open: bool = True
 
     @property
@@ -116,9 +116,10 @@ class _PumpState:
 
 
 class WorkerLogs:
-    """Keeps the logs of one host's workers. The pump calls `on_alarm(round, rank, verdict)`, which must not block.
+    """Keeps the logs of one host's workers. The reading thread calls `on_alarm(round, rank, verdict)`, which must not
+    block.
 
-    `file_at`: makes the file of a rank's lines at a path.
+    `file_at`: creates the file for a rank's lines at a path.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class WorkerLogs:
 
     @property
     def problem(self) -> str:
-        """Return why lines are lost or not classified; empty if they are not."""
+        """Return why lines are lost or not classified; empty if all are kept and classified."""
         with self._shared.lock:
             found = {self._disk.problem, *(source.problem for source in self._shared.sources.values())} - {""}
         return "; ".join(sorted(found))
@@ -260,7 +261,7 @@ class WorkerLogs:
             self._disk.set_when_written(event)
 
     def _drain(self, source: _Source) -> None:
-        """Read all that is in a pipe now. Another process that continues to write does not prolong this."""
+        """Read what is in a pipe now, at most _PIPE_BYTES: another process may continue to write to it."""
         num_bytes = 0
         while source.is_open and num_bytes < _PIPE_BYTES:
             num_read = self._read_once(source)

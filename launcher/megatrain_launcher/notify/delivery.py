@@ -1,4 +1,4 @@
-"""One try to deliver a message: what can fail, and when another try may help."""
+"""One attempt to deliver a message by HTTP: its errors, and when to try again."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from megatrain_job.coordination.transport import Deadline, EtcdConnection
 _MAX_ANSWER_BYTES = 64 << 10
 _MAX_ANSWER_CHARS = 200
 _BUSY = (429, 503)
-"""Statuses that may say when to try again."""
+"""Statuses that may come with a Retry-After header."""
 MAX_RETRY_AFTER_S = 3600.0
 
 
 class DeliveryError(Exception):
-    """A receiver has not accepted a message. `retry_after_s`: how long it asked us to wait; 0: it did not say."""
+    """A receiver has not accepted a message. `retry_after_s`: the wait that the receiver asked for; 0: none."""
 
     def __init__(self, text: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(text)
@@ -53,7 +53,7 @@ def post(
 ) -> str:
     """Send one request, and return the answer, short and printable. Redirects are not followed.
 
-    Neither the answer nor an error's text holds the address's path, the bearer token or one of `secrets`.
+    The address's path, the bearer token and `secrets` never appear in the answer or in an error's text.
     Raises: DeliveryError.
     """
     token = f"Bearer {bearer}" if bearer else None
@@ -110,14 +110,14 @@ def _redirect_text(status: int) -> str:
 
 
 def _retry_after_s(exchange: HttpExchange) -> float:
-    """Return how long a receiver asks us to wait: in seconds or as a date."""
+    """Return the wait in seconds that a receiver asks for, as a number or as a date."""
     raw = next((value for name, value in exchange.headers if name == b"retry-after"), b"").decode("ascii", "replace")
     if re.fullmatch(r"[0-9]{1,9}", raw):
         return min(float(raw), MAX_RETRY_AFTER_S)
     try:
         moment = parsedate_to_datetime(raw)
         left_s = (moment - datetime.now(UTC)).total_seconds()
-    except (ValueError, TypeError):  # neither; or a date without a zone
+    except (ValueError, TypeError):  # neither a number nor a date, or a date without a time zone
         return 0.0
     return min(max(left_s, 0.0), MAX_RETRY_AFTER_S)
 

@@ -1,4 +1,4 @@
-"""A message as the bodies that receivers accept. Pure.
+"""Formats a message as the bodies that receivers accept. Pure functions: no I/O and no clock.
 
 Formats as their vendors document them: Slack's incoming webhooks and Block Kit; PagerDuty's Events API v2; the OpenAPI
 description of Alertmanager's API v2; RFC 5322 for e-mail. tests/helpers/vendor_rules.py holds their rules.
@@ -25,7 +25,7 @@ from megatrain_launcher.notify.topics import Stage, Topic
 _SLACK_HEADER, _SLACK_SECTION, _SLACK_BLOCKS = 150, 3000, 50
 _PAGERDUTY_SUMMARY = 1024
 _EXPIRES_REFRESHES = 5
-"""After this many missed repeats an alert is over for an Alertmanager: the job's driver is gone."""
+"""After this many missed repeats an Alertmanager ends an alert, because the job's driver must be gone."""
 _SEVERITIES = {HealthLevel.RED: "critical", HealthLevel.AMBER: "warning", HealthLevel.GREEN: "info"}
 _SIGNS = {HealthLevel.RED: ":red_circle:", HealthLevel.AMBER: ":large_orange_circle:", HealthLevel.GREEN: ""}
 _ACTIONS = {Stage.OPEN: "trigger", Stage.UNDER_WAY: "acknowledge", Stage.CLOSED: "resolve"}
@@ -33,9 +33,9 @@ _CUT = "..."
 
 
 def slack_body(message: Message) -> dict[str, Any]:
-    """Return the JSON of an incoming webhook. `text` is what a telephone shows.
+    """Return the JSON of an incoming webhook. `text` is what a phone's notification shows.
 
-    All texts are plain ones, so nothing in a quoted log line becomes a link, a mention or a format.
+    All texts except the links are plain, so nothing in a quoted log line becomes a link, a mention or a format.
     """
     sign = ":white_check_mark:" if message.is_over else _SIGNS[message.level]
     blocks = [{"type": "header", "text": _plain(f"{sign} {message.title}".strip(), _SLACK_HEADER, has_signs=True)}]
@@ -53,7 +53,7 @@ def slack_body(message: Message) -> dict[str, Any]:
         if links:
             blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": "  ".join(links)}})
     if message.num_waiting:
-        text = f"{message.num_waiting} more will be sent later: too much has happened."
+        text = f"{message.num_waiting} more will be sent later, to limit the number of messages."
         blocks.append({"type": "section", "text": _plain(text, _SLACK_SECTION)})
     return {"text": _escaped(message.title), "mrkdwn": False, "blocks": blocks[:_SLACK_BLOCKS]}
 
@@ -70,7 +70,7 @@ def _escaped(text: str) -> str:
 def pagerduty_events(message: Message, routing_key: str) -> list[dict[str, Any]]:
     """Return the events of the Events API v2, one per topic.
 
-    The worst is the last: a try that breaks off is repeated as a whole.
+    The worst topic comes last. If an event cannot be sent, all are sent again.
     """
     return [_pagerduty_event(message, topic, routing_key) for topic in reversed(message.topics)]
 
@@ -85,7 +85,7 @@ def _pagerduty_event(message: Message, topic: Topic, routing_key: str) -> dict[s
         return event
     facts = dict(message.facts(topic))
     if message.num_waiting:
-        facts["waiting"] = f"{message.num_waiting} further things will be sent later"
+        facts["waiting"] = f"{message.num_waiting} further topics will be sent later"
     event["payload"] = {
         "summary": _cut(f"{message.job}: {topic.what}", _PAGERDUTY_SUMMARY),
         "source": topic.hosts[0] if topic.hosts else message.job,
@@ -104,7 +104,7 @@ def _pagerduty_event(message: Message, topic: Topic, routing_key: str) -> dict[s
 
 
 def alertmanager_alerts(message: Message) -> list[dict[str, Any]]:
-    """Return the alerts of a POST to /api/v2/alerts. Labels stay the same for as long as a topic lives."""
+    """Return the alerts of a POST to /api/v2/alerts. The labels of a topic stay the same as long as its level does."""
     return [_alert(message, topic) for topic in message.topics]
 
 
@@ -137,7 +137,9 @@ def _alert(message: Message, topic: Topic) -> dict[str, Any]:
 
 
 def email_of(message: Message, sender: str, recipients: tuple[str, ...]) -> EmailMessage:
-    """Return the e-mail. A message that is sent twice has one Message-ID, and those on one topic are one thread."""
+    """Return the e-mail. A message that is sent twice keeps its Message-ID; messages with the same first topic form a
+    thread.
+    """
     mail = EmailMessage(policy=SMTP)
     mail["Subject"] = message.title
     mail["From"] = sender
@@ -217,7 +219,7 @@ def filled_template(template: Template, message: Message, *, is_json: bool) -> s
 
 
 def _time(unix_s: float) -> str:
-    """Return a time in RFC 3339; the epoch if it is beyond what a date can be."""
+    """Return a time in RFC 3339; the epoch if the time is too large for a date."""
     try:
         moment = datetime.fromtimestamp(unix_s, UTC)
     except (ValueError, OverflowError, OSError):

@@ -31,7 +31,7 @@ class MailServer:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What no text may hold: the password, and the forms in which a login sends it."""
+        """What must not appear in any text: the password, and the forms in which a login sends it."""
         forms = (self.password, f"\0{self.user}\0{self.password}") if self.password else ()
         return (*forms, *(base64.b64encode(form.encode()).decode() for form in forms))
 
@@ -40,7 +40,7 @@ class MailServer:
 
 
 def send_mail(mail: EmailMessage, server: MailServer, timeout_s: float) -> str:
-    """Give an e-mail to a server, and return a sentence on the result.
+    """Send an e-mail to a server, and return a short text on the result.
 
     Raises: DeliveryError, whose text holds no password.
     """
@@ -58,9 +58,9 @@ def send_mail(mail: EmailMessage, server: MailServer, timeout_s: float) -> str:
         refused = session.send_message(mail)
         with suppress(OSError, smtplib.SMTPException):  # the mail is accepted, however the session ends
             session.quit()
-        return f"taken, but not for {', '.join(sorted(refused))}" if refused else "taken"
+        return f"accepted, but not for {', '.join(sorted(refused))}" if refused else "accepted"
     except (OSError, smtplib.SMTPException, ValueError) as error:
-        # an interrupted session ends as if the server had gone
+        # an interrupted session fails as if the server had disconnected
         reason = _reason(TimeoutError() if session.was_interrupted else error, timeout_s)
         raise DeliveryError(f"{server}: {answer_text(reason, server.secrets)}") from None
     finally:
@@ -119,7 +119,7 @@ class _Session(smtplib.SMTP):
 
 
 class _BoundedLines:
-    """Reads lines of a file until they are too many."""
+    """Reads lines of a file, up to a total number of bytes."""
 
     def __init__(self, file: BufferedReader) -> None:
         self._file = file

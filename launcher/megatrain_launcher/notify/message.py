@@ -1,4 +1,4 @@
-"""A message: everything that a receiver gets at once, in sentences that are complete without other context. Pure."""
+"""A message: everything that is sent to a receiver at once, in sentences that need no context. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_TITLE_CHARS = 140
 
 @dataclass(frozen=True, slots=True)
 class PageLinks:
-    """Where people read more; empty if unknown."""
+    """The addresses of the web page and the runbooks; empty if unknown."""
 
     page: str = ""
     runbooks: str = ""
@@ -50,12 +50,12 @@ class Message:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing in it is open any more."""
+        """Whether all topics are closed."""
         return all(topic.stage is Stage.CLOSED for topic in self.topics)
 
     @property
     def level(self) -> HealthLevel:
-        """The worst of what is open; green if nothing is."""
+        """The worst level of the open topics; green if none is open."""
         opened = [topic.level for topic in self.topics if topic.stage is not Stage.CLOSED]
         worst = HealthLevel.GREEN
         for level in opened:
@@ -64,7 +64,7 @@ class Message:
 
     @property
     def title(self) -> str:
-        """One line: how bad, which job, what."""
+        """One line: the level, the job, and what happened."""
         word = "over" if self.is_over else str(self.level)
         more = f" (and {len(self.topics) - 1} more)" if len(self.topics) > 1 else ""
         title = f"[{word}] {self.job}: {self.lead.what}"
@@ -76,10 +76,10 @@ class Message:
 
     @property
     def text(self) -> str:
-        """Everything, as lines of plain text."""
+        """All facts of all topics, as lines of plain text."""
         blocks = ["\n".join(f"{name}: {value}" for name, value in self.facts(topic)) for topic in self.topics]
         if self.num_waiting:
-            blocks.append(f"{count_text(self.num_waiting, 'further thing')} will be sent later: too much has happened.")
+            blocks.append(f"{count_text(self.num_waiting, 'further topic')} will be sent later, to limit the messages.")
         return "\n\n".join(blocks)
 
     def facts(self, topic: Topic) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,8 @@
-"""Notifies the job's receivers: on the host of the elected driver, while it leads, in threads beside the driver's own.
+"""Notifies the job's receivers, on the host of the elected driver, while it leads, in threads separate from the
+driver's.
 
-The driver only signals that something has happened, which costs it nothing. It waits for receivers only at the end of
-the job, because no later driver could send then.
+The driver only signals that something has happened, and does not wait. It waits for receivers only at the end of the
+job, because no later driver could send then.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Notifier:
             self._topics.wake()
 
     def close(self, *, is_job_over: bool) -> None:
-        """End; if the job is over, report that first, as far as that is possible within LAST_S."""
+        """End the threads; if the job is over, report that first, as far as possible within LAST_S."""
         if self._topics is None:
             return
         if is_job_over:

@@ -1,7 +1,7 @@
-"""What to send a receiver now: the difference between the job's state and what was sent before. Pure.
+"""What to send to a receiver now: the difference between the job's state and what was sent before. No I/O and no clock.
 
-There is no queue. A comparison, by this driver or the next one, finds again what was not sent, so a receiver that is
-unreachable for a while costs no memory and misses nothing that still matters.
+There is no queue: each comparison, by this driver or the next one, finds what was not sent yet. A receiver that is
+unreachable for a while therefore costs no memory, and misses nothing that still matters.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from megatrain_launcher.notify.topics import Event, Stage, Topic, gone_topic, is
 
 HOUR_S = 3600.0
 GIVE_UP_S = HOUR_S
-"""A topic that has been over for this long is not sent any more. An open topic is sent however late."""
+"""A topic that has been over for this long is not sent any more. An open topic is sent at any time."""
 REFRESH_S = 60.0
-"""How often open alerts are repeated to an Alertmanager: it forgets alerts that are not repeated."""
+"""How often open alerts are repeated to an Alertmanager, which ends alerts that are not repeated."""
 _AT_ONCE = 3
 _FIRST_GAP_S = 60.0
 _MAX_GAP_S = 900.0
 _MAX_TOPICS = 20
-"""Of one message."""
+"""In one message."""
 _MAX_RECEIPTS = 8
-"""Of one incident: it begins, is being repaired, gets worse, is over."""
+"""For one incident: it begins, is being repaired, gets worse, is over."""
 _MAX_WITH_RECEIPTS = 20
-"""The newest incidents: the driver has copied the others' receipts long ago."""
+"""Receipts are kept for this many of the newest incidents; those of older ones have been copied by the driver."""
 
 
 class Manner(StrEnum):
@@ -37,7 +37,7 @@ class Manner(StrEnum):
     DIGEST = "digest"
     """For people to read: one message contains everything that happened meanwhile."""
     PAGE = "page"
-    """Each new topic pages an engineer: topics are sent one at a time, the worst first, and none that is over."""
+    """Each new topic pages an engineer: new topics are sent one at a time, the worst first, unless they are over."""
     STATE = "state"
     """The receiver keeps the state and groups it: all open topics are sent, repeatedly."""
 
@@ -73,7 +73,7 @@ class Plan:
 
 
 def begin_record(receiver: str, topics: Sequence[Topic]) -> ReceiverRecord:
-    """Return the record of a receiver without any message yet: what is already over is not sent to it."""
+    """Return the record of a receiver that got no message yet. Topics that are already over are marked as sent."""
     return ReceiverRecord(receiver, {topic.name: topic.mark for topic in topics if topic.stage is Stage.CLOSED})
 
 
@@ -110,7 +110,7 @@ def plan_of(
 
 
 def taken(record: ReceiverRecord, plan: Plan, now_s: float) -> ReceiverRecord:
-    """Return the record after a receiver has taken the message of a plan."""
+    """Return the record after a receiver has accepted the message of a plan."""
     new = [topic for topic in plan.topics if _is_news(topic, record.notified.get(topic.name))]
     opened = dict(record.opened_unix_s)
     if new:
@@ -143,7 +143,7 @@ def _with_receipts(record: ReceiverRecord, plan: Plan, problem: str, now_s: floa
 
 
 def _with_receipt(known: tuple[Receipt, ...], new: Receipt) -> tuple[Receipt, ...]:
-    """Return receipts with another one. Of several tries one stays; a repeat to an Alertmanager adds none."""
+    """Return receipts with a new one. Several tries share one receipt; a repeat to an Alertmanager adds none."""
     last = next((one for one in reversed(known) if one.stage == new.stage), None)
     if last is None or (not last.problem and new.stage != known[-1].stage):
         num_failed = int(bool(new.problem))
@@ -158,7 +158,7 @@ _Sorted = tuple[list[Topic], list[Topic], list[Topic], list[Topic], float | None
 
 
 def _sorted_out(wanted: Sequence[Topic], record: ReceiverRecord, rules: Rules, now_s: float) -> _Sorted:
-    """Return what is new, what ends, what has advanced, what need not be sent, and when there may be more."""
+    """Return the topics that are new, ended, advanced, and not to be sent; and when the next one is ready."""
     news: list[Topic] = []
     endings: list[Topic] = []
     progress: list[Topic] = []
@@ -185,7 +185,7 @@ def _sorted_out(wanted: Sequence[Topic], record: ReceiverRecord, rules: Rules, n
 def _chosen(
     news: Sequence[Topic], record: ReceiverRecord, rules: Rules, now_s: float
 ) -> tuple[tuple[Topic, ...], tuple[Topic, ...], float | None]:
-    """Return which new topics are sent now, which later, and when that may be."""
+    """Return which new topics are sent now, which later, and the time at which the next may be sent."""
     ordered = sorted(news, key=lambda topic: (not is_at_least(topic.level, HealthLevel.RED), topic.began_unix_s))
     if rules.manner is Manner.STATE:
         return tuple(ordered), (), None

@@ -1,4 +1,4 @@
-"""The receivers of a configuration: what each gets, how, and where.
+"""The receivers of a configuration: what each gets, in which form, and at which address.
 
 Their secrets are read again for each message, from files of the job's user, so that a new secret needs no restart.
 """
@@ -170,7 +170,7 @@ _OPENERS: Mapping[str, Open] = {
     "webhook": _open_webhook,
 }
 _MIN_TIMEOUT_S = 0.001
-"""For the last of several requests that share a deadline: it fails like a late answer."""
+"""The least timeout of a request when several share a deadline; the request then fails as if the answer were late."""
 
 
 def _encoded(document: object) -> bytes:
@@ -182,7 +182,7 @@ def _optional_secret(path: str, key: str) -> str:
 
 
 def _secret_address(path: str, key: str) -> WebAddress:
-    """Return the secret address that a file holds; it is as secret as a password. Raises: ConfigError."""
+    """Return the address in a file; the address is as secret as a password. Raises: ConfigError."""
     text = read_secret(path, key)
     try:
         address = WebAddress.parse(text)
@@ -221,7 +221,7 @@ def _filled(template: Template, message: Message, found: WebhookConfig, key: str
         try:
             json.loads(body)
         except ValueError as error:
-            problem = f"{key} is not JSON once it is filled in: {error}; each name stands between quotes"
+            problem = f"{key} is not JSON once it is filled in: {error}; put each name between quotes"
             raise ConfigError([problem]) from error
     return body.encode()
 

@@ -1,4 +1,4 @@
-"""One receiver's thread: compare, send, record what was sent; wait longer and longer while that fails."""
+"""One receiver's thread: compares, sends, records what was sent, and waits longer after each failure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CHECK_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SenderParts:
-    """What a sender works with. `leadership`: it writes only while this lasts."""
+    """What a sender needs. `leadership`: the sender works only while this lasts."""
 
     client: EtcdClient
     keys: JobKeys
@@ -51,7 +51,7 @@ class NoticeSender:
         self._own = OwnKeys(parts.client, guard)
         self._record: ReceiverRecord | None = None
         self._written: ReceiverRecord | None = None
-        """As it is in etcd."""
+        """The record as it is in etcd."""
         self._num_failures = 0
         self._not_before_s = 0.0
         self._refreshed_s = 0.0
@@ -66,7 +66,7 @@ class NoticeSender:
         return self._problem or self._thread.problem
 
     def close(self) -> None:
-        """Make it end; one try may still be under way."""
+        """Ask the thread to end; one try to send may still be under way."""
         self._closed.set()
         self._parts.topics.wake()
 
@@ -88,7 +88,7 @@ class NoticeSender:
                 return  # what could be sent is sent
 
     def _step(self, found: TopicSnapshot) -> float:
-        """Do what is due, and return when to check again at the latest. Raises: CoordinationError."""
+        """Send what is due, and return the latest time for the next check. Raises: CoordinationError."""
         now_s = self._parts.clock()
         if self._record is None:
             self._record = self._read() or begin_record(self._receiver.name, found.topics)
@@ -121,7 +121,7 @@ class NoticeSender:
         return now_s  # there may be more
 
     def _check(self, now_s: float) -> None:
-        """Report what prevents sending before there is a message to send."""
+        """Report a configuration that prevents sending, before there is a message to send."""
         if now_s - self._checked_s < _CHECK_S:
             return
         self._checked_s = now_s

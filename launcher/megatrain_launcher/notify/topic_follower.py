@@ -25,7 +25,7 @@ whichever is longer."""
 
 @dataclass(frozen=True, slots=True)
 class TopicSnapshot:
-    """What there was to report at one moment. `number` grows."""
+    """What there was to report at one moment. `number` increases with each read."""
 
     number: int
     topics: tuple[Topic, ...]
@@ -120,7 +120,7 @@ class TopicFollower:
             try:
                 found = self._read(number + 1)
             except Exception:
-                self.wake()  # what happened has not been seen yet
+                self.wake()  # what was signalled has not been read yet
                 raise
             busy_s = time.monotonic() - began_s
             if last_s is not None:

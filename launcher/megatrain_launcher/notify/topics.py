@@ -1,7 +1,7 @@
-"""What there is to report of a job, from the same data as `megatrain status`. Pure.
+"""What there is to report of a job, from the same data as `megatrain status`. Pure functions: no I/O and no clock.
 
 A topic is one thing that begins and ends: an incident, a verdict that waits, a reason why the job is not green. A
-message contains its present state, not what changed: it can be sent to a new receiver at any time.
+message contains a topic's present state, not what changed, so it can be sent to a new receiver at any time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ OF_INCIDENTS = frozenset(
         ReasonCode.FAILED,
     }
 )
-"""Reasons about which other topics say more."""
+"""Reasons that other topics report in more detail."""
 _OF_RESTARTS = frozenset({ReasonCode.RESTART_BUDGET, ReasonCode.RESTART_LIMIT})
 _PLANNED_ACTIONS = frozenset({"requeue"})
 _NOTHING = "no action is needed"
@@ -97,12 +97,12 @@ class Topic:
     """What happened, in a sentence without its full stop."""
     began_unix_s: float
     ready_unix_s: float
-    """It is not sent before this time: it may soon be over, or better known."""
+    """The topic is not sent before this time, because it may soon be over, or more may become known."""
     ended_unix_s: float | None = None
     hosts: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     step: int | None = None
-    """The last step that was completed before it."""
+    """The last step that was completed before the topic began."""
     cost: str = ""
     """Time and steps lost, as far as they are known."""
     goes_on: str = ""
@@ -175,12 +175,12 @@ def _of_incident(incident: Incident, *, is_of_newest_round: bool) -> Topic:
         round_text = "" if incident.next_round is None else f" as round {incident.next_round}"
         return replace(
             topic,
-            goes_on=f"the job responds with {incident.action} and goes on by itself{round_text}",
+            goes_on=f"the job responds with {incident.action} and continues by itself{round_text}",
             acts=f"{_NOTHING}; a second message comes when it trains again",
         )
     if incident.state is IncidentState.HELD:
         is_over = OVER_NOTE in incident.notes or not is_of_newest_round
-        topic = replace(topic, cost="nothing: training goes on", goes_on="hosts are held, no host is evicted")
+        topic = replace(topic, cost="nothing: training continues", goes_on="hosts are held, no host is evicted")
         if not is_over:
             return replace(topic, stage=Stage.OPEN, acts="check etcd and the network of these hosts")
         return _closed(topic, _number(incident.notes.get(OVER_NOTE, "")) or moments.detected, "the hold is over")

@@ -86,7 +86,7 @@ def test_a_failure_is_reported_in_order_of_time() -> None:
         ),
         (0.4, "decision", "all workers of round 1 are gone; decided: restart"),
         (0.5, "step", "round 2 was formed"),
-        (1.9, "step", "the ranks of round 2 had met"),
+        (1.9, "step", "the ranks of round 2 were connected"),
         (2.3, "step", "the state was restored as it was after step 1,230"),
         (3.2, "over", "a step was completed again: 3.2 s, 4 steps lost"),
     ]

@@ -42,7 +42,7 @@ def test_mail_arrives_with_the_facts(tmp_path: Path, encryption: str) -> None:
     login = None if encryption == "none" else LOGIN
     with MailReceiver(encryption, authority.sign("mail"), login) as server:
         one = receiver_for(tmp_path, server.port, encryption, ca=authority.files.certificate)
-        assert one.try_once(make_message(over(make_topic()))) == "taken"
+        assert one.try_once(make_message(over(make_topic()))) == "accepted"
     (mail,) = server.mails
     assert mail.rcpt_tos == ["a@example.org", "b@example.org"]
     assert mail.mail_from == "megatrain@example.org"
@@ -162,4 +162,4 @@ def _take_and_hang(connection: socket.socket, is_over: threading.Event) -> None:
 def test_accepted_mail_is_not_sent_again_after_a_failed_quit(tmp_path: Path) -> None:
     with strange_server(_take_and_hang) as port:
         one = receiver_for(tmp_path, port, "none", more="timeout_s = 0.5")
-        assert one.try_once(make_message()) == "taken"
+        assert one.try_once(make_message()) == "accepted"

@@ -294,8 +294,8 @@ class TestWorkerLogs:
             wait_until(lambda: bool(logs.problem), "the problem")
             os.close(fd)
             assert re.fullmatch(
-                rf"a log in {path.parent} was removed from outside at \d\d:\d\d:\d\d UTC: its lines until then are "
-                "lost, it is created again",
+                rf"a log in {path.parent} was removed from outside at \d\d:\d\d:\d\d UTC: its earlier lines are lost, "
+                "and it is created again",
                 logs.problem,
             )
         note = b"[megatrain: this log was removed from outside; its 7 bytes are lost]\n"

@@ -95,9 +95,10 @@ class HeatCellReader:
         return HeatCells(roster, self._peers_of(roster), query.subject, first, values)
 
     def _newest(self, roster: Roster, query: HeatQuery) -> tuple[range, Floats] | None:
-        """Return the newest steps by the footers of the segments, which saves one query; None: they may be wrong.
+        """Return the newest steps as found in the footers of segments, which saves a query; None: the footers may be
+        wrong.
 
-        The footers also cover wrong step numbers of a single rank, and steps of another round.
+        The footers also contain wrong step numbers of a single rank, and steps of other rounds.
         """
         bounds = self._events.bounds(StepTotals, Where((roster.round,)), "step")
         if bounds is None:

@@ -6,7 +6,7 @@ from megatrain_dashboard.responses.document import Document
 
 
 class HeatCellDocument(Document):
-    """The response of /heat/cell. Of several ranks or steps in a cell, the one that gives the cell its colour."""
+    """The response of /heat/cell. Of several ranks or steps in a cell: the one that colours it."""
 
     round: int
     operation: str

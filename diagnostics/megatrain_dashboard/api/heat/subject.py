@@ -29,7 +29,7 @@ class Measure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject(ABC):
-    """What is shown. Differences below `least_spread`, in `unit`, count as none."""
+    """What is shown. Differences below `least_spread`, in `unit`, count as zero."""
 
     name: str
     measure: str

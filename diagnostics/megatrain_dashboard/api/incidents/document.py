@@ -60,7 +60,7 @@ class IncidentDocument(Document):
 
 
 class VerdictDocument(Document):
-    """A verdict of the diagnosis and what the driver made of it; outcome fields are empty while there is none."""
+    """A verdict of the diagnosis and the driver's outcome; the fields of the outcome are empty while there is none."""
 
     verdict_id: str
     kind: str

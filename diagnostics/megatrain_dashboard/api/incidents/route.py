@@ -90,7 +90,7 @@ def router(parts: DashboardParts) -> APIRouter:
 
     @routes.get("/verdicts/{verdict_id}", response_model=VerdictDocument)
     def verdict(verdict_id: Id) -> Response:
-        """Return one verdict and what became of it."""
+        """Return one verdict and its outcome."""
         found = {one.verdict_id: one for one in source.facts().cases}
         if verdict_id not in found:
             raise not_found(f"verdict {shown(verdict_id)}: {_there('verdict', sorted(found, reverse=True))}")

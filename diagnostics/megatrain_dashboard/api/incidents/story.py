@@ -1,4 +1,5 @@
-"""Make the story of an incident: what happened, in order of time, who was notified, and what can be done. Pure.
+"""Makes the story of an incident: what happened, who was notified, what can be done. Pure functions: no I/O and no
+clock.
 
 The actions are those that make sense given the job's current state. The handler checks each action again.
 """
@@ -129,7 +130,7 @@ def _moments(incident: Incident, *, has_verdict: bool) -> Iterator[HappenedDocum
     follows = "the next round" if incident.next_round is None else f"round {incident.next_round}"
     for moment, text in (
         (moments.round_written, f"{follows} was formed"),
-        (moments.joined, f"the ranks of {follows} had met"),
+        (moments.joined, f"the ranks of {follows} were connected"),
         (moments.loaded, f"the state was restored{_step_text(incident)}"),
     ):
         if moment is not None:

@@ -1,4 +1,4 @@
-"""Make the documents of /incidents and /verdicts: what went wrong, what was done, and what it cost."""
+"""Makes the documents of /incidents and /verdicts: what went wrong, what was done, and what it cost."""
 
 from __future__ import annotations
 

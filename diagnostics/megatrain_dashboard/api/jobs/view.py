@@ -1,4 +1,7 @@
-"""Make the rows of /jobs. Pure. `assess` judges a job whose state is in etcd, and `run_standing` judges all others."""
+"""Makes the rows of /jobs. Pure functions: no I/O and no clock.
+
+`assess` judges a job whose state is in etcd, and `run_standing` judges all others.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class CheckpointAge(Document):
 
 
 class NextAction(Document):
-    """What happens next without any action of a person."""
+    """What happens next if no person acts."""
 
     what: str
     """"nothing", or what the driver or the job is about to do."""
@@ -66,7 +66,7 @@ class DiagnosisState(Document):
 
 
 class OverviewDocument(Document):
-    """The response of /overview. `at_unix_s`: the server's clock when this was put together."""
+    """The response of /overview. `at_unix_s`: the server's clock when the response was made."""
 
     at_unix_s: float
     state: str
@@ -126,7 +126,7 @@ class RangeDocument(Document):
 
 
 class SeriesDocument(Document):
-    """The response of /series: one entry a step or, of many steps, one for each `stride` of them, by column.
+    """The response of /series: one entry for each step, or for each `stride` steps if there are many, by column.
 
     The entry of a stride has the values of its last step; `*_low` and `*_high` are its extremes, so no spike is lost.
     """

@@ -1,4 +1,4 @@
-"""What happens next without action of a person, and why, as far as driver, diagnosis and configuration show it."""
+"""Determines what happens next if no person acts, and why, from driver, diagnosis and configuration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def next_action(
     step: int | None,
     step_s: float | None,
 ) -> NextAction:
-    """Return the next event without action of a person. `step`: the completed one; `step_s`: the time of a step."""
+    """Return what happens next if no person acts. `step`: the completed one; `step_s`: the time of a step."""
     if assessment.state in OVER:
         return NextAction(what=NOTHING, why=assessment.headline, verdict_id="")
     driver_reason = "" if snapshot.report is None else snapshot.report.reason
@@ -85,7 +85,7 @@ def _of_training(
     config: Config | None, driver_reason: str, why_not: str, *, step: int | None, step_s: float | None
 ) -> NextAction:
     if config is None or step is None:
-        return NextAction(what=NOTHING, why=why_not or driver_reason or "training goes on", verdict_id="")
+        return NextAction(what=NOTHING, why=why_not or driver_reason or "training continues", verdict_id="")
     interval, end = config.checkpoint.interval, config.train.steps
     saving = config.checkpoint
     if saving.is_by_time and step < end and (step_s is None or (end - step) * step_s > saving.interval_s):

@@ -1,4 +1,4 @@
-"""Make the document of /series: numbers of steps as columns, with a bounded number of entries. No spike is lost."""
+"""Makes the document of /series: numbers of steps as columns, with a bounded number of entries. No spike is lost."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def series_document(series: SeriesSnapshot, *, round_number: int | None, window:
 
 
 def range_document(window: Window) -> RangeDocument:
-    """Return the bounds that the server understood from a request."""
+    """Return the bounds of a request, by steps and by time."""
     return RangeDocument(
         first_step=window.first_step,
         last_step=window.last_step,

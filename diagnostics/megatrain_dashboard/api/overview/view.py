@@ -1,7 +1,7 @@
-"""Make the document of /overview.
+"""Makes the document of /overview.
 
-It answers: is the job healthy; if not, what is wrong, where and since when; what was done about it; what comes next.
-The functions are pure and cheap: they read hosts and the newest steps, never ranks or events.
+The overview answers: is the job healthy; if not, what is wrong, where and since when; what was done about it; what
+comes next. The functions are pure and cheap: they read hosts and the newest steps, never ranks or events.
 """
 
 from __future__ import annotations

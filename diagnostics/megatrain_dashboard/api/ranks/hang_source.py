@@ -1,7 +1,7 @@
 """The evidence of a hang: kept files of a broken round, reports of executors in etcd, or spans.
 
-A job that trains has no hang, and its open spans prove nothing. They are read only where an executor or an incident
-reports that a round makes no progress.
+Open spans are read only where an executor or an incident reports that a round makes no progress: in a job that trains,
+open spans prove nothing.
 """
 
 from __future__ import annotations

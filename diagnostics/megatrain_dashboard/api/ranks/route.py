@@ -37,7 +37,7 @@ def router(parts: DashboardParts) -> APIRouter:
     routes = APIRouter(tags=["ranks"], dependencies=[parts.heavy_query])
     source = parts.source
 
-    # older than the name of the view: addresses never change
+    # the address is older than the name of the view, and addresses never change
     @routes.get("/grid", response_class=Response, responses={200: {"content": {ARRAYS_TYPE: {}}}})
     def grid(request: Request, round_number: RoundNumber = None) -> Response:
         """Return state, step, operation, score and host of each rank, and the arrows of a hang."""

@@ -1,4 +1,4 @@
-"""Make the documents of /ranks/{rank} and /hang.
+"""Makes the documents of /ranks/{rank} and /hang.
 
 The first has the place of a rank, its peers, and its last report; the second has ranks that did not enter a
 collective, and ranks whose stacks differ from the others.

@@ -1,4 +1,4 @@
-"""Replace the example names of runbooks (`runs/demo` or `my`, host-2, round 3) by the names of a job. Pure.
+"""Replaces the example names of runbooks (`runs/demo` or `my`, host-2, round 3) by the names of a job. Pure functions.
 
 An unknown name becomes a word in capitals, which no program accepts as a name, so that a copied example evicts no
 host.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 _RUN = r"(?:/data/)?runs/(?:demo|my)\b"
 _ASKING = re.compile(rf"^(megatrain (?:status|incidents|driver|job \w+|host \w+)) (?:{_RUN}|my\b)(.*)$")
-"""Verbs that find a job in etcd. Other verbs, and programs of the system, use its run directory."""
+"""Subcommands that find a job in etcd. Other subcommands, and programs of the system, use its run directory."""
 _ENDPOINT = r"\betcd-\d:2379\b"
 _ENDPOINTS = rf"{_ENDPOINT}(?:,{_ENDPOINT})*"
 _CODE_OF_JOB = re.compile(rf"^megatrain |{_RUN}|<run>|/megatrain/(?:my|<job>)/")

@@ -1,4 +1,4 @@
-"""Parse the Markdown of runbooks into steps: only headings, paragraphs, lists, tables and blocks of commands. Pure."""
+"""Parses the Markdown of runbooks into steps: headings, paragraphs, lists, tables and blocks of commands only."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from megatrain_dashboard.sources.protocol import JobSource
 from megatrain_job.jobs.own_etcd import ENDPOINT_FILE
 
 _NO_PAGE = "README.md"
-"""It leads from the output of `megatrain status` to the other runbooks; the page shows that output itself."""
+"""This file leads from the output of `megatrain status` to the other runbooks; the page shows that output itself."""
 
 
 @cache

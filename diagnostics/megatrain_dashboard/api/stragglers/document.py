@@ -76,7 +76,7 @@ class ActionBalance(Document):
 
 
 class WhatIfDocument(Document):
-    """The response of /whatif (analysis/whatif/metrics.py): S and its parts over the steps recorded in full."""
+    """The response of /whatif (analysis/whatif/metrics.py): slowdown S and its parts over steps recorded in full."""
 
     round: int
     steps: tuple[int, ...]
@@ -100,6 +100,6 @@ class WhatIfDocument(Document):
     by_cause: tuple[PartDocument, ...]
     """The findings of /stragglers as parts of a step: how much longer it takes because of each cause."""
     advice: str
-    """Empty where there are findings, because they say more."""
+    """Empty where there are findings, because they are more precise."""
     actions: tuple[ActionBalance, ...]
     notes: tuple[str, ...]

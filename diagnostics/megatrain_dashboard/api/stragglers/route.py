@@ -129,7 +129,7 @@ def _findings(source: JobSource, roster: Roster) -> Sequence[Finding]:
 
 
 def economy_of(source: JobSource, now_s: float, round_number: int) -> Economy:
-    """Return the price of a restart, and the number of steps over which a gain counts, from the end of a round on."""
+    """Return the cost of a restart, and the number of steps that remain after a round, over which a gain counts."""
     facts, snapshot = source.facts(), source.snapshot()
     measured = restart_price_s(facts.incidents)
     config = facts.config

@@ -1,4 +1,4 @@
-"""Make the document of /stragglers: the stragglers of a job, from the daemon's state or computed from events."""
+"""Makes the document of /stragglers: the stragglers of a job, from the daemon's state or computed from events."""
 
 from __future__ import annotations
 

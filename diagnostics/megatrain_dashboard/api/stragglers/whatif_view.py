@@ -1,6 +1,6 @@
-"""Make the document of /whatif: what stragglers cost, the sources of that cost, and what each remedy gains and costs.
+"""Makes the document of /whatif: what stragglers cost, the sources of that cost, and what each remedy gains and costs.
 
-The price of a restart and the rule that weighs it are those of the driver (megatrain_job.jobs.lost_time, ADR 0023).
+The cost of a restart and the rule that weighs it are those of the driver (megatrain_job.jobs.lost_time, ADR 0023).
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def _mean(by_step: Mapping[int, float]) -> float:
 
 
 def _fit(measured_s: float, replayed_s: float) -> Iterable[str]:
-    """Yield a note where a replay takes longer than the real step: then operations wait in it that really did not."""
+    """Yield a note if a replay takes longer than the real step, because operations wait in it that did not wait in
+    reality.
+    """
     if replayed_s > measured_s * (1.0 + _FITS):
         yield (
             f"A replayed step takes {seconds_text(replayed_s)}, the recorded one took {seconds_text(measured_s)}: "

@@ -1,4 +1,6 @@
-"""Read timelines from events: slices of some ranks and steps, and the whole steps from which their ideal is made."""
+"""Reads timelines from events: slices of some ranks and steps, and the complete steps from which their ideal times are
+computed.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """All jobs: the run directories below one directory, and the jobs of an etcd. A thread keeps them up to date.
 
-A run directory is read again when one of its files has changed. The etcd of a job whose launch holds its lock is asked
-at each poll, a few at a time and for at most a second each. After a poll that took long, the pause is twice as long as
-the poll. A name is that of a listed entry: no request leads to another place, and no symbolic link is followed.
+A run directory is read again when one of its files has changed. The etcd of a job whose launch holds its lock is
+queried at each poll, a few at a time and for at most a second each. After a poll that took long, the pause is twice as
+long as the poll. A request can name only a listed entry, so it leads to no other place. Symbolic links are not
+followed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PART_BUSY = 2.0
 _NUM_CALLS = 8
 _MAX_RUNS = 5000
 _OF_ETCD = "etcd:"
-"""A prefix for names of jobs without a directory among the runs, so that no directory is taken for such a job."""
+"""A prefix for names of jobs without a directory among the runs, so that the name never equals a directory's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class JobCatalog:
                 poll = self._poll_once()
                 last_error = ""
             except Exception as error:
-                # a bug must neither leave the list with old numbers for ever nor fill the log
+                # after a bug the polls continue, and the log must not fill up
                 if repr(error) != last_error:
                     _logger.exception("the jobs could not be read")
                 last_error = repr(error)

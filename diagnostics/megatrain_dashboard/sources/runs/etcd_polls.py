@@ -1,4 +1,4 @@
-"""Read the state of many jobs from their etcds: a run's own etcd, or one that many jobs share. A call takes at most a
+"""Reads the state of many jobs from their etcds: a run's own etcd, or one that many jobs share. A call takes at most a
 second.
 """
 
@@ -66,7 +66,7 @@ class SharedEtcd:
         self._jobs: dict[str, OneJob] = {}
 
     def poll_all(self) -> tuple[dict[Reach, EtcdPoll], str]:
-        """Return all jobs, and why etcd does not list them; then the jobs of the last list are returned."""
+        """Return all jobs and an empty text. If etcd does not list its jobs: those of the last list, and the reason."""
         where = names_text([str(endpoint) for endpoint in self._settings.endpoints])
         try:
             names = list_jobs(self._client)
@@ -99,7 +99,7 @@ def own_reach(summary: RunSummary | None) -> Reach | None:
     try:
         own = read_own_etcd(summary.root)
     except (OSError, DataError, ConfigError):
-        return None  # it is another user's, or it is starting, or it was launched with an etcd elsewhere
+        return None  # the run is another user's, or its etcd is starting, or it uses an etcd elsewhere
     return Reach(own.settings, own.job)
 
 

@@ -1,6 +1,6 @@
 """A job as it was seen last: its run directory, its state in etcd, and how much of its time went into steps that count.
 
-Pure. The rule for that time is the overview's.
+Pure functions: no I/O and no clock. The overview computes that time by the same rule.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from megatrain_job.jobs.run_standing import (
 )
 
 HISTORY_BYTES = 256 * 1024
-"""Read from the metrics: about a thousand steps as a whole; of more, the same number of bytes in pieces of 8 KiB."""
+"""Bytes of the metrics that are read: a file of about a thousand steps as a whole, a larger one in pieces of 8 KiB."""
 _MAX_INCIDENTS = 100
 _MAX_BRANCHES = 64
 _SHOWN_CHARACTERS = 300

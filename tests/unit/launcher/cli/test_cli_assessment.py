@@ -365,7 +365,7 @@ def test_a_held_incident_cost_nothing() -> None:
         moments=Moments(NOW_S - 5, NOW_S - 5, NOW_S - 5), notes={"etcd": "3 of 3 leases", "median_step_s": "0.08"},
     )  # fmt: skip
     lines = incident_lines(held, NOW_S)
-    assert "cost           nothing: training went on" in lines
+    assert "cost           nothing: training continued" in lines
     assert "where          no culprit is named" in lines[4]
     assert lines[-1] == "  etcd: 3 of 3 leases"
 

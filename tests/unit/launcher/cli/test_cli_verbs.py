@@ -187,7 +187,7 @@ def test_cordons_are_written_directly(client: EtcdClient, keys: JobKeys, megatra
     assert f"etcd has no job '{keys.job}' yet" in megatrain.notes
     fill(client, keys)
     assert "host-2 is cordoned" in megatrain("host", "cordon", "--host", "host-2")
-    assert "host-2 stays in round 2 until that is over; `megatrain host evict --host host-2`" in megatrain.notes
+    assert "host-2 stays in round 2 until that round is over; `megatrain host evict --host host-2`" in megatrain.notes
     item = client.get(keys.cordon("host-2"))
     assert item is not None
     assert re.fullmatch(r".+@.+", decode(Cordon, item.value, "").by)
