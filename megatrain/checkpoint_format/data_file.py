@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from megatrain.checkpoint_format.item_ranges import item_ranges_problem
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import FileEntry
-from megatrain.checkpoint_format.stored_tensors import shown
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.files.json_object import JsonObject
 
@@ -145,8 +144,8 @@ class _TrailerObject(JsonObject):
             is_item = isinstance(entry, list) and [type(value) for value in entry] == [int, int, str]
             if not is_item or not _HEX_DIGEST.fullmatch(entry[2]):
                 raise CheckpointError(
-                    f"{self._location}: an entry of the list of items is {shown(str(entry))}, expected"
-                    " [offset, length, SHA-256]; the file is damaged"
+                    f"{self._location}: an entry of the list of items is not [offset, length, SHA-256];"
+                    " the file is damaged"
                 )
         items = tuple(TrailerItem(*entry) for entry in listed)
         problem = item_ranges_problem([(item.offset, item.length) for item in items], image_bytes)
