@@ -131,7 +131,7 @@ def recorded_order(branches: Sequence[Branch]) -> SampleStream | None:
 def overlooked(checkpoints: Location, best: Candidate) -> list[Candidate]:
     """Return the checkpoints that would precede `best` if they had not lost COMMIT or the manifest that it names.
 
-    Such a checkpoint was complete once, or a person put it there. A job that resumes from `best` must report it.
+    Such a checkpoint was complete once, or a user copied it there. A job that resumes from `best` must report it.
     Raises: CheckpointError when the lineage is damaged or something cannot be read.
     """
     found: list[Candidate] = []

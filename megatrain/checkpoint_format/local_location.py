@@ -78,7 +78,7 @@ class LocalLocation:
                 # check first: an invented length must not become the size of a buffer
                 if end > size:
                     raise CheckpointError(
-                        f"{self}: {size} bytes, but bytes {offset} to {end} are wanted; it is cut short"
+                        f"{self}: {size} bytes, but bytes {offset} to {end} were requested; the file is cut short"
                     )
                 content, num_read = bytearray(num_bytes), 0
                 # the kernel returns at most 2 GiB per call

@@ -106,7 +106,7 @@ class UrlLocation:
                 if len(content) == num_bytes:
                     return bytearray(content)
         raise CheckpointError(
-            f"{self}: {size} bytes, but bytes {offset} to {offset + num_bytes} are wanted; it is cut short"
+            f"{self}: {size} bytes, but bytes {offset} to {offset + num_bytes} were requested; the file is cut short"
         )
 
     def write(self, content: bytes) -> None:

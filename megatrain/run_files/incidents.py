@@ -1,6 +1,6 @@
 """The directory <run>/incidents: the incidents of a run, for readers without etcd, and the audit of verdicts.
 
-The audit, audit.jsonl, has one line per outcome, appended and never changed. A verdict that waited for a person has two
+The audit, audit.jsonl, has one line per outcome, appended and never changed. A verdict that waited for a user has two
 lines. Readers skip and count a line that a crash cut short.
 """
 
