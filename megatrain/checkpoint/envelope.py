@@ -39,7 +39,7 @@ class Envelope:
 
 @cache
 def envelope(shape: tuple[int, ...], dtype: torch.dtype) -> Envelope:
-    """Return the envelope of a contiguous CPU tensor. No data is allocated, read or written."""
+    """Return the envelope of a contiguous CPU tensor. The memory of the tensor's data is never read or written."""
     sink = _HollowSink()
     tensor = torch.empty(shape, dtype=dtype, device="cpu")  # no code touches its pages
     with config.patch({"save.compute_crc32": False, "save.storage_alignment": ITEM_ALIGNMENT}), skip_data():

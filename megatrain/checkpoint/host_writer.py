@@ -85,7 +85,8 @@ def start_writer(arena: Arena, log: Path) -> int | None:
     """Start the writer of this host in its own session, unless one is running, and return its process id.
 
     Its output is appended to `log` if that can be opened: a full disk there must not prevent checkpoints elsewhere.
-    The writer outlives this process. Until then, a thread waits for the writer, so that it does not become a zombie.
+    The writer outlives this process. While this process runs, a thread waits for the writer, so that a writer that
+    exits does not remain as a zombie.
     Raises: CheckpointError naming the arena.
     """
     if is_held(arena.writer_lock):
