@@ -31,7 +31,7 @@ class MemoryNeeded:
 def capacity_problem(
     hosts: Sequence[str], needed: Sequence[MemoryNeeded], free: Sequence[int], slots: int, where: str
 ) -> str | None:
-    """Return why the slots of some host's ranks do not fit, with the numbers; None when all fit.
+    """Return an error message for the first host whose memory cannot hold the slots of its ranks; None when all fit.
 
     needed, free: by rank, in bytes. Ranks of one host see the same memory; the largest value of `free` counts.
     """
@@ -55,7 +55,7 @@ def capacity_problem(
 
 
 def free_memory_bytes(directory: Path) -> int:
-    """Return the bytes that a new file on tmpfs may use: the smaller of free file system and available memory."""
+    """Return the bytes that a new file on tmpfs may use: free in the file system, and available in memory."""
     space = os.statvfs(directory)
     free = space.f_bavail * space.f_frsize
     try:

@@ -2,8 +2,8 @@
 
 Workers write slots (slot_layout.py) and plans (plans.py) into it, one writer process copies the slots to storage, and a
 launcher may read it. /dev/shm is world-writable, so an arena is used only if no other user can write to its directory:
-then no other user can have put a file or a link into it. Every process in an arena holds one of its locks (locks.py),
-and only a process that has both locks removes it. No other module knows the names of its files.
+then no other user can have put a file or a link into it. Every process that uses an arena holds one of its two locks
+(locks.py), and only a process that holds both removes the arena. This module defines the names of all its files.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Arena:
 
     @property
     def workers_lock(self) -> Path:
-        """The workers share it."""
+        """Each worker holds it in shared mode."""
         return self.root / "workers.lock"
 
 
@@ -130,7 +130,7 @@ def create_arena(path: Path) -> Arena:
     try:
         make_own_directory(path)
     except NotOwnError as error:
-        raise _not_ours(error) from error
+        raise _not_own(error) from error
     except OSError as error:
         raise CheckpointError(
             f"{path}: the arena cannot be created: {error.strerror}; name another checkpoint.arena_directory"
@@ -139,7 +139,7 @@ def create_arena(path: Path) -> Arena:
 
 
 def open_arena(path: Path) -> Arena:
-    """Return the arena in a directory that only this user can write to.
+    """Return the arena in an existing directory that only this user can write to.
 
     Raises: MissingFileError when it does not exist; CheckpointError when another user may have written to it.
     """
@@ -148,13 +148,13 @@ def open_arena(path: Path) -> Arena:
     except FileNotFoundError as error:
         raise MissingFileError(f"{path}: there is no arena") from error
     except NotOwnError as error:
-        raise _not_ours(error) from error
+        raise _not_own(error) from error
     except OSError as error:
         raise CheckpointError(f"{path}: the arena cannot be accessed: {error.strerror}") from error
     return Arena(path)
 
 
-def _not_ours(error: NotOwnError) -> CheckpointError:
+def _not_own(error: NotOwnError) -> CheckpointError:
     return CheckpointError(
         f"{error.filename}: {error.strerror}; its content may belong to another user. Remove it, or name another "
         "checkpoint.arena_directory"
@@ -162,7 +162,7 @@ def _not_ours(error: NotOwnError) -> CheckpointError:
 
 
 def join_arena(path: Path) -> tuple[Arena, HeldLock]:
-    """Enter an arena as a worker, creating it if necessary. No process removes it while the lock is held.
+    """Enter an arena as a worker; create it if necessary. No process removes the arena while the lock is held.
 
     Raises: CheckpointError as `create_arena` does.
     """
@@ -180,8 +180,9 @@ def join_arena(path: Path) -> tuple[Arena, HeldLock]:
 
 
 def remove_arena(path: Path, writer_lock: HeldLock | None = None) -> bool:
-    """Remove an arena that no process uses. Returns whether it is gone. A writer passes the lock that it holds.
+    """Remove an arena that no process uses. Returns whether it is gone.
 
+    writer_lock: the writer's lock, if the caller is the writer and holds it already.
     Raises: CheckpointError when another user may write to it, or when it cannot be removed.
     """
     try:
@@ -204,13 +205,13 @@ def _remove_content(arena: Arena) -> None:
     try:
         for name in sorted(set(os.listdir(arena.root)) - {arena.writer_lock.name, arena.workers_lock.name}):
             (arena.root / name).unlink(missing_ok=True)
-        # The workers' lock last: while its file exists, a process that wants to join waits for us.
+        # Remove the workers' lock last: while its file exists, a process that joins waits for this process.
         arena.writer_lock.unlink(missing_ok=True)
         arena.workers_lock.unlink(missing_ok=True)
         try:
             arena.root.rmdir()
         except OSError as error:
-            # Another process joined in the meantime and now owns the directory.
+            # Another process joined in the meantime and uses the directory now.
             if error.errno != errno.ENOTEMPTY:
                 raise
     except OSError as error:

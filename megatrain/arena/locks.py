@@ -1,9 +1,9 @@
 """The users of an arena: its workers share one lock, its writer process has another, and workers wake the writer.
 
-The locks are flock()s, which the kernel drops when a process dies, however it dies. A process that asks whether a lock
-is held must take the lock for a moment. So a process that finds it taken tries again for as long as that may last. A
-lock file may be removed together with its arena while another process waits for it. So a lock counts only if its file
-is still the one of that name.
+The locks are flock()s, which the kernel releases when a process dies for any reason. To check whether a lock is held, a
+process takes it for a moment. So a process that finds a lock taken retries for as long as such a check may last. A lock
+file may be removed together with its arena while another process waits for the lock. So a lock counts only if its path
+still refers to the locked file.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Self
 from megatrain.contracts.errors import CheckpointError
 
 _TRY_AGAIN_S = 0.002
-"""Asking takes microseconds, so this is long enough."""
+"""A check holds the lock for microseconds, so this is long enough."""
 _NUM_TRIES_TO_ASK = 3
 _NUM_TRIES_TO_HOLD = 25
 _DRAIN_BYTES = 4096
 
 
 class HeldLock:
-    """A lock that this process holds until `release` or its end. Children that do not exec share it."""
+    """A lock that this process holds until `release`, or until it exits. Forked children share it until they exec."""
 
     def __init__(self, path: Path, file: int) -> None:
         self.path = path
@@ -47,7 +47,7 @@ class HeldLock:
 
 
 def hold_shared(path: Path) -> HeldLock | None:
-    """Take a lock in shared mode, after waiting for an exclusive holder; None when its file or directory was removed.
+    """Wait for an exclusive holder and take a lock in shared mode; None when its file or directory was removed.
 
     Raises: CheckpointError naming the file.
     """
@@ -156,7 +156,7 @@ class WakeReader:
 
     def __init__(self, path: Path) -> None:
         try:
-            # Open for writing too: a FIFO without a writer reads as ended, which would wake us all the time.
+            # Open for writing too: a FIFO that no process has open for writing is at its end, and poll never waits.
             self._file = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
             raise CheckpointError(f"{path}: the FIFO cannot be opened: {error.strerror}") from error

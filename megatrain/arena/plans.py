@@ -1,8 +1,8 @@
 """The JSON files of an arena: the workers' instructions for the writer process, and the writer's status.
 
-host.json is the HostPlan of a round, plan-00003.json the RankPlan of rank 3. Together they are all that a process
-without torch needs to turn sealed slots into a checkpoint. status.json is the WriterStatus. Each write replaces a whole
-file. There is no fsync, because an arena does not survive a crash of the machine.
+host.json is the HostPlan of a round, plan-00003.json the RankPlan of rank 3. With these files, a process without torch
+can write sealed slots as a checkpoint. status.json is the WriterStatus. Each write replaces a whole file. There is no
+fsync, because an arena does not survive a crash of the machine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class HostPlan:
 
     `checkpoints` is the directory or URL of the branches. `ranks` are those that run on this host. The coordinator, the
     writer on the host of rank 0, waits up to `commit_timeout_s` for the other hosts, then writes the metadata, the
-    manifest and COMMIT, and removes old checkpoints by `keep_last` and `keep_every`. A writer without workers ends
+    manifest and COMMIT, and removes old checkpoints by `keep_last` and `keep_every`. A writer without workers exits
     after `keep_arena_s`. `tokenizer` is the path of a file to put into each checkpoint, "" for none. `claim` is the
     content of the round's claim to the checkpoints, "" when it has none; the round resumed at `began_at_step`.
     `is_exclusive`: storage lets only one of two writers create a file.
@@ -124,10 +124,10 @@ def _manifest_template(reader: JsonObject) -> ManifestTemplate:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """The image: the first `image_bytes` of the contents of a rank's slot, which go into its data file.
+    """The image of a rank's data file: the first `image_bytes` of the contents of the rank's slot.
 
-    `items` are (offset, length). The plan applies only to a slot whose header has this `plan_digest`; any other slot is
-    from an earlier layout of the job.
+    `items` are (offset, length). The plan applies only to a slot with this `plan_digest` in its header; any other slot
+    is from an earlier layout of the job.
     """
 
     rank: int
@@ -158,9 +158,9 @@ class WriterStatus:
     """The identity of a host's writer process, and its results since it started.
 
     `last_error` is "" when the last write succeeded. `num_failed` counts the failures since the last success, or since
-    the arena was created; `failing_unix_s` is the time of the first of them, `persisted_unix_s` that of the last
-    commit. `last_write_s` and `last_write_bytes` describe the last successful write of this host's files, from the
-    first byte until they were durable.
+    the arena was created. `failing_unix_s` is the time of the first of these failures, `persisted_unix_s` the time of
+    the last commit. `last_write_s` and `last_write_bytes` describe the last successful write of this host's files, from
+    the first byte until they were durable.
     """
 
     pid: int

@@ -1,4 +1,4 @@
-"""Find the sealed snapshots of an arena, which are the ones that count."""
+"""Finds the sealed snapshots of an arena. A snapshot that is not sealed is incomplete and never used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatrain.contracts.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class SealedSlot:
-    """A slot with a whole snapshot, as its file name, its header and its words describe it."""
+    """A slot with a complete snapshot: its file name, the fixed part of its header, and the words that change."""
 
     file: SlotFile
     header: SlotHeader
@@ -32,9 +32,9 @@ class SealedSlot:
 
 
 def sealed_slots(arena: Arena, *, is_copy: bool = False) -> list[SealedSlot]:
-    """Return the slots with a whole snapshot: those of this host's ranks, or with `is_copy` the copies for others.
+    """Return the slots with a complete snapshot: of this host's ranks, or with `is_copy` the copies for other hosts.
 
-    It leaves out a slot that is damaged, being written or just removed.
+    A slot that is damaged, being written or just removed is left out.
     Raises: CheckpointError when the directory cannot be listed.
     """
     found = []
@@ -49,7 +49,7 @@ def sealed_slots(arena: Arena, *, is_copy: bool = False) -> list[SealedSlot]:
 
 
 def sealed_by_rank(arena: Arena, *, is_copy: bool = False) -> dict[int, list[SealedSnapshot]]:
-    """Return the sealed snapshots in the slots of this host's ranks, or in the copies for others, oldest first.
+    """Return the sealed snapshots of this host's ranks, or in the copies for other hosts, by rank, oldest first.
 
     Raises: CheckpointError when the directory cannot be listed.
     """

@@ -1,7 +1,7 @@
 """The file of a slot: create it with reserved memory, read it while its worker may be writing, record the outcome.
 
 Files are read with pread and never mapped, so that a slot that is truncated or removed meanwhile causes an error and
-not a SIGBUS. slot_layout.py defines the bytes; sealed.py finds the slots that count; megatrain.checkpoint fills them.
+not a SIGBUS. slot_layout.py defines the bytes; sealed.py finds complete snapshots; megatrain.checkpoint fills slots.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ class SlotReader:
             self._file = -1
 
     def words(self) -> SlotWords:
-        """Return a consistent reading of the words."""
+        """Return the words of the header, all from the same moment."""
         page = self._read(0, HEADER_BYTES)
         for _ in range(_NUM_READ_ATTEMPTS):
-            # Two equal reads: nothing was stored in between, so all words are of the same moment.
+            # Two equal reads: nothing was stored in between, so all words are from the same moment.
             before, page = page, self._read(0, HEADER_BYTES)
             if page == before:
                 return decode_words(page, str(self.path))
         raise CheckpointError(f"{self.path}: the header changed in each of {_NUM_READ_ATTEMPTS} reads")
 
     def read_contents(self, offset: int, num_bytes: int) -> bytes:
-        """Return a part of the contents. It is of one snapshot if the words are equal before and after the read."""
+        """Return a part of the contents. They are of one snapshot if `words()` is equal before and after the read."""
         self._check_range(offset, num_bytes)
         return self._read(HEADER_BYTES + offset, num_bytes)
 
@@ -116,7 +116,7 @@ class SlotReader:
 
 
 def write_persist(path: Path, snapshot: int, outcome: Persist) -> bool:
-    """Record the storage outcome of a slot's snapshot, unless the slot has another one now. Returns whether it did.
+    """Record whether a slot's snapshot was stored. Returns False if the slot no longer holds that snapshot.
 
     Raises: CheckpointError when the slot is missing, damaged or cannot be written.
     """
@@ -173,7 +173,7 @@ def make_slot(path: Path, header: SlotHeader) -> None:
 
 
 def missing_bytes(slots: Iterable[tuple[Path, SlotHeader]]) -> int:
-    """Return how many bytes these slots need beyond those that exist already. Removes slots of another plan.
+    """Return how many bytes the slots that do not exist yet need. Removes existing slots that have another header.
 
     Raises: CheckpointError naming a slot that cannot be removed.
     """

@@ -1,10 +1,11 @@
 """The bytes of a slot, version 1: a file of the arena that holds one snapshot of one rank.
 
 A slot is a header page, then its contents: first the image of the rank's data file, then the state that only a restore
-from memory needs (a RankPlan has the size of the image). All integers are little endian. The fixed part of the
-header is written before the file gets its final name, and never again. The words change while ranks run; each is
-aligned, so that one store or load is one machine word. A worker stores STATE=WRITING first and STATE=SEALED last. So a
-reader that finds SEALED with the same SNAPSHOT before and after has read one snapshot. slot_file.py reads slots.
+from memory needs (a RankPlan has the size of the image). All integers are little endian. The fixed part of the header
+is written before the file gets its final name, and never again. The words, 64-bit fields of the header (SlotWord),
+change while ranks run; they are aligned, so that one instruction loads or stores a word. A worker stores STATE=WRITING
+first and STATE=SEALED last. So a reader that finds SEALED with the same SNAPSHOT before and after its read of the
+contents has read one snapshot. slot_file.py reads slots.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from megatrain.contracts.errors import CheckpointError
 
 MAGIC = b"MTARENA1"
 HEADER_BYTES = 4096
-"""One page, so that the contents after it can be mapped and pinned on its own."""
+"""One page, so that the contents after the header begin on a page and can be pinned."""
 _FIXED = struct.Struct("<8s I I I I Q 32s")
 _CRC = struct.Struct("<I")
 PLAN_DIGEST_BYTES = 32
@@ -32,7 +33,7 @@ class SlotWord(IntEnum):
     STATE = 128
     STEP = 129
     SNAPSHOT = 130
-    """Counts up over the snapshots of the job, so a slot that was written again has another number."""
+    """The number of the snapshot, counted over the job, so a slot that was written again has another number."""
     ROUND = 131
     CONSUMED_SAMPLES = 132
     CONSUMED_TOKENS = 133
@@ -40,7 +41,7 @@ class SlotWord(IntEnum):
     NUM_SKIPPED = 135
     SEALED_UNIX_NS = 136
     PERSIST = 144
-    """In a separate cache line: the writer process stores only here, the worker also in all other words."""
+    """In a separate cache line: the writer process stores only this word, the worker stores all words."""
 
 
 class SlotState(IntEnum):
@@ -50,7 +51,7 @@ class SlotState(IntEnum):
     WRITING = 1
     """A worker is writing it, or died while it wrote."""
     SEALED = 2
-    """Whole, like the snapshots of the same number on all ranks: they agreed on that before any rank sealed."""
+    """The snapshot is complete on all ranks: they agreed on that before any rank stored SEALED."""
 
 
 class Persist(IntEnum):
@@ -58,7 +59,7 @@ class Persist(IntEnum):
 
     NONE = 0
     PENDING = 1
-    """It waits to be written."""
+    """The snapshot waits to be written."""
     DONE = 2
     FAILED = 3
 
@@ -79,7 +80,7 @@ class SlotHeader:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SealedSnapshot:
-    """A snapshot that all ranks agreed is whole. Slots are of the same snapshot only if all three fields are equal."""
+    """A snapshot that is complete on all ranks. Slots hold the same snapshot only if all three fields are equal."""
 
     step: int
     round: int
@@ -88,7 +89,7 @@ class SealedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SlotWords:
-    """The words at one moment. All fields except `state` and `persist` count only while `state` is SEALED."""
+    """The words at one moment. Fields other than `state` and `persist` are valid only while `state` is SEALED."""
 
     state: SlotState
     step: int
@@ -103,7 +104,7 @@ class SlotWords:
 
     @property
     def sealed(self) -> SealedSnapshot | None:
-        """The snapshot in the slot, None when it is not whole."""
+        """The snapshot in the slot, None when it is not complete."""
         return SealedSnapshot(self.step, self.round, self.snapshot) if self.state == SlotState.SEALED else None
 
 

@@ -1,9 +1,9 @@
 """Find out whether a job is writing to a directory of checkpoints, as far as this host can see. Loads no torch.
 
 Two signs are certain. Rank 0 holds the lock of its run directory, which usually contains the checkpoints. The workers
-of a host hold the lock of their arena, which names the directory that their checkpoints go to. A job on other hosts,
-where the file system does not share locks, leaves only traces: a checkpoint that was begun recently, or one so new
-that the next one is not due yet.
+of a host hold the lock of their arena, whose plan names the directory of their checkpoints. If a job runs on other
+hosts, and the file system does not share locks between hosts, there are only traces: a checkpoint that was begun
+recently, or a complete one so recent that the next one is not due yet.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Activity:
     running: tuple[str, ...]
     """Certain signs."""
     traces: tuple[str, ...]
-    """Signs of a job that may be running elsewhere. Empty when this host can rule that out."""
+    """Signs of a job that may be running on other hosts. Empty when this host can rule that out."""
     branches: frozenset[str]
     is_branch_known: bool
 

@@ -1,4 +1,4 @@
-"""Agreements of all ranks about storage and the arena. One rank's error must be raised on every rank, or they hang."""
+"""Agreements of all ranks about storage and the arena. One rank's error is raised on all ranks, or they would hang."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megatrain.contracts.errors import CheckpointError
 
 @contextmanager
 def raised_by_all(cpu_groups: CpuGroups, rank: int) -> Iterator[None]:
-    """Raise a CheckpointError of any rank's block on every rank; of several, the lowest rank's.
+    """If the block raises CheckpointError on any rank, raise it on every rank; if on several, that of the lowest rank.
 
     Communication: one agreement, when the block has ended.
     """
@@ -38,7 +38,7 @@ def result_of_rank_0(cpu_groups: CpuGroups, rank: int, call: Callable[[], Any]) 
     """Run `call` on rank 0 only and return its result on every rank. JSON must be able to represent the result.
 
     Communication: one broadcast.
-    Raises: CheckpointError on every rank, when `call` does.
+    Raises: CheckpointError on every rank, when `call` raises it.
     """
     result, problem = None, None
     if rank == 0:

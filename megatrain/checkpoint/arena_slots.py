@@ -40,7 +40,7 @@ _MADV_POPULATE_WRITE = 23
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SnapshotPlan:
-    """The parts of a slot's contents: the rank's own data file, then the state that other ranks' data files hold.
+    """The parts of a slot's contents: the state in the rank's own data file, then the state that other ranks write.
 
     Each part is laid out as an image.
     """
@@ -66,7 +66,7 @@ def plan_snapshot(shards: Sequence[SavedShard], max_item_bytes: int = MAX_ITEM_B
 
 @dataclass(frozen=True, slots=True)
 class SnapshotLabel:
-    """What a slot's header records about its snapshot."""
+    """The fields of a slot's header that describe its snapshot."""
 
     step: int
     round: int
@@ -105,16 +105,16 @@ class ArenaSlot:
         return decode_words(bytes(self._words.cast("B")), str(self.path))
 
     def is_free(self) -> bool:
-        """Return whether a new snapshot may overwrite the slot: storage has its contents, or will not get it."""
+        """Return whether a new snapshot may overwrite the slot: its contents do not wait to be stored."""
         return self._words[SlotWord.STATE] != SlotState.SEALED or self._words[SlotWord.PERSIST] != Persist.PENDING
 
     def persist_of(self, number: int) -> Persist | None:
-        """Return what became of snapshot `number` in storage, None when the slot does not hold it as a whole."""
+        """Return the storage state of snapshot `number`, None when the slot does not hold it completely."""
         words = self.words()
         return words.persist if words.sealed is not None and words.snapshot == number else None
 
     def give_up(self) -> None:
-        """Release the snapshot: storage will not get it."""
+        """Mark the snapshot as one that will not be stored."""
         self._words[SlotWord.PERSIST] = Persist.FAILED
 
     def clear(self) -> None:
@@ -145,7 +145,7 @@ class ArenaSlot:
             part.copy_in()
 
     def seal(self, *, is_pending: bool = True) -> None:
-        """Mark the snapshot as whole: every rank has its part. The writer process takes over from here."""
+        """Mark the snapshot as complete on all ranks. The writer process stores it if `is_pending`."""
         words = self._words
         words[SlotWord.SEALED_UNIX_NS] = time.time_ns()
         words[SlotWord.PERSIST] = Persist.PENDING if is_pending else Persist.NONE
@@ -172,7 +172,7 @@ def open_slots(arena: Arena, rank: int, num_slots: int, plan: SnapshotPlan, *, i
 
 
 def missing_slot_bytes(arena: Arena, rank: int, num_slots: int, plan: SnapshotPlan) -> int:
-    """Return how many bytes this rank's slots need beyond those that exist already. Slots of another plan are removed.
+    """Return how many bytes this rank's slots need that do not exist yet. Slots of another plan are removed.
 
     Raises: CheckpointError naming a slot that cannot be removed.
     """

@@ -1,8 +1,8 @@
-"""Enter the host's arena, and agree with all ranks on its content.
+"""Enter the host's arena, and agree with all ranks on the snapshots in memory.
 
-Every rank reports what it sees. All ranks get all reports and decide alike, by the pure functions of host_reports.py.
-The newest snapshot that every rank's host, or a peer for it, still has is preferred over storage: after a mere crash
-the job reads nothing from storage.
+Every rank reports the content of its host's arena. All ranks receive all reports and derive the same decisions from
+them, by the pure functions of host_reports.py. The newest snapshot that is still in memory for every rank, on its own
+host or at a peer, is preferred over storage: after a crash of workers only, the job reads nothing from storage.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from megatrain.contracts.errors import CheckpointError
 _POLL_S = 0.01
 _LIST_AGAIN_S = 0.1
 _QUIET_S = 3.0
-"""A lost host's writer may have outlived its workers. It counts as gone when storage has not changed for this long."""
+"""The writer of a lost host may still run. It counts as gone when storage has not changed for this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Attachment:
     plans: tuple[PlannedSlot, ...]
     """The size and plan of each rank's slots, by rank."""
     may_have_stored: bool = False
-    """This call waited for writers, so storage may have a newer checkpoint than before."""
+    """Whether `attach` waited for writers, so that storage may have a newer checkpoint than before."""
 
     def ranks_of_host(self, rank: int) -> tuple[int, ...]:
         return tuple(other for other, host in enumerate(self.hosts) if host == self.hosts[rank])
@@ -87,10 +87,10 @@ def attach(
     """Enter the arena at `path`, creating it if necessary.
 
     Snapshots that no rank can restore any more, because the layout changed or a host was lost, are written to storage
-    first. This call waits up to `wait_storage_s` for that, as long as it can still happen.
+    first. This call waits up to `wait_storage_s` for those that can still be written.
 
-    num_slots, may_fetch: how many slots a rank is to have, and whether its snapshot may come from another host.
-    stored_step: of the newest checkpoint in storage.
+    num_slots: the number of slots of a rank. may_fetch: whether a rank's snapshot may come from another host.
+    stored_step: the step of the newest checkpoint in storage.
     store_until_step: when given, nothing is restored from memory; of the snapshots there, only those up to this step
     are still written to storage.
     Communication: one gather and one broadcast.
@@ -136,7 +136,7 @@ def attach(
 
 
 def _host_name(arena: Path) -> str:
-    """Return a name that exactly the ranks of one arena have: two machines may have equal paths or equal host names."""
+    """Return a name that only ranks with the same arena share: two machines may have equal paths or host names."""
     status = arena.stat()
     return f"{socket.gethostname()}:{status.st_dev}:{status.st_ino}"
 
@@ -170,7 +170,7 @@ def _wait_until_stored(
 ) -> None:
     """Let the writer store pending snapshots. Those not stored within `wait_storage_s` are lost with their slots.
 
-    maybe_storable: snapshots that need the writer of a lost host. They are awaited only while storage changes.
+    maybe_storable: snapshots that need the writer of a lost host. This waits for them only while storage changes.
     """
     deadline = time.monotonic() + wait_storage_s
     wake_or_start_writer(arena, log)
@@ -185,7 +185,7 @@ def _wait_until_stored(
 
 
 def give_up(plan: HostPlan, snapshots: Iterable[SealedSnapshot]) -> None:
-    """Notify the writers of other hosts not to wait for the snapshots that this host's slots held but did not store."""
+    """Notify the writers of other hosts not to wait for these snapshots, which this host has not stored."""
     for snapshot in snapshots:
         with suppress(CheckpointError):
             directory = _directory_of(snapshot, plan)

@@ -17,7 +17,7 @@ from megatrain.checkpoint_format.location import Sink
 
 BLOCK_BYTES = 2**20
 _MAX_RUNNING = 16
-"""The most blocks that wait to be hashed and written. Each file has one more, which is being filled."""
+"""The maximum number of blocks that wait to be hashed and written. Each file has one more, which is being filled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class BlockThreads:
     def start(
         self, block: memoryview, num_bytes: int, hasher: ItemHasher, sink: Sink
     ) -> tuple[Future[None], Future[None]]:
-        """Hash and write the first bytes of a block, which is free again afterwards."""
+        """Begin to hash and write the first bytes of a block. The block is free again when both are done."""
         content = block[:num_bytes]
         futures = self._hashing.submit(hasher.update, content), self._writing.submit(sink.write, content)
         self._running.append(_RunningBlock(block, futures))
@@ -90,7 +90,7 @@ class BlockWriter:
                 self._check(Future.done)
 
     def finish(self) -> None:
-        """Return when all bytes are hashed and written.
+        """Wait until all bytes are hashed and written.
 
         Raises: what hashing or writing raised.
         """
@@ -99,7 +99,7 @@ class BlockWriter:
         self._check(lambda future: True)
 
     def abandon(self) -> None:
-        """Return when no thread uses the file any more."""
+        """Wait until no thread uses the file any more."""
         wait(self._futures)
 
     def _start(self, block: memoryview) -> None:

@@ -1,9 +1,8 @@
-"""What can be read of a checkpoint without its items: the index and other small files, checked against their digests,
-and the digests of the items.
+"""Reads the index and other small files of a checkpoint, checked against their digests, and the digests of the items.
 
-COMMIT has the digest of the manifest, and the manifest has the digest of every file that it lists. So these files never
-change. verification.py reads whole checkpoints, the items too. The digests of items are in the trailers of the data
-files. Loads no torch.
+COMMIT has the digest of the manifest, and the manifest has the digest of every file that it lists. So every change of
+such a file is detected. The digests of items are in the trailers of the data files. verification.py reads the items,
+too. Loads no torch.
 """
 
 from __future__ import annotations
@@ -51,7 +50,9 @@ def read_index(content: bytes, directory: Location, manifest: Manifest) -> Store
     index = CheckpointIndex.decode(content, str(location))
     metadata = manifest.files.get(manifest.name_of(METADATA_NAME))
     if metadata is None or index.metadata_digest != metadata.digest:
-        raise CheckpointError(f"{location}: belongs to another checkpoint")
+        raise CheckpointError(
+            f"{location}: its digest of {METADATA_NAME} is not the manifest's, so it belongs to another checkpoint"
+        )
     return index.stored
 
 
@@ -62,7 +63,7 @@ def find_stored(directory: Location, manifest: Manifest) -> StoredTensors:
 
 @dataclass(slots=True)
 class ItemDigests:
-    """Looks up items of one checkpoint directory. Each file's trailer is read once."""
+    """Looks up the digests of items of one checkpoint directory. Each file's trailer is read once."""
 
     directory: Location
     files: Mapping[str, FileEntry]

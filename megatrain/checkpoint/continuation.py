@@ -1,8 +1,8 @@
-"""Decide whether a job may resume from a checkpoint, and at which step, by what has changed since. Pure functions.
+"""Decide from the changes since a checkpoint whether a job may resume from it, and at which step. Pure functions.
 
-A resumed run must be the same run as before: the same model, and the same sample order, because the cursor means
-nothing in another order. A run that starts from another run's checkpoint (checkpoint.load) may change everything except
-what determines the weights; with another sample order it begins at step 0, with these weights and moments.
+A resumed run must have the same model and the same sample order as before, because the data cursor is a position in
+that order. A run that starts from another run's checkpoint (checkpoint.load) may change everything except what
+determines the weights; with another sample order it begins at step 0, with these weights and moments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Where to resume, in which sample order, and what the log should say about it."""
+    """Where to resume, in which sample order, and messages for the log."""
 
     progress: TrainingProgress
     stream: SampleStream
@@ -41,7 +41,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a snapshot or checkpoint records about the job that made it; `location` names it in errors."""
+    """The record of a snapshot or checkpoint about the job that made it; `location` names it in errors."""
 
     location: str
     config: Mapping[str, Any]
@@ -64,7 +64,7 @@ def origin_of(manifest: Manifest, location: str) -> Origin:
 def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_run: bool) -> Continuation:
     """Return where a job with `config` and `data` resumes from the state of `origin`.
 
-    Raises: CheckpointError when it may not.
+    Raises: CheckpointError when the job cannot resume from this state, with the changes to undo.
     """
     location = origin.location
     try:
@@ -95,18 +95,18 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
         problem = f"its samples have {before.model.seq_len} tokens, and model.seq_len is {config.model.seq_len}"
     if is_same_run and problem:
         raise CheckpointError(
-            f"{location}: its sample order is another one: {problem}; restore the data and data.seed, or begin another "
+            f"{location}: its sample order differs: {problem}; restore the data and data.seed, or begin another "
             "run (job.run_directory) with checkpoint.load"
         )
     if is_same_run or (not problem and has_same_stages(found.stream, origin.data)):
         return Continuation(origin.progress, found.stream, (*notes, *found.notes))
-    reason = problem or "the mixture is another one"
+    reason = problem or "the mixture differs"
     notes.append(f"a different sample order ({reason}), so this run begins at step 0 with these weights and moments")
     return Continuation(replace(TrainingProgress(), num_updates=origin.progress.num_updates), data, tuple(notes))
 
 
 def accepted_digests(config: Config) -> list[str]:
-    """Return the digests of new content that sources may have instead of their recorded content."""
+    """Return the digests that data.accepted_digest accepts instead of the recorded digests of sources."""
     return config.data.accepted_digest.split(",")
 
 
@@ -125,7 +125,7 @@ def _notes_on_files(before: tuple[Config, SampleStream], now: tuple[Config, Samp
 
 
 def _validation_digests(config: Config, data: SampleStream) -> dict[str, str]:
-    """Return the digest of each validation set by its name; none where they are not known."""
+    """Return the digest of each validation set by its name; empty if the digests are unknown."""
     names = [one.resolved_name for one in config.validation_sets.values()]
     digests = data.validation_digest.split(",") if data.validation_digest else []
     return dict(zip(names, digests, strict=True)) if len(names) == len(digests) else {}

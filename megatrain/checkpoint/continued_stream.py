@@ -1,4 +1,4 @@
-"""The sample order of a job that resumes: each source continues where it was, and a new mixture begins at the cursor.
+"""The sample order of a job that resumes: each source continues at its position; a new mixture begins at the cursor.
 
 Sources are recognised by the digest of their content, else by name. Pure functions.
 """
@@ -14,12 +14,12 @@ from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream
 from megatrain.contracts.sample_ranges import position_after
 
 _MAX_NOTES = 3
-"""Stages that the log shows one by one."""
+"""The number of stages that the log lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContinuedStream:
-    """The stream from here on, and messages for the log. `problem`: why the cursor means nothing in it, else empty."""
+    """The stream from here on, and messages for the log. `problem`: why the job cannot continue in it; else empty."""
 
     stream: SampleStream
     notes: tuple[str, ...] = ()
@@ -31,10 +31,10 @@ def continued_stream(
 ) -> ContinuedStream:
     """Return the stream of a job that resumes at sample `cursor` of `before` with the sources of `now`.
 
-    accepted: digests of content that a source may have now instead of what it had. Sources that are gone keep their
-    place with weight 0, so that they go on from there if they come back. Where the mixture of `now` differs from that
-    of `before`, it begins at the cursor, or behind the last sample that `before` skips: the numbers of skipped samples
-    have their meaning in the mixture of before. Later stages of `now` begin where it plans them.
+    accepted: digests that are accepted instead of a source's recorded digest. Sources that are no longer configured
+    keep their place with weight 0, so that they continue at their position if they are configured again. If the mixture
+    of `now` differs from that of `before`, it begins at the cursor, or after the last sample that `before` skips: the
+    numbers of skipped samples refer to the mixture of `before`. Later stages of `now` begin at their planned samples.
     """
     if not before.sources:
         return ContinuedStream(now, problem="no training took place in it")
@@ -48,10 +48,10 @@ def continued_stream(
         return ContinuedStream(now, problem=problem)
     planned = [MixtureStage(one.first_sample, _placed(one.weights, places, len(sources))) for one in now.stages]
     begin = max((end for _, end in before.skipped if end > cursor), default=cursor)
-    # stages of before behind `begin` were never reached: the job went back, or they were only planned
+    # stages of `before` after `begin` were not reached: the job went back, or they were only planned
     stages = [stage for stage in before.stages if stage.first_sample < max(begin, 1)]
     current = [stage for stage in planned if stage.first_sample <= begin][-1]
-    # a stage that is planned there begins a block of samples there, whatever its weights
+    # a stage that is planned to begin there begins a block of samples, even if its weights are the same
     if current.first_sample == begin or not _is_same_mixture(stages[-1].weights, current.weights):
         stages = [stage for stage in stages if stage.first_sample < begin]
         stages.append(MixtureStage(begin, current.weights))
@@ -70,7 +70,7 @@ def continued_stream(
 def _recognised(
     known: Sequence[StreamSource], sources: Sequence[StreamSource], places: Sequence[int], accepted: Collection[str]
 ) -> tuple[list[StreamSource], list[str], str]:
-    """Return all sources in the order of their places, notes for the log, and why the content of one changed."""
+    """Return all sources in the order of their places, notes for the log, and a problem if some content changed."""
     found, notes = list(known), list[str]()
     for source, place in zip(sources, places, strict=True):
         if place == len(found):
@@ -116,9 +116,10 @@ def has_same_stages(first: SampleStream, second: SampleStream) -> bool:
 
 
 def with_later_stages(before: SampleStream, newest: SampleStream | None, cursor: int) -> SampleStream:
-    """Return a stream with the stages of the `newest` one that is known, for a job that goes back to sample `cursor`.
+    """Return `before` with the stages of `newest`, the newest known stream, for a job that goes back to `cursor`.
 
-    So the numbers of the samples that it is to skip mean the same samples as before.
+    So the numbers of the samples to skip refer to the same samples as before. Returns `before` if the streams differ
+    before the cursor.
     """
     reached = [stage for stage in before.stages if stage.first_sample < cursor]
     if newest is None or not all(_has_stage(newest, stage) for stage in reached):
@@ -127,7 +128,7 @@ def with_later_stages(before: SampleStream, newest: SampleStream | None, cursor:
 
 
 def _places(sources: Sequence[StreamSource], known: Sequence[StreamSource]) -> list[int]:
-    """Return the place of each source among the known ones; new ones follow after them. Content decides before name."""
+    """Return the index of each source among the known ones, matched by content, else by name. New sources follow."""
     by_content = {one.digest: place for place, one in enumerate(known) if one.digest}
     found = [by_content.get(source.digest) for source in sources]
     by_name = {one.name: place for place, one in enumerate(known) if place not in found}
@@ -137,7 +138,7 @@ def _places(sources: Sequence[StreamSource], known: Sequence[StreamSource]) -> l
 
 
 def _content_problem(known: StreamSource, source: StreamSource, accepted: Collection[str]) -> str:
-    """Return why a source's samples are not those of before; empty if they are, or if that is accepted."""
+    """Return why a source's samples are not the same as before; empty if they are, or if the change is accepted."""
     has_other_content = known.digest not in ("", source.digest)
     if known.num_tokens == source.num_tokens and (not has_other_content or source.digest in accepted):
         return ""
@@ -169,14 +170,14 @@ def _has_stage(stream: SampleStream, stage: MixtureStage) -> bool:
 
 
 def _is_same_mixture(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Compare proportions; a source that only one of them has must have weight 0 there."""
+    """Compare the proportions. A source that only one of the two lists must have weight 0 there."""
     parts = [[weight // math.gcd(*weights) for weight in weights] for weights in (first, second)]
     return all(one == other for one, other in zip_longest(*parts, fillvalue=0))
 
 
 def _stage_text(sources: Sequence[StreamSource], stage: MixtureStage) -> str:
     total = sum(stage.weights)
-    # the last sources may be missing: they joined later
+    # the stage has no weights for sources that were added later
     used = [(source.name, weight) for source, weight in zip(sources, stage.weights, strict=False) if weight]
     shares = ", ".join(f"{name} {100 * weight / total:.4g} %" for name, weight in used)
     return f"from sample {stage.first_sample} on, the mixture is {shares}"

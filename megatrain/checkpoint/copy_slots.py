@@ -1,6 +1,6 @@
 """Slots that a peer fills: the copies that a host keeps for ranks of other hosts, and which of them may be removed.
 
-Each owner has two slots, so that an interrupted copy never destroys the last whole one. Their memory is reserved at
+Each owner has two slots, so that an interrupted copy never destroys the last complete one. Their memory is reserved at
 the start, like that of a host's own slots.
 """
 
@@ -70,7 +70,7 @@ class SlotFiller:
         self._write(HEADER_BYTES + offset, block)
 
     def seal(self) -> None:
-        """Mark the written contents as whole."""
+        """Mark the written contents as complete."""
         self._store(SlotWord.STATE, SlotState.SEALED)
 
     def rename(self, before: SealedSnapshot, after: SealedSnapshot, persist: Persist) -> None:
@@ -116,7 +116,7 @@ def open_copy_slots(arena: Arena, kept: PlannedSlot) -> list[SlotFiller]:
 
 
 def missing_copy_bytes(arena: Arena, kept: PlannedSlot) -> int:
-    """Return how many bytes these copies need beyond those that exist already. Copies of another plan are removed.
+    """Return how many bytes the copies need that do not exist yet. Copies of another plan are removed.
 
     Raises: CheckpointError naming a slot that cannot be removed.
     """
@@ -124,7 +124,7 @@ def missing_copy_bytes(arena: Arena, kept: PlannedSlot) -> int:
 
 
 def slot_to_overwrite(words: Sequence[SlotWords]) -> int:
-    """Return the slot whose loss costs least: one without a whole snapshot, else the one with the oldest snapshot."""
+    """Return the index of a slot without a complete snapshot; without one, of the slot with the oldest snapshot."""
     return min(
         range(len(words)),
         key=lambda slot: (words[slot].sealed is not None, words[slot].snapshot),

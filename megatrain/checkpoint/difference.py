@@ -37,7 +37,7 @@ class FieldDifference:
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """A tensor that only one checkpoint has (its description in the other is None), or whose shape or dtype differs."""
+    """A tensor that one checkpoint lacks (then its description is None), or whose shape or dtype differs."""
 
     key: str
     before: str | None

@@ -1,8 +1,8 @@
 """The bytes that torch.save writes before and after a tensor's data.
 
-With checksums off, they depend only on shape and dtype. So they are made once, and a snapshot only copies data:
-prefix + data + suffix is what torch.save would have written, and torch.load reads it. torch does not verify a zip
-archive's own checksums; our digests are in the checkpoint's trailers and manifest.
+Without checksums, these bytes depend only on shape and dtype. So they are made once, and a snapshot only copies data:
+prefix + data + suffix is what torch.save would have written, and torch.load reads it. torch does not verify the
+checksums of a zip archive; megatrain's digests are in the checkpoint's trailers and manifest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Envelope:
 
 @cache
 def envelope(shape: tuple[int, ...], dtype: torch.dtype) -> Envelope:
-    """Return the envelope of a contiguous CPU tensor. The data's pages are neither touched nor written."""
+    """Return the envelope of a contiguous CPU tensor. The memory of the tensor's data is never read or written."""
     sink = _HollowSink()
     tensor = torch.empty(shape, dtype=dtype, device="cpu")  # no code touches its pages
     with config.patch({"save.compute_crc32": False, "save.storage_alignment": ITEM_ALIGNMENT}), skip_data():
@@ -52,7 +52,7 @@ def envelope(shape: tuple[int, ...], dtype: torch.dtype) -> Envelope:
 
 
 class _HollowSink:
-    """A file that keeps what is written to it and remembers the position and length of the skipped part."""
+    """A file in memory. It records the position and the length of the data that torch.save skips."""
 
     def __init__(self) -> None:
         self.content = bytearray()

@@ -1,6 +1,6 @@
 """Resolve a path or URL of a command line: a run, its checkpoints, one branch of them, or one checkpoint.
 
-A Location can list what is below it but has no parent, so the text provides the directories above. Loads no torch.
+A Location has no method for its parent, so the directories above it are derived from the text. Loads no torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHECKPOINTS_NAME = "checkpoints"
 
 @dataclass(frozen=True, slots=True)
 class ResolvedLocation:
-    """What an argument names. `checkpoints` holds the branches of a run; None: a checkpoint outside of a run.
+    """The result of resolving a path. `checkpoints` holds the branches of a run; None: a checkpoint outside of a run.
 
     `branch`: the named branch, or that of the named checkpoint. `checkpoint`: the named checkpoint, if any.
     """
@@ -58,7 +58,7 @@ def choose_checkpoint(
 ) -> tuple[Location, tuple[str, ...]]:
     """Return the committed checkpoint to read, and a note for each newer one that was skipped.
 
-    Without a step, of a run or branch it is, as in a job's resume, the newest one without known damage.
+    Of a run or branch without a step, this is the newest one without known damage, as when a job resumes.
     Raises: CheckpointError, as `find_checkpoint`.
     """
     resolved = resolve_location(text)
@@ -73,7 +73,7 @@ def choose_checkpoint(
 
 
 def find_checkpoint(text: str, step: int | None = None, branch: str | None = None) -> Location:
-    """Return the committed checkpoint that `text` means: itself, or the one from which a run or a branch would resume.
+    """Return the committed checkpoint that `text` names; for a run or a branch, the one from which it would resume.
 
     `step` selects a step of the run or branch, `branch` another branch than the current one.
     Raises: CheckpointError when there is none.

@@ -23,10 +23,10 @@ class _Gathered:
 
 
 def stored_by_ranks(items_by_rank: Mapping[int, ItemsJson], file_name_of: Callable[[int], str]) -> StoredTensors:
-    """Return what the data files of all ranks hold. Tensors are sorted by name, items by offsets, in any rank order.
+    """Return the content of all ranks' data files. Tensors are sorted by name, items by offsets.
 
-    Raises: CheckpointError naming the tensor when ranks disagree in its shape or dtype, when two items share an element
-    (exactly one rank owns each element) or when no item has an element.
+    Raises: CheckpointError naming the tensor when ranks disagree about its shape or dtype, when two items share an
+    element (exactly one rank owns each element), or when an element is in no item.
     """
     gathered: dict[str, _Gathered] = {}
     for rank, items in items_by_rank.items():

@@ -1,4 +1,7 @@
-"""What every rank reports of its host's arena, and what all ranks decide by all reports. Pure."""
+"""The report of every rank on its host's arena, and the decisions that all ranks derive from all reports.
+
+Pure functions: no I/O and no clock.
+"""
 
 from __future__ import annotations
 
@@ -97,9 +100,9 @@ def newest_plan_rank(reports: Sequence[HostReport]) -> int:
 
 
 def storable_snapshots(reports: Sequence[HostReport]) -> set[SealedSnapshot]:
-    """Return the pending snapshots that can still be stored: all hosts of their round are present and have all of it.
+    """Return the pending snapshots that can still be stored: all hosts of their round are present and have their parts.
 
-    For any other snapshot, a writer would wait forever.
+    For any other snapshot, a writer would wait for files that never appear.
     """
     found = set()
     for snapshot in {one.snapshot for report in reports for one in report.held if one.is_pending}:
@@ -128,7 +131,7 @@ def _has_all_of(report: HostReport, snapshot: SealedSnapshot) -> bool:
 
 
 def next_snapshot_number(reports: Sequence[HostReport], memory: MemoryPoint | None, num_slots: int) -> int:
-    """Return a number above that of every snapshot in any arena. It maps to another slot than the snapshot `memory`."""
+    """Return a number above that of every snapshot in any arena, for another slot than that of `memory` if possible."""
     least = max((one.snapshot.snapshot + 1 for report in reports for one in report.held), default=0)
     if memory is None or num_slots == 1:
         return least

@@ -17,7 +17,7 @@ from megatrain.formatting import bytes_text, seconds_text
 
 
 class HostWriter:
-    """The writer of an arena. Results from before the construction count as reported."""
+    """The writer of an arena. Results that exist when this object is created count as reported."""
 
     def __init__(self, arena: Arena, log: Path) -> None:
         """log: the file for the output of a writer that this object starts."""
@@ -61,7 +61,7 @@ class HostWriter:
         return status.last_write_s if status is not None else 0.0
 
     def last_error(self) -> str:
-        """Return the last error, or the log to read for it."""
+        """Return the writer's last error; if it is unknown, the path of the log to read."""
         status = self._status()
         return (status.last_error if status is not None else "") or f"see {self._log}"
 
@@ -82,10 +82,11 @@ def wake_or_start_writer(arena: Arena, log: Path) -> None:
 
 
 def start_writer(arena: Arena, log: Path) -> int | None:
-    """Start the writer of this host in a session of its own, unless one is running, and return its process id.
+    """Start the writer of this host in its own session, unless one is running, and return its process id.
 
     Its output is appended to `log` if that can be opened: a full disk there must not prevent checkpoints elsewhere.
-    It outlives this process. While this process lives, a thread waits for it, so that it does not become a zombie.
+    The writer outlives this process. While this process runs, a thread waits for the writer, so that a writer that
+    exits does not remain as a zombie.
     Raises: CheckpointError naming the arena.
     """
     if is_held(arena.writer_lock):
@@ -104,7 +105,7 @@ def start_writer(arena: Arena, log: Path) -> int | None:
 
 def _open_log(log: Path) -> IO[bytes]:
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)  # a person may have removed it
+        log.parent.mkdir(parents=True, exist_ok=True)  # a user may have removed the directory
         return log.open("ab")
     except OSError:
         return open(os.devnull, "wb")

@@ -1,10 +1,11 @@
 """The cleanup after each checkpoint: it removes older checkpoints that the job does not keep, and unfinished ones.
 
-The writer on the host of rank 0 does it. It touches only the branch that is being written and only what is older than
-the branch's newest complete checkpoint. It never removes a checkpoint that is pinned or where another branch begins. A
-checkpoint that lost its COMMIT stays as long as a whole one would. If anything about that cannot be read, or the newest
-checkpoint turns out not to be whole, it removes nothing. A superseded round removes nothing, because the newer round
-may resume from what this one considers old. It finishes what an ended process has begun to remove (removals.py).
+It runs in the writer on the host of rank 0. It removes only checkpoints of the branch that is being written, and only
+those older than the branch's newest complete one. It never removes a checkpoint that is pinned or from which another
+branch begins. A checkpoint that lost its COMMIT is kept as long as a committed one. If a file that is needed for this
+decision cannot be read, or the newest checkpoint is not complete, nothing is removed. A superseded round removes
+nothing, because the newer round may resume from a checkpoint that is old for this round. The cleanup also completes
+removals that another process has begun and not completed (removals.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from megatrain.contracts.errors import CheckpointError, NewerRoundError
 
 
 class Housekeeping:
-    """Remembers which checkpoints it keeps and why, so that a long run does not reread all of them after each save."""
+    """Runs the cleanup. It caches what it read, so that a long run does not reread all checkpoints after each save."""
 
     def __init__(self) -> None:
         self._rounds: dict[tuple[str, int], int] = {}
@@ -36,12 +37,12 @@ class Housekeeping:
         self._remover = Remover()
 
     def run(self, checkpoints: Location, plan: HostPlan) -> list[str]:
-        """Return what was removed and what failed, one sentence each. The new checkpoint is complete in any case."""
+        """Remove old checkpoints; return a sentence for each removal and failure. A failure raises no error."""
         notes: list[str] = []
         known = set(self._lacking_commit)
         try:
             newest = Claims(checkpoints).newest_number()
-            if newest > plan.round and _may_go_on_here(checkpoints, plan, newest):
+            if newest > plan.round and _may_resume_here(checkpoints, plan, newest):
                 return [f"older checkpoints are left to round {newest}, which continues {plan.branch}"]
             chosen = [(plan.branch, step) for step in self._to_remove(checkpoints, plan)]
             for location in self._remover.remove(checkpoints, chosen, newest):
@@ -55,7 +56,7 @@ class Housekeeping:
         return notes + [f"kept {location}: it is complete except for a matching COMMIT" for location in left]
 
     def _to_remove(self, checkpoints: Location, plan: HostPlan) -> list[int]:
-        """Return steps of the branch that is being written, ascending."""
+        """Return the steps to remove of the branch that is being written, ascending."""
         branch = checkpoints / plan.branch
         present = sorted(step for entry in branch.entries() if (step := step_of(entry.name)) is not None)
         begun = {step for name, step in being_removed(checkpoints) if name == plan.branch}
@@ -80,7 +81,7 @@ class Housekeeping:
                 elif _is_unclaimed(location, plan):
                     outdated.append(step)
         if lacking:
-            # this also finishes interrupted removals: retention had decided them for the same reason
+            # this also completes interrupted removals: the same rule chose their steps
             outdated += lacking.intersection(_outdated(checkpoints, plan, [*committed, *lacking]))
         return [step for step in sorted(outdated) if not is_pinned(branch / step_directory_name(step))]
 
@@ -100,16 +101,16 @@ class Housekeeping:
         return self._rounds[key]
 
 
-def _may_go_on_here(checkpoints: Location, plan: HostPlan, newest: int) -> bool:
+def _may_resume_here(checkpoints: Location, plan: HostPlan, newest: int) -> bool:
     """Return whether a newer round resumes in this branch, or may do so because it has not recorded its branch."""
     start = newest_start(checkpoints)
     return start is None or start.round < newest or start.branch == plan.branch
 
 
 def _outdated(checkpoints: Location, plan: HostPlan, steps: list[int]) -> list[int]:
-    """Return the steps that retention does not keep, assuming that all are whole except those known to be damaged.
+    """Return the steps that retention does not keep, assuming that only those with known damage are damaged.
 
-    A damaged one does not count among the newest `keep_last`, and is removed when all of these are newer.
+    A damaged checkpoint does not count among the newest `keep_last`, and is removed when all of these are newer.
     """
     if not plan.keep_last:
         return []
@@ -125,9 +126,9 @@ def _outdated(checkpoints: Location, plan: HostPlan, steps: list[int]) -> list[i
 
 def _is_unclaimed(directory: Location, plan: HostPlan) -> bool:
     if (directory / COMMIT_NAME).exists():
-        # damaged, and a person may want to repair it
+        # a damaged checkpoint, which a user may want to repair
         return False
     if {entry.name for entry in directory.entries()} <= {WRITING_NAME}:
-        # an abandoned attempt; a writer that has only begun claims the directory again
+        # an abandoned attempt; a writer that has just begun one writes WRITING again
         return True
     return is_abandoned(WritingMark.read(directory), plan, time.time())

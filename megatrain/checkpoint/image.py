@@ -2,9 +2,9 @@
 
 An image is a sequence of items, each at a multiple of 64. An item is one box, as an archive that torch.save would
 write. The offsets of the items depend only on the layout. So offsets, envelopes and views are made once, and a snapshot
-is one memcpy per box. The copies go forward through the state's memory and through the image. This file does not know
-files, slots or other ranks. A copy bypasses the processor's caches where csrc/host_copy was compiled. Copying the
-tensors one by one with numpy takes up to 1.4 times as long (docs/benchmarks/checkpoint.md has both).
+is one memcpy per box. The copies are in the order of the addresses, both in the state's memory and in the image. This
+file uses no files, slots or other ranks. A copy bypasses the processor's caches if csrc/host_copy was compiled. Copying
+the tensors one by one with numpy takes up to 1.4 times as long (docs/benchmarks/checkpoint.md has both).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def copy_bytes(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
 
 @functools.cache
 def streamed_copy() -> Copy | None:
-    """Return the compiled copy, None where this installation has none."""
+    """Return the compiled copy function; None if this installation has none."""
     found = importlib.util.find_spec("megatrain._host_copy")
     if found is None or found.origin is None:
         return None
@@ -197,7 +197,7 @@ class BoundImage:
         del self._bytes
 
     def _copy(self, pairs: Sequence[tuple[Any, Any]]) -> None:
-        """Copy (target, source) pairs. A device copies in a stream of its own, so the wait excludes later work."""
+        """Copy (target, source) pairs. A GPU copies in a separate stream, so this does not wait for later work."""
         if self._stream is None:
             for target, source in pairs:
                 copy_bytes(target, source)

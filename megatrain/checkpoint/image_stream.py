@@ -1,8 +1,8 @@
 """Write one rank's data file from its slot: read the image block by block, hash each block and write it.
 
 A block is small enough to be still in the processor's cache when it is hashed. It consists of whole pages, which a
-local file system writes to the disk without a copy (checkpoint_format/local_location.py). While one file waits, another
-one uses the processor; see persist.py for how many are written at once.
+local file system writes to the disk without a copy (checkpoint_format/local_location.py). persist.py writes several
+files at the same time, so that one uses the processor while another waits for the disk.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def write_data_file(location: Location, slot: SlotReader, plan: RankPlan, snapsh
 
 
 def check_unchanged(slot: SlotReader, snapshot: SealedSnapshot) -> None:
-    """Raises: CheckpointError when the slot holds something else now.
+    """Raises: CheckpointError when the slot no longer holds this snapshot.
 
     A newer start of the job may adopt the snapshot under its own round, or empty the slot. Apart from that, a worker
-    must leave a slot alone while its snapshot waits to be written.
+    must not change a slot while its snapshot waits to be written.
     """
     words, found = _words_of(slot)
     for _ in range(_NUM_TRIES):

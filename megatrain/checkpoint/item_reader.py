@@ -1,7 +1,7 @@
 """Reads items of a checkpoint from storage, and checks each against its digest in the file's trailer.
 
-Files that another program wrote have no trailer; for these, only the form of the bytes is checked. Only this file makes
-tensors from an item's bytes.
+Files that another program wrote have no trailer; of these, only the format of the bytes is checked. This file is the
+only one that makes tensors from an item's bytes.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def tensor_of(content: Tensor, item: StoredItem, dtype: torch.dtype) -> Tensor:
-    """Return the tensor in an archive: a view of its bytes when the archive is one of ours, else torch.load's result.
+    """Return the tensor in an archive: a view of its bytes if megatrain wrote the archive, else torch.load's result.
 
     Shapes: content, uint8 [item.length]; result item.sizes.
     Raises: CheckpointError, RuntimeError or ValueError when the archive does not hold such a tensor.
     """
     around = envelope(item.sizes, dtype)
-    is_ours = content.numel() == around.num_bytes and (content[: around.data_offset].numpy().tobytes() == around.prefix)
-    if is_ours:
+    is_own = content.numel() == around.num_bytes and (content[: around.data_offset].numpy().tobytes() == around.prefix)
+    if is_own:
         data = content[around.data_offset : around.data_offset + around.num_data_bytes]
         return data.view(dtype).view(item.sizes)
     loaded = torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)

@@ -1,7 +1,8 @@
-"""The trainer's interface to the checkpoints of a job: resume from one, take one, learn whether it was stored.
+"""The trainer's interface to the checkpoints of a job: resume from one, take one, find out whether it was stored.
 
 A checkpoint has two stages: a snapshot in the host's memory, for which the step waits, and its write to storage by a
-separate process of the host (writer.py). A resume prefers memory that every rank still has over storage.
+separate process of the host (writer.py). A job resumes from memory, if a snapshot is still there for every rank and
+storage has no newer checkpoint; else from storage.
 """
 
 from __future__ import annotations
@@ -77,11 +78,11 @@ class JobCheckpoints:
         rollback: Rollback | None = None,
         job_round: JobRound | None = None,
     ) -> None:
-        """directory: of the job's checkpoints, a path or URL. logs: the directory of the writer's log.
+        """directory: the path or URL of the job's checkpoints. logs: the directory of the writer's log.
 
-        store_address: host and port where the ranks meet, "" when all of them are on this machine. host: its name in
-        the launcher, "" without a launcher. rollback: the one that the launcher requests, which may be done already.
-        job_round: the launcher's round, None without a launcher.
+        store_address: host and port where the ranks meet, "" when all of them are on this machine. host: this host's
+        name in the launcher, "" without a launcher. rollback: the rollback that the launcher requests; it may be done
+        already. job_round: the launcher's round, None without a launcher.
         """
         self._config = config
         self._mesh = mesh
@@ -117,7 +118,7 @@ class JobCheckpoints:
 
     def _restore(self) -> Restored | None:
         cpu_groups, settings = self._mesh.cpu_groups, self._config.checkpoint
-        # before storage is read: what an older round committed until now counts, and after the claim it removes nothing
+        # claim before storage is read: an older round's commits until now count, and it begins no removal after this
         self._claim.take()
         start = read_storage(self._checkpoints, settings, self._mesh.rank, cpu_groups)
         rollback = pending_rollback(self._rollback, start)
@@ -129,7 +130,7 @@ class JobCheckpoints:
             start = read_storage(self._checkpoints, settings, self._mesh.rank, cpu_groups)
         least = max(attachment.last_round + 1, start.last_round + 1)
         if least > self._claim.number:
-            # rounds from before claims existed
+            # an earlier round had this number or a higher one, although its claim is missing here
             self._claim.take(least)
         if rollback is not None:
             start = rollback_start(start, rollback, settings)
@@ -195,7 +196,7 @@ class JobCheckpoints:
             )
 
     def ensure_writer_runs(self) -> None:
-        """Keep a writer running on this host while a snapshot is not stored, even if the last writer was killed."""
+        """Restart this host's writer if it was killed while a snapshot is not stored. Called regularly."""
         if self._snapshots is None or self._writer is None:
             return
         self._snapshots.ensure_writer_runs()
@@ -269,7 +270,7 @@ class JobCheckpoints:
         return self._attachment
 
     def _from_storage(self, start: StartingPoint, rollback: Rollback | None) -> Restored | None:
-        """Try the candidates until one loads. With a rollback, begin a branch there."""
+        """Try the candidates until one loads. After a rollback or a damaged candidate, begin a branch there."""
         notes = [*start.warnings, *start.notes]
         problems: dict[int, str] = {}
         for number, candidate in start.in_turn():
@@ -317,7 +318,7 @@ class JobCheckpoints:
         order = first_order(start, begun, self._data, self._config, rollback, progress)
         if order.problem:
             raise CheckpointError(
-                f"{self._checkpoints}: its sample order is another one: {order.problem}; restore the data and "
+                f"{self._checkpoints}: its sample order differs: {order.problem}; restore the data and "
                 "data.seed, or begin another run (job.run_directory)"
             )
         self._data = order.stream
@@ -381,7 +382,7 @@ class JobCheckpoints:
         return Restored(found, origin.location, 0, start.warnings)
 
     def _publish(self, slots: Sequence[ArenaSlot]) -> None:
-        """Publish everything that the hosts' writers need, once. Later snapshots need no planning."""
+        """Publish the plans for the hosts' writers. They are the same for all snapshots of the round."""
         assert self._attachment is not None
         arena, mesh, rank = self._attachment.arena, self._mesh, self._mesh.rank
         num_bytes = publish_rank_plan(
@@ -408,7 +409,7 @@ class JobCheckpoints:
         settings = self._config.checkpoint
         will_save = bool(settings.interval) or settings.is_by_time or settings.save_at_end
         if self._local_rank == 0 and (will_save or self._snapshots.pending() is not None):
-            # start it before there is work: it also removes the arena when all workers were killed
+            # start the writer before there is work: it also removes the arena if all workers are killed
             self._writer.call()
 
     def _copy_to_peers(self, *, has_old: bool) -> None:

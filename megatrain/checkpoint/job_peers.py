@@ -1,4 +1,4 @@
-"""A job's copies at peers, in the order of a start: choose keepers, make space, fetch, then send.
+"""A job's copies at peers. The methods are in the order of a start: choose keepers, free memory, fetch, then send.
 
 When checkpoint.has_peer_copies is false there are no copies; only the check of the memory remains.
 """
@@ -95,7 +95,7 @@ class JobPeers:
             self._mesh.cpu_groups,
             network_interface=self._config.runtime.network_interface,
             store_address=self._store_address,
-            # all ranks wait for the slowest one in an agreement, which times out after the whole checkpoint_timeout_s
+            # all ranks wait for the slowest one in an agreement, which times out after the full checkpoint_timeout_s
             limits=self._limits(self._config.runtime.checkpoint_timeout_s / 2),
         )
 
@@ -165,7 +165,7 @@ class JobPeers:
         return attachment.plans[self._keepers.index(self._mesh.rank)]
 
     def _remove_copies(self, attachment: Attachment, needed: Sequence[int]) -> int:
-        """Remove this host's copies that it neither keeps nor needs; return the bytes of those needed for now."""
+        """Remove copies that this host does not keep, except those of `needed` ranks; return the bytes of these."""
         ranks = attachment.ranks_of_host(self._mesh.rank)
         kept = {self._keepers.index(rank) for rank in ranks} if self.are_wanted else set()
         now, later = copies_without_use(attachment.arena.slots(), kept, needed)
@@ -177,7 +177,7 @@ class JobPeers:
 
 
 def storage_instead(start: StartingPoint, step: int, problem: str) -> StartingPoint:
-    """Return where to resume when the snapshots of `step` in memory could not be completed from peers.
+    """Return the starting point in storage, with a warning that `step` in memory could not be completed from peers.
 
     Raises: CheckpointError when storage has nothing: starting from step 0 would discard the snapshots in memory.
     """

@@ -31,7 +31,7 @@ from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard
 
 FP8_HISTORY = "fp8_history"
-"""The kind of state that delayed scaling keeps. A checkpoint from before it was switched on lacks this state."""
+"""The history of FP8 delayed scaling. A checkpoint that was written without delayed scaling lacks this state."""
 _READ_AHEAD = 2
 """How many items are read ahead while the current one is sent to other ranks and copied."""
 
@@ -52,8 +52,8 @@ def load_state(
 ) -> LoadReport:
     """Fill `shards`, (kind of state, shard) each, from a checkpoint. Moments and histories that it lacks become zero.
 
-    It lacks the moments that the update rule of the job that wrote it does not keep. An average of the weights that it
-    lacks becomes the weights.
+    A checkpoint has only the moments that its job's update rule keeps. If it lacks the average of the weights, the
+    average is set to the weights.
 
     Communication: a broadcast of the index to all ranks; within each data-parallel group, a broadcast or sends of each
     item that several of its ranks need; agreements of all ranks.
@@ -123,12 +123,12 @@ class _Loader:
         for number in order:
             members, reader = needed_by[number], readers[number]
             content = next(contents) if reader == dp.rank else None
-            content = self._hand_on(number, content, members, reader)
+            content = self._distribute(number, content, members, reader)
             if content is not None and number in own and self.problem is None:
                 self._fill(own[number], content)
 
     def _contents(self, numbers: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the bytes of the items that this rank reads. After an error it yields zeros: other ranks still wait."""
+        """Yield the bytes of the items that this rank reads. After an error, yield zeros, because other ranks wait."""
         with ThreadPoolExecutor(1) as pool:
             ahead: list[Future[Tensor]] = []
             remaining = iter(numbers)
@@ -146,10 +146,10 @@ class _Loader:
             self.problem = self.problem or str(error)
             return torch.zeros(item.length, dtype=torch.uint8)
 
-    def _hand_on(self, number: int, content: Tensor | None, members: Sequence[int], reader: int) -> Tensor | None:
-        """Send an item's bytes to all members that need it. Returns them, or None on a rank that does not get them.
+    def _distribute(self, number: int, content: Tensor | None, members: Sequence[int], reader: int) -> Tensor | None:
+        """Send an item's bytes to all members that need it. Returns the bytes; None on a rank that does not get them.
 
-        When more than half of the group need the item, the group broadcasts it, and every rank gets the bytes.
+        If more than half of the group need the item, it is broadcast, and every rank gets the bytes.
         """
         dp = self.cpu_groups.dp
         if len(members) == 1:

@@ -24,7 +24,7 @@ NO_READER = -1
 
 @dataclass(frozen=True, slots=True)
 class WantedBox:
-    """A box that a rank wants to fill."""
+    """A box of a tensor that a rank has to fill."""
 
     key: str
     global_shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class CopyRegion:
 
 @dataclass(frozen=True, slots=True)
 class ItemRead:
-    """A needed item. `number` is its index in the catalog, the same on all ranks."""
+    """An item to read. `number` is its index in the catalog, the same on all ranks."""
 
     number: int
     key: str

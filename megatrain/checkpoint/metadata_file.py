@@ -1,7 +1,8 @@
 """The files that describe a checkpoint: the index, and `.metadata`, with which unmodified torch reads the directory.
 
-`.metadata` is a pickle of classes of torch.distributed.checkpoint, some of them private. This file writes them by name:
-importing them costs each rank's start about as much processor time as torch itself. Only torch reads them.
+`.metadata` is a pickle of classes of torch.distributed.checkpoint, some of them private. This file refers to them by
+name, because importing them takes about as much processor time at each rank's start as importing torch itself. Only
+torch reads `.metadata`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def publish_description(arena: Arena, round_number: int, items_by_rank: Mapping[
     """Put the files that describe the checkpoints of a round into the arena of the host of rank 0.
 
     Returns their total size in bytes.
-    Raises: CheckpointError naming a tensor that is incomplete, or of which two ranks hold the same element.
+    Raises: CheckpointError naming a tensor that is incomplete, or of which two ranks write the same element.
     """
     stored = stored_by_ranks(items_by_rank, lambda rank: data_file_name(round_number, rank))
     described = describing_files(stored)

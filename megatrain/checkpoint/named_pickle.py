@@ -1,4 +1,4 @@
-"""Pickles whose classes are only named: a reader imports them, a writer need not.
+"""Writes pickles that refer to classes by name, so that only the reader has to import them.
 
 The opcodes are those of protocol 4, as pickletools documents them.
 """
@@ -19,7 +19,7 @@ _Repeated = TypeVar("_Repeated", str, "Name", "Call")
 _TUPLES = {0: pickle.EMPTY_TUPLE, 1: pickle.TUPLE1, 2: pickle.TUPLE2, 3: pickle.TUPLE3}
 
 
-class Name(NamedTuple):  # hashed for every object that is written: a tuple does it fastest
+class Name(NamedTuple):  # hashed for every object that is written: a tuple has the fastest hash
     """A class or a function, by its module's name and its own."""
 
     module: str
@@ -27,14 +27,14 @@ class Name(NamedTuple):  # hashed for every object that is written: a tuple does
 
 
 class Call(NamedTuple):
-    """The result of function(argument). Equal calls are one object to the reader."""
+    """The result of function(argument). The reader creates one object for equal calls."""
 
     function: Name
     argument: str | int | tuple[int, ...]
 
 
 class New(NamedTuple):
-    """A new object of class `kind` whose state is `state`: its fields, or what its __setstate__ takes."""
+    """A new object of class `kind`. `state`: its fields, or the argument of its __setstate__."""
 
     kind: Name
     state: Value
@@ -48,7 +48,7 @@ class Items:
 
 
 def pickled(value: Value) -> bytes:
-    """Return the pickle of `value`. Texts, names and calls that repeat are stored once."""
+    """Return the pickle of `value`. Equal texts, names and calls are stored once."""
     writer = _Writer()
     writer.write(value)
     return b"".join([pickle.PROTO, bytes([_PROTOCOL]), *writer.parts, pickle.STOP])
@@ -68,7 +68,7 @@ class _Writer:
         self._writers[type(value)](value)
 
     def _once(self, write: Callable[[_Repeated], None]) -> Callable[[_Repeated], None]:
-        """Write a value; where it is repeated, write its place in the reader's memo."""
+        """Return a function that writes a value, and for an equal value later only a reference to the first one."""
 
         def write_once(value: _Repeated) -> None:
             known = self._memo.get(value)

@@ -1,8 +1,9 @@
-"""A whole checkpoint written by one process, for conversions.
+"""Writes a whole checkpoint in one process, for conversions.
 
 The files are those that a job's hosts write: WRITING first, the same images and trailers, manifest and COMMIT last. The
-caller appends data in the order of the image, so memory holds only what it passes at a time. Files of an earlier
-unfinished attempt are replaced; any other file in the directory is an error. An attempt that fails removes its files.
+caller appends data in the order of the image, so memory holds only a few blocks and the appended part. Files of an
+earlier unfinished attempt are replaced; any other file in the directory is an error. An attempt that fails removes its
+files.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ DataOf = Callable[[ImageItem], Tensor]
 
 
 class ImageFile:
-    """The data file of an image, while it is being written. It ends with exactly one of `close` and `abort`."""
+    """The data file of an image, while it is being written. The caller finishes it with `close` or `abort`."""
 
     def __init__(self, location: Location, plan: ImagePlan, threads: BlockThreads) -> None:
         """Raises: SaveError naming the file."""
@@ -103,7 +104,7 @@ class ImageFile:
 
 
 class NewCheckpoint:
-    """A checkpoint that `new_checkpoint` will commit. `manifest` lists its files after that."""
+    """A checkpoint that `new_checkpoint` will commit. `manifest` lists the files after the commit."""
 
     def __init__(
         self, directory: Location, manifest: Manifest, file_name_of: Callable[[int], str], threads: BlockThreads
@@ -190,8 +191,7 @@ def write_checkpoint(
 ) -> Manifest:
     """Write a committed checkpoint of the planned images, one data file after the other. Returns its manifest.
 
-    Memory holds one item at a time. For the rest, see `new_checkpoint`.
-    Raises: CheckpointError.
+    Memory holds one item at a time. Parameters and errors: see `new_checkpoint`.
     """
     with new_checkpoint(directory, manifest, file_name_of, small_files) as checkpoint:
         for number, plan in plans:

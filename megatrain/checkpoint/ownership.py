@@ -1,10 +1,10 @@
-"""Which of several ranks with the same state writes it. Pure; every rank decides alike without communication.
+"""Decides which of several ranks with the same state writes it. A pure function: every rank computes the same result.
 
-State that several ranks hold alike, by their placements, is written once: by one of the tp ranks (norms, biases), of
-the ranks that share a key-value head, of the two ends of a pipeline (a tied embedding), or of a stage (FP8 scales).
-Each shard goes to the holder that has the fewest bytes to write so far. A rank's slot has all of its state, because the
-rank resumes from it after a crash of the workers only. Its data file has the first part of the slot's contents: the
-shards it owns.
+State that several ranks hold, by their placements, is written by only one of them: of the tp ranks (norms, biases), of
+the ranks that share a key-value head, of the first and the last stage (a tied embedding), or of all ranks of a stage
+(FP8 scales). Each shard goes to the holder with the fewest bytes to write so far. A rank's slot has all state of the
+rank, because after a crash of the workers the rank resumes from its slot alone. The first part of the slot's contents,
+the shards that the rank writes, goes into its data file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megatrain.parallel.sharding import FlatShard
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedShard:
-    """One box of one kind of state. All its holders list their shards in the same order."""
+    """One box of one kind of state. All ranks that hold it list their shards in the same order."""
 
     kind: str
     shard: FlatShard

@@ -1,8 +1,8 @@
-"""Copies of snapshots in a peer's memory: a rank sends its newest to its keeper, and keeps those of one other rank.
+"""Copies of snapshots in a peer's memory: a rank sends its newest snapshot to its keeper, and keeps those of one rank.
 
-The copies run in threads of the lowest priority; a step only notifies one of them. A copy that fails (the peer is away,
-or the slot is needed again) is abandoned, and the next snapshot is the next attempt. peers.py chooses the keepers.
-Source: ByteRobust (SOSP'25, arXiv:2509.16293).
+The copies run in threads of the lowest priority; a step only notifies one of them. A copy that fails (the peer cannot
+be reached, or the slot is needed again) is abandoned, and the next snapshot is the next attempt. peers.py chooses the
+keepers. Source: ByteRobust (SOSP'25, arXiv:2509.16293).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HAS_IT = b"has it"
 _SEALED = b"sealed"
 _CLOSE_S = 2.0
 _BUSY_S = 5.0
-"""How long a keeper takes at most to notice an abandoned copy: the owner offers the next snapshot at once."""
+"""How long an offer waits for the copy before it: the owner may have abandoned that one and offers the next at once."""
 
 
 class CopySender:
@@ -54,7 +54,7 @@ class CopySender:
         self.problem = ""
         """Why the last attempt failed, "" when it succeeded."""
         self.bytes_sent = 0
-        """Bytes of the snapshots that arrived whole."""
+        """Bytes of the snapshots that the keeper received completely."""
         self._thread = threading.Thread(target=self._run, name="copy-sender", daemon=True)
         self._thread.start()
 
@@ -65,7 +65,7 @@ class CopySender:
             self._changed.notify()
 
     def close(self) -> None:
-        """Stop sending. A copy that is being sent is cut off; the keeper still has the previous one."""
+        """Stop sending. A copy that is being sent is aborted; the keeper still has the previous one."""
         with self._changed:
             self._is_closing = True
             if self._connection is not None:
@@ -142,13 +142,13 @@ class CopyKeeper:
         """Why the last copy was not completed."""
 
     def serve(self, connection: PeerConnection) -> None:
-        """Receive one copy. A failure leaves the last whole copy as it is; the owner tries again."""
+        """Receive one copy. After a failure, the last complete copy is still there, and the owner tries again."""
         try:
             offer = SnapshotOffer.decode(connection.receive_message(), connection.location)
             if offer.planned != self._kept:
-                connection.send_message(f"{self._kept} is kept here, not {offer.planned}".encode())
+                connection.send_message(f"this rank keeps copies of {self._kept}, not of {offer.planned}".encode())
             elif not self._lock.acquire(timeout=_BUSY_S):
-                connection.send_message(b"another copy of that rank is on its way")
+                connection.send_message(b"another copy of that rank is being received")
             else:
                 try:
                     answer = self._keep(connection, offer)
@@ -196,7 +196,7 @@ class PeerCopies:
     def failure_number(self) -> int:
         """Return this rank's number if the last copy of its snapshot failed, else a number above those of all ranks.
 
-        The smallest number of all ranks is then the lowest rank whose copy failed.
+        So the minimum over all ranks is the lowest rank whose copy failed.
         """
         return self._rank if self._sender.problem else self._rank + len(self._keepers)
 

@@ -33,7 +33,7 @@ from megatrain.contracts.errors import CheckpointError, CommunicationError
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """The holders of a snapshot, the same on all ranks. `missing`: the ranks that lack it. Hosts and plans by rank."""
+    """The holders of a snapshot, the same on all ranks. `missing`: ranks that lack it. `hosts` and `plans`: by rank."""
 
     memory: MemoryPoint
     missing: Sequence[int]
@@ -81,7 +81,7 @@ def _fetch(plan: FetchPlan, rendezvous: PeerRendezvous, slot: Path, rank: int, l
 def fetch_snapshot(connection: PeerConnection, wanted: SnapshotRequest, slot: Path) -> None:
     """Fill a slot with the peer's snapshot, and seal it.
 
-    Raises: CommunicationError, CheckpointError; the slot then holds no whole snapshot.
+    Raises: CommunicationError, CheckpointError; the slot then holds no complete snapshot.
     """
     connection.send_message(wanted.encode())
     offer = SnapshotOffer.decode(connection.receive_message(), connection.location)

@@ -1,7 +1,7 @@
 """Which rank keeps a copy of which snapshot, and which snapshots in memory a job can resume from. Pure functions.
 
-The one idea: a host is evicted together with the group that is suspected with it. So a copy is useful only on a host
-that holds no rank of the owner's own groups along any axis. Source: ByteRobust (SOSP'25, arXiv:2509.16293).
+A suspected host may be evicted together with all hosts of a group of ranks. So a copy is useful only on a host that
+holds no rank of the owner's groups along any axis. Source: ByteRobust (SOSP'25, arXiv:2509.16293).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def choose_keepers(layout: Layout, host_of: Sequence[str]) -> tuple[int, ...]:
 
 
 def _shifts(layout: Layout) -> Iterator[dict[str, int]]:
-    """Yield shifts that leave every group, the farthest first, because near ranks share hosts.
+    """Yield shifts of a rank's coordinates along two or more axes, farthest first, because near ranks share hosts.
 
-    A shift along only one axis stays in the group along that axis. No shift along the innermost axis is tried, because
-    its ranks are close.
+    A shift along only one axis would stay in the group along that axis. Ranks along the innermost axis are close, so no
+    shift along that axis is tried.
     """
     axes = sorted((axis for axis in layout.grid if axis != NEAREST), key=lambda axis: axis_named(axis).cuts_model)
     for shifts in product(*(_far_first(layout.size(axis)) for axis in axes)):
@@ -58,7 +58,7 @@ def _shifted(layout: Layout, rank: int, shifts: Mapping[str, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPoint:
-    """A snapshot that all ranks can restore without storage. `holder_of[rank]`: a rank of a host that has its part."""
+    """A snapshot that all ranks can restore without storage. `holder_of[rank]`: a rank on a host with `rank`'s part."""
 
     snapshot: SealedSnapshot
     holder_of: tuple[int, ...]
@@ -69,8 +69,8 @@ def newest_in_memory(
 ) -> MemoryPoint | None:
     """Return the newest snapshot of which every rank's part is in some host's arena, None without one.
 
-    held: by rank, the sealed snapshots in its host's arena, as owner rank -> snapshots. A rank's own host is preferred
-    as the holder, so that nothing is sent unnecessarily.
+    held: for each rank, the sealed snapshots in its host's arena, as owner rank -> snapshots. A rank's own host is
+    preferred as the holder, so that nothing is sent unnecessarily.
     """
     world_size = len(host_of)
     holders: dict[SealedSnapshot, dict[int, int]] = {}
@@ -89,11 +89,11 @@ def newest_in_memory(
 
 
 def _local(owner: int, holder: int, host_of: Sequence[str]) -> int:
-    """Return the owner itself if its own host has the snapshot, because all ranks of a host share its arena."""
+    """Return the owner if its own host has the snapshot, else the holder. All ranks of a host share its arena."""
     return owner if host_of[owner] == host_of[holder] else holder
 
 
 def serving_rank(holder: int, owner: int, host_of: Sequence[str]) -> int:
-    """Return the rank of the holder's host that sends a snapshot to its owner. The host's ranks share the owners."""
+    """Return the rank of the holder's host that sends a snapshot to its owner. The owners are spread over its ranks."""
     ranks = [rank for rank, host in enumerate(host_of) if host == host_of[holder]]
     return ranks[owner % len(ranks)]

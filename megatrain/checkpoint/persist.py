@@ -7,9 +7,9 @@ The writers of all hosts work on a checkpoint at the same time. The coordinator 
 
 A writer may be killed at any moment. Until COMMIT exists, no reader uses any of the files. A writer that starts after a
 crash begins again, or continues if this host's files are done. File names contain the round, so that rounds that save
-the same step do not collide; COMMIT is created exclusively, so that only one round commits. A writer never removes a
-file that a COMMIT may refer to: not another round's file, not a file after its host reported done, and not a file after
-the write of COMMIT seemed to fail.
+the same step do not collide; COMMIT is created exclusively, so that only one round commits. A writer that fails removes
+only its own files, and none to which a COMMIT may refer: none after its host has reported done (the coordinator: none
+after it has tried to write COMMIT).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _NUM_FILES_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The bytes and time of this host's writes: zero when the checkpoint was complete already."""
+    """The bytes and the time of this host's writes, zero when the checkpoint was complete already; and log messages."""
 
     num_bytes: int
     write_s: float
@@ -82,8 +82,8 @@ class Written:
 class Persistence:
     """Writes one snapshot to storage.
 
-    `reason_to_stop_waiting`: returns why waiting for other hosts is useless, "" while it is not. `branch`: the earlier
-    content of its BRANCH file, None when that is unknown.
+    `reason_to_stop_waiting`: returns why this writer must not wait for other hosts any longer, "" while it may.
+    `branch`: the content of the branch's BRANCH file when the round began, None when that is unknown.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Persistence:
         self._reason_to_stop_waiting = reason_to_stop_waiting
         self._branch = branch
         self._may_remove_own_files = True
-        """Whether no COMMIT can refer to this host's files. After a host is done, only rank 0's host decides that."""
+        """Whether no COMMIT can refer to this host's files. After the host is done, only the coordinator is sure."""
 
     def run(self) -> Written:
         """Write this host's part, and return when the checkpoint is committed, by this writer or by the coordinator.
@@ -146,11 +146,11 @@ class Persistence:
         except MissingFileError:
             if self._branch is None:
                 raise
-            # a person has removed the directory while the job runs
+            # a user has removed the directory while the job runs
             write_branch(self._checkpoints, self._branch)
 
     def _claim_and_check_round(self) -> None:
-        """Claim the round if storage was unavailable when it began.
+        """Claim the round's number if the round could not do so when it began, because storage was unavailable.
 
         Raises: CheckpointError if a newer round supersedes it, or a former checkpoint of this step is being removed.
         """
@@ -165,7 +165,7 @@ class Persistence:
         for start in self._starts():
             if is_superseded(self._snapshot.step, self._snapshot.round, [start]):
                 raise CheckpointError(
-                    f"{self._directory}: round {start.round} went on from step {start.step} of {start.branch}, and"
+                    f"{self._directory}: round {start.round} resumed from step {start.step} of {start.branch}, and"
                     f" round {self._snapshot.round} is older; this process is left over from it and must stop"
                 )
 
@@ -191,7 +191,7 @@ class Persistence:
             (self._directory / name(self._snapshot.round, self._plan.host_index)).remove()
         started = time.perf_counter()
         with ExitStack() as stack, ThreadPoolExecutor(_NUM_FILES_AT_ONCE, "file") as pool:
-            # open all slots first: even if another file takes a slot's name later, these are read to the end
+            # open all slots first: an open slot can be read to the end even if a new file gets its name
             opened = [self._open(slot.path, slot.rank, stack) for slot in self._slots]
             entries = list(pool.map(self._write_file, opened))
         files = {self._file_name(plan.rank): entry for (plan, _), entry in zip(opened, entries, strict=True)}
@@ -285,7 +285,7 @@ class Persistence:
         )
 
     def _check_in_place(self, manifest: Manifest) -> None:
-        """Check once more before COMMIT: another process may have removed files of this attempt."""
+        """Check before COMMIT that all files exist: another process may have removed some."""
         for name in sorted(manifest.files.keys() - {entry.name for entry in self._directory.entries()}):
             raise CheckpointError(
                 f"{self._directory / name}: was removed after it was written; another process works in this directory,"
@@ -355,9 +355,9 @@ class Persistence:
     # Afterwards
 
     def _tidy(self) -> list[str]:
-        """Expose the complete checkpoint to torch, no matter which host committed it, and remove leftover files.
+        """Make the complete checkpoint readable for torch, and remove leftover files. Returns the problems.
 
-        Returns the problems.
+        Only the coordinator does this, also if an earlier writer has committed the checkpoint.
         """
         if not self._plan.is_coordinator:
             return []
@@ -366,7 +366,7 @@ class Persistence:
             expose_metadata(self._directory, manifest)
             kept = {*manifest.files, manifest_location(self._directory).name}
             for entry in self._directory.entries():
-                # without exclusive creation, another round's COMMIT may still replace ours: keep the files it names
+                # without exclusive creation, another round's COMMIT may still replace this one: keep that round's files
                 is_old = is_leftover(entry.name, manifest.round) and (self._plan.is_exclusive or is_mark(entry.name))
                 if is_old and entry.name not in kept:
                     entry.remove()

@@ -1,7 +1,7 @@
 """Decide what a host's writer does next. Pure functions from slots and plans to decisions with their reasons.
 
 A snapshot is due when the slots of all ranks of this host have it and it waits to be written. A snapshot that can never
-become due, or that no process would wait for any more, is given up, because its slots cannot be reused before.
+become due, or for which no process waits any more, is given up, because its slots cannot be reused before that.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def to_give_up(slots: Sequence[SealedSlot], plans: Mapping[int, HostPlan], *, ha
 
 
 def is_superseded(snapshot: SealedSnapshot, plan: HostPlan, slots: Sequence[SealedSlot]) -> bool:
-    """Return whether to stop waiting for the other hosts: a newer round, maybe of others, has a pending snapshot."""
+    """Return whether to stop waiting for other hosts: a newer round, maybe without them, has a pending snapshot."""
     return plan.num_hosts > 1 and any(other.round > snapshot.round for other in _pending(slots))
 
 
@@ -90,9 +90,9 @@ def is_taken_over(snapshot: SealedSnapshot, slots: Sequence[SealedSlot]) -> bool
 def is_abandoned(mark: WritingMark | None, plan: HostPlan, now_unix_s: float) -> bool:
     """Return whether an incomplete checkpoint, older than a complete one of the branch, is abandoned.
 
-    Without WRITING, it is the rest of an interrupted removal. In this round, it is abandoned because the coordinator
-    makes one checkpoint after another. In an older round, a writer on another host may still be working until its wait
-    times out.
+    Without WRITING, it is the rest of an interrupted removal. One of this round is abandoned because the coordinator
+    writes one checkpoint after another. For one of an older round, a writer on another host may still be working until
+    its wait times out.
     """
     if mark is None or mark.round == plan.round:
         return True

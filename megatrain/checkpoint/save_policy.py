@@ -1,7 +1,7 @@
 """When checkpoints by time are due, and the log lines about checkpoints at the start of a run.
 
-One rank checks the clock. The sums of a step carry its decision to all ranks, so all take the checkpoint after the same
-step. The cost of a checkpoint is the time for which training stops; the write to storage runs in the background.
+One rank checks the clock. Its decision reaches all ranks with the sums of a step, so all take the checkpoint after the
+same step. The cost of a checkpoint is the time for which training stops; the write to storage runs in the background.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_SHARE = 0.02
 
 
 class SaveInterval:
-    """Decides, on the rank that checks the clock, when the next checkpoint is due. The first interval begins now."""
+    """Decides on one rank when the next checkpoint is due. The first interval begins when this object is created."""
 
     def __init__(self, settings: CheckpointConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
@@ -30,11 +30,11 @@ class SaveInterval:
 
     @property
     def length_s(self) -> float:
-        """The training time between two checkpoints, from the cost of the last one."""
+        """The training time until the next checkpoint: longer than the configured one if the last one cost much."""
         return max(self._settings.interval_s, self._stall_s / MOST_SHARE)
 
     def is_over(self, *, is_storing: bool) -> bool:
-        """Return whether the next checkpoint is due. `is_storing`: storage does not have the last one yet."""
+        """Return whether the next checkpoint is due. `is_storing`: whether the last one is still being stored."""
         return self._settings.is_by_time and not is_storing and self._clock() - self._since >= self.length_s
 
     def saved(self, stall_s: float) -> None:
@@ -43,7 +43,7 @@ class SaveInterval:
 
 
 def policy_notes(settings: CheckpointConfig, location: str, num_bytes: int, free_bytes: int | None) -> list[str]:
-    """Return the log lines about checkpoints at the start of a run, with warnings when its results are at risk.
+    """Return the log lines about checkpoints at the start of a run, with warnings when progress may be lost.
 
     num_bytes: of one checkpoint. free_bytes: on the disk of `location`; None when unknown, as for a URL.
     """

@@ -1,8 +1,8 @@
 """The messages about a sealed snapshot between two ranks, and the transfer of its bytes.
 
-An offer has everything in the slot's header and words, so that the copy can replace the original. Sizes are compared
-with the plan before anything is written. The bytes are sent block by block, and count only when the tag after them
-matches.
+An offer has all fields of the slot's header that describe the snapshot, so that the copy can replace the original.
+Sizes are compared with the plan before anything is written. The bytes are sent block by block, and are valid only if
+the tag after them matches.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SnapshotOffer:
 
     @classmethod
     def of_slot(cls, slot: SlotReader) -> Self | None:
-        """Return the offer of a slot's snapshot, None when the slot holds no whole one."""
+        """Return the offer of a slot's snapshot, None when the slot holds no complete one."""
         header, words = slot.header, slot.words()
         if words.sealed is None:
             return None

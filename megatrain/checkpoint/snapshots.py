@@ -1,13 +1,13 @@
-"""Take a snapshot: copy this rank's state into the host's memory. All ranks then agree that the snapshot is whole.
+"""Take a snapshot: copy this rank's state into the host's memory. All ranks then agree that the snapshot is complete.
 
-The step pays for the copy and one small agreement: that every rank has copied. The agreement also covers whether every
-rank's next slot is free; if one was not, the next snapshot begins with an agreement of its own. A snapshot waits for
+A step waits for the copy and for one small agreement that every rank has copied. The agreement also covers whether
+every rank's next slot is free; if one was not, the next snapshot begins with another agreement. A snapshot waits for
 storage only while every slot holds a snapshot that the writer has not finished; the number and length of these waits
 are recorded. Source: MegaScale sec. 4.4.
 
-In these agreements the ranks also share which snapshots a host has failed to store. The writers' own marks need
-storage: on a full disk they cannot be written, and the other hosts would hold their slots for a checkpoint that cannot
-come.
+In these agreements the ranks also share which snapshots a host has failed to store. The writers' own marks are files in
+storage: on a full disk they cannot be written, and the other hosts would keep their slots occupied for a checkpoint
+that cannot be completed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Snapshots:
         """wake_or_start_writer: wakes the host's writer process for new work, and starts one if none runs.
 
         failure_number: returns this rank's number if the last copy of its snapshot at a peer failed, else a number
-        above those of all ranks. With each snapshot all ranks learn the smallest: the lowest rank whose copy failed.
+        above those of all ranks. Each snapshot shares the minimum with all ranks: the lowest rank whose copy failed.
         show_liveness: signals, while this rank waits for storage, that it does not hang.
         """
         self._call_writer = wake_or_start_writer
@@ -100,7 +100,7 @@ class Snapshots:
             waited_s = time.perf_counter() - started
         slot.begin(label, self._number)
         slot.copy_out()
-        # a rank takes part in this agreement only after its copy is whole; a usable slot remains so until its use
+        # a rank takes part in this agreement only after its copy is complete; a usable slot stays usable until its use
         is_next_usable = following is not slot and _is_usable(following)
         failure_number, next_usable, *kept = self._cpu_groups.minimum(
             [self._failure_number(), int(is_next_usable), *self._kept()]
@@ -118,7 +118,7 @@ class Snapshots:
         return times
 
     def newest(self) -> ArenaSlot | None:
-        """Return the slot with the newest whole snapshot, None without one."""
+        """Return the slot with the newest complete snapshot, None without one."""
         sealed = [slot for slot in self._slots if slot.words().sealed is not None]
         return max(sealed, key=lambda slot: slot.words().snapshot, default=None)
 
@@ -172,7 +172,7 @@ class Snapshots:
             if not all_in_time:
                 return None
             began = time.perf_counter() if began is None else began
-            # also where this rank's slots are free: all ranks have just answered, so none of them hangs
+            # also if this rank's slots are free: all ranks have just taken part, so none of them hangs
             self._show_liveness()
             until = min(time.monotonic() + _SHARE_AGAIN_S, deadline)
             while not is_met() and time.monotonic() < until:
@@ -221,7 +221,8 @@ def _is_usable(slot: ArenaSlot) -> bool:
 def _is_unstored_on_other_ranks(slot: ArenaSlot) -> bool:
     """Return whether the snapshot in `slot` is still to be stored from another rank's slot on this host.
 
-    A writer may have been killed between two ranks' slots. The next one continues there, if the whole snapshot is left.
+    A writer may have been killed between two ranks' slots. The next writer continues if all ranks' slots still have the
+    snapshot.
     """
     mine = slot.words().sealed
     if mine is None:

@@ -1,11 +1,11 @@
-"""What a job may start from: rank 0 reads it from storage and broadcasts it to all ranks.
+"""Finds the checkpoints that a job may start from. Rank 0 reads storage and broadcasts the result to all ranks.
 
-This run's checkpoints come first, the newest of its branch first (checkpoint_format/lineage.py). Another run's
-checkpoint, named by checkpoint.load, counts only while this run has none.
+The checkpoints of this run come first, the newest of its branch first (checkpoint_format/lineage.py). Another run's
+checkpoint, named by checkpoint.load, is used only while this run has none.
 
-A rollback to a step before training went wrong leaves fewer checkpoints to start from, and samples to skip. It happens
-once: the branch that it opens records its id, and a job that finds that id in the lineage resumes there. start_order.py
-has the sample order from there on.
+A rollback goes back to a step before training went wrong: only older checkpoints remain to start from, and samples are
+skipped. A rollback is done once: the branch that it opens records the rollback's id, and a job that finds this id in
+the lineage resumes on that branch. start_order.py computes the sample order from there on.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from megatrain.contracts.sample_ranges import SampleRanges
 
 @dataclass(frozen=True, slots=True)
 class StorageCandidate:
-    """A committed checkpoint. `is_own`: of this run. `damage`: known damage; a damaged candidate is tried last."""
+    """A checkpoint to start from. `is_own`: of this run. `damage`: known damage; a damaged candidate is tried last."""
 
     branch: str
     step: int
@@ -56,7 +56,7 @@ class StorageCandidate:
 
 @dataclass(frozen=True, slots=True)
 class StartingPoint:
-    """The branch to resume, and the candidates to resume from, best first. `last_round` wrote the newest of them."""
+    """The branch to resume, and the candidates to resume from, best first. `last_round` wrote the newest candidate."""
 
     branch: str
     branch_created_unix_s: float
@@ -70,9 +70,8 @@ class StartingPoint:
     skipped: SampleRanges = ()
     """Samples that the branch leaves out."""
     stream: SampleStream | None = None
-    """The sample order of the newest checkpoint that can be read, which had consumed `consumed_samples`.
-
-    Behind it are the stages that a later branch recorded. Without a checkpoint it is the order of such a branch.
+    """The sample order of the newest readable checkpoint, at cursor `consumed_samples`, with the stages that newer
+    branches recorded after it. Without a checkpoint, the order that the newest branch recorded; None without one.
     """
     consumed_samples: int = 0
 
@@ -98,7 +97,7 @@ class StartingPoint:
 
 
 def read_storage(checkpoints: Location, settings: CheckpointConfig, rank: int, cpu_groups: CpuGroups) -> StartingPoint:
-    """Return the content of storage, the same on every rank. Opens the first branch of a new run.
+    """Return the starting point that storage offers, the same on every rank. Opens the first branch of a new run.
 
     Communication: one broadcast.
     Raises: CheckpointError on every rank.
@@ -128,11 +127,11 @@ def shared_manifest(candidate: StorageCandidate, job: str, rank: int, cpu_groups
     Raises: CheckpointError on every rank.
     """
     location = open_location(candidate.location)
-    text: str = result_of_rank_0(cpu_groups, rank, lambda: _whole_manifest(location, candidate, job).to_json())
+    text: str = result_of_rank_0(cpu_groups, rank, lambda: _checked_manifest(location, candidate, job).to_json())
     return Manifest.from_json(text, candidate.location)
 
 
-def _whole_manifest(location: Location, candidate: StorageCandidate, job: str) -> Manifest:
+def _checked_manifest(location: Location, candidate: StorageCandidate, job: str) -> Manifest:
     # a checkpoint copied here from another run may be named by checkpoint.load, but this run must not resume from it
     expected = {"job": job, "branch": candidate.branch} if candidate.is_own else {}
     manifest = read_manifest(location, **expected)
@@ -152,8 +151,8 @@ def _starting_point(checkpoints: Location, settings: CheckpointConfig) -> Starti
         )
     notes = [f"{location} was never finished and is not read" for location in unfinished(checkpoints)]
     branch = ensure_branch(checkpoints, "start of the run")
-    # these were complete once, and a writer reported them as stored; they are tried first, so that the log has the
-    # reason why each one is skipped
+    # checkpoints that were complete once and lost their COMMIT or manifest; they are tried first, so that the log has
+    # the reason why each one is skipped
     lost = overlooked(checkpoints, own[0]) if own else []
     damage = known_damage(checkpoints, own)
     found = [
@@ -199,7 +198,7 @@ def _newest_manifest(own: Sequence[Candidate]) -> tuple[Candidate, Manifest] | N
 
 
 def _stream_of(candidate: Candidate, manifest: Manifest, branches: Sequence[Branch]) -> SampleStream:
-    """Return the order of a checkpoint of one of these branches, newest first, with the stages of those after its."""
+    """Return a checkpoint's sample order with the stages that newer branches recorded. `branches`: newest first."""
     names = [member.name for member in branches]
     later = recorded_order(branches[: names.index(candidate.branch)])
     return with_later_stages(manifest.data, later, manifest.consumed_samples)
@@ -222,11 +221,11 @@ def pending_rollback(rollback: Rollback | None, start: StartingPoint) -> Rollbac
 
 
 def rollback_start(start: StartingPoint, rollback: Rollback, settings: CheckpointConfig) -> StartingPoint:
-    """Return `start` with only the checkpoints before the rollback. Without any, the job draws initial weights again.
+    """Return `start` with only the checkpoints up to the rollback's step. Without any, the job starts from scratch.
 
-    Initial weights are right only when no older checkpoint ever existed because the first one was due later. Otherwise
-    the checkpoint that the job needs was removed or lost.
-    Raises: CheckpointError when there are checkpoints, all are newer, and an older one should exist.
+    That is correct only if the first checkpoint was due after that step. Otherwise the checkpoint that the job needs
+    was removed or lost.
+    Raises: CheckpointError when all checkpoints are newer than that step, and an older one should exist.
     """
     found = tuple(one for one in start.candidates if not one.is_own or one.step <= rollback.to_step)
     if start.candidates and not found and (settings.interval <= rollback.to_step or settings.load):

@@ -1,7 +1,7 @@
-"""The sample order with which a job starts: what its run did before, without the samples to skip. Pure functions.
+"""The sample order with which a job starts: that of its run so far, without the samples to skip. Pure functions.
 
-The numbers of skipped samples have a meaning only in the stages of the mixture that read them. So a branch records its
-order when it begins (checkpoint_format/branches.py), and a job that starts before the branch has a checkpoint uses it.
+The number of a skipped sample refers to the order in which the sample was read. So a branch records its order when it
+begins (checkpoint_format/branches.py), and a job that starts before the branch has a checkpoint uses that record.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def known_order(
 ) -> SampleStream:
     """Return the sample order that a checkpoint of this run recorded, with the stages and skips that came after it.
 
-    now: the order that the configuration describes. A mixture that began after the newest checkpoint began at its
-    cursor, or behind the samples that the run skipped there.
+    now: the order that the configuration describes. If its mixture is new, it begins at the cursor of the newest
+    checkpoint, or after the samples that the run skips there.
     """
     if start.stream is not None and progress.consumed_samples <= start.consumed_samples:
         later = skipping(start, start.stream, config, None, progress)
@@ -65,9 +65,9 @@ def first_order(
     rollback: Rollback | None,
     progress: TrainingProgress,
 ) -> ContinuedStream:
-    """Return the order of a job that resumes from no checkpoint of its run, and why it has none.
+    """Return the order of a job that does not resume from a checkpoint of its own run; `problem` if there is none.
 
-    begun: the order of a run that nothing is known of. now: the order that the configuration describes.
+    begun: the order to use if the run has recorded none. now: the order that the configuration describes.
     """
     if start.stream is None:
         return ContinuedStream(skipping(start, begun, config, rollback, progress))

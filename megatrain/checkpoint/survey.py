@@ -1,6 +1,6 @@
 """All checkpoints of a run with their states, and the one to resume from. Reads no tensors and loads no torch.
 
-It reads only what is cheap: the manifests, and the recorded results of `megatrain ckpt verify`.
+Only small files are read, such as the manifests and the recorded results of `megatrain ckpt verify`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megatrain.contracts.errors import CheckpointError
 
 
 class CheckpointState(StrEnum):
-    """The state of a checkpoint directory. COMMITTED and PINNED ones count; the others are never loaded."""
+    """The state of a checkpoint directory. A job loads COMMITTED and PINNED ones; a DAMAGED one as a last resort."""
 
     COMMITTED = "committed"
     PINNED = "pinned"
@@ -34,7 +34,7 @@ class CheckpointState(StrEnum):
     DAMAGED = "damaged"
     """COMMIT names a manifest that cannot be used, or a verification found damaged files."""
     BEING_REMOVED = "being removed"
-    """A process removes it, or ended while it did."""
+    """A process is removing it, or exited before the removal was complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class FoundCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Everything below a directory of checkpoints: branches by name, the checkpoints of each branch by step."""
+    """The branches and checkpoints of a run: branches by name, the checkpoints of each branch by step."""
 
     current: str | None
     branches: tuple[Branch, ...]

@@ -19,7 +19,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class ValueDifference:
-    """Elements whose bits differ, and their largest difference; None: a differing element is not finite."""
+    """The number of elements whose bits differ, and their largest difference; None if a difference is not finite."""
 
     num_elements: int
     max_abs_difference: float | None

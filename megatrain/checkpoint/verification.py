@@ -1,4 +1,4 @@
-"""Verify a whole checkpoint: every file by its digest, and the index against the items."""
+"""Verify a whole checkpoint: compare every file with its digest, and the index with the items."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _NUM_THREADS = 4
 def verify_checkpoint(directory: Location, *, job: str | None = None, branch: str | None = None) -> list[str]:
     """Read a whole checkpoint and return its problems, each naming file and byte. An intact checkpoint has none.
 
-    `job` and `branch`, when given, must be the checkpoint's own. An unreadable file is a problem too. Memory: a few
-    blocks of 8 MiB, and the trailers.
+    `job` and `branch`, when given, must equal the manifest's. A file that cannot be read is a problem too. Memory: a
+    few blocks of 8 MiB, and the trailers.
     """
     try:
         manifest = read_manifest(directory, job=job, branch=branch)
@@ -39,7 +39,7 @@ def verify_checkpoint(directory: Location, *, job: str | None = None, branch: st
                 pool.map(lambda name: verify_file(directory / name, manifest.files[name], given_up.is_set), names)
             )
         except BaseException:
-            given_up.set()  # an interrupt must not wait until files of many gigabytes are read
+            given_up.set()  # after an interrupt, do not wait until files of many gigabytes are read
             raise
     problems += [problem for of_file in found for problem in of_file]
     damaged = {name for name, of_file in zip(names, found, strict=True) if of_file}

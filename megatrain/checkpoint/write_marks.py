@@ -5,7 +5,7 @@
     host-r000002-00001.failed    a host has given up, so that no writer waits for it
 
 Writers have no other connection: they share only the storage. File names contain the round, so that a superseded
-process of an older round cannot overwrite files that count. The content has the number of the snapshot.
+process of an older round cannot overwrite files of a newer one. The files contain the number of the snapshot.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def failed_name(round_number: int, host_index: int) -> str:
 
 
 def is_leftover(name: str, round_number: int) -> bool:
-    """Return whether a file that the manifest does not list is useless after `round_number` has committed.
+    """Return whether a file that the manifest does not list is no longer used after `round_number` has committed.
 
-    These are WRITING, the round's marks and other manifests, and all files of older rounds.
+    Such files are WRITING, the round's marks and other manifests, and all files of older rounds.
     """
     match = _OF_ROUND.fullmatch(name)
     if match is None:
@@ -53,7 +53,7 @@ def is_leftover(name: str, round_number: int) -> bool:
 
 
 def is_mark(name: str) -> bool:
-    """Return whether a file is a mark of an attempt, without any content of the checkpoint."""
+    """Return whether a file is a mark: WRITING, or a host's .done or .failed file."""
     match = _OF_ROUND.fullmatch(name)
     return name == WRITING_NAME or (match is not None and match[1] is not None)
 

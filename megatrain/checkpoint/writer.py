@@ -4,8 +4,8 @@
 
 It is a process and not a thread, so that it survives its workers. It loads no torch, so that it is small and starts
 fast. It handles one snapshot at a time, the oldest first, at the lowest priority. It reports failures in status.json
-and on stderr; the job's next snapshot is the next attempt. When no process has used the arena for keep_arena_s, it
-removes the arena and ends. On SIGTERM it finishes the current write and ends; the arena stays.
+and on stderr; the job's next snapshot is the next attempt. When no worker has used the arena for keep_arena_s, it
+removes the arena and exits. On SIGTERM it completes the current write and exits; the arena stays.
 Source: MegaScale sec. 4.4.
 """
 
@@ -49,7 +49,7 @@ from megatrain.programs.background import LOWEST_PRIORITY, lower_process_priorit
 from megatrain.programs.own_output import keep_own_log
 
 _POLL_S = 1.0
-"""Poll interval. Workers wake the writer; polling detects events without a signal, such as the end of the workers."""
+"""Poll interval. Workers wake the writer; polling detects events without a wake-up, such as the exit of the workers."""
 
 
 class CheckpointWriter:
@@ -70,10 +70,10 @@ class CheckpointWriter:
         self._plans: dict[int, HostPlan] = {}
         self._plan_problem = ""
         self._branches: dict[tuple[str, str], Branch] = {}
-        """The BRANCH contents of the plans' branches, by location and name: a person may remove the files."""
+        """The BRANCH contents of the plans' branches, by location and name: a user may remove the files."""
         self._housekeeping = Housekeeping()
         self._with_outcome: frozenset[SealedSnapshot] = frozenset()
-        """Snapshots in the slots that are stored or given up: not tried again even if marking a slot fails."""
+        """Snapshots in the slots that were stored or given up: not tried again even if a slot could not be marked."""
         self._idle_since: float | None = None
         self._is_stopping = False
         self._status = WriterStatus(
@@ -83,7 +83,7 @@ class CheckpointWriter:
         self._take_over()
 
     def _take_over(self) -> None:
-        """Take over the previous writer's counts: failures since the last stored checkpoint still stand."""
+        """Continue the previous writer's counts: its failures since the last stored checkpoint still count."""
         with suppress(CheckpointError):  # there was no previous writer
             before = WriterStatus.read(self._arena.writer_status)
             self._status = replace(
@@ -96,7 +96,7 @@ class CheckpointWriter:
             )
 
     def stop(self) -> None:
-        """Request the end after the current write; for a signal handler."""
+        """Make `run` return after the current write. A signal handler calls this."""
         self._is_stopping = True
         wake_writer(self._arena)
 
@@ -117,7 +117,7 @@ class CheckpointWriter:
         """Store one snapshot if one is due, and return whether one was."""
         self._read_plan()
         slots = self._open_slots()
-        # after reading the slots: a worker that was still sealing one of them then still counts
+        # read the slots first: a worker that seals a slot after that is still found here
         has_workers = is_held(self._arena.workers_lock)
         for given_up in to_give_up(slots, self._plans, has_workers=has_workers):
             self._fail(given_up)
@@ -131,7 +131,7 @@ class CheckpointWriter:
         try:
             slots = sealed_slots(self._arena)
         except MissingFileError:
-            # a person removed the arena meanwhile, which ends the loop at its next turn
+            # a user removed the arena meanwhile, which ends the loop at its next turn
             return []
         self._with_outcome &= {slot.snapshot for slot in slots}
         return [slot for slot in slots if slot.snapshot not in self._with_outcome]
@@ -171,7 +171,7 @@ class CheckpointWriter:
         except CheckpointError as error:
             self._fail(GivenUp(due.snapshot, due.slots, str(error)))
             return
-        except Exception as error:  # noqa: BLE001 -- our bug in one write must not end the others
+        except Exception as error:  # noqa: BLE001 -- a bug in one write must not prevent the others
             _say(traceback.format_exc())
             self._fail(GivenUp(due.snapshot, due.slots, f"{type(error).__name__}: {error}"))
             return
@@ -212,7 +212,7 @@ class CheckpointWriter:
     def _fail(self, given_up: GivenUp) -> None:
         """Record that a snapshot will not be stored. It stays in its slots for a warm restore.
 
-        It is not a failure when a newer round has adopted the snapshot, so that it is pending there.
+        If a newer round has adopted the snapshot, and stores it, this does not count as a failure.
         """
         if is_taken_over(given_up.snapshot, sealed_slots(self._arena)):
             _say(f"step {given_up.snapshot.step}: left to a newer round: {given_up.reason}")
@@ -249,7 +249,7 @@ class CheckpointWriter:
             _say(str(error))
 
     def _is_over(self) -> bool:
-        """Return whether to end. Removes the arena if it is no longer needed."""
+        """Return whether the writer must exit. Removes the arena if it is no longer needed."""
         if self._is_stopping or not self._is_in_place():
             return True
         if is_held(self._arena.workers_lock):
@@ -267,7 +267,7 @@ class CheckpointWriter:
         return remove_arena(self._arena.root, self._lock)
 
     def _is_in_place(self) -> bool:
-        """Return whether the arena is still the one whose lock we hold: a person may have removed it."""
+        """Return whether the arena is still the one whose lock this process holds: a user may have removed it."""
         try:
             return os.path.samestat(os.stat(self._arena.root), self._identity)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The plans by which a host's writer stores the snapshots of a round: of each rank and of the host."""
+"""The plans by which a host's writer stores the snapshots of a round: one for each rank, one for the host."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def host_plan(
         keep_last=config.checkpoint.num_kept,
         keep_every=config.checkpoint.keep_every,
         keep_arena_s=keep_arena_s,
-        # less than the ranks wait for a free slot: then one host's storage costs a checkpoint, and not the round
+        # shorter than the ranks' wait for a free slot: if one host cannot store, a checkpoint fails, and not the round
         commit_timeout_s=config.runtime.checkpoint_timeout_s / 2,
         manifest=ManifestTemplate(
             config=config.to_dict(),

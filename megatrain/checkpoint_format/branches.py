@@ -28,7 +28,7 @@ class Branch:
     """A line of checkpoints. It begins at `parent_step` of `parent`; a run's first branch has neither ("" and None).
 
     A branch at step 0 of its parent may begin with initial weights. `rollback`: the incident that made the job go back.
-    `data`: the sample order at the branch's begin, if it leaves out samples; their numbers have a meaning only in it.
+    `data`: the sample order at the branch's begin, if it leaves out samples. The samples' numbers refer to this order.
     """
 
     name: str
@@ -111,7 +111,7 @@ def ancestry(checkpoints: Location, branch: str) -> list[Branch]:
 
 
 def write_branch(checkpoints: Location, branch: Branch) -> bool:
-    """Write a branch's BRANCH. Returns False when another process took the name, except for the first branch.
+    """Write a branch's BRANCH file. Returns False when another process took the name; True for the first branch.
 
     Raises: CheckpointError.
     """

@@ -75,7 +75,7 @@ def write_manifest(directory: Location, manifest: Manifest, *, is_superseded: bo
 
 
 def read_manifest(directory: Location, *, job: str | None = None, branch: str | None = None) -> Manifest:
-    """Return the manifest of a checkpoint directory. `job` and `branch`, when given, must be the checkpoint's own.
+    """Return the manifest of a checkpoint directory. `job` and `branch`, when given, must equal the manifest's.
 
     Raises: MissingFileError; CheckpointError when it is damaged, has another step than the directory's name, or is of
     another job or branch.
@@ -113,7 +113,7 @@ def wrong_files(directory: Location, manifest: Manifest) -> list[str]:
 
 
 def expose_metadata(directory: Location, manifest: Manifest) -> None:
-    """Copy the metadata of a committed checkpoint to where torch's readers look. Ours use the file in the manifest.
+    """Copy the metadata of a committed checkpoint to `.metadata`, where torch's readers look for it.
 
     Raises: CheckpointError.
     """
@@ -125,9 +125,9 @@ def expose_metadata(directory: Location, manifest: Manifest) -> None:
 
 
 def is_unfinished(directory: Location) -> bool:
-    """Return whether this checkpoint was begun but never complete, so that removing it loses no saved state.
+    """Return whether this checkpoint was begun but never complete. Then its removal loses no saved state.
 
-    A checkpoint that was complete has no WRITING any more. An empty directory counts as just begun.
+    A checkpoint that was once complete has no WRITING. An empty directory counts as just begun.
     """
     if step_of(directory.name) is None or (directory / COMMIT_NAME).exists():
         return False
@@ -140,9 +140,9 @@ def is_unfinished(directory: Location) -> bool:
 def lacks_only_commit(directory: Location, branch: str) -> bool:
     """Return whether a checkpoint of `branch` lacks nothing except COMMIT, and has no mark of a write in progress.
 
-    It was complete once, and a person who lost COMMIT may want it back. So retention keeps it as long as a whole one. A
-    checkpoint whose removal was interrupted just after COMMIT looks the same; retention removes it for the same reason
-    as before.
+    Such a checkpoint was complete once, and its COMMIT can be restored. So retention keeps it as long as a committed
+    one. A checkpoint whose removal was interrupted just after COMMIT looks the same, but its step is still one that
+    retention removes.
     Raises: CheckpointError when something cannot be looked up.
     """
     if (directory / COMMIT_NAME).exists() or is_unfinished(directory):
@@ -162,11 +162,11 @@ def remove_checkpoint(directory: Location) -> None:
     if is_pinned(directory):
         raise CheckpointError(f"{directory} is pinned and is kept; unpin it first")
     if _is_link(directory):
-        # the link's target is not ours: remove only the link
+        # the link may lead out of the checkpoints: remove only the link
         directory.remove()
         return
     if (directory / COMMIT_NAME).exists():
-        # partly removed, it must not look like one that was never complete
+        # a partly removed checkpoint must not look like one that was never complete
         (directory / WRITING_NAME).remove()
         for entry in directory.entries():
             if LATER_COMMIT_NAME.fullmatch(entry.name):
@@ -174,14 +174,14 @@ def remove_checkpoint(directory: Location) -> None:
         (directory / COMMIT_NAME).remove()
     else:
         for entry in directory.entries():
-            # partly removed, it must still look like one that was never complete, if it does now
+            # keep WRITING until the end: a partly removed directory must still count as never complete
             if entry.name != WRITING_NAME:
                 entry.remove()
     directory.remove()
 
 
 def is_pinned(directory: Location) -> bool:
-    """Return whether a checkpoint is kept forever. A damaged PINNED pins too."""
+    """Return whether a checkpoint is kept forever. A damaged PINNED also counts."""
     return (directory / PINNED_NAME).exists()
 
 
@@ -195,7 +195,7 @@ def pin(directory: Location, reason: str) -> None:
         raise CheckpointError(f"{directory} is not a complete checkpoint (no matching COMMIT), so it cannot be pinned")
     (directory / PINNED_NAME).write((json.dumps(pinned, sort_keys=True) + "\n").encode())
     if not is_committed(directory):
-        # a job's retention removed the checkpoint meanwhile; PINNED would be all that is left of it
+        # a job's retention removed the checkpoint meanwhile: do not leave PINNED alone in the directory
         (directory / PINNED_NAME).remove()
         if not directory.entries():
             directory.remove()
@@ -222,5 +222,5 @@ def unpin(directory: Location) -> None:
 
 
 def _is_link(directory: Location) -> bool:
-    """Return whether this is a link: it may lead to any file that this user may write."""
+    """Return whether the directory is a link, which may lead to any file that this user may write."""
     return isinstance(directory, LocalLocation) and directory.path.is_symlink()

@@ -6,9 +6,9 @@ import hashlib
 import re
 
 METADATA_NAME = ".metadata"
-"""The description that torch's readers use."""
+"""The description of the tensors for torch's readers."""
 INDEX_NAME = "index.json"
-"""The description that our readers use: the same content, readable without torch."""
+"""The description of the tensors for megatrain's readers: the same content, readable without torch."""
 COMMIT_NAME = "COMMIT"
 PINNED_NAME = "PINNED"
 WRITING_NAME = "WRITING"
@@ -22,7 +22,7 @@ _DIRECTORY_NAME = re.compile(r"step-([0-9]{9,})")
 
 
 def is_sentencepiece(name: str) -> bool:
-    """Return whether a tokenizer's file is a SentencePiece model, by its name; else it is a tokenizer.json."""
+    """Return whether the name of a tokenizer's file is that of a SentencePiece model, and not of a tokenizer.json."""
     return name.endswith(".model")
 
 

@@ -2,9 +2,9 @@
 
     claims/00000001, claims/00000002, ...     created exclusively, never changed, never removed
 
-The newest claim is the holder's. A process reads the newest claim before it creates the next one, and exactly one
-process creates that, so all agree on one order. A process that finds a claim after its own was overtaken and is fenced
-for good. No lock is held, so a frozen process or a lost host blocks no other round.
+The process with the newest claim is the holder. A process reads the newest claim before it creates the next one, and
+exactly one process succeeds, so all agree on one order. A process that finds a claim after its own has been overtaken,
+and may never write again. No lock is held, so a frozen process or a lost host blocks no other round.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class Claims:
     def take(self, job_round: JobRound | None, least: int = 1, *, own: bytes = b"") -> Claim:
         """Create the next claim, with a number of at least `least`.
 
-        `own`: the content of this process's earlier claim, if that has too low a number.
+        `own`: the content of this process's earlier claim, if the number of that claim is too low.
         Raises: FencedError when the newest claim is of the same counter, and of this round or a newer one;
-        CheckpointError when the claim cannot be written. It may still appear later, for a holder that never acts.
+        CheckpointError when the claim cannot be written. The claim may still appear later; its holder never writes.
         """
         while True:
             newest = self.newest()
@@ -122,6 +122,6 @@ class Claims:
 
 
 def signature(job_round: JobRound | None) -> str:
-    """Return this process's signature for what it holds: "process 17 on host-3", and its round."""
+    """Return this process's signature for claims and locks: "process 17 on host-3", and its round."""
     process = f"process {os.getpid()} on {socket.gethostname()}"
     return process if job_round is None else f"{process}, {job_round}"

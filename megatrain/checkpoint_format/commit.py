@@ -1,10 +1,10 @@
 """COMMIT, the file that makes a directory a checkpoint.
 
-A checkpoint exists when its COMMIT does. COMMIT appears after everything else is in place. It covers all other files:
-it has the manifest's digest, and the manifest has theirs. It is created exclusively: of two rounds that save the same
-step, only one commits. If that was a superseded round, whose COMMIT does not count (round_starts.py), a newer round
-creates COMMIT-r000003 in addition, and the COMMIT of the newest round counts. So no process removes a file that may
-belong to another round.
+A checkpoint exists when its COMMIT file exists. COMMIT is written last. It covers all other files: it holds the digest
+of the manifest, and the manifest holds theirs. COMMIT is created exclusively: of two rounds that save the same step,
+only one commits. If that round is superseded, its COMMIT does not count (round_starts.py). Then a newer round adds
+COMMIT-r000003, and the COMMIT of the newest round counts. So no process removes a file that may belong to another
+round.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ COMMIT_SCHEMA_VERSION = 3
 
 
 def write_commit(directory: Location, manifest: Manifest, *, is_superseded: bool = False) -> None:
-    """Commit a checkpoint, unless another round has. This is the last write: all its files must be in place.
+    """Commit a checkpoint, unless another round has committed it. All files of the checkpoint must be in place.
 
     is_superseded: as in `checkpoint_files.check_writable`.
 
-    Repeating it with the same manifest succeeds: an earlier write may have failed at the end, or its answer was lost.
+    A repeated call with the same manifest succeeds, because an earlier call may have written COMMIT without an answer.
     Raises: CheckpointError when another round, or another attempt of this one, has committed this step; or when COMMIT
     cannot be written.
     """
@@ -121,7 +121,7 @@ def matching_commit(directory: Location) -> Commit | None:
 
 
 def problem_of(directory: Location, commit: Commit | None) -> str | None:
-    """Return what `commit_problem` does, of a COMMIT that has been read."""
+    """Like `commit_problem`, for a COMMIT that has been read already."""
     if commit is None:
         location = directory / COMMIT_NAME
         return f"{location}: {'damaged' if location.exists() else 'missing'}, so the checkpoint is not committed"
@@ -155,7 +155,7 @@ def committed_rounds(branch: Location) -> dict[int, int]:
 
 
 def check_round(directory: Location, commit: Commit | None, round_number: int) -> None:
-    """Raises: CheckpointError when a newer round has committed."""
+    """Raises: CheckpointError when a round after `round_number` has committed the checkpoint."""
     if commit is not None and commit.round > round_number:
         raise CheckpointError(
             f"{commit_location(directory)}: committed by round {commit.round}, and round {round_number}"

@@ -42,7 +42,7 @@ Bytes = bytes | bytearray | memoryview
 
 
 def data_file_name(round_number: int, number: int) -> str:
-    """Return the name of rank `number`'s data file. The round in it keeps late writes of an older round out."""
+    """Return the name of rank `number`'s data file. It contains the round, so no older round writes to this file."""
     return f"r{round_number:06d}-rank-{number:05d}.distcp"
 
 
@@ -144,7 +144,8 @@ class _TrailerObject(JsonObject):
             is_item = isinstance(entry, list) and [type(value) for value in entry] == [int, int, str]
             if not is_item or not _HEX_DIGEST.fullmatch(entry[2]):
                 raise CheckpointError(
-                    f"{self._location}: an entry of the list of items is not [offset, length, SHA-256]"
+                    f"{self._location}: an entry of the list of items is not [offset, length, SHA-256];"
+                    " the file is damaged"
                 )
         items = tuple(TrailerItem(*entry) for entry in listed)
         problem = item_ranges_problem([(item.offset, item.length) for item in items], image_bytes)

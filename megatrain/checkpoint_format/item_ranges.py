@@ -9,7 +9,7 @@ ITEM_ALIGNMENT = 64
 
 
 def item_ranges_problem(ranges: Sequence[tuple[int, int]], image_bytes: int) -> str | None:
-    """Return the first violation of the rules by the items' (offset, length), None without one."""
+    """Return the first violation of these rules by the items' (offset, length); None without one."""
     end = 0
     for offset, length in ranges:
         if length < 1 or offset % ITEM_ALIGNMENT:

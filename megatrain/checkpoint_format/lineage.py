@@ -5,11 +5,11 @@
     main/BRANCH             the origin of a branch: its parent and the parent's step
     main/step-...           its checkpoints
 
-A round's number is the number of its claim. A commit of an older round is superseded if a newer round has resumed from
-an earlier step: it did not exist when the newer round started, so it does not count. Going back to an older step never
-removes anything. It opens another branch, which begins at that step of its parent. Steps of the parent after that step
-are abandoned and never "newest" again. BRANCH is written first and the resume record last, each atomically, so a crash
-in between leaves the run where it was.
+A round's number is the number of its claim. A checkpoint of an older round is superseded, and does not count, if a
+newer round has resumed from an earlier step: the checkpoint was committed after the newer round had started. Going back
+to an older step never removes anything. It opens another branch, which begins at that step of its parent. Steps of the
+parent after that step are abandoned and never "newest" again. BRANCH is written first and the resume record last, each
+atomically, so a crash in between leaves the run's state unchanged.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Candidate:
 
 
 def current_branch(checkpoints: Location) -> str:
-    """Return the run's current branch: the newest round's. Without a record it is the only branch, or "main".
+    """Return the run's current branch: the newest round's. Without a resume record, the only branch, or "main".
 
     Raises: CheckpointError when the record that names it is damaged, names a missing branch, or is missing although
     there are several branches.
@@ -90,8 +90,8 @@ def candidates(checkpoints: Location, branch: str | None = None) -> list[Candida
     """Return the committed checkpoints that a run may resume from, best first.
 
     First come the current branch's, newest first, then its parent's up to the step where the branch began, and so on.
-    `branch` asks the same of another branch. The list is empty only if nothing was ever saved. A first checkpoint that
-    was never finished does not count as saved, see `unfinished`.
+    `branch` replaces the current branch. The list is empty only if nothing was ever saved. A first checkpoint that was
+    never finished does not count as saved, see `unfinished`.
     Raises: CheckpointError when the directory holds something but no committed checkpoint, or the lineage is damaged.
     """
     name = current_branch(checkpoints) if branch is None else branch
@@ -121,9 +121,9 @@ def steps_that_count(checkpoints: Location, branch: str) -> list[int]:
 
 
 def recorded_order(branches: Sequence[Branch]) -> SampleStream | None:
-    """Return the order that the newest of these branches has recorded, newest first; None if none has.
+    """Return the sample order that the newest of `branches`, sorted newest first, has recorded; None without one.
 
-    It leaves out the samples of all older ones, too.
+    That order also leaves out the samples that older branches leave out.
     """
     return next((member.data for member in branches if member.data is not None), None)
 
@@ -131,7 +131,7 @@ def recorded_order(branches: Sequence[Branch]) -> SampleStream | None:
 def overlooked(checkpoints: Location, best: Candidate) -> list[Candidate]:
     """Return the checkpoints that would precede `best` if they had not lost COMMIT or the manifest that it names.
 
-    Such a checkpoint was complete once, or a person put it there. A job that resumes from `best` must report it.
+    Such a checkpoint was complete once, or a user copied it there. A job that resumes from `best` must report it.
     Raises: CheckpointError when the lineage is damaged or something cannot be read.
     """
     found: list[Candidate] = []
@@ -203,8 +203,8 @@ def open_branch(
     The first branch of a run, "main", has parent "" and parent_step None. The step need not be committed, because a run
     may resume from memory. `rollback`, `data`: as in Branch. `round_number`: the number that the caller has claimed;
     without it, this function claims one.
-    Raises: CheckpointError when the parent does not exist, when none is given although there is a run, or when writing
-    fails.
+    Raises: CheckpointError when the parent does not exist, when `parent` is empty although there is a run, or when a
+    write fails.
     """
     if bool(parent) != (parent_step is not None):
         raise ValueError(f"parent={parent!r} and parent_step={parent_step}: both or neither")
@@ -239,7 +239,7 @@ def open_branch(
 def claim_next_round(checkpoints: Location) -> int:
     """Claim a number above those of all rounds that have claimed one or committed a checkpoint, and return it.
 
-    From then on no process begins to remove a checkpoint. Raises: CheckpointError.
+    A removal of checkpoints that was chosen before and has not begun is refused from now on. Raises: CheckpointError.
     """
     names = branch_names(checkpoints)
     committed = (number for name in names for number in committed_rounds(checkpoints / name).values())

@@ -17,7 +17,7 @@ from megatrain.contracts.files.file_locks import give_name
 from megatrain.contracts.files.whole_files import MISSING_ERRORS, is_temporary_name, sync_directory, temporary_name
 
 _MAX_READ_BYTES = 2**30
-"""The largest file to read whole: far above the largest metadata. This program makes no larger one."""
+"""The largest file to read whole: far above the largest metadata that megatrain writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class LocalLocation:
                 # check first: an invented length must not become the size of a buffer
                 if end > size:
                     raise CheckpointError(
-                        f"{self}: {size} bytes, but bytes {offset} to {end} are wanted; it is cut short"
+                        f"{self}: {size} bytes, but bytes {offset} to {end} were requested; the file is cut short"
                     )
                 content, num_read = bytearray(num_bytes), 0
                 # the kernel returns at most 2 GiB per call
@@ -137,7 +137,7 @@ class LocalLocation:
     def create(self) -> Sink:
         with _naming(self.path, "cannot be written"):
             _make_directory(self.path.parent)
-            # a superseded process that has the old file open must keep writing to that file, not to ours
+            # a superseded process that has the old file open must keep writing to that file, not to the new one
             self.path.unlink(missing_ok=True)
             return _LocalSink(self.path)
 
@@ -180,7 +180,7 @@ class _LocalSink:
         except OSError as error:
             if not self._is_direct or error.errno != errno.EINVAL:
                 raise
-        # the data are not whole pages or not page-aligned: the end of a file, or a caller that does not align
+        # the buffer is not whole pages or not page-aligned: at the end of a file, or from a caller without alignment
         self._try_direct(0)
         self._is_direct = False
         return os.write(self._file, rest)

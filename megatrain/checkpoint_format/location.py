@@ -1,9 +1,9 @@
 """A location for checkpoints: a tree of files, on a local disk or in an object store.
 
-Location has only what both can do: there is no rename and no lock. Readers see only whole writes: a small file appears
-with all of its content or not at all, and a big one counts only when a COMMIT covers it (commit.py). When
+Location has only the operations that both support: no rename and no lock. Readers see only complete writes: a small
+file appears with all of its content or not at all, and a big one counts only when a COMMIT covers it (commit.py). When
 `write`, `write_new`, `Sink.close` or `remove` return, a power failure cannot undo their effect. Of several processes
-that `write_new` one file, exactly one wins.
+that call `write_new` for one file, exactly one succeeds (but see `Location.is_exclusive`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def is_relative_name(text: str) -> bool:
 
 
 class Sink(Protocol):
-    """A new file that is written from beginning to end. It ends with exactly one of `close` and `abort`."""
+    """A new file that is written from beginning to end. The caller finishes it with `close` or with `abort`."""
 
     def write(self, buffer: bytes | bytearray | memoryview) -> None:
         """Append all bytes of a contiguous buffer. The caller may reuse the buffer afterwards.
@@ -97,10 +97,10 @@ class Location(Protocol):
         ...
 
     def is_exclusive(self) -> bool:
-        """Try out whether exactly one of several processes that `write_new` a file below this directory wins.
+        """Test whether storage lets only one of several processes create a file below this directory.
 
-        Otherwise `write_new` checks first, and the last writer that saw no file wins. False also when nothing can be
-        written.
+        If not, `write_new` checks for the file and then writes: several processes can pass the check, and the last
+        write remains. Also False when nothing can be written.
         """
         ...
 
@@ -114,10 +114,10 @@ class Location(Protocol):
 
 
 def put_once(location: Location, content: bytes) -> bool:
-    """Create a file that is written only once. Returns whether it has `content`, which no other writer writes.
+    """Create a file that is written only once. Returns whether it has `content`, which no other writer may use.
 
-    A lost answer does no harm: the file is read back, and its content shows whether this process wrote it.
-    Raises: CheckpointError when it could not be written. It may still appear if storage accepted it without answering.
+    After an error, the file is read back, and its content shows whether this process wrote it.
+    Raises: CheckpointError when the file could not be written. It may still appear later, if storage did not answer.
     """
     try:
         if location.write_new(content):

@@ -21,7 +21,7 @@ _DIGEST = re.compile(r"(items-)?sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMesh:
-    """The layout that wrote a checkpoint. Any other layout can read it."""
+    """The layout of the job that wrote a checkpoint. A job of any other layout can read the checkpoint."""
 
     layout: Layout
     num_chunks: int
@@ -69,8 +69,8 @@ class Manifest:
 
     `consumed_samples` is the cursor in the sample order. `num_updates` counts the optimizer's updates: `step` minus the
     `num_skipped` steps that were not finite. `round` is the round that wrote the checkpoint. Without the optimizer's
-    moments (`has_optimizer`), training starts from the weights. `files` maps paths relative to the directory to sizes
-    and digests. It leaves out the manifest, COMMIT and PINNED.
+    moments (`has_optimizer` is false), training starts from the weights alone. `files` maps paths relative to the
+    directory to sizes and digests. The manifest, COMMIT and PINNED are not listed.
     """
 
     job: str

@@ -1,20 +1,19 @@
-"""The removal of checkpoints: which ones, and how while a round may start.
+"""Removes checkpoints, although a round may start at any time, and chooses which ones to remove.
 
 claims/5e1f09aa7c01b2d3.removing lists what is being removed:
 
     {"schema_version": 1, "holder": "process 17 on host-3", "steps": {"main": [10, 20]}}
 
-A round may go back to any older step, so no process may remove a step that a starting round has chosen. Each of the two
-writes before it reads what the other writes. The remover creates its record, then looks for a claim that is newer than
-those it has decided by. A starting round claims, then reads the records, and resumes from no step that one of them
-lists. So the remover sees the claim and removes nothing, or the round sees the record, or both. The order of the two
-writes is the only assumption, and it holds on object storage too.
+A round may go back to any older step, so no process may remove a step that a starting round has chosen. Both processes
+write their own file before they read the other's. The remover creates its record, then looks for a claim that is newer
+than the newest one at the time of its choice. A starting round creates its claim, then reads the records, and resumes
+from no step that a record lists. So the remover sees the claim and removes nothing, or the round sees the record, or
+both. The only assumption is that a read finds every file whose write has completed. Object stores guarantee that too.
 
-The remover removes its record when the last file is gone. A process that ended before leaves its record. It may also be
-frozen in the middle of a removal, and no other process can see whether it is. So its record stays, and nothing is
-written to a step that it lists.
+The remover deletes its record when the last file is gone. If the remover exits earlier or freezes in the middle of a
+removal, its record stays, because no other process can distinguish the two cases. Nothing is written to a listed step.
 
-Which checkpoints of a branch to remove is decided by pure functions from steps to steps.
+`to_remove`, a pure function, chooses the checkpoints of a branch to remove.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ KEPT_BY_TIME = 3
 
 
 def being_removed(checkpoints: Location) -> dict[tuple[str, int], Location]:
-    """Return the checkpoints that a process removes, or has begun to remove, by branch and step, with its record.
+    """Return the removal record of each checkpoint that a record lists, by branch and step.
 
     Raises: CheckpointError when a record is damaged or cannot be read.
     """
@@ -58,14 +57,14 @@ class Remover:
     def __init__(self) -> None:
         self._name = f"{token_hex(8)}.removing"
         self._begun = set[tuple[str, int]]()
-        """Checkpoints whose removal failed: storage may still carry out a removal whose answer was lost."""
+        """Checkpoints whose removal failed. Storage may still carry out a request that it has not answered."""
 
     def remove(self, checkpoints: Location, chosen: Sequence[tuple[str, int]], newest_claim: int) -> Iterator[Location]:
         """Remove checkpoints, given by branch and step, and yield the location of each when it is gone.
 
-        `newest_claim`: `Claims.newest_number` before the caller read what it decided by.
+        `newest_claim`: `Claims.newest_number` from before the caller read the state that its choice is based on.
         Raises: NewerRoundError when a round has started since then, which may resume from one of these; nothing is
-        removed. CheckpointError when one is pinned or cannot be removed; those after it are not removed.
+        removed. CheckpointError when a checkpoint is pinned or cannot be removed; those after it are not removed.
         """
         if not chosen:
             return
@@ -79,7 +78,8 @@ class Remover:
             if not self._begun:
                 record.remove()
             raise NewerRoundError(
-                f"{checkpoints}: round {newer} has started meanwhile, and may resume from any of them"
+                f"{checkpoints}: round {newer} has started meanwhile and may resume from any of the checkpoints to"
+                " remove, so none was removed"
             )
         self._begun = listed
         for branch, step in chosen:
@@ -103,14 +103,14 @@ def _listed(record: Location) -> list[tuple[str, int]]:
 
 
 def check_not_being_removed(checkpoints: Location, branch: str, step: int) -> None:
-    """Refuse a checkpoint that a process removes, or has begun to remove. Raises: CheckpointError."""
+    """Refuse a checkpoint that a removal record lists. Raises: CheckpointError."""
     record = being_removed(checkpoints).get((branch, step))
     if record is not None:
         raise CheckpointError(removal_text(checkpoints / branch / step_directory_name(step), record))
 
 
 def removal_text(location: Location, record: Location) -> str:
-    """Return a sentence about a checkpoint that `record` lists, with a hint for a remover that has ended."""
+    """Return a sentence about a checkpoint that `record` lists, with what to do if the remover no longer runs."""
     return (
         f"{location}: a process is removing this checkpoint, or ended while it did. If {record} names a process that"
         " has ended, remove that file"
@@ -120,7 +120,7 @@ def removal_text(location: Location, record: Location) -> str:
 def resolved_keep_last(keep_last: int, interval: int) -> int:
     """Return how many of the newest checkpoints a configuration keeps, 0 for all.
 
-    keep_last: with -1, the number follows from the kind of interval: every `interval` steps, or by time (0).
+    keep_last: -1 means all if checkpoints are taken every `interval` steps, and KEPT_BY_TIME if by time (interval 0).
     """
     if keep_last >= 0:
         return keep_last
@@ -132,8 +132,8 @@ def to_remove(
 ) -> list[int]:
     """Return the steps to remove, oldest first.
 
-    It keeps the newest `keep_last` (0: all), the multiples of `keep_every` (0: none), the pinned ones, the ones that
-    are `needed` as the origin of another branch, and always the newest.
+    Kept are the newest `keep_last` (0: all), the multiples of `keep_every` (0: none), the pinned ones, those that are
+    `needed` as the origin of another branch, and always the newest one.
     Raises: ValueError when a number is negative.
     """
     if keep_last < 0 or keep_every < 0:

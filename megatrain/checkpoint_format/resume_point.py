@@ -1,7 +1,7 @@
 """Find the checkpoint that a job would resume from. A job tries candidates in lineage order and skips damaged ones.
 
-This reads only what is cheap: manifests, the file sizes of the candidates that a job would try, and the recorded
-results of `megatrain ckpt verify`, which reads whole files.
+Only cheap checks: manifests, the file sizes of the candidates that a job would try, and the recorded results of
+`megatrain ckpt verify`. Only that command reads whole files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ResumePoint:
 
     @property
     def damage(self) -> str:
-        """Why a job would not resume from the newest committed checkpoint, and from which instead; "" if it would."""
+        """Why a job would skip the newest checkpoint, and the one it would resume from; "" if it skips none."""
         if self.is_unreadable:
             return f"no checkpoint can be found: {self.reason}"
         if not self.skipped:
@@ -57,7 +57,8 @@ def resume_point(checkpoints: Location) -> ResumePoint:
         reason = (
             f"the newest committed checkpoint of {current}, the current branch"
             if candidate.branch == current
-            else f"{current}, the current branch, has none; the newest one of its ancestry is on {candidate.branch}"
+            else f"{current}, the current branch, has no usable checkpoint; the newest of its ancestry is on"
+            f" {candidate.branch}"
         )
         return ResumePoint(candidate, reason, tuple(skipped))
     if skipped:
@@ -66,14 +67,14 @@ def resume_point(checkpoints: Location) -> ResumePoint:
 
 
 def with_problems(checkpoints: Location, found: Sequence[Candidate]) -> Iterator[tuple[Candidate, str | None]]:
-    """Yield each candidate with the reason why a job would skip it, or None. Each is examined only when requested."""
+    """Yield each candidate with the reason why a job would skip it, or None. A candidate is examined when yielded."""
     damage = known_damage(checkpoints, found)
     for one in found:
         yield one, _size_problem(one) or damage.get((one.branch, one.step))
 
 
 def known_damage(checkpoints: Location, found: Iterable[Candidate]) -> dict[tuple[str, int], str]:
-    """Return the damage that `megatrain ckpt verify` found in these since they were written, by branch and step."""
+    """Return the damage that `megatrain ckpt verify` has recorded for these candidates, by branch and step."""
     verified, damage = known_verifications(checkpoints), {}
     for one in found:
         known = verified.get((one.branch, one.step))

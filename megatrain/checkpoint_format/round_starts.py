@@ -1,8 +1,8 @@
 """Where each round of a run resumed: claims/00000012.resume has the branch and step of round 12.
 
-Only the process that claimed a round's number writes the round's file (claims.py). A commit of an older round is
-superseded if a newer round has resumed from an earlier step: it did not exist when that round started, so it does
-not count.
+Only the process that claimed a round's number writes the round's file (claims.py). A checkpoint of an older round is
+superseded, and does not count, if a newer round has resumed from an earlier step: the checkpoint was committed after
+the newer round had started.
 """
 
 from __future__ import annotations

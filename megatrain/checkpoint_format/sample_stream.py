@@ -13,7 +13,7 @@ from megatrain.contracts.sample_ranges import SampleRanges
 
 @dataclass(frozen=True, slots=True)
 class StreamSource:
-    """Tokens that samples come from. `digest`: of their content; empty when it is not known."""
+    """A data set that provides samples. `digest`: of its tokens; empty when unknown."""
 
     name: str
     num_tokens: int
@@ -24,8 +24,8 @@ class StreamSource:
 class MixtureStage:
     """The weights of the sources from sample `first_sample` on.
 
-    They are in the order of the stream's sources, of which the last ones may be missing: these joined later. A source
-    with weight 0 gets no samples.
+    The weights are in the order of the stream's sources. Sources that were added after this stage have no weight in it.
+    A source with weight 0 provides no samples.
     """
 
     first_sample: int
@@ -34,11 +34,11 @@ class MixtureStage:
 
 @dataclass(frozen=True, slots=True)
 class SampleStream:
-    """What determines the sample order, with the model's seq_len: the cursor has a meaning only in this order.
+    """What determines the sample order, together with the model's seq_len. The data cursor is a position in this order.
 
-    No sources: no training took place. `skipped`: samples that the job leaves out since a rollback. The digests are of
-    the held-out data and of the tokenizer's file; empty where there is none, or none is known. Those of several
-    validation sets are separated by commas, in the order of the configuration.
+    Without sources, no training took place. `skipped`: samples that the job leaves out since a rollback. The digests
+    are of the held-out data and of the tokenizer's file; empty if there is no such file, or the digest is unknown. The
+    digests of several validation sets are separated by commas, in the order of the configuration.
     """
 
     seed: int
@@ -50,7 +50,7 @@ class SampleStream:
 
     @classmethod
     def of_one(cls, num_tokens: int, seed: int, name: str = "", digest: str = "", **files: str) -> Self:
-        """Return the stream over one source. `files`: the digests of files."""
+        """Return the stream over one source. `files`: validation_digest and tokenizer_digest."""
         return cls(seed, (StreamSource(name, num_tokens, digest),), (MixtureStage(0, (1,)),), **files)
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class SampleStream:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the stream that `to_dict` described, also after a way through JSON."""
+        """Return the stream that `to_dict` described, also after a round trip through JSON."""
         return cls(
             **{
                 **values,

@@ -1,8 +1,8 @@
 """The content of a checkpoint: its tensors, the boxes that each was saved in, and the file range of each box.
 
-index_file.py writes and reads this as JSON; metadata_file.py writes it as torch's `.metadata`. This file checks what
-was read, before other code allocates memory or opens files by it. Where boxes are combined (load_plan.py), the code
-checks whether boxes of a tensor overlap. The kinds of state that can be read as weights have their names here too.
+index_file.py writes and reads this as JSON; metadata_file.py writes it as torch's `.metadata`. `StoredTensors.problem`
+checks what was read, before other code allocates memory or opens files for it. Whether boxes of a tensor overlap is
+checked where they are combined (load_plan.py). MASTER and EMA are the kinds of state that can be read as weights.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class StoredTensors:
         """Return the first inconsistency, naming the key, or None. All numbers must be at least 0.
 
         The rules: boxes are inside their tensor and together have as many elements; items are long enough for their
-        boxes, so that no reader allocates more for a box than was written of it; files are inside the checkpoint's
-        directory.
+        boxes, so that no reader allocates more memory for a box than was written for it; files are inside the
+        checkpoint's directory.
         """
         for file in self.files():
             if not _is_inside(file):
@@ -136,7 +136,8 @@ def _tensor_problem(tensor: StoredTensor) -> str | None:
         if numel < 0:
             return f"{at} is not inside the shape {shape}"
         if item.length < numel * element_bytes:
-            return f"{item.length} bytes are stored for {at}, which needs more in {tensor.dtype}"
+            needed_bytes = numel * element_bytes
+            return f"{item.length} bytes are stored for {at}, which needs {needed_bytes} bytes in {tensor.dtype}"
         if item.offset + item.length >= TOO_LARGE:
             return f"the end in the file is {item.offset + item.length}, expected less than 2^63"
         found += numel

@@ -27,7 +27,7 @@ _CONDITIONAL_PUTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", 
 _BLOCK_BYTES = 16 * 2**20
 """Size of the parts in which a large file is sent. S3 accepts 10,000 parts, so a file may have 160 GB."""
 _MAX_UNCHECKED_BYTES = 64 * 2**20
-"""Largest range to read without asking for the file's size first: that of the largest item."""
+"""Largest range to read without a check of the file's size: the size of the largest item."""
 
 
 def open_location(text: str) -> Location:
@@ -94,7 +94,7 @@ class UrlLocation:
         with self._naming("cannot be read", MissingFileError):
             content = b""
             if 0 < num_bytes <= _MAX_UNCHECKED_BYTES:
-                # drivers report a range beyond the end with various errors; any other error occurs again below
+                # drivers report a range beyond the end with various errors; any other error is raised again below
                 with suppress(Exception):
                     content = self._content(offset, offset + num_bytes)
                 if len(content) == num_bytes:
@@ -106,7 +106,7 @@ class UrlLocation:
                 if len(content) == num_bytes:
                     return bytearray(content)
         raise CheckpointError(
-            f"{self}: {size} bytes, but bytes {offset} to {offset + num_bytes} are wanted; it is cut short"
+            f"{self}: {size} bytes, but bytes {offset} to {offset + num_bytes} were requested; the file is cut short"
         )
 
     def write(self, content: bytes) -> None:
@@ -172,7 +172,7 @@ class UrlLocation:
                 self._make_parent()
                 if self._has_type("directory"):
                     raise IsADirectoryError
-                # a superseded process that has the old file open must keep writing to that file, not to ours
+                # a superseded process that has the old file open must keep writing to that file, not to the new one
                 with suppress(FileNotFoundError):
                     self.store.rm_file(self.path)
             return _UrlSink(self, self.store.open(self.path, "wb", block_size=_BLOCK_BYTES))

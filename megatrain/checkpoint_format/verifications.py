@@ -1,8 +1,7 @@
 """The last verification of each checkpoint of a run and its result: <checkpoints>/VERIFIED, one line per checkpoint.
 
 `megatrain ckpt verify` writes it atomically. The code that lists checkpoints, or chooses one to resume from, reads it.
-It proves nothing later: a checkpoint that was written after its verification is another one, and the line does not
-apply.
+A line does not apply to a checkpoint that was written after the verification, in place of the verified one.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Verification:
     num_problems: int = 0
 
     def is_of(self, written_unix_s: float | None) -> bool:
-        """Return whether it applies to a checkpoint written at that time: one that was written later is another."""
+        """Return whether the result applies to the checkpoint written at that time, and not to an earlier one."""
         return self.at_unix_s >= (written_unix_s or 0.0)
 
     @classmethod
@@ -60,7 +59,7 @@ def read_verifications(checkpoints: Location) -> dict[tuple[str, int], Verificat
 
 
 def known_verifications(checkpoints: Location) -> dict[tuple[str, int], Verification]:
-    """Return the same, empty if the file cannot be read: listing and resuming work without it."""
+    """Like `read_verifications`, but empty if the file cannot be read: listing and resuming work without it."""
     try:
         return read_verifications(checkpoints)
     except CheckpointError:
@@ -70,7 +69,7 @@ def known_verifications(checkpoints: Location) -> dict[tuple[str, int], Verifica
 def note_verifications(checkpoints: Location, found: Iterable[Verification]) -> None:
     """Store results. They replace earlier ones of the same checkpoints; only the newest 4,096 are kept.
 
-    Raises: CheckpointError when it cannot be written.
+    Raises: CheckpointError when the file cannot be read or written.
     """
     known = read_verifications(checkpoints)
     known.update({(one.branch, one.step): one for one in found})

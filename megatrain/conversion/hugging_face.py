@@ -1,7 +1,7 @@
 """Converts a Hugging Face model directory to a checkpoint from which a job of any layout starts, and a checkpoint of
 any layout to a Hugging Face model directory, with the checkpoint's tokenizer.
 
-An imported checkpoint has weights, no moments, and step 0. Whole parameters are read one after another, and cut into
+An imported checkpoint has weights, no moments, and step 0. Parameters are read whole, one after another, and split into
 items when they are written. Each data file holds several parameters. Settings that a model directory does not have
 (batch, learning rate) come from the job's own configuration; the manifest holds placeholders for them.
 """
@@ -57,7 +57,7 @@ from megatrain.parallel.sharding import FlatShard
 
 MODEL_TOML_NAME = "model.toml"
 _FILE_BYTES = 4 << 30
-"""The most bytes of a data file, unless one parameter has more."""
+"""Largest size of a data file, unless a single parameter is larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ImportReport:
 def import_hf(source: Path, output: Location, *, file_bytes: int = _FILE_BYTES) -> ImportReport:
     """Write the model in `source` as a committed checkpoint to `output`.
 
-    Raises: CheckpointError, which names the file and the key or tensor.
+    Raises: CheckpointError naming the file and the key or tensor.
     """
     opened = open_model(source)
     toml = _toml(opened, output)
@@ -120,10 +120,10 @@ def _vocabulary(content: bytes, tokenizer: Path) -> Mapping[str, int]:
 
 
 class _InOrder:
-    """Provides the data of items. The plans and the source have the parameters in the same order."""
+    """Provides the data of items in the order of the plans. The source has the parameters in the same order."""
 
     def __init__(self, opened: HfModel) -> None:
-        # one memory for all parameters: the first write to each fresh page would cost more than the conversion
+        # all parameters use the same memory: the first write to each new page would cost more than the conversion
         self._memory = torch.empty(max(math.prod(shape) for shape in our_shapes(opened.model).values()))
         self._parameters = opened.parameters(self._zeros)
         self._key = ""
@@ -211,9 +211,9 @@ def export_hf(
     """Write the master weights of the committed checkpoint `source`, in `dtype`, for transformers.
 
     `kind`: EMA for the moving average of the weights instead.
-    `end`: the tokenizer's token that ends documents; "" finds it.
+    `end`: the tokenizer's token that ends documents; "" looks it up in the tokenizer's files.
 
-    Raises: ConfigError for a model that no family expresses; CheckpointError or DataError, which name the file.
+    Raises: ConfigError when no family can represent the model; CheckpointError or DataError naming the file.
     """
     manifest = read_manifest(source)
     return export_model(

@@ -1,14 +1,14 @@
-"""Cuts an item to be written into parts, and decides which file is written next when one process writes several at
-once.
+"""Splits items to be written into parts, and decides which file is written next when one process writes several.
 
 The parts of an item are consecutive in its data, and each needs only few stored items. An item of the new layout may
-overlap with many stored items: it is made of a slice of each when tensor parallelism cuts another dim. The parts are
-cut where stored items begin and end, so each part needs only one or a few of them.
+overlap with many stored items: if tensor parallelism shards another dim, it contains a slice of each. The item is split
+where stored items begin and end, so each part needs only one or a few of them.
 
-Each file is a sequence of parts, and each part needs some items. A part waits until every file that still needs its
-items has reached a part that needs them. Then these files are written in turn while the items are in memory. So an item
-is read once, however many files need it, and memory holds only the items of the current parts. If two files need items
-in opposite orders, each would wait for the other. Then one of them goes first, and an item may be read again. Pure.
+Each file is a sequence of parts, and each part needs some stored items. A part waits until every file that still needs
+its stored items has reached a part that needs them. Then these files are written in turn while the stored items are in
+memory. So a stored item is read once, no matter how many files need it, and memory holds only those of the current
+parts. If two files need stored items in opposite orders, each would wait for the other. Then one of them goes first,
+and a stored item may be read again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Part:
 def parts_of(item: ImageItem, reader: ParameterReader, max_bytes: int) -> Iterator[Part]:
     """Yield the parts of an item in the order of its data.
 
-    An item stays whole if the stored items that it needs have `max_bytes` or less together.
-    Raises: CheckpointError, which names the tensor.
+    An item is a single part if the stored items that it needs have at most `max_bytes` together.
+    Raises: CheckpointError naming the tensor.
     """
     box = Box(item.offsets, item.sizes)
     needed = reader.needed_items(item.key, item.global_shape, box)
@@ -66,10 +66,10 @@ def bands(box: Box, stored: Sequence[Box]) -> Iterator[Box]:
 
 
 class Turns:
-    """Gives turns to files, according to the items that their parts need."""
+    """Chooses the file to write next, by the stored items that its next part needs."""
 
     def __init__(self, needs: Sequence[Sequence[Collection[int]]]) -> None:
-        """needs: for each file, and each of its parts in order, the numbers of the items that the part needs."""
+        """needs[file][part]: the numbers of the stored items that a part needs, with the parts in order."""
         self._needs = needs
         self._at = [0] * len(needs)
         self._last = 0
@@ -81,12 +81,12 @@ class Turns:
                     self._num_uses[number][file] += 1
 
     def take(self, is_kept: Callable[[int], bool]) -> int | None:
-        """Return the file whose next part must be written now, or None when all are done.
+        """Return the index of the file whose next part must be written now, or None when all parts are written.
 
         is_kept: returns whether an item is in memory.
         """
         num_files = len(self._needs)
-        # starts with the file of the last turn, so that consecutive parts of a file are written together
+        # begin with the file of the last turn, so that consecutive parts of a file are written together
         order = [(self._last + step) % num_files for step in range(num_files)]
         waiting = [file for file in order if self._at[file] < len(self._needs[file])]
         if not waiting:
@@ -108,7 +108,10 @@ class Turns:
         return self._needs[file][self._at[file]]
 
     def _is_met(self, file: int, is_kept: Callable[[int], bool]) -> bool:
-        """Return whether every file that needs one of this file's next items, if not in memory, needs the item next."""
+        """Return whether all files that still need an item of this file's next part need it in their next part too.
+
+        Items in memory are not considered.
+        """
         return all(
             number in self._next(other)
             for number in self._next(file)

@@ -1,9 +1,9 @@
 """Writes a checkpoint as a job of another layout would write it.
 
-A job reads a checkpoint of any layout, so no job needs this to continue. It helps where many ranks read from slow
-storage, or where a tool needs a single file. This module does not compute what each rank of the new layout holds.
-Instead the trainer's own code builds the rank, on the meta device and without communication. The files of many ranks
-are written at the same time, part by part, so that a stored item that several files need is read once (parts.py).
+A job reads a checkpoint of any layout, so it can continue without a conversion. A conversion helps if many ranks read
+from slow storage, or if a tool needs a single file. To find out what each rank of the new layout holds, the trainer's
+own code builds the rank on the meta device, without communication. The files of many ranks are written at the same
+time, part by part, so that a stored item that several files need is read once (parts.py).
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def reshard(
 ) -> ReshardReport:
     """Write the committed checkpoint `source` to `output` in the given layout, and commit it.
 
-    layers_per_chunk: the same as parallel.layers_per_chunk; empty for an even split, whatever the source had.
-    max_item_bytes: the most bytes of one item; memory holds several items at a time. Jobs write with the default.
-    Raises: ConfigError when no job of this layout could run the model; CheckpointError, which names the file.
+    layers_per_chunk: the same as parallel.layers_per_chunk; empty for an even split, not for that of the source.
+    max_item_bytes: the largest size of one item; memory holds several items at a time. Jobs write with the default.
+    Raises: ConfigError when a job cannot run the model in this layout; CheckpointError naming the file.
     """
     manifest = read_manifest(source)
     config = _with_layout(job_config(manifest, source), layout, num_chunks, layers_per_chunk)
@@ -88,7 +88,7 @@ def reshard(
 def planned_images(
     config: Config, layout: Layout, max_item_bytes: int, *, has_optimizer: bool
 ) -> Iterator[tuple[int, ImagePlan]]:
-    """Yield each rank of a job, and the image of the file that the rank writes. The plans' tensors have no memory."""
+    """Yield each rank of a job and the image of its data file. The tensors in the plans are on the meta device."""
     for rank in range(layout.world_size):
         with dry_mesh(layout, rank, has_wrap_links=config.parallel.num_chunks > 1, holders=config.holders) as mesh:
             shards = build_rank_model(config, mesh, mesh.recorder, torch.device("meta")).saved_shards()

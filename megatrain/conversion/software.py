@@ -1,4 +1,4 @@
-"""The job's configuration, as the program that wrote the checkpoint stored it, and the versions of this program."""
+"""The job's configuration in a checkpoint's manifest, and the versions of the running software."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megatrain.contracts.errors import CheckpointError, ConfigError
 def job_config(manifest: Manifest, location: Location) -> Config:
     """Return the configuration of the job that wrote a checkpoint.
 
-    Raises: CheckpointError when another version of this program wrote it and it is not valid here.
+    Raises: CheckpointError when the configuration is not valid in this version of megatrain.
     """
     try:
         return Config.from_dict(manifest.config)

@@ -1,6 +1,6 @@
-"""A job that starts from a Hugging Face directory: its model is imported into the run directory, once.
+"""Prepares a job that starts from a Hugging Face directory: imports the model into the run directory, once.
 
-`megatrain train --from-hf` calls this; `megatrain launch --from-hf` runs commands/start_from_hf.py, which does.
+`megatrain train --from-hf` calls this module; `megatrain launch --from-hf` runs commands/start_from_hf.py, which does.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ IMPORTED_NAME = "from-hf"
 def settings_from_hf(config: Path, overrides: Sequence[str], source: Path, *, can_import: bool = True) -> list[str]:
     """Return the settings, to be put before `overrides`, with which the job starts from the model in `source`.
 
-    [model] is that of config.json, except for keys that the file `config` sets. The first call imports the weights into
-    the run directory; later ones, and those of other hosts, find them there. can_import: whether that may be done here.
+    They set the keys of [model] by config.json, except keys that the file `config` sets. The first call imports the
+    weights into the run directory; later calls, and those of other hosts, find them there.
+    can_import: whether this process may import the weights; else they must be there already.
     Raises: ConfigError with every problem of the configuration; CheckpointError naming the file and the key or tensor.
     """
     opened = open_model(source)
@@ -36,9 +37,8 @@ def settings_from_hf(config: Path, overrides: Sequence[str], source: Path, *, ca
     settings = [f"--model.{key}={value_text(value)}" for key, value in opened.config.items() if key not in own]
     loaded = load_config(config, [*settings, *overrides]).config
     if loaded.checkpoint.load:
-        raise ConfigError(
-            [f"checkpoint.load={value_text(loaded.checkpoint.load)} and --from-hf {source} name two starts; keep one"]
-        )
+        load = f"checkpoint.load={value_text(loaded.checkpoint.load)}"
+        raise ConfigError([f"{load} and --from-hf {source} each name a model to start from; remove one of them"])
     if opened.tokenizer is not None and not loaded.data.tokenizer:
         settings.append(f"--data.tokenizer={opened.tokenizer.absolute()}")
     imported = Path(loaded.job.resolved_run_directory).absolute() / IMPORTED_NAME
@@ -47,7 +47,7 @@ def settings_from_hf(config: Path, overrides: Sequence[str], source: Path, *, ca
 
 
 def _own_keys(config: Path) -> frozenset[str]:
-    """Return the keys of [model] that the file sets; none where load_config will say what is wrong with the file."""
+    """Return the keys of [model] that the file sets; none if the file is invalid, which load_config reports."""
     with suppress(OSError, ValueError):
         model = tomllib.loads(config.read_bytes().decode().removeprefix("\ufeff")).get("model", {})
         if isinstance(model, dict):
@@ -58,12 +58,11 @@ def _own_keys(config: Path) -> frozenset[str]:
 def _import_once(opened: HfModel, source: Path, imported: Path, *, can_import: bool) -> None:
     location = LocalLocation(imported)
     if not can_import and not (location / COMMIT_NAME).exists():
-        raise ConfigError(
-            [f"--from-hf {source}: several workers would import it at once; use `megatrain launch`, or import it first"]
-        )
+        problem = "several workers would import the model at once; use `megatrain launch`, or import it first"
+        raise ConfigError([f"--from-hf {source}: {problem}"])
     imported.parent.mkdir(parents=True, exist_ok=True)
     with (imported.parent / f"{IMPORTED_NAME}.lock").open("w") as lock:
-        wait_and_lock(lock.fileno())  # hosts that start together: the first imports, the others find it
+        wait_and_lock(lock.fileno())  # of hosts that start together, the first one imports
         if not (location / COMMIT_NAME).exists():
             import_hf(source, location)
     found = read_manifest(location).config["model"]

@@ -1,4 +1,4 @@
-"""How long ranks may make no progress, and workers may outlive their host's lease. Pure.
+"""Limits on how long ranks may make no progress, and how long workers may run after their host's lease ended.
 
-The trainer, the launcher and the diagnosis apply the same rules.
+Pure functions: no I/O and no clock. The trainer, the launcher and the diagnosis apply the same rules.
 """

@@ -1,18 +1,19 @@
-"""How long workers may outlive their host's lease: one rule, which the host obeys and the driver waits out. Pure.
+"""How long workers may run after their host's lease ended. The host and the driver apply the same rule.
 
-A host that is cut off from etcd cannot learn that its round was halted. So it stops its workers by itself, and no host
-takes its place before that must have happened. All ranks complete a step together, so a host that completes one had not
-been replaced when the step began. Without a lease there are three deadlines:
+A host that is cut off from etcd cannot learn that its round was halted. So it stops its workers by itself, and the
+driver replaces it only when its workers must be gone. All ranks complete a step together, so a host that completes a
+step had not been replaced when the step began. Without a lease there are three deadlines:
 
-- `silent_s` after the last completed step the workers are killed: the others may have continued without this host.
-- `save_s` after the lease ended the workers save and stop even if steps are completed, and
-- `end_s` after the lease ended they are killed if they are still there.
+- `silent_s` after the last completed step, the workers are killed: the job may have continued without this host.
+- `save_s` after the lease ended, the workers save and stop even if steps are completed.
+- `end_s` after the lease ended, the workers are killed if they still run.
 
-Workers that have not completed a step have `start_s` after the end of the lease. All deadlines follow from the
-configuration and from one number that changes, the interval between two steps. The driver publishes that number before
-any host may use it, and a round's interval never becomes shorter: a host that is cut off obeys the last limits that it
-received, or shorter ones. Clocks may run at rates that differ by 1 %. A host that does not run at all (frozen, paused,
-in state D) obeys nothing while it sleeps; the round's number makes its later writes fail. See docs/adr/0036.
+Workers that have not completed a step may run for `start_s` after the lease ended. All deadlines follow from the
+configuration and from two published numbers: the interval between two steps, and the time of a stop. The driver
+publishes a number before any host may use it, and never replaces it by a smaller one in the same round. So the
+deadlines of a host that is cut off are never later than those that the driver waits for. Clock rates may differ by 1 %.
+A host that does not run (frozen, paused, in state D) cannot stop its workers; the round's number makes their later
+writes fail. Pure functions: no I/O and no clock. See docs/adr/0036.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from megatrain.contracts.black_box.values import Phase, Progress
 
 _NS = 1_000_000_000
 _SILENT_INTERVALS = 3.0
-"""Number of intervals that may pass without a completed step."""
+"""Number of step intervals that may pass without a completed step."""
 _MARGIN = 1.25
-"""Ratio of the published to the measured interval: a step that takes a little longer changes nothing."""
+"""Ratio of the published to the measured interval, so that slightly longer steps need no new value."""
 _PART_OF_JOIN = 0.9
 _SAVE_SLACK_S = 5.0
-"""At the latest this long after their grace, an executor kills workers that were asked to save."""
+"""An executor kills workers that were asked to save at most this long after their grace period."""
 _START_TTLS = 3
 CLOCK_RATE = 1.01
 """Largest ratio of two clocks' rates."""
@@ -48,10 +49,10 @@ _STEP_SLACK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """`gone_s`: seconds since the lease ended by this host's clock; 0 or less while etcd has promised to keep it.
+    """`gone_s`: seconds since the lease ended by this host's clock; 0 or less while the lease is valid.
 
-    `has_lost_orders`: orders have been missing for longer than the lease has been gone. `gone_s` then counts from the
-    moment when missing orders count like a lost lease.
+    `has_lost_orders`: the host has received no orders for so long that it counts as a host without a lease. Then
+    `gone_s` is the time since it began to count as such.
     """
 
     gone_s: float
@@ -59,7 +60,7 @@ class LeaseView:
 
     @property
     def is_gone(self) -> bool:
-        """Whether others may already consider this host dead."""
+        """Whether the driver may already consider this host dead."""
         return self.gone_s > 0
 
 
@@ -93,7 +94,7 @@ class FenceRule:
     def deadlines(self, interval_s: float, stop_s: float = 0.0) -> Deadlines:
         """Return the deadlines of a round that needs `interval_s` from step to step, and `stop_s` to stop.
 
-        0: not known yet.
+        A value of 0 means that it is not known yet.
         """
         silent_s = max(self.floor_s, _SILENT_INTERVALS * interval_s)
         saving_s = self.grace_s(stop_s) + _SAVE_SLACK_S
@@ -105,11 +106,11 @@ class FenceRule:
         return max(self.save_grace_s, stop_s)
 
     def raised_stop(self, published_s: float, seen_s: float) -> float | None:
-        """Return the limit to publish for a stop now that hosts need `seen_s`; None if the published one suffices."""
+        """Return the stop time to publish when hosts report `seen_s`; None if the published one suffices."""
         return longer_stop_s(self.grace_s(published_s), seen_s)
 
     def raised(self, published_s: float, seen_s: float) -> float | None:
-        """Return the interval to publish now that hosts need `seen_s`; None if the published `published_s` suffices."""
+        """Return the interval to publish when hosts report `seen_s`; None if `published_s` suffices."""
         interval_s = _MARGIN * seen_s
         if seen_s <= published_s or self.deadlines(interval_s) == self.deadlines(published_s):
             return None
@@ -125,9 +126,9 @@ class FenceRule:
         has_stepped: bool,
         published_stop_s: float = 0.0,
     ) -> float:
-        """Return when the workers of a host that runs, and whose lease is gone, are certainly gone.
+        """Return the time by which the workers of a running host without a lease are certainly gone.
 
-        `stuck_since`: since when another host of the round has completed no step; None if they may all complete more.
+        `stuck_since`: the time since which another host has completed no step; None if all may complete more steps.
         `published_s`, `published_stop_s`: the published values; `seen_s`: the interval that hosts report.
         `has_stepped`: whether the host has certainly completed a step in this round.
         """
@@ -137,7 +138,7 @@ class FenceRule:
         end = lease_gone_at + CLOCK_RATE * limits.end_s
         if stuck_since is None:
             return end + slack_s
-        # the current step may yet be completed, and the silence is counted from then on
+        # the current step may still be completed, and `silent_s` counts from its end
         last_step_s = _LAST_STEP_FACTOR * seen_s + _STEP_SLACK_S
         silent = max(lease_gone_at, stuck_since + CLOCK_RATE * (last_step_s + limits.silent_s))
         if not has_stepped:
@@ -155,7 +156,7 @@ class StepSilence:
 
 
 def step_silence(ranks: Mapping[int, Progress], now_ns: int) -> StepSilence:
-    """Return the state of a host's ranks, without those that have ended."""
+    """Return the progress of a host's ranks. `ranks`: those that have not exited."""
     if ranks and all(one.phase is Phase.STOPPING for one in ranks.values()):
         return StepSilence(None, is_ending=True)
     completed = [one.completed_ns for one in ranks.values()]
@@ -185,7 +186,7 @@ def longer_stop_s(known_s: float, seen_s: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class StopTimes:
-    """The parts of a rank's stop, in seconds as measured, 0 if not measured: the longest of each, except for steps.
+    """The measured seconds of each part of a rank's stop, 0 if not measured: a typical step, else the longest.
 
     In the worst case the request comes when an evaluation, or without one a step, has just begun.
     """
@@ -211,12 +212,12 @@ def stop_times(progress: Progress) -> StopTimes | None:
 
 
 def step_ns_of(progress: Progress) -> int | None:
-    """Return the time of a step; None before the first one. Until there is a median it is the first step's."""
+    """Return the median time of a step; until there is one, that of the first step; None before the first step."""
     return progress.median_step_ns or progress.last_step_ns
 
 
 def fence(limits: Deadlines, lease: LeaseView, ranks: StepSilence) -> tuple[FenceAction, str]:
-    """Return what a host must do with its workers without an order, and why."""
+    """Return what a host must do with its workers by itself, and why."""
     if not lease.is_gone:
         return FenceAction.GO_ON, ""
     doubt = f"this host fenced itself: it has held no lease for {lease.gone_s:.1f} s"

@@ -1,10 +1,10 @@
-"""Whether ranks still move: pure. Whether their host must stop them by itself is another question: see `fence`.
+"""Finds ranks that make no progress. fence.py decides when a host without a lease stops its workers.
 
-Each phase has its own limit. A step's is learned: max(floor, factor x median step). Before a second step has been
-completed the first one's duration replaces the median, and the first step itself has a configured limit. The first
-checkpoint and the first evaluation have configured limits too; the limits of later ones follow from the longest earlier
-one. A rank is judged by its newest sign of life: it entered a phase, began a step or completed one; while it waits for
-storage it gives signs of life.
+Each phase has its own limit. The limit of a step is learned: max(floor, factor x median step). Until a second step has
+been completed, the duration of the first step replaces the median; the first step itself has a configured limit. The
+first checkpoint and the first evaluation have configured limits too; the limits of later ones follow from the longest
+earlier one. A rank's silence counts from its newest sign of life: it entered a phase, began a step or completed one. A
+rank that waits for storage gives signs of life. Pure functions: no I/O and no clock.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class Patience:
         )
 
     def _learned_s(self, max_s: float, longest_ns: int | None) -> float:
-        """Return the limit of a phase whose earlier runs took at most this long; the configured one before the
-        first.
-        """
+        """Return the limit of a phase that took at most `longest_ns` before; `max_s` if it is the first time."""
         return max_s if longest_ns is None else min(max_s, max(self.floor_s, self.factor * longest_ns / _NS))
 
 
@@ -74,7 +72,7 @@ def silent_s(progress: Progress, now_ns: int) -> float:
 
 
 def find_stall(ranks: Mapping[int, Progress], patience: Patience, now_ns: int, now_unix_s: float) -> Stall | None:
-    """Return the stall: the ranks beyond their limit, described by the one that has been silent longest."""
+    """Return the stall, with all ranks beyond their limit and the phase and step of the longest silent one, or None."""
     silences = {rank: silent_s(progress, now_ns) for rank, progress in ranks.items()}
     over = {rank: silence for rank, silence in silences.items() if silence > patience.limit_s(ranks[rank])}
     if not over:

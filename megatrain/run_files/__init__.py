@@ -1,1 +1,1 @@
-"""The files of a run directory, and the right to write to it."""
+"""The files of a run directory, and the locks and claims that permit one round to write to it."""

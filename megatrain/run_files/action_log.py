@@ -1,10 +1,10 @@
-"""The audit of people's actions on a job, <run>/diagnosis/actions.jsonl: one line before each action, one after.
+"""The audit log of user actions on a job, <run>/diagnosis/actions.jsonl: one line before each action, one after it.
 
-The page writes it, and the command line when it writes notes (megatrain_job.jobs.notes). Each line holds the hash of
+The dashboard writes it, and so does the command line for notes (megatrain_job.jobs.notes). Each line holds the hash of
 the line before and its own, SHA-256 over its canonical JSON. So a changed or removed line breaks the chain; a break is
 reported and never repaired. Lines are appended under a lock of the file and are durable when `append` returns. An
-action whose line cannot be written is not done. A cut-off tail leaves an intact chain, so this process checks only that
-the newest entry that it wrote is still there; no more can be detected.
+action is not done if its line cannot be written. Removing the last lines leaves an intact chain. So a process also
+checks that the newest entry that it wrote is still there; later entries of other processes have no such check.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ActionTrail:
 
 
 class ActionLog:
-    """Appends to the audit of a run. Safe with several threads and with other processes that append."""
+    """Appends to the audit log of a run. Several threads and several processes may append at the same time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -82,7 +82,7 @@ class ActionLog:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             is_new = not self._path.exists()
             with open(_opened(self._path), "ab+", buffering=0) as file:
-                wait_and_lock(file.fileno())  # without locks, two that append at the same moment break the chain
+                wait_and_lock(file.fileno())  # on a file system without locks, simultaneous appends break the chain
                 before = read_actions(self._path)
                 self._note_loss(before)
                 check(before)
@@ -107,7 +107,7 @@ class ActionLog:
         return replace(trail, problem=trail.problem or self._loss)
 
     def _note_loss(self, trail: ActionTrail) -> None:
-        """Remember a loss of this process's newest entry, because the next append would hide it."""
+        """Record that this process's newest entry is missing: the next append would hide that."""
         newest = self._newest_hash
         if newest and all(one.entry_hash != newest for one in trail.entries):
             self._loss = f"{self._path.name}: the newest entry is missing: lines were removed"
@@ -171,7 +171,7 @@ def _digest(plain: Mapping[str, Any]) -> str:
 
 
 def _hash_of(line: bytes) -> str:
-    """Return the hash of this line that the next line must hold. Works also for a line that cannot be parsed."""
+    """Return the hash that the line after this one must hold. Works also for a line that cannot be parsed."""
     try:
         plain = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,8 +1,9 @@
 """Changes of a run's configuration, <run>/diagnosis/config-changes.jsonl: one line per round that changed it.
 
-The reporting rank writes it, in addition to <run>/config.toml, when its round has loaded. That rank holds the run, so
-no other process writes at the same time. It is written before config.toml: a crash between the two records a change
-twice, but never loses one. Lines are appended and never changed. Readers skip a line that a crash cut short.
+The reporting rank writes it, in addition to <run>/config.toml, when its round has loaded. That rank holds the run's
+lock, so no other process writes at the same time. The line is written before config.toml: after a crash between the two
+writes, a change is recorded twice, but never lost. Lines are appended and never changed. Readers skip a line that a
+crash cut short.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ CHANGES_NAME = "config-changes.jsonl"
 _MAX_BYTES = 16 << 20
 _MAX_KEYS = 1000
 _MAX_CHARACTERS = 300
-"""The length at which a value is cut: lists of data files may be longer."""
+"""Longer values are cut: lists of data files may be long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class ChangedKey:
 
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
-    """A round whose configuration differs from that of the round before."""
+    """A change of the configuration between a round and the one before."""
 
     round: int
     first_step: int
@@ -46,7 +47,7 @@ class ConfigChange:
 
 
 def changed_keys(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[ChangedKey, ...]:
-    """Return the keys whose values differ, by name. Pure. Both: section.key -> value as text."""
+    """Return the keys with different values, by name. `before` and `after` map section.key to the value as text."""
     differing = [key for key in sorted({*before, *after}) if before.get(key, "") != after.get(key, "")]
     return tuple(ChangedKey(key, _cut(before.get(key, "")), _cut(after.get(key, ""))) for key in differing[:_MAX_KEYS])
 

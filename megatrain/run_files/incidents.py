@@ -1,6 +1,6 @@
 """The directory <run>/incidents: the incidents of a run, for readers without etcd, and the audit of verdicts.
 
-The audit, audit.jsonl, has one line per outcome, appended and never changed. A verdict that waited for a person has two
+The audit, audit.jsonl, has one line per outcome, appended and never changed. A verdict that waited for a user has two
 lines. Readers skip and count a line that a crash cut short.
 """
 
@@ -17,7 +17,7 @@ from megatrain.contracts.records.record import decode, encode
 from megatrain.run_files.run_directory import RunDirectory
 
 _MAX_INCIDENT_BYTES = 4 << 20
-"""Limit for one record: no incident is as large."""
+"""The largest record to read: larger than any incident."""
 
 AUDIT_NAME = "audit.jsonl"
 _MAX_AUDIT_BYTES = 64 << 20
@@ -37,7 +37,7 @@ def read_incidents(run: RunDirectory) -> tuple[tuple[Incident, ...], tuple[str, 
 
 
 def read_incident(path: Path) -> Incident:
-    """Return the incident of a file. Raises: CoordinationError if it cannot be read, or is none."""
+    """Return the incident in a file. Raises: CoordinationError if the file cannot be read or holds no incident."""
     try:
         return decode(Incident, read_bounded(path, _MAX_INCIDENT_BYTES), str(path))
     except OSError as error:

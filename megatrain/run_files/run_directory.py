@@ -68,11 +68,11 @@ class RunDirectory:
 
     @property
     def diagnosis(self) -> Path:
-        """The diagnostics daemon's records of itself and of its judgement."""
+        """The files of the diagnostics daemon, the audit log of user actions, and the changes of the configuration."""
         return self.root / "diagnosis"
 
     def owns(self, name: str) -> bool:
-        """Return whether runs write an entry of this name in the root."""
+        """Return whether a run writes a file or directory of this name in the root."""
         return name in {
             "checkpoints",
             "coordination",
@@ -104,8 +104,8 @@ class RunDirectory:
         """Keep other jobs from training in this directory until this process ends or a newer round takes over.
 
         job_round: the round of this process, None without a launcher that counts rounds.
-        Raises: ConfigError naming the process that has the lock, or why it cannot be taken; under a launcher
-        FencedError in place of the first.
+        Raises: when another job has the lock, ConfigError, or FencedError under a launcher, naming its process;
+        FencedError when a newer round has taken over; ConfigError when the lock or the claim cannot be written.
         """
         key = f"job.run_directory={str(self.root)!r}"
         try:
@@ -120,7 +120,7 @@ class RunDirectory:
     def holder(self) -> str | None:
         """Return the process that trains in the directory, "process 17 on host-3"; None when there is none.
 
-        It depends on the file system whether a process on another host is visible.
+        A process on another host is found only if the file system shares locks between hosts.
         """
         try:
             with open(open_below(self.root, LOCK_FILE), "rb") as file:

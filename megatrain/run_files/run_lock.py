@@ -1,8 +1,9 @@
 """The right to write to a run directory: a file lock selects one job, a chain of claims (claims.py) one round of it.
 
-The lock separates two jobs, and ends with its process. It cannot separate two rounds of one job: a frozen host keeps
-it, and a host that is cut off may lose it while it writes. So a round of a launcher claims the directory by its number.
-The newer round takes over regardless of the lock; the older one finds itself fenced before its next write.
+The lock excludes other jobs, and is released when its process exits. It cannot exclude an older round of the same job:
+a frozen host keeps the lock, and a host that is cut off may lose it while it writes. So a round of a launcher claims
+the directory by its number. The newer round takes over regardless of the lock; the older one finds the newer claim
+before its next write, and stops.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class NotOpenedError(Exception):
 
 
 class FileLock:
-    """An open lock file. `note`: a message about it for people, empty when all is well."""
+    """An open lock file. `note`: a message for the log, such as that the file system has no locks; else empty."""
 
     def __init__(self, path: Path, file: FileIO, own: str) -> None:
         self._path = path
@@ -49,7 +50,7 @@ class FileLock:
         return self._path.read_text(errors="replace").strip() or UNKNOWN_HOLDER
 
     def take(self, num_tries: int = 1) -> None:
-        """Lock it, if the file system has locks. Raises: BlockingIOError when another process has it; OSError."""
+        """Lock the file, if the file system has locks. Raises: BlockingIOError when another process has it; OSError."""
         for left in reversed(range(num_tries)):
             try:
                 problem = file_locks.lock(self._file.fileno())
@@ -66,13 +67,13 @@ class FileLock:
             self.sign()
 
     def take_if_free(self) -> None:
-        """Lock it if its frozen holder has ended meanwhile."""
+        """Lock the file if it is not locked yet: its frozen holder may have exited meanwhile."""
         if not self._is_locked:
             with suppress(OSError):  # the holder has not ended, or there are no locks here
                 self.take()
 
     def sign(self) -> None:
-        """Write this process's signature. It is only for messages, so errors such as a full disk are ignored."""
+        """Write this process's signature. Only messages use it, so errors such as a full disk are ignored."""
         with suppress(OSError):
             self._file.truncate(0)
             self._file.write(f"{self._own}\n".encode())
@@ -86,9 +87,9 @@ class RunLock:
     claim: tuple[Claims, Claim] | None
 
     def check(self) -> None:
-        """Check the right before each write. It costs one lookup in the directory.
+        """Check that no newer round has taken over. Called before each write; costs one lookup in the directory.
 
-        If the claims cannot be looked up, writing will fail too, and the write itself reports that.
+        If the claims cannot be looked up, the write will fail too and report that.
         Raises: FencedError naming the new holder.
         """
         if self.claim is None:
@@ -105,7 +106,7 @@ class RunLock:
 
 
 def claim_run(root: Path, key: str, job_round: JobRound) -> tuple[Claims, Claim]:
-    """Take over a run directory for a round from all older rounds. `key` names it in messages.
+    """Take over a run directory for a round from all older rounds. `key` names the directory in messages.
 
     Raises: FencedError when a newer round has it; ConfigError when no claim can be written.
     """
@@ -141,7 +142,7 @@ def checkpoints_locked(directory: str, job_round: JobRound | None = None) -> Ite
 def locked_file(path: Path, key: str, setting: str, job_round: JobRound | None) -> Iterator[FileLock]:
     """Lock a file that no other job has locked; an older round of the same job may still have it locked.
 
-    Raises: NotOpenedError; when another job has it ConfigError, under a launcher FencedError.
+    Raises: NotOpenedError; when another job has the lock, ConfigError, or FencedError under a launcher.
     """
     try:
         opened = path.open("a+b", buffering=0)
@@ -152,11 +153,11 @@ def locked_file(path: Path, key: str, setting: str, job_round: JobRound | None) 
         try:
             lock.take(_NUM_LOCK_TRIES)
         except BlockingIOError:
-            _pass_by(lock, key, setting, job_round)
+            _check_holder(lock, key, setting, job_round)
         yield lock
 
 
-def _pass_by(lock: FileLock, key: str, setting: str, job_round: JobRound | None) -> None:
+def _check_holder(lock: FileLock, key: str, setting: str, job_round: JobRound | None) -> None:
     """Continue without the lock if an older round of this job has it. Raises: ConfigError, FencedError."""
     holder = lock.holder()
     if job_round is not None and holder.endswith(f" of {job_round.counter}"):

@@ -67,7 +67,9 @@ class LocationCases:
         assert (place / "a").read_range(0, 10) == b"0123456789"
         assert (place / "a").read_range(10, 0) == b""
         for offset, num_bytes in [(3, 8), (11, 0), (10, 1), (2**70, 1), (0, 2**62)]:
-            message = rf"place/a: 10 bytes, but bytes {offset} to {offset + num_bytes} are wanted; it is cut short"
+            message = (
+                rf"place/a: 10 bytes, but bytes {offset} to {offset + num_bytes} were requested; the file is cut short"
+            )
             with pytest.raises(CheckpointError, match=message):
                 (place / "a").read_range(offset, num_bytes)
         with pytest.raises(ValueError, match="at -1"):

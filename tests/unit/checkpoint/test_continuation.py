@@ -70,7 +70,7 @@ def of_content(digest: str, num_tokens: int = 5000) -> SampleStream:
     [(of_content(NEW, 4999), "4999 tokens"), (replace(DATA, seed=8), "drawn with seed 7, and data.seed is 8")],
 )
 def test_the_cursor_means_something_in_its_own_order_alone(data: SampleStream, problem: str) -> None:
-    with pytest.raises(CheckpointError, match=f"^the-checkpoint: its sample order is another one: .*{problem}"):
+    with pytest.raises(CheckpointError, match=f"^the-checkpoint: its sample order differs: .*{problem}"):
         go_on(is_same_run=True, data=data)
     found = go_on(is_same_run=False, data=data)
     assert found.progress == TrainingProgress(num_updates=118)

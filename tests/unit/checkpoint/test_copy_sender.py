@@ -166,7 +166,7 @@ def test_copies_of_a_rank_are_sent_one_by_one(
         connection, _ = offer_by_hand(hosts, address)
         with connection, SlotReader(hosts.own.slot(OWNER, 0)) as slot:
             sender.offer(slot.path)
-            wait_for_problem(sender, "another copy of that rank is on its way")
+            wait_for_problem(sender, "another copy of that rank is being received")
             send_contents(connection, slot, SealedSnapshot(10, 2, 0))
             assert connection.receive_message() == b"sealed"
 

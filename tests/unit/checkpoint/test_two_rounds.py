@@ -103,7 +103,7 @@ def test_older_round_that_checks_again_commits_nothing(tmp_path: Path) -> None:
     put_main(checkpoints)
     old, _ = two_rounds(tmp_path, str(checkpoints))
     begin(checkpoints, 3, 5)
-    with pytest.raises(CheckpointError, match="round 3 went on from step 5 of main, and round 2 is older"):
+    with pytest.raises(CheckpointError, match="round 3 resumed from step 5 of main, and round 2 is older"):
         old.persist(checkpoints)
     assert not (checkpoints / "main/step-000000010").exists()
 

@@ -126,7 +126,7 @@ def with_file(name: Any) -> dict[str, Any]:
             r"'w': expected 7 numbers for each item, the first of them the number of a listed file",
         ),
         (with_item(0, 0, 1000, 1, 0, 4, 6), r"the box of \(4, 6\) at \(1, 0\) is not inside the shape \(4, 6\)"),
-        (with_item(0, 0, 95, 0, 0, 4, 6), r"95 bytes are stored for the box of \(4, 6\) at \(0, 0\), which needs more"),
+        (with_item(0, 0, 95, 0, 0, 4, 6), r"95 bytes are stored for the box of \(4, 6\) at \(0, 0\), which needs 96"),
         (with_item(0, 2**63 - 1, 1000, 0, 0, 4, 6), r"'w': the end in the file is 9223372036854776807"),
         (
             {**document(), "tensors": {"k" * 5000: {"dtype": "int8", "shape": [], "items": [0, 0, 1]}}},

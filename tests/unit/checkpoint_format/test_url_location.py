@@ -208,7 +208,7 @@ def test_obstacle_in_the_path_is_named(on_disk: Location) -> None:
 def test_invented_length_is_not_read(on_disk: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     (on_disk / "a").write(b"12")
     monkeypatch.setattr(LocalFileSystem, "cat_file", failing(errno.ENOMEM))
-    with pytest.raises(CheckpointError, match="place/a: 2 bytes, but bytes 0 to 1099511627776 are wanted"):
+    with pytest.raises(CheckpointError, match="place/a: 2 bytes, but bytes 0 to 1099511627776 were requested"):
         (on_disk / "a").read_range(0, 2**40)
 
 
@@ -338,7 +338,7 @@ def test_whatever_a_driver_raises_names_the_url(bucket: Location, driver: Driver
     driver.files["bucket/run/a"] = b"1"
     place = bucket / "a"
     assert place.read_range(0, 1) == b"1"
-    with pytest.raises(CheckpointError, match="1 bytes, but bytes 1 to 2 are wanted"):
+    with pytest.raises(CheckpointError, match="1 bytes, but bytes 1 to 2 were requested"):
         place.read_range(1, 1)
     driver.is_down = True
     for action in (place.read, place.entries, place.exists, place.size, lambda: place.read_range(0, 1)):

@@ -94,7 +94,7 @@ def test_a_damaged_newest_one_is_skipped_and_named(ckpt: Ckpt, run: Path) -> Non
     found = ckpt("ls", run, "--json")
 
     assert (found["resume"]["branch"], found["resume"]["step"]) == ("main", 20)
-    assert "the current branch, has none" in found["resume"]["reason"]
+    assert "the current branch, has no usable checkpoint" in found["resume"]["reason"]
     assert str(file) in found["resume"]["skipped"][0]
 
 

@@ -58,9 +58,9 @@ def test_the_weights_are_imported_once(tmp_path: Path, source: Path) -> None:
 
 def test_start_from_hf_with_conflicts_is_refused(tmp_path: Path, source: Path) -> None:
     path = job_file(tmp_path)
-    with pytest.raises(ConfigError, match="several workers would import it at once; use `megatrain launch`"):
+    with pytest.raises(ConfigError, match="several workers would import the model at once; use `megatrain launch`"):
         settings_from_hf(path, [], source, can_import=False)
-    with pytest.raises(ConfigError, match=r'checkpoint\.load="x" and --from-hf .* name two starts; keep one'):
+    with pytest.raises(ConfigError, match=r'checkpoint\.load="x" and --from-hf .* each name a model to start from'):
         settings_from_hf(path, ["--checkpoint.load=x"], source)
     assert not (tmp_path / "run").exists()
 
