@@ -59,7 +59,7 @@ def rampup_levels(batch: BatchConfig) -> Sequence[int]:
     """Return every global batch size of the run in ascending order; one element if there is no ramp-up."""
     if batch.rampup_start == 0:
         return (batch.global_batch_size,)
-    # No list: it may have millions of levels. The checks ensure that the last one is the full batch.
+    # A range, because there may be millions of levels. The checks ensure that the last one is global_batch_size.
     return range(batch.rampup_start, batch.global_batch_size + 1, batch.rampup_increment)
 
 
@@ -75,7 +75,7 @@ def global_batch_size_at(batch: BatchConfig, consumed_samples: int) -> int:
 
 
 def batches_from(batch: BatchConfig, cursor: int, skipped: SampleRanges) -> Iterator[tuple[int, int]]:
-    """Yield (cursor, global batch size) of every step from `cursor` on, without end; `skipped` samples are left out."""
+    """Yield (cursor, global batch size) of each step from `cursor` on, endlessly, leaving out the `skipped` samples."""
     while True:
         size = global_batch_size_at(batch, cursor)
         yield cursor, size
@@ -83,7 +83,7 @@ def batches_from(batch: BatchConfig, cursor: int, skipped: SampleRanges) -> Iter
 
 
 def cursor_after(batch: BatchConfig, cursor: int, num_steps: int, skipped: SampleRanges) -> int:
-    """Return the cursor after `num_steps` steps from `cursor` on; `skipped` samples are left out."""
+    """Return the cursor after `num_steps` steps from `cursor` on that leave out the `skipped` samples."""
     if not num_steps:
         return cursor
     while num_steps and cursor < batch.rampup_samples:

@@ -1,6 +1,7 @@
-"""The differences between the configuration that wrote a checkpoint and the one that resumes from it. Pure.
+"""The differences between the configuration that wrote a checkpoint and the one that resumes from it.
 
-A key is compared by its meaning: `num_kv_heads = 0` and `num_kv_heads = num_heads` are the same model.
+Pure functions: no I/O and no clock. Keys are compared by what they resolve to: `num_kv_heads = 0` and `num_kv_heads =
+num_heads` are the same model.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ FREE_MODEL_KEYS = frozenset({"dropout", "init_std", "is_residual_init_scaled"})
 _FUNCTION_KEYS = frozenset(
     {"window_size", "full_attention_every", "norm_eps", "attention_scale", "attention_softcap", "head_softcap"}
 )
-"""Keys of [model] that affect what is computed with the weights, but not the set of weights."""
+"""Keys of [model] that change the computation, but not which weights it needs."""
 
 _RESOLVED = {
     "num_kv_heads": "resolved_num_kv_heads",
@@ -32,11 +33,11 @@ _NUMBERED_SECTIONS = ("parameter_group", "data_source", "data_stage", "validatio
 _NO_MATTER = frozenset(
     {"train.steps", "train.gc_interval", "train.checksum_interval", "data.prefetch", "data.accepted_digest"}
 )
-"""Keys that affect how training runs, but not what it computes."""
+"""Keys that affect how training runs, but not its numerical results."""
 
 
 def model_changes(before: Config, now: Config) -> list[ChangedKey]:
-    """Return the changes that make the stored weights those of another model."""
+    """Return the changed keys of [model] that define another model than the checkpoint's."""
     keys = [name for name in all_options()["model"] if name not in FREE_MODEL_KEYS]
     return [
         _changed(f"model.{name}", getattr(before.model, name), getattr(now.model, name))
@@ -46,7 +47,7 @@ def model_changes(before: Config, now: Config) -> list[ChangedKey]:
 
 
 def weight_changes(before: Config, now: Config) -> list[ChangedKey]:
-    """Return those of the model's changes that require other weights than the stored ones."""
+    """Return the `model_changes` after which the stored weights cannot be used."""
     return [change for change in model_changes(before, now) if not _is_of_function(change, now)]
 
 
@@ -58,14 +59,14 @@ def _is_of_function(change: ChangedKey, now: Config) -> bool:
 
 
 def training_changes(before: Config, now: Config) -> list[ChangedKey]:
-    """Return the other changes that affect the numbers of the run."""
+    """Return the changes outside `model_changes` that affect the numerical results of the run."""
     keys = [("model", name) for name in sorted(FREE_MODEL_KEYS)]
     keys += [(section, name) for section in _TRAINING_SECTIONS for name in all_options()[section]]
     defaults: dict[str, Any] = {}
     for kind in _NUMBERED_SECTIONS:
         names = {**before.sections_of(kind), **now.sections_of(kind)}
         keys += [(section, name) for section in names for name in all_options()[kind]]
-        # a further section that one of the two lacks means nothing there
+        # a numbered section that one configuration lacks counts there as one with default values
         defaults |= dict.fromkeys(names, section_classes()[kind]())
     sections = [{**defaults, **config.sections} for config in (before, now)]
     changes = []

@@ -16,14 +16,14 @@ class CheckpointConfig:
     interval: int = field(
         default=0,
         metadata=option(
-            "Steps between checkpoints. 0: they are taken by time, see interval_s.", unit="steps", minimum=0
+            "Steps between checkpoints. 0: checkpoints are taken by time, see interval_s.", unit="steps", minimum=0
         ),
     )
     interval_s: float = field(
         default=600.0,
         metadata=option(
             "Seconds of training between checkpoints when interval is 0. If taking a checkpoint stalls training for "
-            "more than 2 % of this time, checkpoints are taken less often. 0: none before the end.",
+            "more than 2 % of this time, checkpoints are taken less often. 0: no checkpoint before the end.",
             unit="s",
             minimum=0,
         ),
@@ -48,7 +48,7 @@ class CheckpointConfig:
     keep_every: int = field(
         default=0,
         metadata=option(
-            "Checkpoints whose step is a multiple of this are kept beside the newest. 0: none.", unit="steps", minimum=0
+            "Checkpoints whose step is a multiple of this are kept, too. 0: none.", unit="steps", minimum=0
         ),
     )
     slots: Literal[1, 2] = field(
@@ -60,20 +60,20 @@ class CheckpointConfig:
     )
     arena_directory: str = field(
         default="/dev/shm",
-        metadata=option("Directory of the snapshots, on a memory file system; it must hold slots times the state."),
+        metadata=option("Directory of the snapshots, on a memory file system with space for slots times the state."),
     )
     has_peer_copies: bool = field(
         default=False,
         metadata=option(
-            "Whether each snapshot is copied to the memory of a host outside every group of its rank, so that losing "
-            "any one group loses nothing. It needs pp_size and dp_size above 1, and memory for two more snapshots a "
-            "rank."
+            "Whether each snapshot is copied to the memory of a host outside the groups of its rank along every axis, "
+            "so that the loss of all hosts of any one group loses no data. It needs pp_size and dp_size above 1, and "
+            "memory for two more snapshots per rank."
         ),
     )
     keep_arena_s: float = field(
         default=1800.0,
         metadata=option(
-            "How long snapshots stay in memory for a restart after the last worker of the job on the host has ended.",
+            "How long snapshots stay in memory for a restart after the last worker of the job on the host has exited.",
             unit="s",
             minimum=0,
         ),
@@ -84,7 +84,7 @@ class CheckpointConfig:
     )
     load: str = field(
         default="",
-        metadata=option("Checkpoint (directory or URL) to start from while this run has none of its own."),
+        metadata=option("Checkpoint (directory or URL) to start from as long as this run has not written one."),
     )
 
     @property
@@ -94,5 +94,5 @@ class CheckpointConfig:
 
     @property
     def num_kept(self) -> int:
-        """How many of the newest are kept, 0: all."""
+        """How many of the newest checkpoints are kept; 0: all."""
         return resolved_keep_last(self.keep_last, self.interval)

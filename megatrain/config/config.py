@@ -89,11 +89,11 @@ class Config:
     alertmanager: AlertmanagerConfig = field(default_factory=AlertmanagerConfig)
     webhook: WebhookConfig = field(default_factory=WebhookConfig)
     further_sections: tuple[tuple[str, ReceiverConfig | ParameterGroupConfig | DataSection], ...] = ()
-    """The sections after the first of their kind, by name: `slack-2`."""
+    """The second and later sections of each kind, with their names, such as `slack-2`."""
 
     @property
     def sections(self) -> Mapping[str, Any]:
-        """The sections by name, in their order, with the further ones of their kinds last."""
+        """The sections by name: first those that have an attribute here, in order, then `further_sections`."""
         return {name: getattr(self, name) for name in all_options()} | dict(self.further_sections)
 
     @property
@@ -106,7 +106,7 @@ class Config:
 
     @property
     def receivers(self) -> tuple[str, ...]:
-        """The receivers of the job's notifications: the names of those that are on, by kind."""
+        """The sections of the receivers of notifications that are switched on, sorted by kind and number."""
         sections = self.sections
         names = sorted((name for name in sections if receiver_kind(name)), key=_numbered_order)
         return tuple(
@@ -120,7 +120,7 @@ class Config:
 
     @property
     def data_sources(self) -> Mapping[str, DataSourceConfig]:
-        """The sources of training data by the key that names the path of each: those of data.train, or several."""
+        """The sources of training data by the key that holds their path: data.train, or one key per [[data_source]]."""
         if self.data.train:
             return {"data.train": DataSourceConfig(path=self.data.train, name="data.train")}
         return {f"{name}.path": source for name, source in self.sections_of("data_source").items() if source.path}
@@ -133,23 +133,23 @@ class Config:
 
     @property
     def validation_sets(self) -> Mapping[str, ValidationSetConfig]:
-        """The sets of held-out data by the key that names the path of each: that of data.validation, or several."""
+        """The sets of held-out data by the key that holds the path: data.validation, or one per [[validation_set]]."""
         if self.data.validation:
             return {"data.validation": ValidationSetConfig(path=self.data.validation, name="data.validation")}
         return {f"{name}.path": one for name, one in self.sections_of("validation_set").items() if one.path}
 
     def sections_of(self, kind: str) -> Mapping[str, Any]:
-        """Return the sections of a kind of which there may be several, by name, in order."""
+        """Return the sections of a kind in NUMBERED by name, in the order of their numbers."""
         sections = self.sections
         names = sorted((name for name in sections if kind_of(name, (kind,))), key=_numbered_order)
         return {name: sections[name] for name in names}
 
     @property
     def patience(self) -> Patience:
-        """How long the ranks of this run may stand still.
+        """How long the ranks of this run may make no progress before they count as hung.
 
-        This is shorter than the timeout of their collectives, so that silent ranks can still be distinguished from
-        waiting ones.
+        The limits are shorter than the timeouts of collectives, so that a hung rank can still be distinguished from the
+        ranks that wait for it.
         """
         return Patience(
             init_s=_PART_OF_TIMEOUT * self.runtime.init_timeout_s,
@@ -171,7 +171,7 @@ class Config:
         )
 
     def layout(self, world_size: int | None) -> Layout:
-        """Return the sizes of the mesh; without a world size, an open dp_size counts as 1.
+        """Return the sizes of the mesh; without a world size, dp_size = 0 counts as 1.
 
         Raises: TopologyError when the sizes do not multiply to `world_size`.
         """
@@ -187,12 +187,12 @@ class Config:
 
     @property
     def holders(self) -> tuple[Holders, ...]:
-        """The groups of tp ranks that hold the same key-value head. Empty if each rank has heads of its own."""
+        """The groups of tp ranks that hold the same key-value head. Empty if no head is on several ranks."""
         num_heads, tp_size = self.model.resolved_num_kv_heads, self.parallel.tp_size
         return (Holders("tp", num_heads),) if num_heads < tp_size else ()
 
     def num_microbatches(self, dp_size: int, global_batch_size: int | None = None) -> int:
-        """Return the micro-batches that each pipeline computes in one step, at the full or the given global batch."""
+        """Return the micro-batches of each pipeline in one step. global_batch_size: None means the configured size."""
         samples = self.batch.global_batch_size if global_batch_size is None else global_batch_size
         return samples // (self.batch.micro_batch_size * dp_size)
 
@@ -215,15 +215,15 @@ class Config:
         return range(first, first + layers[number])
 
     def layer_kind(self, layer: int) -> LayerKind:
-        """Return what two layers must have in common to compute alike and to need the same memory."""
+        """Return the kind of a layer. Layers of the same kind compute alike and need the same memory."""
         return LayerKind(self.fp8.covers(layer), self.model.window_of(layer))
 
     def bucket_size(self, dp_size: int) -> int:
-        """Return the number of elements that closes a bucket: parallel.bucket_size, or a size that suits the model.
+        """Return the number of elements at which a bucket is closed: parallel.bucket_size, or a default for the model.
 
-        That size is one layer's matrices on a rank: of N layers only 1/N is then exposed, and each collective overlaps
-        with a layer. It is at most LARGEST_BUCKET, because a part of a large layer is enough; and at least
-        SMALLEST_SHARD for each of the ranks, because otherwise latency costs more than bandwidth.
+        The default is the size of one layer's matrices on a rank: with N layers, only 1/N of the communication is
+        exposed, because each collective overlaps with a layer. It is at most LARGEST_BUCKET, which suffices to use a
+        link fully, and at least SMALLEST_SHARD per rank, below which latency costs more than bandwidth.
         """
         if self.parallel.bucket_size:
             return self.parallel.bucket_size
@@ -231,7 +231,7 @@ class Config:
         return max(min(layer, LARGEST_BUCKET), SMALLEST_SHARD * dp_size)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return sections of keys, with values that JSON can hold."""
+        """Return section -> key -> value, with values that JSON can represent."""
         return {
             section: {name: _json_value(getattr(values, name)) for name in options_of(values.__class__)}
             for section, values in self.sections.items()
@@ -241,7 +241,8 @@ class Config:
     def from_dict(cls, tables: Mapping[str, object]) -> Config:
         """Return the configuration that `to_dict` described; missing keys take their defaults.
 
-        Raises: ConfigError for unknown keys, missing keys and wrong types. Ranges and cross-field rules: see `check`.
+        Raises: ConfigError for unknown keys, missing keys and wrong types. Ranges and rules between keys are left to
+        `check`.
         """
         reader = TableReader(options_with(tables))
         reader.read(tables, origins={})
@@ -258,14 +259,14 @@ def all_options() -> Mapping[str, Mapping[str, Option]]:
 
 
 def options_with(names: Iterable[str]) -> Mapping[str, Mapping[str, Option]]:
-    """Return the keys of every section, and those of the further sections of their kind among `names`."""
+    """Return the keys of every section, and of the sections such as `slack-2` among `names`."""
     options = all_options()
     further = {name: options[_numbered_kind(name)] for name in names if name not in options and _numbered_kind(name)}
     return {**options, **{name: further[name] for name in sorted(further, key=_numbered_order)}}
 
 
 def receiver_kind(section: str) -> str:
-    """Return the kind of a receiver's section, empty if the section is no receiver's."""
+    """Return the kind of a receiver's section; empty for other sections."""
     return kind_of(section, SWITCHES)
 
 
@@ -286,7 +287,7 @@ def section_classes() -> Mapping[str, Any]:
 def build_config(values: Mapping[str, Mapping[str, Value]]) -> Config:
     """Return a configuration of values that already have the right types.
 
-    A required key without a value gets its placeholder: callers report it as missing.
+    A required key without a value gets a placeholder; the caller reports it as missing.
     """
     sections = {}
     classes = section_classes()

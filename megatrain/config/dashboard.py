@@ -71,7 +71,7 @@ class DashboardConfig:
     host_names: str = field(
         default="",
         metadata=option(
-            "Further host names, comma-separated, of the dashboard. Requests for names other than these, the address "
+            "Further host names, comma-separated, of the dashboard. Requests for any name except these, the address "
             "and the name of this machine are refused.",
             pattern="[A-Za-z0-9., _-]*",
         ),
@@ -79,14 +79,14 @@ class DashboardConfig:
     base_path: str = field(
         default="",
         metadata=option(
-            "Path prefix of the dashboard behind a reverse proxy that serves other things too, such as /megatrain.",
+            "Path prefix of the dashboard, such as /megatrain, behind a reverse proxy that also serves other pages.",
             pattern="(/[A-Za-z0-9._~-]+)*",
         ),
     )
     perfetto_url: str = field(
         default="",
         metadata=option(
-            "URL of your own Perfetto, in which the dashboard opens traces. Empty: traces are downloaded.",
+            "URL of a self-hosted Perfetto, in which the dashboard opens traces. Empty: traces are downloaded.",
             pattern=r"(https?://[A-Za-z0-9.:\[\]_-]+(/[A-Za-z0-9._~/-]*)?)?",
         ),
     )

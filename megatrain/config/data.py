@@ -1,7 +1,7 @@
 """Sections [data], [data_source], [data_stage] and [validation_set]: which tokens to train and evaluate on.
 
-Section [evaluation]: when to evaluate, and on how many. There may be several sources and validation sets:
-[[data_source]] twice is [data_source] and [data_source-2].
+Section [evaluation]: when to evaluate, and on how many. There may be several sources, stages and validation sets: two
+tables [[data_source]] are the sections [data_source] and [data_source-2].
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fractions import Fraction
 from megatrain.config.options import option
 
 LEAST_WEIGHT = 1e-9
-"""The least weight of a source above 0: weights count in integers."""
+"""The smallest weight above 0: weights are rounded to multiples of it."""
 MOST_WEIGHT = 1_000_000
 _NAME_PATTERN = r"[^,\n\r]*"
 _WEIGHT = re.compile(r"(\d+(?:\.\d*)?)(?:[eE][+-]?\d+)?", re.ASCII)
@@ -28,14 +28,14 @@ class DataConfig:
     train: str = field(
         default="",
         metadata=option(
-            "Training tokens: the path of a .bin and .idx pair without the suffix. For several: [[data_source]]."
+            "Training tokens: the path of a .bin and .idx pair without the suffix. Several sources: [[data_source]]."
         ),
     )
     validation: str = field(
         default="",
         metadata=option(
-            "Held-out tokens: the path of a .bin and .idx pair without the suffix. For several: [[validation_set]]. "
-            "Neither: no evaluation."
+            "Held-out tokens: the path of a .bin and .idx pair without the suffix. For several sets, use "
+            "[[validation_set]]. Without either, there is no evaluation."
         ),
     )
     tokenizer: str = field(
@@ -49,8 +49,8 @@ class DataConfig:
     accepted_digest: str = field(
         default="",
         metadata=option(
-            "Digests, separated by commas, of training data with which a run may go on although its checkpoint was "
-            "trained on other data of the same size. The refusal names them.",
+            "Digests, separated by commas, of training data with which a run may continue although its checkpoint was "
+            "trained on other data of the same size. The error message of the refused start shows the digests.",
             pattern="([0-9a-f]{32}(,[0-9a-f]{32})*)?",
         ),
     )
@@ -69,8 +69,8 @@ class DataConfig:
 class DataSourceConfig:
     """One of several sets of training tokens, and its share of the samples.
 
-    There may be up to 1024: `[[data_source]]` twice is `[data_source]` and `[data_source-2]`, which may also be
-    written. Weights may change whenever a run is started again: each source then goes on where it was.
+    There may be up to 1024: two tables `[[data_source]]` are the same as `[data_source]` and `[data_source-2]`. Weights
+    may be changed at any restart: each source then continues at its next sample.
     """
 
     path: str = field(
@@ -108,16 +108,16 @@ class DataSourceConfig:
 class DataStageConfig:
     """A later stage of the mixture: from a number of tokens on, the sources have other weights.
 
-    There may be up to 256: `[[data_stage]]` twice is `[data_stage]` and `[data_stage-2]`, which may also be written.
-    Until the first one begins, the weights of the sources themselves count. Stages may change whenever a run is started
-    again: what the run has read stays as it was.
+    There may be up to 256: two tables `[[data_stage]]` are the same as `[data_stage]` and `[data_stage-2]`. Until the
+    first stage begins, the weights in [data_source] apply. Stages may be changed at any restart, without an effect on
+    what the run has already read.
     """
 
     after_tokens: int = field(
         default=0,
         metadata=option(
-            "Tokens that the run has read when the stage begins, rounded up to whole samples. Those that a rollback "
-            "skips count, too.",
+            "Tokens that the run has read when the stage begins, rounded up to whole samples. Tokens that a rollback "
+            "skips are counted, too.",
             unit="tokens",
             minimum=0,
         ),
@@ -125,8 +125,8 @@ class DataStageConfig:
     weights: str = field(
         default="",
         metadata=option(
-            'Weights of the sources by name: "NAME=WEIGHT, NAME=WEIGHT". A source without one gets no samples. Empty: '
-            "no stage."
+            'Weights of the sources by name: "NAME=WEIGHT, NAME=WEIGHT". A source that is not named gets no samples. '
+            "Empty: no stage."
         ),
     )
 
@@ -136,7 +136,7 @@ class DataStageConfig:
 
     @property
     def weight_of(self) -> Mapping[str, float]:
-        """The weights by the name of the source. Raises: ValueError naming the part that is not NAME=WEIGHT."""
+        """Source name -> weight. Raises: ValueError with the part that is not NAME=WEIGHT or repeats a name."""
         found: dict[str, float] = {}
         for part in self.weights.split(","):
             name, equals, text = (piece.strip() for piece in part.rpartition("="))
@@ -151,8 +151,8 @@ class DataStageConfig:
 class ValidationSetConfig:
     """One of several sets of held-out tokens, whose loss is reported by its name.
 
-    There may be up to 64: `[[validation_set]]` twice is `[validation_set]` and `[validation_set-2]`, which may also be
-    written. They may change whenever a run is started again.
+    There may be up to 64: two tables `[[validation_set]]` are the same as `[validation_set]` and `[validation_set-2]`.
+    Validation sets may be changed at any restart.
     """
 
     path: str = field(
@@ -176,7 +176,7 @@ class EvaluationConfig:
     interval: int = field(
         default=0,
         metadata=option(
-            "Steps between evaluations. 0: only at the end, when held-out tokens are named.", unit="steps", minimum=0
+            "Steps between evaluations. 0: only at the end, if held-out tokens are given.", unit="steps", minimum=0
         ),
     )
     num_samples: int = field(
@@ -192,7 +192,7 @@ def _weight(text: str) -> float | None:
     match = _WEIGHT.fullmatch(text)
     if match is None:
         return None
-    # a number so small that a float cannot hold it is 0.0, too
+    # float() also returns 0.0 for a number that is too small, so the digits show whether it is 0
     is_zero = not match[1].strip("0.")
     weight = float(text)
     return weight if is_zero or LEAST_WEIGHT <= weight <= MOST_WEIGHT else None

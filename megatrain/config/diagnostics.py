@@ -1,4 +1,4 @@
-"""Section [diagnostics]: what is streamed to the diagnostics daemon, how it judges, and what may follow from that."""
+"""Section [diagnostics]: what hosts stream to the diagnostics daemon, its thresholds, and the actions it may cause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megatrain.config.options import option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnosticsConfig:
-    """What is streamed to the diagnostics daemon, how it judges, and what may follow from that."""
+    """What hosts stream to the diagnostics daemon, its thresholds, and the actions it may cause."""
 
     is_streamed: bool = field(
         default=True,
@@ -21,7 +21,7 @@ class DiagnosticsConfig:
     sample_period: int = field(
         default=10,
         metadata=option(
-            "One step in this many is streamed with all its spans; the others only as totals.",
+            "Every sample_period-th step is streamed with all its spans; for the other steps, only totals.",
             unit="steps",
             minimum=1,
             maximum=2**31 - 1,
@@ -104,9 +104,7 @@ class DiagnosticsConfig:
     )
     straggler_steps: int = field(
         default=8,
-        metadata=option(
-            "Number of steps that a rank must be slow to be a straggler.", unit="steps", minimum=2, maximum=1024
-        ),
+        metadata=option("Number of steps for which a straggler must be slow.", unit="steps", minimum=2, maximum=1024),
     )
     eviction: Literal["automatic", "approval", "dry-run"] = field(
         default="automatic",
@@ -121,8 +119,8 @@ class DiagnosticsConfig:
     restart_price_s: float = field(
         default=60.0,
         metadata=option(
-            "Assumed cost of a restart until the job has measured one. A host is evicted for its slowness only if the "
-            "rest of the job gains more than that.",
+            "Assumed cost of a restart until the job has measured one. A slow host is evicted only if the rest of the "
+            "job saves more time than a restart costs.",
             unit="s",
             minimum=0,
         ),
@@ -130,16 +128,16 @@ class DiagnosticsConfig:
     loss_jump_factor: float = field(
         default=5.0,
         metadata=option(
-            "A loss or gradient norm raises an alarm if it is this many times the median of the steps before, or not "
-            "finite; 0: never.",
+            "A loss or gradient norm raises an alarm if it exceeds this multiple of the median of the previous steps, "
+            "or is not finite; 0: never.",
             minimum=0,
         ),
     )
     max_rollbacks: int = field(
         default=2,
         metadata=option(
-            "How often within an hour the job may go back to a step before an alarm and skip the batches of the alarm; "
-            "0: never.",
+            "How often within an hour the job may return to a step before an alarm and skip the batches that caused "
+            "it; 0: never.",
             minimum=0,
         ),
     )

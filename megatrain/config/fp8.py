@@ -1,4 +1,4 @@
-"""Section [fp8]: products with weights in 8-bit floating point."""
+"""Section [fp8]: matrix multiplications with weights in 8-bit floating point."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Literal
 from megatrain.config.options import option
 
 DIM_MULTIPLE = 16
-"""Divisor of every dim of a factor of an FP8 product: torch's products require it."""
+"""Every dim of the matrices that torch multiplies in FP8 must be a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Config:
-    """Products with weights in 8-bit floating point."""
+    """Matrix multiplications with weights in 8-bit floating point."""
 
     recipe: Literal["none", "tensorwise", "rowwise"] = field(
         default="none",
         metadata=option(
             "How the four projections of a layer are multiplied. none: in train.precision. tensorwise: in FP8, with a "
-            "scale for each tensor and gradients in E5M2. rowwise: in FP8, with a scale for each row and all factors "
+            "scale for each tensor and gradients in E5M2. rowwise: in FP8, with a scale for each row and all matrices "
             "in E4M3: more exact, but slower. Weights, sums, attention, norms and the head keep train.precision. GPUs "
             "need compute capability 8.9 (rowwise: 9.0); CPUs compute the same numbers, slowly."
         ),
@@ -40,14 +40,15 @@ class Fp8Config:
     backend: Literal["megatrain", "transformer_engine"] = field(
         default="megatrain",
         metadata=option(
-            "What multiplies in FP8. megatrain: its own quantization and torch's products. transformer_engine: NVIDIA "
-            "Transformer Engine (2.9 or later), which must be installed; tensorwise with current scaling, GPUs only."
+            "What multiplies in FP8. megatrain: its own quantization and torch's matrix multiplication. "
+            "transformer_engine: NVIDIA Transformer Engine (2.9 or later), which must be installed; tensorwise with "
+            "current scaling, GPUs only."
         ),
     )
     skip_layers: tuple[int, ...] = field(
         default=(),
         metadata=option(
-            "Layers, counted from 0, that stay in train.precision: the first and last are the most sensitive.",
+            "Layers, counted from 0, that keep train.precision; the first and last are the most sensitive.",
             minimum=0,
         ),
     )

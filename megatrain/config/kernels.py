@@ -1,4 +1,4 @@
-"""Section [kernels]: what computes the operations, and whether a slow form of one is an error."""
+"""Section [kernels]: which implementations compute the operations, and whether a slow one is an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megatrain.config.options import option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelsConfig:
-    """What computes the operations, and whether a slow form of one is an error."""
+    """Which implementations compute the operations, and whether a slow one is an error."""
 
     strict: bool = field(
         default=False,
@@ -22,9 +22,9 @@ class KernelsConfig:
     attention: Literal["auto", "cudnn", "flash", "efficient", "dense"] = field(
         default="auto",
         metadata=option(
-            "Which of torch's attention kernels to use on a GPU. auto: the first, in the order given here, that "
-            "supports the model; the log names it and the reasons against the ones before it. Another name: that "
-            "kernel or an error. CPUs have one kernel."
+            "Which of torch's attention kernels to use on a GPU. auto: the first in this list that supports the model; "
+            "the log names it and why earlier ones do not. Another value: that kernel or an error. CPUs have one "
+            "kernel."
         ),
     )
     norm: Literal["megatrain", "apex"] = field(

@@ -36,17 +36,17 @@ def load_config(
     world_size: int | None = None,
     is_for_training: bool = False,
 ) -> LoadedConfig:
-    """Read `path`, apply `overrides`, check everything that can be checked without starting.
+    """Read `path`, apply `overrides`, and check everything that can be checked without starting a run.
 
-    Without a world size the layout is checked as far as the file fixes it. `is_for_training` also requires what only
-    training needs, such as data.
+    Without a world size, the layout is checked as far as the configuration determines it. `is_for_training` also
+    requires the keys that only training needs, such as data.
 
     Raises: ConfigError with every problem of the file, the overrides and the checks between keys.
     """
     text, raw, problem = _read_file(path)
     tables, doubled = split_arrays(raw, NUMBERED)
     if problem is not None:
-        # what the overrides would change is unknown, so they are only checked by themselves
+        # the file is unreadable, so the overrides are checked without it
         options = options_with(map(named_section, overrides))
         reader = TableReader(options)
         given = parse_overrides(overrides, options)
@@ -65,7 +65,7 @@ def load_tables(
     world_size: int | None = None,
     is_for_training: bool = False,
 ) -> LoadedConfig:
-    """Do the same with the sections and keys of a program, as a TOML file or `Config.to_dict` has them.
+    """Do the same as `load_config` with tables from a program: section -> key -> value, as in `Config.to_dict`.
 
     Raises: ConfigError with every problem of the tables, the overrides and the checks between keys.
     """
@@ -86,7 +86,7 @@ def _checked(
     world_size: int | None,
     is_for_training: bool,
 ) -> LoadedConfig:
-    """Return the configuration of tables and overrides. `fallback`: the origin of what is missing.
+    """Return the configuration of tables and overrides. `fallback`: the origin of a missing section.
 
     Raises: ConfigError with `problems` and all others.
     """
@@ -109,9 +109,9 @@ def _checked(
 
 
 def _read_file(path: Path) -> tuple[str, Mapping[str, object], str | None]:
-    """Return text, tables and no problem; or nothing and the problem."""
+    """Return (text, tables, None), or ("", {}, problem) if the file cannot be read."""
     try:
-        text = path.read_bytes().decode().removeprefix("\ufeff")  # the mark that some editors of Windows begin with
+        text = path.read_bytes().decode().removeprefix("\ufeff")  # the byte-order mark of some Windows editors
         return text, tomllib.loads(text, parse_float=read_float), None
     except OSError as error:
         return "", {}, f"cannot read the configuration file: {error.strerror}; give the path of a TOML file ({path})"

@@ -1,4 +1,4 @@
-"""The line of each key of a TOML file: the standard library's parser does not report it.
+"""The line of each key of a TOML file, which the standard library's parser does not report.
 
 The scanner walks over text that `tomllib` has accepted, so it only has to find where keys, strings, comments, arrays
 and inline tables begin and end; it reports no mistakes.

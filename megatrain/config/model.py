@@ -1,6 +1,6 @@
 """Section [model]: the shape and the mathematics of the transformer.
 
-GPT-2, GPT-3, GPT-NeoX, Llama, Qwen, Mistral, Gemma, Phi-3 and MegaScale's models are values of these keys. Nothing here
+These keys can express GPT-2, GPT-3, GPT-NeoX, Llama, Qwen, Mistral, Gemma, Phi-3 and MegaScale's models. Nothing here
 depends on how the model is spread over ranks. The largest sizes allowed are at least 100 times those of any model known
 today: a larger value is a typing error.
 """
@@ -47,8 +47,8 @@ class ModelConfig:
     num_kv_heads: int = field(
         default=0,
         metadata=option(
-            "Key and value heads (grouped-query attention when fewer than num_heads). 0: as many as num_heads. Where "
-            "parallel.tp_size is a multiple of them, several ranks hold the same head.",
+            "Key and value heads (grouped-query attention when fewer than num_heads). 0: as many as num_heads. If "
+            "parallel.tp_size is a larger multiple of this number, several ranks hold the same head.",
             minimum=0,
             maximum=1_000_000,
         ),
@@ -123,12 +123,12 @@ class ModelConfig:
     )
     attention_scale: float = field(
         default=0.0,
-        metadata=option("What scores of attention are multiplied by. 0: 1 / sqrt(head_dim).", minimum=0),
+        metadata=option("Factor of the attention scores. 0: 1 / sqrt(head_dim).", minimum=0),
     )
     attention_softcap: float = field(
         default=0.0,
         metadata=option(
-            "c: each score s of attention becomes c * tanh(s / c) before softmax (Gemma 2: 50). 0: no cap.", minimum=0
+            "c: each attention score s becomes c * tanh(s / c) before softmax (Gemma 2: 50). 0: no cap.", minimum=0
         ),
     )
     head_softcap: float = field(
@@ -149,8 +149,8 @@ class ModelConfig:
     rope_local_theta: float = field(
         default=0.0,
         metadata=option(
-            "Base of the rotary wavelengths in the layers whose window limits attention, which are never stretched "
-            "(Gemma 3: 10000). 0: as in the other layers.",
+            "Base of the rotary wavelengths in layers with a window. These wavelengths are never stretched (Gemma 3: "
+            "10000). 0: the same wavelengths as in the other layers.",
             minimum=0,
             maximum=10**15,
         ),
@@ -202,7 +202,7 @@ class ModelConfig:
     rope_attention_factor: float = field(
         default=0.0,
         metadata=option(
-            "yarn scaling: what rotated queries and keys are multiplied by. 0: 0.1 * ln(rope_scaling_factor) + 1.",
+            "yarn scaling: factor of the rotated queries and keys. 0: 0.1 * ln(rope_scaling_factor) + 1.",
             minimum=0,
         ),
     )
@@ -224,7 +224,7 @@ class ModelConfig:
     full_attention_every: int = field(
         default=0,
         metadata=option(
-            "n: with a window, each nth layer attends to all tokens before it (Gemma 2: 2, Gemma 3: 6). 0: none does.",
+            "n: with a window, each nth layer attends to all earlier tokens (Gemma 2: 2, Gemma 3: 6). 0: no layer.",
             unit="layers",
             minimum=0,
         ),
@@ -272,7 +272,7 @@ class ModelConfig:
 
     @property
     def rotated_dim(self) -> int:
-        """The units of a head that rotary positions turn."""
+        """The number of units of a head that rotary positions rotate."""
         return int(self.resolved_head_dim * self.rope_fraction)
 
     @property
@@ -282,7 +282,7 @@ class ModelConfig:
         return not self.is_own("mlp") and bool(load_variant("mlp", self.mlp).is_gated)
 
     def is_own(self, key: str) -> bool:
-        """Return whether the value of `key` is one of megatrain's, not the name of another package's variant."""
+        """Return whether the value of `key` is built into megatrain, and not the name of another package's variant."""
         return getattr(self, key) in options_of(ModelConfig)[key].choices
 
     @property
@@ -291,9 +291,9 @@ class ModelConfig:
         return 0 < self.window_size < self.seq_len
 
     def window_of(self, layer: int) -> int:
-        """Return the window of a layer, which may be longer than a sample, or 0 where it attends to all tokens before.
+        """Return the window of a layer; 0 if the layer attends to all earlier tokens.
 
-        The layers with a window have rotary positions of their own (rope_local_theta), even where it limits nothing.
+        The window may be longer than a sample. Even then, the layer uses rope_local_theta if that is set.
         """
         is_full = self.full_attention_every > 0 and (layer + 1) % self.full_attention_every == 0
         return 0 if is_full else self.window_size

@@ -1,8 +1,8 @@
 """Sections [notify], [slack], [pagerduty], [email], [alertmanager], [webhook]: the receivers of a job's notifications.
 
-There may be several receivers of each kind: [[slack]] twice is [slack] and [slack-2].
+There may be several receivers of each kind: two tables [[slack]] are the sections [slack] and [slack-2].
 
-Secrets are never values of a configuration, which is shown, compared and kept in etcd: they are files.
+A secret is given as a file that contains it, because the configuration itself is shown, compared and kept in etcd.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SWITCHES = {
     "alertmanager": ("url",),
     "webhook": ("url", "url_file"),
 }
-"""Receiver, which is its section -> the keys that switch it on, any of them."""
+"""Section of a receiver -> its keys that switch it on when at least one is set."""
 _EVENT = f"({'|'.join(EVENTS)})"
 _ADDRESS = r"[^\s@<>,;:\"()\[\]\\]+@[A-Za-z0-9.-]+"
 _SECRET = "readable only by its owner"
@@ -32,7 +32,7 @@ def _events() -> Any:
         default=", ".join(EVENTS),
         metadata=option(
             "Events to send, comma-separated: `incident` (opened, recovered), `restarts` (close to the limit of "
-            "restarts), `end` (the job ended), `verdict` (one waits for a person), `health` (the job's health "
+            "restarts), `end` (the job ended), `verdict` (a verdict waits for approval), `health` (the job's health "
             "changed).",
             pattern=f"{_EVENT}(, *{_EVENT})*",
         ),
@@ -44,17 +44,17 @@ def _level() -> Any:
     return field(
         default="amber",
         metadata=option(
-            "Lowest level that is sent: `red` (the job cannot go on by itself), `amber` (it recovers by itself, or "
-            "needs an answer), `green` (also planned events)."
+            "Lowest level that is sent: `red` (the job cannot continue by itself), `amber` (the job recovers by "
+            "itself, or needs an answer), `green` (also planned events)."
         ),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotifyConfig:
-    """The settings that all receivers of notifications share. A receiver is on when its own section has its address.
+    """The settings that all receivers of notifications share. A receiver is on if its own section has an address.
 
-    Of each kind there may be up to 16: `[[slack]]` twice is `[slack]` and `[slack-2]`, which may be written, too.
+    There may be up to 16 of each kind: two tables `[[slack]]` are the same as `[slack]` and `[slack-2]`.
     """
 
     page_url: str = field(
@@ -140,7 +140,7 @@ class AlertmanagerConfig:
         metadata=option("URL of the Alertmanager with its path prefix, such as http://alertmanager:9093. Empty: off."),
     )
     token_file: str = field(
-        default="", metadata=option(f"File, {_SECRET}, with the bearer token that it asks for. Empty: none.")
+        default="", metadata=option(f"File, {_SECRET}, with the bearer token that it requires. Empty: none.")
     )
     events: str = _events()
     level: Literal["green", "amber", "red"] = _level()
@@ -148,10 +148,10 @@ class AlertmanagerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookConfig:
-    """A program of the site's own, by a POST."""
+    """Any other program, by an HTTP POST."""
 
     url: str = field(default="", metadata=option("URL that messages are sent to. Empty: off, unless url_file is set."))
-    url_file: str = field(default="", metadata=option(f"File, {_SECRET}, with the URL, where that is a secret."))
+    url_file: str = field(default="", metadata=option(f"File, {_SECRET}, with the URL, if the URL is a secret."))
     token_file: str = field(
         default="", metadata=option(f"File, {_SECRET}, with a bearer token to send along. Empty: none.")
     )

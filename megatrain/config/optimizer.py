@@ -1,7 +1,7 @@
-"""Section [optimizer]: the update rule and the learning-rate schedule. Section [parameter_group]: parameters with a
-learning rate or a weight decay of their own.
+"""Section [optimizer]: the update rule and the learning-rate schedule. Section [parameter_group]: parameters with
+their own learning rate or weight decay.
 
-There may be several groups: [[parameter_group]] twice is [parameter_group] and [parameter_group-2].
+There may be several groups: two tables [[parameter_group]] are [parameter_group] and [parameter_group-2].
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 from megatrain.config.options import option
 
 AS_OPTIMIZER = -1.0
-"""The weight decay of a group that has none of its own."""
+"""The value of a group's weight_decay that stands for optimizer.weight_decay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class OptimizerConfig:
         default="adamw",
         metadata=option(
             "Update rule. lamb scales each layer's update by a trust ratio, so that batches can be 4 times as large. "
-            "muon orthogonalises the update of each matrix between hidden states, with the size of an update of AdamW, "
-            "which the other parameters have; lr and weight_decay are the same for both. sgd: gradients with momentum."
+            "muon orthogonalises the update of each matrix between hidden states and scales it to the size of an AdamW "
+            "update. The other parameters use AdamW, with the same lr and weight_decay. sgd: gradients with momentum."
         ),
     )
     lr: float = field(metadata=option("Highest learning rate, reached after warm-up.", above=0, maximum=1000))
@@ -39,14 +39,12 @@ class OptimizerConfig:
     momentum: float = field(
         default=0.95, metadata=option("muon and sgd: decay of the sum of gradients.", minimum=0, below=1)
     )
-    has_nesterov: bool = field(
-        default=True, metadata=option("muon and sgd: whether the momentum counts the gradient once more (Nesterov).")
-    )
+    has_nesterov: bool = field(default=True, metadata=option("muon and sgd: whether to use Nesterov momentum."))
     muon_precision: Literal["master", "bf16"] = field(
         default="master",
         metadata=option(
-            "muon: the precision in which matrices are sent and orthogonalised: that of the master weights, or bf16, "
-            "which is faster on GPUs and sends half."
+            "muon: precision in which matrices are sent and orthogonalised: that of the master weights, or bf16, which "
+            "is faster on GPUs and halves the communication."
         ),
     )
     weight_decay: float = field(
@@ -55,9 +53,9 @@ class OptimizerConfig:
     ema_decay: float = field(
         default=0.0,
         metadata=option(
-            "Keep an exponential moving average of the weights: after each update it is ema_decay * average + "
-            "(1 - ema_decay) * weights. Checkpoints have it, and `--ema` of `megatrain sample` and `ckpt export-hf` "
-            "reads it in place of the weights. 0: none.",
+            "Keep an exponential moving average of the weights: after each update it is ema_decay * average + (1 - "
+            "ema_decay) * weights. Checkpoints contain the average, and `--ema` of `megatrain sample` and `ckpt "
+            "export-hf` reads it in place of the weights. 0: none.",
             minimum=0,
             below=1,
         ),
@@ -93,17 +91,17 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterGroupConfig:
-    """Parameters with a learning rate or a weight decay of their own. The first group with a matching pattern counts.
+    """Parameters with their own learning rate or weight decay. A parameter belongs to the first group that matches.
 
-    There may be up to 16: `[[parameter_group]]` twice is `[parameter_group]` and `[parameter_group-2]`, which may be
-    written, too.
+    There may be up to 16: two tables `[[parameter_group]]` are the same as `[parameter_group]` and
+    `[parameter_group-2]`.
     """
 
     pattern: str = field(
         default="",
         metadata=option(
             "Which parameters: their names, as `megatrain ckpt inspect --tensors` lists them after `model.`, with `*` "
-            "for any letters, `?` for one, and `[...]` for one of several. Empty: none."
+            "for any characters, `?` for one, and `[...]` for one of several. Empty: none."
         ),
     )
     lr_scale: float = field(
@@ -112,8 +110,8 @@ class ParameterGroupConfig:
     weight_decay: float = field(
         default=AS_OPTIMIZER,
         metadata=option(
-            "Their decoupled weight decay, also of norms and biases. -1: optimizer.weight_decay, of matrices and "
-            "embeddings only.",
+            "Their decoupled weight decay, which also applies to norms and biases. -1: optimizer.weight_decay, for "
+            "matrices and embeddings only.",
             minimum=AS_OPTIMIZER,
         ),
     )

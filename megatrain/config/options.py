@@ -22,9 +22,9 @@ Value = int | float | bool | str | tuple[int, ...]
 """The types of a key's value. A list of TOML is held as a tuple, so that a section is immutable."""
 
 LARGEST_INTEGER = 2**53
-"""No real count is larger, and JSON readers elsewhere keep integers exact up to here."""
+"""No real count is larger, and some JSON readers represent larger integers only approximately."""
 LONGEST_S = 1_000_000_000
-"""Three decades: longer waits overflow the clocks of communication libraries."""
+"""About 30 years: longer waits overflow the clocks of communication libraries."""
 LARGEST_OF_UNIT: Mapping[str, int] = {
     "s": LONGEST_S,
     "h": 1_000_000,
@@ -33,13 +33,13 @@ LARGEST_OF_UNIT: Mapping[str, int] = {
     "TFLOP/s": 10**9,
     "steps": 2**31 - 1,
 }
-"""Bounds of keys that state none. An exabyte is a size that 64 bits hold in bytes, and a black box has 32 bits for the
-number of a step."""
+"""Upper bounds of keys that declare none. An exabyte in bytes fits in 64 bits. A black box stores the number of a step
+in 32 bits."""
 LARGEST_NUMBER = 10**9
-"""The bound of other numbers that state none: single precision can still hold its square and products."""
+"""Upper bound of other floats that declare none: single precision can still represent its square."""
 SMALLEST_OF_UNIT: Mapping[str, float] = {"s": 0.001}
 SMALLEST_NUMBER = 1e-30
-"""Single precision rounds smaller numbers to 0; times shorter than SMALLEST_OF_UNIT count as 0."""
+"""Other numbers than 0 must be at least this, far above where single precision rounds to 0; times: SMALLEST_OF_UNIT."""
 
 Kind = Literal["int", "float", "bool", "str", "choice", "list of int"]
 
@@ -60,7 +60,7 @@ _WANTED: Mapping[str, str] = {
 
 
 class WrongTypeError(Exception):
-    """A value that a key cannot hold; the text is the rule and the hint."""
+    """A value has a type that its key cannot hold; the message has the rule and the hint."""
 
 
 def option(
@@ -77,8 +77,9 @@ def option(
 ) -> dict[str, Any]:
     """Return the metadata of a field.
 
-    `minimum` and `maximum` are allowed values, `above` and `below` are not; `pattern` must match the whole of a string.
-    `choices`: of a string whose type does not state them, because other packages may add some (has_variants).
+    `minimum` and `maximum` are inclusive bounds, `above` and `below` exclusive ones; `pattern` must match the whole
+    string. `choices`: the allowed strings, if they are not in the type because other packages may add some
+    (has_variants).
     """
     bounds = {"minimum": minimum, "maximum": maximum, "above": above, "below": below}
     return {"doc": doc, "unit": unit, "pattern": pattern, "choices": choices, "has_variants": has_variants, **bounds}
@@ -131,14 +132,14 @@ class Option:
         return " and ".join(f"{sign} {_bound_text(bound)}" for sign, bound in bounds if bound is not None)
 
     def parse(self, value: object) -> Value:
-        """Return `value` as this key holds it.
+        """Return `value` in the type of this key.
 
-        Raises: WrongTypeError.
+        Raises: WrongTypeError when it has another type.
         """
         match self.kind, value:
             case ("bool", bool(value)) | ("float", float(value)) | ("str" | "choice", str(value)):
                 return value
-            # A bool is an int to Python, but not here.
+            # In Python a bool is an int; here it is not.
             case ("int", int(number)) if not isinstance(number, bool):
                 return number
             case ("float", int(number)) if not isinstance(number, bool):
@@ -209,7 +210,7 @@ def options_of(section: type) -> Mapping[str, Option]:
 
 
 def _maximum(kind: Kind, stated: Mapping[str, Any]) -> float | None:
-    """Return the bound of a key: its own, else that of its unit or kind."""
+    """Return the upper bound of a key: its own, else that of its unit or kind."""
     if stated["maximum"] is not None or stated["below"] is not None or kind not in ("int", "float"):
         return cast("float | None", stated["maximum"])
     return LARGEST_OF_UNIT.get(stated["unit"], LARGEST_NUMBER if kind == "float" else None)
@@ -237,7 +238,7 @@ def _integers(items: list[object] | tuple[object, ...]) -> tuple[int, ...]:
 
 
 def _is_utf8(text: str) -> bool:
-    """Distinguish text from command-line bytes that are no UTF-8: Python keeps those as lone surrogates."""
+    """Return whether a text has no lone surrogates: Python uses them for command-line bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

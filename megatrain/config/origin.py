@@ -18,7 +18,7 @@ class FileOrigin:
 
 @dataclass(frozen=True, slots=True)
 class ProgramOrigin:
-    """A value that a program gave as one of a section's keys."""
+    """A value that a program passed."""
 
     def __str__(self) -> str:
         return "given by the program"

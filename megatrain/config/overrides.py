@@ -1,7 +1,7 @@
 """Command-line settings: `--section.key=value`, or `--section.key value`; the last one for a key wins.
 
-A value is read as TOML. Anything else is taken literally, so that strings need no quotes; the type check then shows
-whether the key needed a string.
+A value is read as TOML. A value that is not TOML is taken literally, so that strings need no quotes; the type check
+then shows whether the key takes a string.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from megatrain.formatting import alternatives
 
 @dataclass(slots=True)
 class Overrides:
-    """The command line as tables, like a file."""
+    """The settings of a command line as tables, like those of a file."""
 
     tables: dict[str, dict[str, object]] = field(default_factory=dict)
     origins: dict[str, OverrideOrigin] = field(default_factory=dict)
@@ -68,7 +68,7 @@ def _value(text: str, option: Option | None) -> object:
         return text
     value: object = parsed["value"]
     is_word = option is not None and option.kind in ("str", "choice") and not isinstance(value, str)
-    # A text of several lines can contain more than one TOML setting; then it was meant as a text.
+    # A text of several lines can parse as more than one TOML setting; then the literal text was meant.
     return text if is_word or len(parsed) > 1 else value
 
 

@@ -45,9 +45,9 @@ class ParallelConfig:
         default=1,
         metadata=option(
             "Chunks in which tensor-parallel ranks exchange their rows of the sequence, so that the collectives "
-            "overlap with the products of a layer, in forward and in backward. 1: each collective is exposed, with all "
-            "rows at once. More chunks leave less of them exposed but make products smaller. Layers that multiply in "
-            "FP8 use 1.",
+            "overlap with the matrix multiplications of a layer, in forward and backward. 1: all rows are exchanged at "
+            "once, without overlap. More chunks hide more of the communication but make the multiplications smaller. "
+            "Layers that multiply in FP8 always use 1.",
             unit="chunks",
             minimum=1,
             maximum=LARGEST_SIZE,
@@ -71,8 +71,8 @@ class ParallelConfig:
     num_chunks: int = field(
         default=1,
         metadata=option(
-            f"Model chunks on each stage; more than 1 with the {CHUNKED_NAMES} schedule only. They are of use without "
-            "a pipeline, too: collectives of data parallelism overlap, chunk by chunk, with the other chunks.",
+            f"Model chunks on each stage; more than 1 with the {CHUNKED_NAMES} schedule only. They also help without a "
+            "pipeline: the data-parallel collectives of one chunk overlap with the computation of the others.",
             minimum=1,
             maximum=LARGEST_SIZE,
         ),
@@ -80,9 +80,9 @@ class ParallelConfig:
     layers_per_chunk: tuple[int, ...] = field(
         default=(),
         metadata=option(
-            "Layers of each of the pp_size * num_chunks chunks, in the model's order: from the one with the embedding "
-            "to the one with the head. It balances the stages: the loss costs as much as some layers do. The first and "
-            "the last may have none. Empty: the even split.",
+            "Layers of each of the pp_size * num_chunks chunks, in the model's order: the first has the embedding, the "
+            "last the head. Use it to balance the stages: the loss costs as much as several layers. The first and the "
+            "last chunk may have 0 layers. Empty: the even split.",
             unit="layers",
             minimum=0,
         ),
@@ -91,7 +91,7 @@ class ParallelConfig:
         default=False,
         metadata=option(
             "Whether the even split counts the embedding as a layer, so that the first chunk has one layer less than "
-            "the others. pp_size * num_chunks must then divide num_layers plus the counted ends."
+            "the others. pp_size * num_chunks must then divide num_layers + 1, or + 2 with counts_head_as_layer."
         ),
     )
     counts_head_as_layer: bool = field(
@@ -141,8 +141,8 @@ class ParallelConfig:
         metadata=option(
             "Layers of each chunk, from its first, whose activations wait in host memory between forward and backward; "
             "a chunk of fewer layers offloads all. The copies overlap with the computation of other layers, so the "
-            "last layers of a chunk should stay on the GPU. Saves GPU memory as recompute does, at the price of "
-            "traffic to the host; with both, only the inputs of blocks are copied. Without a GPU it saves nothing.",
+            "last layers of a chunk should stay on the GPU. Saves GPU memory as recompute does, at the cost of traffic "
+            "to the host; with both, only the inputs of blocks are copied. Without a GPU it saves nothing.",
             unit="layers",
             minimum=0,
         ),
@@ -173,12 +173,12 @@ class ParallelConfig:
 
     @property
     def layers_for_ends(self) -> tuple[int, int]:
-        """As how many layers the even split counts the embedding and the head."""
+        """The number of layers, 0 or 1, that the even split counts for the embedding and for the head."""
         return int(self.counts_embedding_as_layer), int(self.counts_head_as_layer)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size of each axis that can be configured, in a layout's form; dp_size may be 0 here."""
+        """The size of each axis that can be configured, by its key; dp_size may be 0, unlike in a Layout."""
         return {axis.size_name: getattr(self, axis.size_name) for axis in configurable_axes()}
 
     @property
@@ -189,7 +189,7 @@ class ParallelConfig:
 
     @property
     def overlaps_by_bucket(self) -> bool:
-        """Whether a chunk's gathers and reductions overlap with its own computes, bucket by bucket.
+        """Whether a chunk's gathers and reductions overlap with its own computation, bucket by bucket.
 
         Aligned reductions wait for the other stages.
         """
@@ -203,7 +203,7 @@ class ParallelConfig:
     def build_schedule(self, num_microbatches: int) -> Schedule:
         """Return the actions of each stage in a training step of `num_microbatches`.
 
-        Raises: TopologyError with the rule and the hint if there is no such pipeline.
+        Raises: TopologyError with the rule and the hint when such a schedule is impossible.
         """
         return build_schedule(
             self.schedule,

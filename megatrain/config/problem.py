@@ -1,7 +1,7 @@
 """A mistake in a configuration: the message, the keys that it involves, and the values that the message proposes.
 
-The keys are known so that one mistake is not reported twice. One kind of mistake has its message here, because several
-checks report it: a key was changed although another key's value makes it meaningless.
+The keys are recorded so that one mistake is not reported twice. The message on a key that was changed although another
+key's value leaves it without an effect is here, because several checks report it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Problem:
     text: str
 
     def located(self, origins: Mapping[str, Origin]) -> str:
-        """Return the message with its place: that of the first of the keys that was set."""
+        """Return the message with the origin of the first of the keys that was set."""
         known = [origins[key] for key in self.keys if key in origins]
         written = [origin for origin in known if not isinstance(origin, DefaultOrigin)]
         location = next(iter(written or known), None)
@@ -59,7 +59,7 @@ def closest_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def unset_problems(section: str, values: Any, needed: str) -> Iterator[Problem]:
-    """Yield the keys of a section that were changed although it does nothing without a value of `needed`.
+    """Yield a problem for each key that was changed although its section has no effect while `needed` is not set.
 
     `values`: the section's dataclass.
     """
@@ -74,7 +74,7 @@ def unset_problems(section: str, values: Any, needed: str) -> Iterator[Problem]:
 
 
 def unused_problems(section: str, values: Any, name: str, ruling: str, needed: str) -> Iterator[Problem]:
-    """Yield that `name` of the section was changed although it has a meaning only if the key `ruling` is `needed`.
+    """Yield a problem if the key `name` was changed although it has an effect only if the key `ruling` is `needed`.
 
     `values`: the section's dataclass.
     """

@@ -1,4 +1,4 @@
-"""Sections [telemetry], [log] and [profile]: what a run records of itself, and where.
+"""Sections [telemetry], [log] and [profile]: what a run records about itself, and where.
 
 The black box of each rank and the peak for its utilization; what is printed and where metrics go; what the torch
 profiler records.
@@ -47,7 +47,7 @@ class TelemetryConfig:
 class LogConfig:
     """What is printed and where metrics go besides the run directory."""
 
-    interval: int = field(default=10, metadata=option("Steps between the log lines of steps.", unit="steps", minimum=1))
+    interval: int = field(default=10, metadata=option("Steps between log lines.", unit="steps", minimum=1))
     has_tensorboard: bool = field(
         default=False, metadata=option("Whether metrics also go to TensorBoard files; needs the tensorboard package.")
     )

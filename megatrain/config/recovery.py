@@ -1,4 +1,4 @@
-"""Section [recovery]: how the launcher notices that something broke, and what it may do about it."""
+"""Section [recovery]: how the launcher detects failures, and how it may react."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megatrain.config.options import option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryConfig:
-    """How the launcher notices that something broke, and what it may do about it."""
+    """How the launcher detects failures, and how it may react."""
 
     lease_ttl_s: int = field(
         default=10,
@@ -53,28 +53,28 @@ class RecoveryConfig:
     restarts_without_progress: int = field(
         default=3,
         metadata=option(
-            "Number of restarts in a row without a completed step beyond the last failure's that stops the job. A "
-            "failure of user code, data or memory that comes back at the same step stops it at the second.",
+            "The job stops after this many restarts in a row without a completed step beyond that of the last failure. "
+            "It stops at the second failure of user code, data or memory at the same step.",
             unit="restarts",
             minimum=1,
         ),
     )
     network_failures: int = field(
         default=2,
-        metadata=option("Number of network failures of one host within the window that evicts it.", minimum=1),
+        metadata=option("A host is evicted after this many network failures within network_window_s.", minimum=1),
     )
     network_window_s: float = field(
         default=300.0, metadata=option("Window in which a host's network failures are counted.", unit="s", above=0)
     )
     hangs_per_hour: int = field(
-        default=2, metadata=option("Number of hangs of one host within an hour that evicts it.", minimum=1)
+        default=2, metadata=option("A host is evicted after this many hangs within an hour.", minimum=1)
     )
     host_failures_per_hour: int = field(
         default=3,
         metadata=option(
-            "Number of failures of one host within an hour that evicts it if the job can go on without it. A failure "
-            "counts if the host's executor was lost, or if a worker on it was the first to die and neither code nor "
-            "data are to blame.",
+            "A host is evicted after this many failures within an hour if the job can continue without it. A failure "
+            "counts if the host's executor was lost, or if a worker on it failed first and the cause is not code or "
+            "data.",
             minimum=1,
         ),
     )
@@ -114,7 +114,7 @@ class RecoveryConfig:
     pair_timeout_s: float = field(
         default=60.0,
         metadata=option(
-            "How long the two hosts of a pair test try to meet and to time their all-reduce, beyond loading torch.",
+            "How long the two hosts of a pair test may take to connect and time their all-reduce, after loading torch.",
             unit="s",
             above=0,
         ),

@@ -67,7 +67,7 @@ class RuntimeConfig:
     save_grace_s: float = field(
         default=60.0,
         metadata=option(
-            "Least time that a process has after SIGTERM or SIGUSR1 to reach the end of a step and to save. If "
+            "Minimum time that a process has after SIGTERM or SIGUSR1 to reach the end of a step and to save. If "
             "measurements show that it needs longer, it has twice the measured time.",
             unit="s",
             above=0,

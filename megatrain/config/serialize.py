@@ -1,7 +1,7 @@
 """A configuration as text: TOML that loads to an equal configuration, and a hash that identifies its content.
 
-A run keeps its configuration as <run>/config.toml. It is read here without any check, because another version of this
-program may have written it.
+A run keeps its configuration as <run>/config.toml. It is read here without checks, because another version of megatrain
+may have written it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from megatrain.contracts.files.bounded_files import read_below
 
 CONFIG_NAME = "config.toml"
 _MAX_BYTES = 4 << 20
-"""Limit: no configuration is as large."""
+"""Upper bound of the size of a configuration file."""
 
 
 def to_toml(config: Config, origins: Mapping[str, Origin] | None = None) -> str:
@@ -54,7 +54,7 @@ def config_values(config: Config) -> dict[str, str]:
 def config_of_values(values: Mapping[str, str], job: str) -> Config:
     """Return the configuration of a job from the texts that `config_values` made of it.
 
-    Raises: ConfigError for a text that is no value, and for what `Config.from_dict` refuses.
+    Raises: ConfigError for a text that is not a TOML value, and as `Config.from_dict`.
     """
     tables: dict[str, dict[str, object]] = {}
     for key, text in values.items():
@@ -78,7 +78,7 @@ def recorded_tables(root: Path) -> dict[str, Any] | None:
 
 
 def read_tables(root: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return the same as `recorded_tables`, and why there is nothing; "" if the run keeps no configuration."""
+    """Return `recorded_tables`, and the reason if there are none; "" if the run has no configuration file."""
     try:
         return tomllib.loads(read_below(root, CONFIG_NAME, _MAX_BYTES).decode()), ""
     except FileNotFoundError:

@@ -3,8 +3,8 @@
 Reading never stops at a mistake. The probable meaning of a misspelled name is remembered as doubtful, so that one
 typing error is not also reported as a missing key or as a broken rule.
 
-A configuration may have several sections of some kinds: `[[slack]]` twice is `[slack]` and `[slack-2]`. So each has a
-name, which keys, origins, overrides and messages use; the second form may also be written directly.
+A configuration may have several sections of some kinds: two tables `[[slack]]` are the same as `[slack]` and
+`[slack-2]`, which a file may also use directly. Keys, origins, overrides and messages use these names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from megatrain.formatting import alternatives
 
 _MOST = 16
 _MOST_OF = {"data_source": 1024, "data_stage": 256, "validation_set": 64}
-"""Each receiver of notifications is a thread of the driver's host, and each parameter group has buckets of its own."""
+"""Limits that differ from _MOST. A receiver is a thread on the driver's host; a parameter group has its own buckets."""
 
 
 class TableReader:
@@ -34,7 +34,7 @@ class TableReader:
         """Keys ("section.key") whose value is wrong or was probably given under another name."""
 
     def read(self, tables: Mapping[str, object], origins: Mapping[str, Origin]) -> None:
-        """Take the values of `tables`; `origins` holds the origins of keys ("section.key") and of sections."""
+        """Read the values of `tables`; `origins` holds the origins of keys ("section.key") and of sections."""
         for written, table in tables.items():
             section = written
             if written not in self._sections:
@@ -85,7 +85,7 @@ class TableReader:
     def _report_unknown_section(
         self, written: str, table: object, tables: Mapping[str, object], origins: Mapping[str, Origin]
     ) -> str | None:
-        """Report it and return the section that was probably meant, or None if its keys cannot be read."""
+        """Report an unknown section; return the section that was probably meant, or None if its keys cannot be read."""
         if not isinstance(table, Mapping):
             meant = suggestions(written, None, self._sections)
             self.doubtful.update(meant)
@@ -123,7 +123,7 @@ def numbered_name(kind: str, number: int) -> str:
 
 
 def kind_of(section: str, kinds: Collection[str]) -> str:
-    """Return the kind of a section by its name; empty if it is none of these."""
+    """Return the kind of a section by its name; empty if it is none of `kinds`."""
     if section in kinds:
         return section
     kind, _, number = section.rpartition("-")
@@ -142,7 +142,7 @@ def _most(kind: str) -> int:
 
 
 def split_arrays(tables: Mapping[str, object], kinds: Collection[str]) -> tuple[dict[str, object], list[str]]:
-    """Return tables with each array of these kinds as separate sections, and a sentence on what is wrong with that."""
+    """Return `tables` with each array of these kinds as separate sections, and the problems found."""
     found: dict[str, object] = {}
     problems = []
     for name, value in tables.items():

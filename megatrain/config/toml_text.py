@@ -11,13 +11,13 @@ _MAX_DECIMAL_BITS = 10_000
 
 
 class TinyNumber(float):
-    """A number other than 0 that is so close to it that a float holds 0.0. `text`: as it is written."""
+    """A number other than 0 that is too small for a float, whose value is 0.0. `text`: the number as it was written."""
 
     text: str
 
 
 def read_float(text: str) -> float:
-    """Return the number in a text of TOML; a TinyNumber, so that it is not taken for a 0."""
+    """Return the number in a text of TOML: a TinyNumber if a float would round it to 0, so that it can be refused."""
     value = float(text)
     if value or not re.search("[1-9]", text.lower().partition("e")[0]):
         return value
@@ -35,7 +35,7 @@ def value_text(value: object) -> str:
     if isinstance(value, TinyNumber):
         return value.text
     if isinstance(value, str):
-        # JSON escapes all that TOML wants escaped, except DEL.
+        # JSON escapes all characters that TOML requires to be escaped, except DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(value_text(item) for item in value)}]"

@@ -18,15 +18,16 @@ _DIMS: Mapping[str, tuple[str, ...]] = {
     "attention": ("", "D", "GR", "GRD"),
     "norm": ("", "H"),
 }
-"""The dims that a parameter of a variant of each key may have."""
+"""Key of [model] -> the dims that a parameter of its variants may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class VariantParameter:
     """A parameter of a variant's module.
 
-    dims: a letter for each dim of the parameter of the whole model: H hidden, F ffn, G key-value heads, R queries of
-    each, D width of a head. "" is one number. A rank holds its own units F or its own heads G and R, all of H and D.
+    dims: a letter for each dim of the unsharded parameter: H hidden, F ffn, G key-value heads, R query heads per
+    key-value head, D width of a head; "" is a scalar. Tensor-parallel ranks shard F and the heads (G, R), but not H and
+    D.
     initial: the value of all elements before training.
     """
 
@@ -36,14 +37,14 @@ class VariantParameter:
 
 @dataclass(frozen=True, slots=True)
 class ShapedParameter:
-    """A parameter of a variant in a model. `shape` is that of the whole parameter."""
+    """A parameter of a variant in a model. `shape` is that of the unsharded parameter."""
 
     declared: VariantParameter
     shape: tuple[int, ...]
 
 
 def own_parameters(model: ModelConfig, key: str) -> dict[str, ShapedParameter]:
-    """Return the parameters of the variant that model.`key` names, by their names in its module; none if it is ours.
+    """Return the parameters of the variant that model.`key` names, by name in its module; none for built-in variants.
 
     Raises: ConfigError when the variant's declaration is not a mapping of names to VariantParameter with allowed dims.
     """
@@ -66,7 +67,7 @@ def own_parameters(model: ModelConfig, key: str) -> dict[str, ShapedParameter]:
 
 
 def parameters_by_path(model: ModelConfig) -> dict[str, ShapedParameter]:
-    """Return the parameters of all variants, by the end of their names: `mlp.activation.slope`.
+    """Return the parameters of all variants, by the last parts of their names: `mlp.activation.slope`.
 
     A parameter belongs to a path if its name ends with a dot and the path.
     """

@@ -1,4 +1,4 @@
-"""The error classes that users and operators see. Each has the exit code of a program that ends with it."""
+"""The error classes that users and operators see. Each has the exit code of a program that fails with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megatrain.contracts.exit_codes import ExitCode
 
 
 class MegatrainError(Exception):
-    """Base of all errors that a person can fix: the message has the fault, its place and a hint."""
+    """Base of all errors that a user or operator can fix: the message has the fault, its place and a hint."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILURE
 
@@ -61,11 +61,11 @@ class CheckpointError(MegatrainError):
 
 
 class MissingFileError(CheckpointError):
-    """A file of a checkpoint does not exist. Often that is an answer, not a mistake: the checkpoint has no COMMIT."""
+    """A file of a checkpoint does not exist. That is often expected: an unfinished checkpoint has no COMMIT."""
 
 
 class SaveError(CheckpointError):
-    """A checkpoint could not be written. Earlier checkpoints are whole."""
+    """A checkpoint could not be written. Earlier checkpoints are intact."""
 
     exit_code = ExitCode.SAVE_FAILED
 
@@ -75,9 +75,9 @@ class NewerRoundError(CheckpointError):
 
 
 class FencedError(MegatrainError):
-    """Another process holds what this process would write to. This process is superseded, or too late, and must stop.
+    """Another process owns what this process would write to. This process is superseded, or too late, and must stop.
 
-    The run is fine: the holder trains.
+    The run is not affected: the owner continues to train.
     """
 
     exit_code = ExitCode.COORDINATION
@@ -100,7 +100,7 @@ class CommunicationError(MegatrainError):
 
 
 class CoordinationError(MegatrainError):
-    """etcd could not be reached, or refused. `may_have_applied`: a write was sent but got no answer."""
+    """etcd could not be reached, or refused a request. `may_have_applied`: a write was sent but not answered."""
 
     exit_code = ExitCode.COORDINATION
 
@@ -114,7 +114,7 @@ class CoordinationError(MegatrainError):
 
 
 class CoordinationRefusedError(CoordinationError):
-    """etcd refused our credentials or permissions. A retry does not help."""
+    """etcd refused this program's credentials or permissions. A retry does not help."""
 
     exit_code = ExitCode.NO_PERMISSION
 

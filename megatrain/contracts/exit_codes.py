@@ -1,6 +1,6 @@
 """Exit codes of every megatrain program, and texts on how a process ended.
 
-A launcher decides by the exit code first: one of these codes is more specific than a log.
+A launcher classifies a failure by the exit code first, because these codes are more specific than a log.
 
 Numbers follow BSD sysexits where one fits (65, 66, 68, 69, 72, 74 to 78).
 """
@@ -16,7 +16,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     FAILURE = 1
-    """Anything without a code of its own: a bug or an unforeseen environment."""
+    """Any failure without a specific code: a bug or an unforeseen environment."""
     USAGE = 2
     """The command line was wrong (argparse's own number)."""
     DATA = 65
@@ -26,15 +26,15 @@ class ExitCode(IntEnum):
     NON_FINITE = 67
     """Too many steps in a row had a non-finite loss or gradient."""
     COORDINATION = 68
-    """etcd could not be reached, or gave an answer that stops this program; or a newer round has replaced it.
-    Restarting helps after that is fixed."""
+    """etcd could not be reached or refused a request, or a newer round has superseded this program.
+    Restarting helps after the cause is fixed."""
     COMMUNICATION = 69
     """A peer was lost or a collective timed out. Restarting may help."""
     NOT_FOUND = 72
     """The named object does not exist: a run, a job, a host, an incident, a verdict, a round, a step."""
     SAVE_FAILED = 74
-    """A checkpoint, or the events, could not be written: a disk is full or unavailable. Restarting helps after that is
-    fixed."""
+    """A checkpoint, or the events, could not be written: a disk is full or unavailable. Restarting helps after the
+    cause is fixed."""
     SAVED_AND_STOPPED = 75
     """A signal requested the stop, and a checkpoint was saved. Start again to continue."""
     REFUSED = 76
@@ -47,9 +47,7 @@ class ExitCode(IntEnum):
 
 
 def exit_text(exit_code: int) -> str:
-    """Return "by SIGKILL (9)" for a negative code, of a process that a signal killed; else "with exit code 66
-    (checkpoint)".
-    """
+    """Return "by SIGKILL (9)" for a negative code (killed by a signal); else "with exit code 66 (checkpoint)"."""
     if exit_code < 0:
         try:
             return f"by {signal.Signals(-exit_code).name} ({-exit_code})"

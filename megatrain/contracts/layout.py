@@ -1,11 +1,11 @@
-"""The position of a rank: the named axes of a mesh, and the pure arithmetic of places along them.
+"""The position of a rank: the named axes of a mesh, and pure functions that compute places along them.
 
 AXES is the only list of axes. `pp` counts pipeline stages and is the outermost axis: a stage is a run of consecutive
 ranks. A *factorisation* describes how the ranks of one stage are divided further: a list of axes from outermost to
 innermost. The first one, dense, numbers the ranks. tp is innermost, so that it stays inside a host; dp comes before pp,
 because MegaScale sec. 3.2 gives data-parallel groups placement priority over pipeline groups. Every other factorisation
-divides the same ranks, in the same order, by other sizes; its outermost axis has the remaining factor. So the ranks
-along an axis are always evenly spaced: an axis of a layout is a size and a stride.
+divides the same ranks, in the same order, by other sizes; the size of its outermost axis follows from the others. So
+the ranks along an axis are always evenly spaced: an axis of a layout is a size and a stride.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ Coordinate = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A row of the list of axes.
+    """One axis of the mesh.
 
-    title: the kind of parallelism, in full. about: the relation of the ranks along it. cuts_model: they hold parts of
-    one copy of the model; along other axes they compute other samples or tokens. deals_samples: each reads samples of
-    its own; along all other axes ranks work on the same samples. is_always_listed: files, pages and
-    messages list the axis even if its size is 1. word: what people call a place on it, if that is not the name.
+    title: the kind of parallelism, in full. about: the relation of the ranks along it. cuts_model: these ranks hold
+    parts of one copy of the model; along the other axes they compute different samples or tokens. deals_samples: each
+    of these ranks reads different samples; along all other axes ranks work on the same samples. is_always_listed:
+    files, pages and messages list the axis even if its size is 1. word: the usual word for a place on it, if that is
+    not the name.
     """
 
     name: str
@@ -78,7 +79,7 @@ DENSE_REPLICAS = tuple(axis.name for axis in AXES if axis.name in DENSE and not 
 WITHIN_REPLICA = (STAGES, *DENSE[1:])
 """The axes along which one replica of the model is spread: the world size is the product of their sizes and dp's.
 
-Axes of other factorisations divide the same ranks once more, so they do not count.
+Axes of other factorisations divide the same ranks in another way, so their sizes are no further factors.
 """
 _BY_NAME = {axis.name: axis for axis in AXES}
 _DERIVED_SIZE = tuple(axes[0] for axes in FACTORISATIONS.values() if axes is not DENSE)
@@ -98,7 +99,7 @@ def axis_named(name: str) -> Axis:
 
 
 def first_axis_of(group: str) -> str:
-    """Return the axis of a group by its name, the first one of several: `dp` of `dp-cp`, `tp` of `tp-in-2`."""
+    """Return the axis of the group of this name, or its first axis: `dp` of `dp-cp`, `tp` of `tp-in-2`."""
     return group.partition("-")[0]
 
 
@@ -127,7 +128,8 @@ class Holders:
 class Layout:
     """The axes of a job's mesh with their sizes: Layout(pp_size=2, dp_size=4). The default size is 1.
 
-    Raises: TopologyError when a size is below 1 or of no known axis, or when a factorisation does not divide a stage.
+    Raises: TopologyError when a size is below 1 or its axis is unknown, or when a factorisation does not divide a
+    stage.
     """
 
     placed: tuple[PlacedAxis, ...]
@@ -191,7 +193,7 @@ class Layout:
 
     @property
     def innermost_first(self) -> tuple[str, ...]:
-        """The listed axes, those that number the ranks first, and axes of near ranks before those of far ranks."""
+        """The listed axes: first those that number the ranks, and axes of near ranks before those of far ranks."""
         return (*reversed(self.grid), *(axis for axis in reversed(self.axes) if axis not in self.grid))
 
     @property
@@ -213,7 +215,7 @@ class Layout:
         return self._placed(axis).size
 
     def stride(self, axis: str) -> int:
-        """Return how many ranks apart two consecutive places along an axis are. A place is rank // stride % size."""
+        """Return the difference of the ranks at two consecutive places of an axis. A place is rank // stride % size."""
         return self._placed(axis).stride
 
     def index(self, axis: str, rank: int) -> int:
@@ -265,12 +267,12 @@ class Layout:
 
     @property
     def replica_spans(self) -> tuple[tuple[str, ...], ...]:
-        """For each factorisation in which ranks hold the same parameters along several axes: these axes."""
+        """The axes along which ranks hold the same parameters, for each factorisation with several such axes."""
         spans = (tuple(one for one in self.replica_axes(axes[0]) if self.size(one) > 1) for axes in _FACTORISED)
         return tuple(span for span in spans if len(span) > 1)
 
     def sample_share(self, rank: int) -> tuple[int, int]:
-        """Return (index, count): a step deals out its samples to `count` parts in turn; `rank` gets part `index`."""
+        """Return (index, count): the samples of a step are dealt to `count` parts in turn; `rank` gets part `index`."""
         index, count = 0, 1
         for axis in self.grid:
             if _BY_NAME[axis].deals_samples:

@@ -1,4 +1,4 @@
-"""Network addresses: which ones only this machine can reach, and web addresses to send requests to.
+"""Network addresses: whether only this machine can reach one, and web addresses to send requests to.
 
 A web address is parsed strictly, and shown without the parts that may be secret.
 """
@@ -16,7 +16,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether only this machine can reach an address. A name other than localhost may mean any machine."""
+    """Return whether only this machine can reach an address. Of names, that is certain only for localhost."""
     if address == "localhost":
         return True
     try:
@@ -59,7 +59,7 @@ class WebAddress:
 
     @property
     def is_private(self) -> bool:
-        """Return whether the request is protected on its way: it is encrypted, or never leaves this machine."""
+        """Return whether a request to this address is encrypted, or never leaves this machine."""
         return self.scheme == "https" or is_loopback(self.host)
 
     @property

@@ -14,9 +14,9 @@ _MAX_RESTARTS = 10**8
 HOST_VARIABLE = "MEGATRAIN_HOST"
 """Set by `megatrain launch` for its workers, because a machine may act as several hosts."""
 ROUND_VARIABLE = "MEGATRAIN_ROUND"
-"""Set by `megatrain launch` and by our rendezvous under torchrun: the same for all workers of a round."""
+"""Set by `megatrain launch` and by megatrain's rendezvous under torchrun: the same for all workers of a round."""
 ROUND_COUNTER_VARIABLE = "MEGATRAIN_ROUND_COUNTER"
-"""Set with it: the id of the etcd cluster that counts these rounds. Numbers of two clusters cannot be compared."""
+"""Set with ROUND_VARIABLE: the id of the etcd cluster that counts the rounds. Numbers of two clusters are unrelated."""
 ROLLBACK_VARIABLE = "MEGATRAIN_ROLLBACK"
 """Set by `megatrain launch` for its workers when their round has a Rollback: its record as JSON."""
 _COUNT_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
@@ -36,11 +36,11 @@ class Process:
     store: str = ""
     """The address where the workers meet, for messages."""
     host: str = ""
-    """The launcher's name for this host; empty without one: under torchrun, or in a single process."""
+    """The launcher's name for this host; empty under torchrun or in a single process."""
     is_round_common: bool = True
-    """Whether all ranks have the same round. torchrun's agents count restarts, each since its own start."""
+    """Whether all ranks have the same round number. Each of torchrun's agents counts restarts since its own start."""
     round_counter: str = ""
-    """The counter that `round` belongs to; empty without a launcher of ours."""
+    """The counter that `round` belongs to; empty without megatrain's launcher or rendezvous."""
     rollback: Rollback | None = None
     """The rollback that the launcher requests before the state is loaded."""
 
@@ -48,7 +48,7 @@ class Process:
 def process_from_environment(environment: Mapping[str, str]) -> Process:
     """Read torchrun's variables. Without RANK and WORLD_SIZE, the process is the only one.
 
-    Raises: TopologyError when only some of them are set, or one has an impossible value.
+    Raises: TopologyError when only some of the variables are set, or a value is impossible.
     """
     present = [name for name in _REQUIRED if environment.get(name)]
     if "RANK" not in present and "WORLD_SIZE" not in present:

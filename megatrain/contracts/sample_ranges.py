@@ -1,7 +1,7 @@
-"""Ranges of the sample order that a job leaves out, because training on them went wrong. Pure functions.
+"""Ranges of the sample order that a job leaves out, because training on them failed. Pure functions: no I/O, no clock.
 
-A range is (first, end), without `end`. Ranges are ascending and do not touch, so equal sets of samples have equal
-ranges. Sources: ADR 0023; PaLM (arXiv:2204.02311) sec. 5.1 skipped batches in this way.
+A range is (first, end), and `end` is exclusive. Ranges are ascending and do not touch, so equal sets of samples have
+equal ranges. Sources: ADR 0023; PaLM (arXiv:2204.02311) sec. 5.1 skipped batches in this way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Blocks: the documents that one process tokenizes at a time, cut from a corpus by its content alone.
+"""Blocks: the documents that one process tokenizes at a time. Only the content of the corpus determines the blocks.
 
-So the blocks, and everything that is made of them in their order, are the same however many processes share them, and
-wherever a build was interrupted.
+So the blocks, and all results in their order, are the same for any number of processes and after any interruption of a
+build.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _BLOCK_DOCUMENTS = 4096
 class DocumentBlock:
     """Some documents in the order of the corpus.
 
-    `end`: the place after the last one. `skipped`: the records that were left out from the start of the corpus to
-    `end`, by reason. `file_bytes`: about how many bytes of the corpus's files have been read, compressed as they are.
+    `end`: the place after the last document. `skipped`: the number of records left out from the start of the corpus to
+    `end`, by reason. `file_bytes`: about how many bytes of the corpus's files have been read; for compressed files,
+    compressed bytes.
     """
 
     documents: tuple[CorpusDocument, ...]
@@ -39,7 +40,7 @@ def blocks(
 ) -> Iterator[DocumentBlock]:
     """Yield the documents of the corpus from `first` on, which is the end of a block.
 
-    `skipped`: the records that were left out before `first`; those from there on are added.
+    `skipped`: the number of records left out before `first`, by reason; the records left out from `first` on are added.
     """
     documents: list[CorpusDocument] = []
     num_bytes = 0

@@ -1,13 +1,13 @@
 """Build a data directory from text: shuffled token files with a held-out split, a tokenizer and meta.json.
 
 Two passes, bounded memory. The first pass reads the sources once, in order, and spools their tokens to disk. The second
-pass copies the documents in the order of a keyed hash of each document's identity. So random access goes to tokens on
-disk, never to text, and works the same way for every source. In memory: a few blocks of text, and 32 bytes per
-document. Whether a document is held out depends only on its identity and the fraction, so another seed or tokenizer
-keeps the same held-out set.
+pass copies the documents in the order of a keyed hash of each document's identity. So random access reads tokens on
+disk, never text, and works the same way for every source. Memory use: a few blocks of text, and 32 bytes per document.
+Whether a document is held out depends only on its identity and the fraction, so another seed or tokenizer keeps the
+same held-out set.
 
-A killed build leaves the tokenizer and the spool; the next one with the same inputs and options goes on from there, and
-its files are those of a build that nothing interrupted.
+A killed build leaves the tokenizer and the spool. The next build with the same inputs and options continues from there,
+and writes the same files as an uninterrupted build.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ FILE_NAMES = (
     TOKENIZER_CONFIG_NAME,
     META_NAME,
 )
-"""All names that a data directory may have; its tokenizer has one of two."""
+"""All file names that a data directory may contain; it has one of the two tokenizer files."""
 _BYTES_PER_WORKER = 8_000_000
-"""A process starts within a fraction of a second, in which another one tokenizes a few megabytes."""
+"""Text that makes one more process worthwhile: while a process starts, another one tokenizes a few megabytes."""
 _LIBRARIES = ("tokenizers", "sentencepiece", "pyarrow")
 _PROGRESS_INTERVAL_S = 5.0
 
@@ -74,10 +74,11 @@ def build(
 ) -> DataMeta:
     """Build `output` from `inputs` and return its meta.json; `report` gets lines on each phase and its progress.
 
-    num_workers: processes that tokenize; 0 means one per core, fewer for little text. is_strict: refuse folders with
-    files that are not read.
+    num_workers: processes that tokenize; 0 means one per core, fewer for little text. is_strict: refuse folders that
+    contain files of unknown kinds.
 
-    Raises: DataError when an input cannot be used, there are fewer than two documents, or `output` is taken.
+    Raises: DataError when an input cannot be used, there are fewer than two documents, or `output` exists and must not
+    be replaced.
     """
     options = options or BuildOptions()
     _check(options)
@@ -177,13 +178,13 @@ def _fill(
     num_workers: int,
     report: Callable[[str], None],
 ) -> None:
-    """Tokenize what the spool does not hold yet."""
+    """Tokenize the documents that are not in the spool yet."""
     before = spool.progress
     if before.is_complete:
-        report(f"going on with a build that was stopped: all {count_text(before.documents, 'document')} are tokenized")
+        report(f"continuing a build that was stopped: all {count_text(before.documents, 'document')} are tokenized")
         return
     if before.documents:
-        report(f"going on with a build that was stopped, after {count_text(before.documents, 'document')}")
+        report(f"continuing a build that was stopped, after {count_text(before.documents, 'document')}")
     skipped = Counter(before.skipped)
     progress = BuildProgress(sum(file_sizes), before.file_bytes)
     for block, result in tokenized(blocks(corpus, file_sizes, skipped, before.place), source, seed, num_workers):
@@ -216,13 +217,14 @@ def _write_split(
 
 
 class BuildProgress:
-    """How far a build has come, at which rate, and how long the rest will take.
+    """The progress, the rate and the remaining time of a build.
 
-    It measures from its construction on: what an earlier, killed build did counts for the share, not for the rate.
+    The rate is measured from the construction on. The work of an earlier, killed build counts as progress, but not for
+    the rate.
     """
 
     def __init__(self, total_bytes: int, done_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Both in bytes of the corpus's files, as compressed as they are; `done_bytes` were read earlier."""
+        """Both count bytes of the corpus's files on disk, compressed or not; `done_bytes` were read earlier."""
         self._total_bytes = total_bytes
         self._first_bytes = done_bytes
         self._clock = clock
@@ -231,7 +233,7 @@ class BuildProgress:
         self._num_tokens = 0
 
     def after(self, file_bytes: int, text_bytes: int, num_tokens: int) -> str | None:
-        """Take a block into account; return a line when the last one is some seconds old.
+        """Count a block; return a line of text if the last line is at least some seconds old.
 
         file_bytes: bytes of files read so far, in all. text_bytes, num_tokens: those of the block.
         """

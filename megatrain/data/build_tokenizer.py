@@ -1,4 +1,4 @@
-"""The options of a build, and its tokenizer: given, of bytes, or trained on documents that are not held out."""
+"""The options of a build, and its tokenizer: an existing one, that of bytes, or one trained on training documents."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _TRAINING_SAMPLE_BYTES = 8_000_000
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What a build does with its inputs; the same inputs and options give the same files.
+    """The options of a build; the same inputs and options give the same files.
 
-    The tokenizer comes from `tokenizer_path`, or is the one of bytes for the path `bytes`; `end` is its token that ends
-    documents, "" finds it. Without a path, a byte-level BPE of `vocab_size` is trained on at most 8 MB of the training
-    documents.
+    The tokenizer comes from `tokenizer_path`; the path `bytes` means the tokenizer of bytes. `end` is the token that
+    ends documents; if it is "", the token is looked up. Without a path, a byte-level BPE of `vocab_size` is trained on
+    at most 8 MB of the training documents.
     """
 
     vocab_size: int = 4096
@@ -50,7 +50,7 @@ class BuildOptions:
 def build_tokenizer(
     corpus: Corpus, options: BuildOptions, kept: Path, report: Callable[[str], None]
 ) -> tuple[TokenizerSource, Tokenizer]:
-    """Return the tokenizer, and its source for other processes: the file in `kept`, where a killed build finds it."""
+    """Return the tokenizer, and its source for other processes: the file in `kept`, which a resumed build reuses."""
     start_s = time.perf_counter()
     path = options.tokenizer_path
     if path is None:
@@ -79,7 +79,7 @@ def build_tokenizer(
 
 
 def _store(tokenizer: Tokenizer, path: Path) -> None:
-    """Write a tokenizer's file at once: a killed build leaves a whole one or none."""
+    """Write a tokenizer's file atomically: a killed build leaves a complete file or none."""
     temporary = path.with_name(temporary_name(path.name))
     tokenizer.save(temporary)
     temporary.replace(path)
@@ -88,7 +88,7 @@ def _store(tokenizer: Tokenizer, path: Path) -> None:
 def _training_sample(corpus: Corpus, validation_fraction: float) -> list[str]:
     """Return up to 8 MB of documents that will not be held out, in the order of the corpus.
 
-    It keeps the documents with the largest split keys, because every fraction holds these out last.
+    The sample has the documents with the largest split keys, because these are the last to be held out at any fraction.
     """
     split_keys = array("Q")
     kept: list[tuple[int, int, CorpusDocument]] = []  # a heap: (split key, position in the corpus, document)
@@ -104,7 +104,7 @@ def _training_sample(corpus: Corpus, validation_fraction: float) -> list[str]:
 
 
 def held_out_documents(split_keys: NDArray[np.uint64], fraction: float) -> NDArray[np.bool_]:
-    """Return which documents are held out for validation: about `fraction` of them, at least one, and not all."""
+    """Return which documents are held out for validation: about `fraction` of all, but at least one, and not all."""
     held_out = split_keys < np.uint64(fraction * 2.0**64)
     if len(split_keys) > 1:
         held_out[np.argmin(split_keys)] = True

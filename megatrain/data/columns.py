@@ -1,8 +1,8 @@
 """Readers of Parquet and Arrow files, which hold the text in a column: generators of records.
 
-Arrow's files (Feather 2) and its streams, which have no index at their end, have the same suffixes; the reader
-distinguishes them by their content. A Parquet or Arrow file that is compressed as a whole is unpacked to a temporary
-file first, because its index is at its end.
+Arrow's files (Feather 2) and its streams, which have no index at the end, have the same suffixes; the reader
+distinguishes them by their content. A Parquet or Arrow file that is compressed as a whole is first unpacked to a
+temporary file, because its index is at its end.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _texts(batches: Iterator[Any], path: InputFile, text_key: str, place: _Place
 
 @contextmanager
 def _seekable(path: InputFile, own_kind: str) -> Iterator[BinaryIO]:
-    """Open a file whose end is read first; a compressed one is unpacked to a temporary file."""
+    """Open a file for random access; a compressed file is unpacked to a temporary file."""
     with opened(path, own_kind) as file:
         if path.suffix not in COMPRESSIONS:
             yield file
@@ -89,7 +89,7 @@ def _seekable(path: InputFile, own_kind: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _naming_damage(path: InputFile, kind: str, file: BinaryIO) -> Iterator[_Place]:
-    """Turn pyarrow's errors into one that names the file and the place. Errors of the disk have a number."""
+    """Turn pyarrow's errors into a DataError with file and place. Errors of the disk, which have an errno, pass."""
     place = _Place()
     try:
         yield place

@@ -42,7 +42,7 @@ class CorpusDocument:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """The files behind a list of inputs. `left_out`: the files of folders that are not read, by reason."""
+    """The files that a list of inputs refers to. `left_out`: the files of folders that are not read, by reason."""
 
     inputs: tuple[str, ...]
     files: tuple[FoundFile, ...]
@@ -76,7 +76,7 @@ class Corpus:
                 skipped["library files without UTF-8 text"] += 1
 
     def check_complete(self) -> None:
-        """Raise DataError naming the files that are left out for one reason, if any file is left out."""
+        """Raise DataError if any file is left out; the error names files of the first reason."""
         for reason, paths in self.left_out.items():
             more = f" and {len(paths) - _NUM_EXAMPLES} more" if len(paths) > _NUM_EXAMPLES else ""
             raise DataError(

@@ -1,4 +1,4 @@
-"""Open token files for training, check before the first step that the data and its tokenizer fit the model, and
+"""Open token files for training, check before the first step that the data and its tokenizer match the model, and
 identify the data by a digest.
 """
 
@@ -21,14 +21,14 @@ from megatrain.data.tokenizer import has_library_of, load_tokenizer, read_tokeni
 
 BLOCKS = 64
 BLOCK_TOKENS = 16384
-"""A million tokens in all."""
+"""BLOCKS blocks have a million tokens."""
 _DIGITS = 32
 
 
 def open_dataset(prefix: Path, vocab_size: int) -> IndexedDataset:
     """Return the dataset at `prefix`, for a model with `vocab_size` tokens.
 
-    This checks a million tokens spread over the file. Every window is checked again when it is read.
+    The ids of a million tokens spread over the file are checked here, and those of each window when it is read.
 
     Raises: DataError when the files are damaged, meta.json states a larger vocabulary, or a token id is too large.
     """
@@ -49,8 +49,8 @@ def open_dataset(prefix: Path, vocab_size: int) -> IndexedDataset:
 def check_tokenizer(tokenizer: Path, prefix: Path, vocab_size: int) -> None:
     """Check that the file `tokenizer` made the tokens at `prefix`, for a model with `vocab_size` tokens.
 
-    The tokenizer that made the tokens is known only if a meta.json is next to them. Whether the file is usable and how
-    many tokens it has is known only if its library is installed.
+    Without a meta.json next to the tokens, it is not checked that the tokenizer made them. Without the tokenizer's
+    library, its number of tokens is not checked.
 
     Raises: DataError when the file is missing, is not a tokenizer, is another tokenizer, or has more tokens than
     the model.
@@ -91,10 +91,10 @@ def tokenizer_digest(tokenizer: Path) -> str:
 
 
 def check_same_tokenizer(prefixes: Mapping[str, Path]) -> None:
-    """Check that one tokenizer made all of these data sets, by the key that names each; those without meta.json pass.
+    """Check that one tokenizer made all data sets of `prefixes` (key -> prefix); data sets without meta.json pass.
 
-    Raises: DataError naming two keys, their files and their tokenizers' digests. A loss on tokens of another tokenizer
-    has no meaning.
+    Raises: DataError naming two keys, their files and their tokenizers' digests. A loss on the tokens of another
+    tokenizer would be meaningless.
     """
     first: tuple[str, Path, str] | None = None
     for key, prefix in prefixes.items():
@@ -113,7 +113,7 @@ def check_same_tokenizer(prefixes: Mapping[str, Path]) -> None:
 
 
 def _is_tokenizer_json(content: bytes) -> bool:
-    """Return whether `content` has the outline of the library's files: an object with a model."""
+    """Return whether `content` looks like a file of the tokenizers library: a JSON object with a model."""
     try:
         outline: Any = json.loads(content)
     except (ValueError, RecursionError):
@@ -127,11 +127,11 @@ def block_starts(length: int) -> NDArray[np.int64]:
 
 
 def data_digest(dataset: IndexedDataset) -> str:
-    """Return a digest that costs the same at any size, as hexadecimal digits: of sizes, and blocks of index and tokens.
+    """Return a digest, in hexadecimal, of the sizes and of blocks of index and tokens. Its cost is bounded at any size.
 
-    The blocks lie at equal distances, the first and the last at the ends. A set of at most BLOCKS blocks is read whole.
-    In a larger one, other documents, or another order of them, change the digest; a change that lies between all blocks
-    and keeps every size does not.
+    The blocks are evenly spaced, from the start to the end. Data of at most BLOCKS blocks are read completely. In
+    larger data, a change of documents or of their order changes the digest, unless it keeps every size and touches no
+    block.
     """
     digest = hashlib.sha256()
     sizes = (dataset.num_tokens, dataset.num_sequences, dataset.num_documents, dataset.dtype.str)

@@ -1,6 +1,6 @@
 """Encoders convert text to token ids and back: the tokenizers library, SentencePiece, or the bytes of UTF-8 themselves.
 
-An encoder has no documents and no ends of documents; `Tokenizer` (tokenizer.py) adds these.
+An encoder has no end-of-document token; `Tokenizer` (tokenizer.py) adds one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NUM_BYTES = 256
 
 
 class Encoder(Protocol):
-    """Text to ids and back. `notes`: settings of its file that are switched off; `file_name`: the common file name."""
+    """Text to ids and back. `notes`: settings of its file that are switched off; `file_name`: its usual file name."""
 
     notes: tuple[str, ...]
     file_name: str
@@ -40,7 +40,7 @@ class Encoder(Protocol):
 
 
 class LibraryEncoder:
-    """A tokenizer of the tokenizers library. Text that spells a special token gets ordinary ids.
+    """A tokenizer of the tokenizers library. Text that equals a special token gets ordinary ids.
 
     Encoding uses the library's threads. A fork after that is safe: the child then encodes in one thread.
     """
@@ -67,7 +67,7 @@ class LibraryEncoder:
 
 
 class SentencePieceEncoder:
-    """A SentencePiece model. Its control symbols, such as </s>, never come from text, and decode to nothing."""
+    """A SentencePiece model. Text is never encoded to control symbols, such as </s>, which decode to nothing."""
 
     notes = ()
     file_name = SENTENCEPIECE_NAME
@@ -91,7 +91,7 @@ class SentencePieceEncoder:
 
 
 class ByteEncoder:
-    """Ids 0 to 255 are the bytes of UTF-8; the end of a document is 256. Its tokenizer.json encodes the same."""
+    """Ids 0 to 255 are the bytes of UTF-8; id 256 ends a document. Its tokenizer.json encodes text to the same ids."""
 
     notes = ()
     file_name = TOKENIZER_NAME
@@ -134,7 +134,7 @@ def sentencepiece_encoder(content: bytes, name: str) -> SentencePieceEncoder:
         ) from error
     try:
         if not content:
-            raise RuntimeError("the file is empty")  # the library would take it for no model yet
+            raise RuntimeError("the file is empty")  # the library accepts empty content as "no model yet"
         return SentencePieceEncoder(sentencepiece.SentencePieceProcessor(model_proto=content), content)
     except RuntimeError as error:
         raise DataError(f"{name}: is not a SentencePiece model: {error}; give a tokenizer.model") from error

@@ -1,4 +1,4 @@
-"""Finds the token that ends a document: by the files beside a tokenizer.json, else by the names in known models."""
+"""Find the token that ends a document: from the files beside a tokenizer.json, else by its name in known models."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ KNOWN_NAMES = (
     "<|END_OF_TURN_TOKEN|>",
     "[EOS]",
 )
-"""The token's name in GPT-2, Llama 3, Llama 2, Gemma, DeepSeek, Command R and Kimi K2, in the order of search."""
+"""The token's names in GPT-2, Llama 3, Llama 2, Gemma, DeepSeek, Command R and Kimi K2, in the order of search."""
 GENERATION_CONFIG_NAME = "generation_config.json"
 
 SmallFile = Callable[[str], bytes | None]
-"""Returns the content of a file beside the tokenizer by its name; None where there is none."""
+"""Returns the content of the file of this name beside the tokenizer; None if there is none."""
 
 
 def files_beside(tokenizer: Path) -> SmallFile:
@@ -45,7 +45,7 @@ def no_files(name: str) -> None:
 
 
 def end_of_document(vocabulary: Mapping[str, int], beside: SmallFile) -> tuple[str, str]:
-    """Return the token and the source that names it; both are empty where no source does.
+    """Return the token and the source that names it; both are empty if no source names one.
 
     The order: eos_token of tokenizer_config.json, eos_token_id of generation_config.json, the names of known models.
     """
@@ -73,7 +73,7 @@ def _eos_token(value: Any) -> str:
 
 
 def _object(content: bytes | None) -> dict[str, Any]:
-    """Return the object in a JSON file; empty where there is no file, or it has no object."""
+    """Return the object in a JSON file; empty if there is no file or no object in it."""
     try:
         found = json.loads(content) if content else {}
     except (ValueError, RecursionError):

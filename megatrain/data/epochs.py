@@ -1,4 +1,4 @@
-"""What a run reads of each source until its end, and whether that is more often than the source allows."""
+"""How much of each source a run reads until its end, and whether this exceeds the source's max_epochs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from megatrain.data.reader import BatchReader, TrainingSource
 
 @dataclass(frozen=True, slots=True)
 class SourceUse:
-    """What the first samples of a run read of one source. share: of these samples; epochs: how often it is read.
+    """How much the first samples of a run read of one source. share: of these samples; epochs: passes over the source.
 
-    is_over: none of the samples from the cursor on is of this source.
+    is_over: no sample from the cursor on is from this source.
     """
 
     source: TrainingSource
@@ -28,7 +28,7 @@ class SourceUse:
 
 
 def source_uses(reader: BatchReader, end_sample: int, cursor: int = 0) -> list[SourceUse]:
-    """Return what the samples before number `end_sample` read of each source that is open, for a run at `cursor`."""
+    """Return the use of each open source by the samples before number `end_sample`, for a run at `cursor`."""
     before, counts = reader.mixture.counts(cursor).tolist(), reader.mixture.counts(end_sample).tolist()
     return [
         SourceUse(

@@ -1,6 +1,6 @@
-"""Write documents of token files as text or as ids: JSON lines, Parquet or Arrow, which other programs read.
+"""Write documents of token files as text or as ids, for other programs: JSON lines, Parquet or Arrow.
 
-Megatron-Core and programs built on it read `.bin` and `.idx` as they are.
+Megatron-Core and programs built on it read `.bin` and `.idx` directly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megatrain.data.indexed import IndexedDataset
 from megatrain.data.tokenizer import Tokenizer
 
 _BATCH_BYTES = 8_000_000
-"""Of text, or of ids at 8 bytes each: what is in memory at a time."""
+"""How much text, or ids at 8 bytes each, is in memory at a time."""
 _JSON_LINES = frozenset({".jsonl", ".ndjson"})
 _COLUMNS = frozenset({".parquet", ".arrow"})
 _EXPORTED_KINDS = ".jsonl, .ndjson (also .gz, .zst, .bz2, .xz), .parquet, .arrow"
@@ -46,7 +46,7 @@ def exported(dataset: IndexedDataset, tokenizer: Tokenizer | None, first: int, c
 
 
 def write_records(records: Iterator[Record], key: str, path: Path, *, is_forced: bool = False) -> int:
-    """Write records to `path`, of the kind that its suffix names, and return their number. A kill leaves the old file.
+    """Write records to `path`, in the format of its suffix; return their number. After a kill, the old file remains.
 
     key: the key or column of each record.
     Raises: DataError when the kind is unknown, its library is absent, or the file exists (unless `is_forced`) or cannot

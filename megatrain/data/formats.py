@@ -1,8 +1,8 @@
 """Readers of text and JSON files: generators of records.
 
-Only a .json file that holds one array is in memory as a whole. Errors name the exact place: file and line, or file and
-element. A long .txt file is cut into several records, at blank lines if possible, so that memory stays bounded and a
-corpus of one book can be split.
+Only a .json file that is one array is read into memory as a whole. Errors name the exact place: file and line, or file
+and element. A long .txt file is cut into several records, at blank lines if possible, so that memory stays bounded and
+a corpus of one file can be split.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def read_json(path: InputFile, text_key: str) -> Iterator[str]:
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the file's bytes in pieces, cut after a blank line, else after a line, else between two characters."""
+    """Yield the file's bytes in pieces that end after a blank line, else after a line, else between two characters."""
     pending = file.read(LONGEST_PIECE_BYTES).removeprefix(_BYTE_ORDER_MARK)
     while pending:
         block = file.read(LONGEST_PIECE_BYTES)
@@ -93,11 +93,11 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 
 def _cut(text: bytes) -> int:
     for separator in (b"\n\n", b"\n"):
-        # A cut in the first half would make many short pieces where blank lines are rare.
+        # A cut in the first half could make many short pieces.
         at = text.rfind(separator, LONGEST_PIECE_BYTES // 2, LONGEST_PIECE_BYTES)
         if at >= 0:
             return at + len(separator)
-    # Go back over at most three continuation bytes (0b10xxxxxx) to the first byte of a UTF-8 character.
+    # Go back over up to three continuation bytes (0b10xxxxxx) to the first byte of a UTF-8 character.
     for at in range(LONGEST_PIECE_BYTES, LONGEST_PIECE_BYTES - 4, -1):
         if text[at] & 0xC0 != 0x80:
             return at
@@ -105,7 +105,7 @@ def _cut(text: bytes) -> int:
 
 
 class _Rest:
-    """The lines of a file whose first bytes were read already."""
+    """The lines of a file from which the first bytes (`start`) have already been read."""
 
     def __init__(self, start: bytes, file: BinaryIO) -> None:
         self._start = start

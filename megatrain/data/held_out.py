@@ -1,7 +1,7 @@
 """The held-out set as micro-batches: one pass in file order, without shuffling, the same in every layout.
 
-Windows are consecutive and have no label in common. So every token except the first is predicted exactly once, and the
-sum of the losses over all windows is the loss of the text.
+Windows are consecutive, and no two have a label in common. So every token except the first is predicted exactly once,
+and the losses of all windows add up to the loss of the text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def num_windows(dataset: IndexedDataset, seq_len: int) -> int:
 
 
 def num_evaluated(dataset: IndexedDataset, seq_len: int, num_samples: int) -> int:
-    """Return how many windows an evaluation of `num_samples` of them takes (0 = all)."""
+    """Return the number of windows in an evaluation of `num_samples` (0 = all)."""
     available = num_windows(dataset, seq_len)
     return min(num_samples or available, available)
 
@@ -42,8 +42,8 @@ def evaluation_batches(
 ) -> Iterator[MicroBatch]:
     """Yield this rank's micro-batches of the first `num_samples` windows (0 = all).
 
-    Every rank gets the same number of micro-batches, as pipelines and collectives need. Samples beyond the last window
-    only have labels -100.
+    Every rank gets the same number of micro-batches, as pipelines and collectives need. In samples beyond the last
+    window, all labels are -100.
     """
     num_samples = num_evaluated(dataset, seq_len, num_samples)
     num_microbatches = -(-num_samples // (micro_batch_size * dp_size))

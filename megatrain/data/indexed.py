@@ -4,7 +4,7 @@
 code of the id type, uint64 number of sequences, uint64 number of document bounds, then the int32 length of each
 sequence, the int64 byte offset of each sequence in the .bin, and int64 bounds: 0 and, for each document, the number of
 sequences up to its end.
-Source: the format is that of Megatron-Core 0.16 (datasets/indexed_dataset.py), the code is ours. Left out: a mode per
+Source: the format of Megatron-Core 0.16 (datasets/indexed_dataset.py); the code is new. Not supported: a mode per
 sequence (multimodal data).
 """
 
@@ -33,9 +33,9 @@ INDEX_DTYPES: dict[int, np.dtype[Any]] = {
     5: np.dtype("<i8"),
     8: np.dtype("<u2"),
 }
-_UINT16_VOCAB_LIMIT = 65500  # Megatron's own limit, so that both choose the same type
+_UINT16_VOCAB_LIMIT = 65500  # Megatron's limit, so that both programs choose the same type
 _CHECK_BLOCK = 1 << 20  # sequences checked at a time: 20 MB
-_LARGEST_FILE_BYTES = 1 << 62  # larger than any file system allows; sums up to this and one more block fit in int64
+_LARGEST_FILE_BYTES = 1 << 62  # more than any file system allows; one block beyond this still fits in int64
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -56,8 +56,8 @@ def index_path(prefix: Path) -> Path:
 class IndexedDataset:
     """A memory-mapped .bin/.idx pair: one stream of tokens with the bounds of its documents.
 
-    Nothing is read ahead: the memory is the page cache, which all ranks of a host share. With `vocab_size`, every
-    window is checked against it when it is read.
+    Nothing is read ahead: the data are in the page cache, which all ranks of a host share. With `vocab_size`, the ids
+    of every window are checked when it is read.
     """
 
     def __init__(self, prefix: Path, vocab_size: int | None = None) -> None:
@@ -101,7 +101,8 @@ class IndexedDataset:
     def document_starts_between(self, first: int, last: int) -> NDArray[np.int64]:
         """Return the positions p of documents' first tokens with first <= p < last, in order.
 
-        Two binary searches on the mapped index avoid a copy of it, which would take 800 MB per rank for 10^8 documents.
+        Two binary searches on the mapped index avoid a copy of the index, which would take 800 MB per rank for 10^8
+        documents.
         """
         documents = range(self.num_documents)
         low = bisect.bisect_left(documents, first, key=self.document_start)
@@ -200,6 +201,6 @@ def _check_sums(dataset: IndexedDataset, num_data_bytes: int) -> None:
 
 def _truncated(path: Path, what: str, expected: int, found: int) -> DataError:
     return DataError(
-        f"{path}: {what} takes {expected} bytes, found {found}; the file is cut off or damaged, or .bin and .idx are "
-        "not of the same data: copy or build them again"
+        f"{path}: {what} takes {expected} bytes, found {found}; the file is cut off or damaged, or .bin and .idx "
+        "belong to different data: copy or build them again"
     )

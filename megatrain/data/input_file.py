@@ -18,14 +18,14 @@ _BUFFER_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class FileVersion:
-    """The size of a file in bytes, and a text that another content changes: the time of its last change, or an ETag."""
+    """The size of a file in bytes, and a text that changes with the content: the modification time, or an ETag."""
 
     num_bytes: int
     mark: str
 
 
 class InputFile:
-    """A file that is read from its start to its end. Its text form is its path or URL, which errors name."""
+    """A file that is read from start to end. str() returns its path or URL, for errors."""
 
     def __init__(self, shown: str, open_raw: Callable[[], BinaryIO], look_up: Callable[[], FileVersion]) -> None:
         self._shown = shown
@@ -48,17 +48,17 @@ class InputFile:
         return self.suffixes[-1] if self.suffixes else ""
 
     def open(self, mode: str = "rb") -> BinaryIO:
-        """Open the file's own bytes, as compressed as they are. Raises: OSError."""
+        """Open the stored bytes, without decompression. Raises: OSError."""
         assert mode == "rb", mode
         self._raw = self._open_raw()
         return self._raw
 
     def position(self) -> int:
-        """Return how many of the file's own bytes have been read since it was opened last; buffers count as read."""
+        """Return how many stored bytes have been read since the file was last opened; buffered bytes count as read."""
         return 0 if self._raw is None or self._raw.closed else self._raw.tell()
 
     def version(self) -> FileVersion:
-        """Raises: DataError when the file cannot be looked up."""
+        """Look up the version. Raises: DataError when that fails."""
         try:
             return self._look_up()
         except OSError as error:
@@ -92,7 +92,7 @@ def url_file(url: str, store: Any, path: str) -> InputFile:
 
 
 class _DriverFile(io.RawIOBase):
-    """A driver's file, whose errors of any kind are OSErrors, as those of a disk are."""
+    """A driver's file. Every error is raised as an OSError, like the errors of a disk."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

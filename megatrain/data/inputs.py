@@ -1,7 +1,7 @@
-"""Find the files behind an input: a file, a folder, a pattern, a URL of any of these, or `python-stdlib`.
+"""Find the files of an input: a file, a folder, a pattern, a URL of any of these, or `python-stdlib`.
 
-Each file has a name inside its input, which does not depend on where the input lies: the path below the folder, or
-below the part of a pattern before its first wildcard. The order is that of the names.
+Each file has a name that does not depend on the location of its input: the path below the folder, or below the part of
+a pattern before its first wildcard. Files are sorted by name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from megatrain.data.formats import read_json, read_jsonl, read_txt
 from megatrain.data.input_file import InputFile, local_file, url_file
 
 PYTHON_STDLIB = "python-stdlib"
-"""The name of the input for the running interpreter's own library, which is real text on every machine."""
+"""The input that stands for the running interpreter's standard library, which is real text on every machine."""
 
 Reader = Callable[[InputFile, str], Iterator[str]]
 """Yields the texts of a file, given the key or column of the text."""
@@ -81,7 +81,7 @@ def find_files(source: str, left_out: LeftOut) -> list[FoundFile]:
 
 
 def reader_of(file: InputFile) -> Reader | None:
-    """Return the reader of a file by its suffixes, in whatever case; None for a file of another kind."""
+    """Return the reader of a file by its suffixes, ignoring case; None for a file of an unknown kind."""
     suffixes = file.suffixes
     if suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
@@ -89,7 +89,7 @@ def reader_of(file: InputFile) -> Reader | None:
 
 
 def _named(file: InputFile) -> FoundFile:
-    """Return a file that the input names itself."""
+    """Return a file that is itself the input."""
     reader = reader_of(file)
     if reader is None:
         kind = "".join(file.suffixes[-2:]) or "no suffix"
@@ -166,7 +166,7 @@ def _walk(root: Path, left_out: LeftOut, without: Sequence[str] = ()) -> Iterato
 
     for folder, subfolders, names in os.walk(root, onerror=refuse, followlinks=True):
         chosen = []
-        # a folder before a link to it, so that it is read under its own name
+        # a folder comes before links to it, so that it is read under its own name
         for name in sorted(subfolders, key=lambda name: (Path(folder, name).is_symlink(), name)):
             path = Path(folder, name)
             if name in without:
@@ -182,7 +182,7 @@ def _walk(root: Path, left_out: LeftOut, without: Sequence[str] = ()) -> Iterato
 
 
 def _read_library_file(path: InputFile, text_key: str) -> Iterator[str]:
-    """Yield the file's text; nothing for the library's empty files and its test data in other encodings."""
+    """Yield the file's text; nothing for the library's empty files and for its test data in other encodings."""
     try:
         with path.open() as file:
             text = file.read().decode("utf-8")

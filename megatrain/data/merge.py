@@ -1,7 +1,7 @@
 """Join data directories, or pairs of token files, into one directory, in the order given.
 
-Documents keep their order and their sequences. Joined directories must have one tokenizer; pairs from elsewhere have no
-meta.json that could tell.
+Documents keep their order and their sequences. Joined directories must have the same tokenizer; for pairs without a
+meta.json this cannot be checked.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ def merge(inputs: Sequence[Path], output: Path, *, is_forced: bool = False) -> D
     """Write the directory `output`, and return its meta.json; None for pairs, which become its `train`.
 
     inputs: data directories, or prefixes of pairs. is_forced: replace an earlier data directory.
-    Raises: DataError when an input is damaged, both kinds are mixed, tokenizers differ, or `output` is taken.
+    Raises: DataError when an input is damaged, both kinds are mixed, tokenizers differ, or `output` exists and must not
+    be replaced.
     """
     are_directories = [path.is_dir() for path in inputs]
     if any(are_directories) and not all(are_directories):
         pair = inputs[are_directories.index(False)]
-        raise DataError(f"{pair}: is no directory, but other inputs are; give only directories or only prefixes")
+        raise DataError(f"{pair}: is not a directory, but other inputs are; give only directories or only prefixes")
     prefixes = [path / TRAIN for path in inputs] if all(are_directories) else list(inputs)
     check_same_tokenizer({f"input {number}": prefix for number, prefix in enumerate(prefixes, 1)})
     with new_directory(output, FILE_NAMES, is_forced) as staging:
@@ -71,7 +72,7 @@ def _meta_of(directory: Path) -> DataMeta:
     meta = read_meta(directory / META_NAME)
     if meta is None:
         raise DataError(
-            f"{directory}: has no {META_NAME}, so it is no data directory; give the prefixes of its .bin/.idx pairs"
+            f"{directory}: has no {META_NAME}, so it is not a data directory; give the prefixes of its .bin/.idx pairs"
         )
     return meta
 
@@ -88,7 +89,7 @@ def _joined_split(splits: Sequence[SplitMeta], prefixes: Sequence[Path], output:
 
 
 def _join(prefixes: Sequence[Path], output: Path) -> IndexedWriter:
-    """Write all documents of the pairs; the id type is the smallest that holds all of theirs."""
+    """Write all documents of the pairs; the id type is the smallest one that can hold the id types of all pairs."""
     datasets = [IndexedDataset(prefix) for prefix in prefixes]
     dtype = np.result_type(*(dataset.dtype for dataset in datasets)).newbyteorder("<")
     with IndexedWriter(output, dtype) as writer:

@@ -40,9 +40,9 @@ class SplitMeta:
 class DataMeta:
     """The content of meta.json.
 
-    `text_key`: the key or column that the texts come from; None for joined data whose parts had unlike keys.
-    `unigram_entropy_nats` is the entropy of the held-out tokens' own distribution, in nats per token: the loss of a
-    model that only knows the token frequencies.
+    `text_key`: the key or column that the texts come from; None for joined data with several keys.
+    `unigram_entropy_nats` is the entropy of the distribution of the held-out tokens, in nats per token: the loss of a
+    model that predicts only the token frequencies.
     """
 
     sources: tuple[str, ...]
@@ -63,7 +63,7 @@ class DataMeta:
 
 
 def read_meta(path: Path) -> DataMeta | None:
-    """Return the content of a meta.json, or None if there is none or it is another program's file.
+    """Return the content of a meta.json, or None if the file does not exist or belongs to another program.
 
     Raises: DataError when it is unreadable, has another version, lacks a key, or has a value of a wrong type.
     """

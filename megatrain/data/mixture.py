@@ -1,10 +1,10 @@
-"""Which source each sample of a run comes from, and which sample of that source it is: a pure function of its number.
+"""The source of each sample of a run, and its number within that source: a pure function of the sample's number.
 
-Samples are divided into blocks. At the end of a block, after N samples of a stage, each source has as many of them as
-Webster's rule gives seats to its weight in a house of N. That rule is monotone: a longer run never has fewer samples of
-a source. In a block the sources are in the order of a keyed permutation, and each goes on in its own order
-(`order.SampleOrder`). So any part of a stage uses a true prefix of each source, a stage may begin inside a block, and
-nothing is stored but the stages.
+Samples are divided into blocks. At the end of a block, after N samples of a stage, the sources have been apportioned N
+samples by their weights with Webster's rule. That rule is monotone: a longer run never has fewer samples of a source.
+Within a block, a keyed permutation determines the order of the sources, and each source continues in its own order
+(`order.SampleOrder`). So any part of a stage reads a prefix of each source, a stage may begin inside a block, and only
+the stages are stored.
 Source: Webster's rule is Sainte-Lague's divisor method; Balinski and Young, Fair Representation (1982), ch. 3 and 4.
 """
 
@@ -40,7 +40,7 @@ class Mixture:
         return cls(stream.seed, stream.stages, len(stream.sources))
 
     def places(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the source of each of `samples`, and its number in the order of that source. Shapes: all [N]."""
+        """Return the source of each sample, and the sample's number in the order of that source. Shapes: all [N]."""
         sources, indices = np.empty_like(samples), np.empty_like(samples)
         firsts = np.array([stage.first_sample for stage in self.stages], dtype=np.int64)
         stage_of = np.searchsorted(firsts, samples, side="right") - 1
@@ -95,7 +95,7 @@ def _counts_before(mixture: Mixture) -> tuple[NDArray[np.int64], ...]:
 def _block(
     seed: int, weights: tuple[int, ...], first_sample: int, number: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the source of each sample of a block, and its number among those of the source in the stage."""
+    """Return the source of each sample of a block, and the sample's number among the stage's samples of that source."""
     before = np.array(quotas(number * BLOCK_SAMPLES, weights), dtype=np.int64)
     after = np.array(quotas((number + 1) * BLOCK_SAMPLES, weights), dtype=np.int64)
     counts = after - before
@@ -104,16 +104,16 @@ def _block(
     sources = np.searchsorted(np.cumsum(counts), permuted(positions, BLOCK_SAMPLES, keys), side="right")
     by_source = np.argsort(sources, kind="stable")
     ranks = np.empty_like(positions)
-    # positions of one source are next to each other in `by_source`, in their order in the block
+    # the positions of a source are consecutive in `by_source`, in the order of the block
     ranks[by_source] = positions - np.repeat(np.cumsum(counts) - counts, counts)
     return sources.astype(np.int64), before[sources] + ranks
 
 
 def quotas(num_samples: int, weights: Sequence[int]) -> tuple[int, ...]:
-    """Return how many of `num_samples` each source gets by Webster's rule; of equal claims the first source's counts.
+    """Return how many of `num_samples` each source gets by Webster's rule; ties go to the first source.
 
     Seat s of a source, counted from 0, has priority weight / (2 s + 1), and the N highest priorities get the N seats.
-    Rounding each exact share is that rule but for a few seats, which are added or taken back in the same order.
+    Rounding each exact share gives the same result except for a few seats, which are added or removed by priority.
     """
     total = sum(weights)
     seats = [(2 * num_samples * weight + total) // (2 * total) for weight in weights]
@@ -121,7 +121,7 @@ def quotas(num_samples: int, weights: Sequence[int]) -> tuple[int, ...]:
     sign = 1 if missing > 0 else -1
 
     def next_seat(source: int) -> tuple[Fraction, int]:
-        """Return the order of the seat to add, or, negated, of the seat to take back."""
+        """Return the sort key of the seat to add next, or, negated, of the seat to remove next."""
         seat = seats[source] if missing > 0 else seats[source] - 1
         return sign * Fraction(2 * seat + 1, weights[source]), sign * source
 

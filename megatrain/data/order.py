@@ -1,8 +1,8 @@
-"""The window of the token stream that is sample number `cursor`: a pure function of (seed, cursor).
+"""The window of the token stream for sample number `cursor`: a pure function of (seed, cursor).
 
-An epoch cuts the stream into back-to-back windows of seq_len tokens, from its own offset, and visits them in the order
-of a Feistel permutation keyed by (seed, epoch), cycle-walked to the exact number of windows. Nothing is stored: any
-sample is found in O(1), so a run resumes at a cursor at once, with any number of data-parallel ranks.
+Each epoch divides the stream into consecutive windows of seq_len tokens, starting at an offset of the epoch, and visits
+them in the order of a Feistel permutation keyed by (seed, epoch), cycle-walked to the exact number of windows. Nothing
+is stored: any sample is found in O(1), so a run resumes at a cursor at once, with any number of data-parallel ranks.
 Source: cycle walking is Black and Rogaway 2002; the mixer is the finaliser of splitmix64 (Steele et al. 2014).
 """
 
@@ -67,10 +67,10 @@ def key_of(seed: int, *numbers: int) -> np.uint64:
 
 
 def permuted(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the images of `indices` under the permutations of range(size) that `keys` (one per index) select.
+    """Return the images of `indices` under permutations of range(size); `keys` (one per index) select the permutation.
 
-    The network works on pairs (left, right) of numbers below `side`. The square of `side` is the smallest that covers
-    `size` and has at most 2 * sqrt(size) + 1 excess numbers, so a further step of the walk is rare.
+    The network works on pairs (left, right) of numbers below `side`. The square of `side` is the smallest square of at
+    least `size` and exceeds it by at most 2 * sqrt(size) + 1 numbers, so further steps of the walk are rare.
     """
     side = np.uint64(math.isqrt(size - 1) + 1)
     walked = indices.astype(np.uint64)

@@ -1,8 +1,8 @@
 """A directory that appears complete or not at all: it is built under another name and then renamed.
 
-The build works in a hidden staging directory next to the output, with a lock file that the building process holds. A
-killed process leaves its staging directory behind without a held lock. The next build of the same output removes it, or
-takes it over: a build with a digest keeps files there, with which a build of the same digest goes on.
+The build works in a hidden staging directory next to the output, and holds the lock of a file in it. A killed process
+leaves its staging directory behind, with the lock free. The next build of the same output removes the directory, or
+takes it over: a build with a digest keeps files there, with which a build of the same digest continues.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from megatrain.contracts.files import file_locks
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
-# The entries of a staging directory. The lock file has the build's digest.
+# The entries of a staging directory. The lock file contains the build's digest.
 _LOCK = "lock"
 _NEW = "new"
 _KEPT = "kept"
@@ -34,9 +34,9 @@ def new_directory(output: Path, file_names: Collection[str], is_forced: bool) ->
     """Yield a directory to fill. It becomes `output` at the end of the block; an error removes it.
 
     `file_names` are all names that such a directory may contain. `is_forced` replaces a directory that contains only
-    those, and no other directory.
+    files with these names, and no other directory.
 
-    Raises: DataError when `output` is taken or cannot be written.
+    Raises: DataError when `output` exists and must not be replaced, or cannot be written.
     """
     with resumable_directory(output, file_names, is_forced, "") as (new, _kept):
         yield new
@@ -46,10 +46,11 @@ def new_directory(output: Path, file_names: Collection[str], is_forced: bool) ->
 def resumable_directory(
     output: Path, file_names: Collection[str], is_forced: bool, digest: str
 ) -> Iterator[tuple[Path, Path]]:
-    """Do as `new_directory`, and yield a second directory, of files that let a stopped build go on.
+    """Do as `new_directory`, and yield a second directory, for files with which a stopped build can be continued.
 
-    A process that ends in the block, by a kill, a signal or an error of the machine, leaves the second directory to the
-    next build of this output that has the same `digest`; "" leaves nothing. A DataError in the block removes both.
+    A process that is killed in the block, or leaves it by a signal or a system error, keeps the second directory for
+    the next build of this output with the same `digest`; with the digest "" it keeps nothing. A DataError in the block
+    removes both.
     """
     remove_abandoned(output, digest)
     check_output(output, file_names, is_forced)
@@ -59,14 +60,14 @@ def resumable_directory(
             check_output(output, file_names, is_forced)
             _publish(staging, output)
         except OSError as error:
-            hint = "; the same command then goes on" if any((staging / _KEPT).iterdir()) else ""
+            hint = "; the same command then continues the build" if any((staging / _KEPT).iterdir()) else ""
             raise _CannotWriteError(
                 f"{output}: cannot be written: {error.strerror}; free some space or choose another --output{hint}"
             ) from error
 
 
 class _CannotWriteError(DataError):
-    """The machine failed, not the data."""
+    """The output could not be written; the data are not at fault."""
 
 
 def check_output(output: Path, file_names: Collection[str], is_forced: bool) -> None:
@@ -95,7 +96,7 @@ def remove_abandoned(output: Path, digest: str = "") -> None:
     for staging, lock in _abandoned(output):
         try:
             if (staging / _REPLACED).exists() and not output.exists():
-                # The build was killed after it moved the old output away and before the new output had its name.
+                # The build was killed after it renamed the old output and before it renamed the new one.
                 (staging / _REPLACED).rename(output)
             if not _can_go_on(staging, digest):
                 _remove(staging)
@@ -106,26 +107,25 @@ def remove_abandoned(output: Path, digest: str = "") -> None:
 
 
 def _abandoned(output: Path) -> Iterator[tuple[Path, int]]:
-    """Yield each staging directory of a killed build, locked for us, with the lock's descriptor for the caller to
-    close."""
+    """Lock and yield each staging directory of a killed build, with the lock's descriptor; the caller must close it."""
     name = re.compile(rf"\.{re.escape(output.name)}\.part-[0-9a-f]{{8}}")
     try:
         found = [Path(entry) for entry in os.scandir(output.parent) if name.fullmatch(entry.name)]
     except OSError:
-        return  # making the output in this place will raise the error
+        return  # creating the output will raise the error
     for staging in sorted(found):
         if staging.is_symlink() or not staging.is_dir():
             continue
         try:
             lock = os.open(staging / _LOCK, os.O_RDWR)
         except FileNotFoundError:
-            with suppress(OSError):  # the build was killed before it made the lock, so the directory is empty
+            with suppress(OSError):  # the build was killed before it created the lock file, so the directory is empty
                 staging.rmdir()
             continue
         except OSError:
             continue  # it belongs to another user
         try:
-            is_ours = not file_locks.lock(lock)  # without locks, whether the build is running is unknown
+            is_ours = not file_locks.lock(lock)  # without locks, it is unknown whether the build is running
         except OSError:
             is_ours = False  # the build is running
         if is_ours:
@@ -185,8 +185,7 @@ def _taken_over(output: Path, digest: str) -> tuple[Path, int]:
 
 
 def _make_locked(staging: Path) -> int:
-    """Make a staging directory. Return the descriptor that holds its lock, or -1 if another build has removed the
-    directory as abandoned in the meantime."""
+    """Make a staging directory. Return its lock's descriptor, or -1 if another build has removed the directory."""
     staging.mkdir()
     try:
         lock = os.open(staging / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -194,7 +193,7 @@ def _make_locked(staging: Path) -> int:
         return -1
     is_taken = False
     try:
-        file_locks.lock(lock)  # on a file system without locks no build treats the directory as abandoned
+        file_locks.lock(lock)  # without locks, no build treats the directory as abandoned
     except BlockingIOError:
         is_taken = True
     except OSError:
@@ -207,7 +206,7 @@ def _make_locked(staging: Path) -> int:
 
 
 def _remove(staging: Path) -> None:
-    """Remove a staging directory, the lock last: so a partly removed directory still differs from a running build."""
+    """Remove a staging directory, the lock last, so that another build still recognizes a partly removed directory."""
     for name in (_NEW, _KEPT, _REPLACED):
         shutil.rmtree(staging / name, ignore_errors=True)
     shutil.rmtree(staging, ignore_errors=True)
@@ -218,7 +217,7 @@ def _publish(staging: Path, output: Path) -> None:
     if not output.exists() or not any(output.iterdir()):
         new.rename(output)  # POSIX replaces an empty directory too
     elif not _exchange(new, output):
-        # Without an atomic exchange there is a moment in which neither exists; a failure puts the old output back.
+        # Without an atomic exchange there is a moment without an output; after a failure, the old output is restored.
         try:
             output.rename(replaced)
             new.rename(output)

@@ -1,8 +1,8 @@
 """Read the next steps in a background thread while the current step trains.
 
-The plan of steps is known in advance, a pure function of the step number, so the thread needs no message from the
-trainer. `next` raises an error of the thread when it would deliver the step with the error. The time that `next` takes
-is the wait for data; the caller records the span for it.
+The steps are known in advance, so the thread needs no message from the trainer. An error of the thread is raised by
+`next`, in place of the step that could not be read. The time that `next` takes is the wait for data; the caller records
+the span for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 class Prefetcher:
     """Delivers `read_step(cursor, global_batch_size)` for each pair of `steps`, in order, `prefetch` steps ahead.
 
-    With `prefetch` 0 there is no thread and each step is read when it is asked for.
+    With `prefetch` 0 there is no thread, and each step is read when it is requested.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Prefetcher:
         self._is_closed = False
         self._thread: threading.Thread | None = None
         if prefetch > 0:
-            # A daemon thread, because a read that hangs in dead storage must not keep a failed process alive.
+            # A daemon thread, because a read that hangs in unreachable storage must not keep a failed process alive.
             self._thread = threading.Thread(target=self._read_ahead, name="data-prefetch", daemon=True)
             self._thread.start()
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 class SampleSources:
     """The sources of one rank's samples of a step.
 
-    names: of all sources of the mixture, "" for one that gets no samples any more. source_MB: the place in `names` of
-    each sample's source. num_labels_MB: how many of its tokens have a loss. Shapes: [M, B].
+    names: the names of all sources of the mixture, "" for a source that gets no more samples. source_MB: the index in
+    `names` of each sample's source. num_labels_MB: how many tokens of the sample have a loss. Shapes: [M, B].
     """
 
     names: tuple[str, ...]
@@ -24,7 +24,7 @@ class SampleSources:
     num_labels_MB: NDArray[np.int64]
 
     def sums(self, losses_MB: NDArray[np.float64] | None) -> NDArray[np.float64]:
-        """Return the summed loss of each source, and how many tokens have one; zeros if `losses_MB` is None.
+        """Return the summed loss of each source, and its number of tokens with a loss; zeros if `losses_MB` is None.
 
         Shapes: losses [M, B]; result [2, number of sources].
         """

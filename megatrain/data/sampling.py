@@ -1,4 +1,4 @@
-"""Choose what to look at: documents at random, or the samples that training reads."""
+"""Choose tokens to display: documents at random, or the samples that training reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class TokenRange:
-    """Some tokens of the stream. `number`: of the document or of the sample; `start`: the first token's position."""
+    """A range of the token stream. `number`: that of the document or sample; `start`: the first token's position."""
 
     number: int
     start: int
@@ -24,7 +24,7 @@ class TokenRange:
 
 
 def drawn_documents(dataset: IndexedDataset, count: int, seed: int) -> Iterator[TokenRange]:
-    """Yield up to `count` different documents, drawn evenly; the same seed draws the same ones."""
+    """Yield up to `count` different documents, drawn uniformly; the same seed draws the same documents."""
     generator = np.random.default_rng(seed & _WORD)
     count = min(count, dataset.num_documents)
     for number in generator.choice(dataset.num_documents, count, replace=False).tolist():

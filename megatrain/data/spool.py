@@ -1,8 +1,8 @@
-"""The tokens of all documents in the order of the corpus, on disk, and how far a build has come.
+"""The tokens of all documents in the order of the corpus, on disk, and the progress of a build.
 
-`tokens` has the ids back to back, `documents` one record of DOCUMENT_DTYPE for each document. `progress.json` has
-the number of whole bytes in both files, and the record of the corpus where the next block begins. It is replaced only
-after these bytes are on disk. A resumed build cuts off all bytes that a killed build wrote beyond them.
+`tokens` has the ids back to back, `documents` one record of DOCUMENT_DTYPE for each document. `progress.json` has the
+number of valid bytes or records of both files, and the record of the corpus where the next block begins. It is replaced
+only after these bytes are on disk. A resumed build truncates both files to these sizes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from megatrain.data.tokenizing import DOCUMENT_DTYPE, TokenizedBlock
 
 _TOKENS, _DOCUMENTS, _PROGRESS = "tokens", "documents", "progress.json"
 _BLOCKS_BETWEEN_SAVES = 32
-"""A killed build repeats at most so many blocks, of a megabyte of text each."""
+"""After a kill, at most this many blocks, of a megabyte of text each, are tokenized again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class SpoolProgress:
 
 
 class TokenSpool:
-    """The spool in `directory`, opened where a killed build left it. As a context it is closed, not removed."""
+    """The spool in `directory`, which continues that of a killed build. The end of the context closes its files."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -74,7 +74,7 @@ class TokenSpool:
             self._save()
 
     def finish(self, skipped: Counter[str]) -> None:
-        """Note that the corpus has no further block; `skipped` counts all records that were left out."""
+        """Record that the corpus has no further block; `skipped` counts all records that were left out."""
         old = self.progress
         self.progress = SpoolProgress(
             old.token_bytes, old.documents, old.place, dict(skipped), old.file_bytes, is_complete=True
@@ -100,7 +100,7 @@ class TokenSpool:
 
 
 def _read_progress(directory: Path) -> SpoolProgress:
-    """Return the progress of a killed build; that of a new one if there is none, or a crash damaged it."""
+    """Return the progress of a killed build, or that of a new build if there is none or its files are damaged."""
     try:
         values = json.loads((directory / _PROGRESS).read_bytes())
         progress = SpoolProgress(**{**values, "place": CorpusPlace(**values["place"])})
@@ -112,7 +112,7 @@ def _read_progress(directory: Path) -> SpoolProgress:
 
 
 def _opened_at(path: Path, num_bytes: int) -> IO[bytes]:
-    """Open a file to append to its first `num_bytes` bytes; the rest is cut off."""
+    """Truncate a file to its first `num_bytes` bytes and open it to append."""
     path.touch()
     file = path.open("r+b")
     file.truncate(num_bytes)

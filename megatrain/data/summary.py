@@ -12,7 +12,7 @@ from megatrain.data.indexed import IndexedDataset, data_path
 
 _BLOCK_TOKENS = 1 << 22
 _MAX_TOKEN_IDS = 1 << 27
-"""Its counts take a gigabyte, and it is 100 times the largest vocabulary known."""
+"""The counts of so many ids take a gigabyte. It is 100 times the largest known vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Tokenizers: train one, load one, and convert text into token ids and back.
 
 A tokenizer comes from a tokenizer.json of the `tokenizers` library or from a SentencePiece model (NAME.model), so that
-tokenizers from elsewhere can be used; the tokenizer `bytes` needs no file. Text is data: the text <|endoftext|> in a
-document becomes ordinary tokens, never the end-of-document token.
+tokenizers from elsewhere can be used; the tokenizer `bytes` needs no file. The text <|endoftext|> in a document becomes
+ordinary tokens, never the end-of-document token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Tokenizer:
     """A loaded tokenizer. `vocab_size` is its largest id plus one.
 
     `notes`: the settings of its file that are switched off, because they are random or change the text. `end`: the
-    token that ends every document, empty where none is known; `end_source`: the file or list that names this token.
+    token that ends every document, empty if none is known; `end_source`: the file or list that names this token.
     `file_name`: tokenizer.json or tokenizer.model.
     """
 
@@ -94,7 +94,7 @@ class TokenizerSource:
     end: str = ""
 
     def load(self) -> Tokenizer:
-        """Raises: DataError as `load_tokenizer`."""
+        """Load the tokenizer. Raises: DataError as `load_tokenizer`."""
         return byte_tokenizer(self.end) if self.path is None else load_tokenizer(self.path, self.end)
 
 
@@ -133,7 +133,7 @@ def byte_tokenizer(end: str = "") -> Tokenizer:
 def load_tokenizer(path: Path, end: str = "") -> Tokenizer:
     """Return the tokenizer of a tokenizer.json or a SentencePiece model (NAME.model).
 
-    `end`: the token that ends documents; "": it is looked up.
+    `end`: the token that ends documents; if it is "", the token is looked up.
     Raises: DataError when the file is missing or is not a tokenizer, or its library is absent.
     """
     if not is_sentencepiece(path.name):

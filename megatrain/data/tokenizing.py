@@ -1,7 +1,7 @@
 """Tokenize blocks of documents in several processes, and return the results in the order of the blocks.
 
-The processes are started afresh, not forked, because the tokenizers library has threads. The kernel kills them when
-this process ends, however it ends.
+The processes are spawned, not forked, because the tokenizers library has threads. The kernel kills them when this
+process exits for any reason.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from megatrain.data.tokenizer import Tokenizer, TokenizerSource
 from megatrain.programs.processes import install_parent_death_guard
 
 DOCUMENT_DTYPE = np.dtype([("tokens", "<i8"), ("text_bytes", "<i8"), ("order_key", "<u8"), ("split_key", "<u8")])
-"""What a build keeps of each document: its tokens with the end of the document, and two hashes of its identity. The
-order of documents follows from the first, which depends on the seed; whether it is held out from the second."""
+"""What a build keeps of each document: its number of tokens with the end of the document, its bytes of text, and two
+hashes of its identity. The first, keyed by the seed, determines the order; the second, whether it is held out."""
 _BLOCKS_PER_WORKER = 2
-"""One is tokenized while the next one waits."""
+"""One block is tokenized while the next one waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def tokenized(
 ) -> Iterator[tuple[DocumentBlock, TokenizedBlock]]:
     """Yield each block with its tokens, in order.
 
-    num_workers: processes beside this one, which reads; with 1 this process does all.
+    num_workers: processes in addition to this one, which reads the corpus; with 1, this process does everything.
     Raises: MegatrainError when a process is killed.
     """
     if num_workers == 1:
@@ -73,8 +73,8 @@ def tokenized(
             yield first, result.result()
     except BrokenProcessPool as error:
         raise MegatrainError(
-            "a process that tokenizes was killed, perhaps because the machine ran out of memory; the same command goes "
-            "on, with fewer --workers if need be"
+            "a process that tokenizes was killed, perhaps because the machine ran out of memory; the same command "
+            "continues the build, with fewer --workers if necessary"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -104,7 +104,7 @@ def identity_hash(document: CorpusDocument, seed: int | None = None) -> int:
 
 def _begin(parent: int) -> None:
     install_parent_death_guard(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends its children
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent stops its children
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 

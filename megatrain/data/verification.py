@@ -1,4 +1,4 @@
-"""Read token files whole, and name everything that differs from what was built, with the file and the byte."""
+"""Read token files completely, and report every difference from what was built, with the file and the byte."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DataProblem:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedPair:
-    """One pair of token files and what was found. The counts are 0 where the files cannot be opened."""
+    """One pair of token files and its problems. The counts are 0 if the files cannot be opened."""
 
     prefix: str
     documents: int
@@ -44,7 +44,7 @@ class VerifiedPair:
 def verify_data(path: Path, vocab_size: int | None = None) -> list[VerifiedPair]:
     """Verify a data directory, or the pair with the prefix `path`.
 
-    With a meta.json beside them the files are compared with it; without one, token ids are compared with `vocab_size`.
+    With a meta.json beside the files, they are compared with it; without one, token ids are compared with `vocab_size`.
     Raises: DataError when there is nothing to verify.
     """
     if not path.is_dir():
@@ -143,7 +143,7 @@ def _vocabulary_problems(dataset: IndexedDataset, vocab_size: int | None) -> Ite
 
 
 def _end_problems(dataset: IndexedDataset, eod_id: int) -> Iterator[DataProblem]:
-    """Yield one problem for all documents that do not end with the token for it: the first, and how many there are."""
+    """Yield one problem for all documents that do not end with token `eod_id`: the first, and how many there are."""
     first, num_wrong = -1, 0
     for document in range(0, dataset.num_documents, _BLOCK_DOCUMENTS):
         bounds = dataset.document_bounds[document : document + _BLOCK_DOCUMENTS + 1]

@@ -1,6 +1,6 @@
-"""Writes Hugging Face model directories (safetensors, config.json, tokenizer) from our parameters, and reads them.
+"""Export and import of Hugging Face model directories: safetensors, config.json and tokenizer.
 
-It streams, on the CPU, without the `transformers` package. It does not depend on where our parameters are stored.
+Both stream on the CPU, without the `transformers` package, and do not depend on where the parameters are stored.
 """
 
 from megatrain.hf.export import Dtype, ExportReport, export_model

@@ -14,7 +14,7 @@ from megatrain.contracts.errors import CheckpointError
 class ConfigJson:
     """The object in a config.json, or one nested in it. A key that is null counts as missing, as in transformers.
 
-    It keeps which keys were read: a key that is not read might change what the model computes.
+    It records which keys were read, because an unread key might change what the model computes.
     """
 
     def __init__(self, values: Mapping[str, Any], location: str) -> None:
@@ -28,7 +28,7 @@ class ConfigJson:
         return key in self.values
 
     def has_null(self, key: str) -> bool:
-        """Return whether the key is there with the value null."""
+        """Return whether the file has the key with the value null."""
         return key in self._nulls
 
     def count(self, key: str, default: int | None = None) -> int:
@@ -71,11 +71,11 @@ class ConfigJson:
         return self._sections[key]
 
     def described(self, key: str, defaults: Mapping[str, Any]) -> ConfigJson:
-        """Return the object under `key`, with `defaults` for keys that it lacks. The caller refuses its unread keys."""
+        """Return the object under `key`, with `defaults` for missing keys. The caller must refuse its unread keys."""
         return ConfigJson({**defaults, **self._object(key)}, f"{self.location}: {key}")
 
     def require(self, key: str, computed: Sequence[object], default: object) -> None:
-        """Raise CheckpointError unless the value is one of `computed`, those that our model can compute."""
+        """Raise CheckpointError unless the value is one of `computed`, those that megatrain's model can compute."""
         self._read.add(key)
         if self.values.get(key, default) not in computed:
             known = " or ".join(json.dumps(one) for one in computed)
@@ -125,7 +125,7 @@ class ConfigJson:
 def read_object(path: Path) -> ConfigJson:
     """Return the JSON object in the file `path`.
 
-    Raises: CheckpointError when the file is missing or holds something else.
+    Raises: CheckpointError when the file is missing or does not contain a JSON object.
     """
     try:
         content = path.read_bytes()

@@ -1,7 +1,7 @@
-"""Writes our parameters to a directory that transformers loads, on the CPU.
+"""Writes megatrain's parameters to a directory that transformers can load, on the CPU.
 
-Memory holds one file's tensors and two parameters at a time. Parameters are read once each, on a thread, in the order
-of the tensors that are made of them. The directory appears when everything is on disk.
+Memory holds one file's tensors and two parameters at a time. A thread reads each parameter in the order of the tensors
+that are made of it. The directory appears when all files are on disk.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEFAULT_SHARD_BYTES = 5_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """The result of an export. `files`: names and bytes; `notes`: what the files do not express of the model."""
+    """The result of an export. `files`: names and sizes in bytes; `notes`: what the files cannot represent."""
 
     directory: Path
     architecture: str
@@ -59,10 +59,10 @@ def export_model(
 ) -> ExportReport:
     """Write `model` to `directory` for transformers: weights in `dtype`, config.json, and the tokenizer if given.
 
-    read_parameter: returns one whole parameter, given our name; it is not called for a tied head. A tensor larger than
-    max_shard_bytes gets a file of its own. is_forced: replace an earlier export.
-    Raises: ConfigError for a model that neither family expresses; CheckpointError, which names the file or the tensor,
-    also for a SentencePiece model with which transformers would give other ids.
+    read_parameter: returns one unsharded parameter, given megatrain's name; it is not called for a tied head. A tensor
+    larger than max_shard_bytes gets a separate file. is_forced: replace an earlier export.
+    Raises: ConfigError for a model that no family can represent; CheckpointError, which names the file or the tensor,
+    also for a SentencePiece model that transformers would read with other token ids.
     """
     family = family_for_export(model)
     if max_shard_bytes < 1:
@@ -79,7 +79,7 @@ def export_model(
         "torch_dtype": str(torch_dtype).removeprefix("torch."),
         "use_cache": True,
         **family.write_config(model),
-        # null where nothing is known: the families' own defaults are token ids of other vocabularies
+        # null if unknown, because the families' defaults are token ids of other vocabularies
         "pad_token_id": None,
         **(special.ids if special is not None else {"bos_token_id": None, "eos_token_id": None}),
     }
@@ -130,9 +130,9 @@ def plan_shards(tensors: Sequence[HfTensor], item_bytes: int, max_shard_bytes: i
 
 
 class _Parameters:
-    """Reads parameters in the order of the tensors with the caller's function: one while the one before is used.
+    """Reads parameters in the order of the tensors with the caller's function, the next one while the current is used.
 
-    Keeps the last one, because tensors made of it are adjacent. One whose tensors are apart is read again.
+    Keeps the last parameter, because the tensors made of it are usually adjacent; otherwise it is read again.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ def _make(tensor: HfTensor, parameters: _Parameters, dtype: torch.dtype) -> Tens
     parameter = parameters.read(tensor.parameter)
     for theirs, ours in tensor.matching_views(made, parameter):
         theirs.copy_(ours)
-    # only fp16 has a smaller range than the weights; an infinity in the parameter itself is not an overflow
+    # of all dtypes, only fp16 can overflow; an infinity in the parameter itself is no overflow
     if dtype == torch.float16 and made.isinf().any() and not parameter.isinf().any():
         raise CheckpointError(
             f"{tensor.name}: holds values up to {parameter.abs().max().item():g}, beyond the range of fp16 (65504); "

@@ -64,7 +64,7 @@ IGNORED = frozenset(
         "output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id",
         "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
         "prefix", "max_new_tokens",
-        # other uses than a language model, which this file's architecture has not
+        # uses other than as a language model
         "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params",
     }
 )  # fmt: skip
@@ -74,7 +74,7 @@ _OTHER_KINDS = ("is_encoder_decoder", "is_decoder", "add_cross_attention", "tie_
 
 
 def family_for_export(model: ModelConfig) -> Family:
-    """Return the family that expresses `model`.
+    """Return the family that can represent `model`.
 
     Raises: ConfigError, which names every key that prevents the export.
     """
@@ -97,7 +97,7 @@ def _family_of(config: ConfigJson) -> Family:
 
 
 def read_config(config: ConfigJson) -> tuple[Family, ModelConfig, tuple[str, ...]]:
-    """Return the family of a config.json, our configuration of its model, and what this does not express of it.
+    """Return the family of a config.json, its ModelConfig, and notes on what ModelConfig cannot represent.
 
     Raises: CheckpointError, which names the file, and the key or the violated rule.
     """
@@ -115,7 +115,7 @@ def read_config(config: ConfigJson) -> tuple[Family, ModelConfig, tuple[str, ...
 def _read_model(family: Family, config: ConfigJson) -> ModelConfig:
     values: dict[str, Any] = dict(family.fixed) | family.read_config(config)
     model = ModelConfig(**values)
-    # check() needs a whole configuration, so the model gets an arbitrary job
+    # check() needs a complete configuration, so the other sections get arbitrary values
     job = Config(
         model=model,
         batch=BatchConfig(global_batch_size=1),

@@ -20,9 +20,9 @@ _FREE = ("full_attention_every", "attention_scale", "attention_softcap", "head_s
 
 
 def read_windows(config: ConfigJson, *, default_every: int, default_window: int) -> dict[str, Any]:
-    """Return window_size and full_attention_every. default_every: where the file has no layer_types.
+    """Return window_size and full_attention_every. default_every: the value if the file has no layer_types.
 
-    Raises: CheckpointError where the layers without a window are not each nth one.
+    Raises: CheckpointError when the layers without a window are not exactly every n-th layer.
     """
     num_layers = config.count("num_hidden_layers")
     types = config.texts("layer_types", default=_layer_types(num_layers, default_every))
@@ -67,15 +67,15 @@ class Gemma2(Llama):
     }
     has_window = True
     default_caps: ClassVar[Mapping[str, float]] = {"attention_softcap": 50.0, "head_softcap": 30.0}
-    """Where the file does not have the key; no cap where it is null."""
-    # Gemma reads hidden_activation; the files hold the other key too
+    """The caps if the file lacks their keys. A key with the value null means no cap."""
+    # Gemma reads hidden_activation; the files also have hidden_act
     ignored: ClassVar[frozenset[str]] = frozenset({"hidden_act", "cache_implementation"})
     activation_key = "hidden_activation"
     activations = ("gelu_pytorch_tanh",)
     is_tied_by_default = True
 
     def default_every(self, config: ConfigJson) -> int:
-        """Return n where each nth layer attends to all tokens before, for a file without layer_types."""
+        """Return full_attention_every for a file without layer_types."""
         return 2
 
     def problems(self, model: ModelConfig) -> list[str]:

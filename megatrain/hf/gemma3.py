@@ -1,6 +1,6 @@
-"""Gemma 3, the language model: Gemma 2 with norms of queries and keys in place of the cap on scores.
+"""Gemma 3, the language model: Gemma 2 with norms of queries and keys instead of the cap on attention scores.
 
-Five of six layers have a window, and rotary positions with a base of their own.
+Five of six layers have a window, and rotary positions with another base.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Gemma3(Gemma2):
         return config.count("sliding_window_pattern", default=config.count("_sliding_window_pattern", default=6))
 
     def written_keys(self, model: ModelConfig) -> dict[str, Any]:
-        # without windows no layer uses the local base
+        # without windows, no layer uses the local base
         local = model.rope_local_theta or model.rope_theta
         return {**super().written_keys(model), "rope_local_base_freq": local}
 

@@ -1,6 +1,6 @@
-"""Gemma 3 with images, of which only the language model is read. It is exported as Gemma3ForCausalLM.
+"""Gemma 3 with images: only the language model is read. An export writes it as Gemma3ForCausalLM.
 
-Without images, both compute the same: only the tokens of one image attend to each other in both directions.
+Without images, both models compute the same: only tokens of the same image attend to each other in both directions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "num_attention_heads": 8,
     "max_position_embeddings": 131072,
 }
-"""Values of keys that transformers leaves out of a nested object."""
+"""Defaults of keys that transformers leaves out of the nested object text_config."""
 _LANGUAGE_PREFIXES = ("language_model.", "model.language_model.")
 
 
@@ -37,7 +37,7 @@ class Gemma3Images(Gemma3):
     buffers: ClassVar[re.Pattern[str]] = re.compile(r"model\.(vision_tower|multi_modal_projector)\..*")
 
     def language_model(self, config: ConfigJson) -> ConfigJson:
-        # the head belongs to the whole model, whose key counts
+        # the head belongs to the outer model, so its key applies
         config.require("tie_word_embeddings", (True,), default=True)
         described = config.described("text_config", _DEFAULTS)
         described.require("model_type", (Gemma3.model_type,), default=Gemma3.model_type)

@@ -1,6 +1,6 @@
 """The GPT-2 family: learned positions, LayerNorm, GELU in the tanh approximation, biases everywhere.
 
-Its projections compute x W + b, so their weights are stored as the transpose of ours.
+Its projections compute x W + b, so their weights are the transpose of megatrain's.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Gpt2(Family):
     }
     ignored: ClassVar[frozenset[str]] = frozenset(
         {
-            # of the model's use as a classifier
+            # keys of classifiers
             "summary_type", "summary_use_proj", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
-            # former names and another order of the same products
+            # a former name, and an equivalent order of multiplications
             "n_ctx", "reorder_and_upcast_attn",
         }
     )  # fmt: skip
@@ -120,7 +120,7 @@ def _layer_tensors(model: ModelConfig, layer: int) -> Iterator[HfTensor]:
     for norm, branch in (("ln_1", attention), ("ln_2", mlp)):
         for leaf in ("weight", "bias"):
             yield same(f"{source}.{norm}.{leaf}", f"{branch}.norm.{leaf}", (hidden,))
-    # (HF's name, our name of the weight and of the bias, whether we have that bias, outputs, inputs, the dim of our
+    # (HF's name, megatrain's names of weight and bias, whether the bias exists, outputs, inputs, the dim of megatrain's
     # tensor, its ranges)
     qkv = f"{attention}.attention.qkv.weight"
     qkv_shape = (model.num_heads, 3, model.resolved_head_dim, hidden)

@@ -1,6 +1,6 @@
 """The GPT-NeoX family (Pythia): LayerNorm, GELU, biases, and rotary positions for a part of each head.
 
-Its files hold queries, keys and values of one head side by side, as our parameter does.
+Its files store queries, keys and values of each head side by side, like megatrain's parameter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GptNeoX(Family):
     buffers = re.compile(
         r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)|gpt_neox\.rotary_emb\.inv_freq"
     )
-    # of the model's use as a classifier
+    # a key of classifiers
     ignored: ClassVar[frozenset[str]] = frozenset({"classifier_dropout"})
 
     def problems(self, model: ModelConfig) -> list[str]:
@@ -106,7 +106,8 @@ class GptNeoX(Family):
 
     def import_notes(self, config: ConfigJson) -> list[str]:
         dropout = config.number("attention_dropout", default=0.0)
-        return [] if dropout == 0.0 else [f"attention_dropout={dropout} is not used in training: there is none here"]
+        note = f"attention_dropout={dropout} is not used in training: attention has no dropout here"
+        return [] if dropout == 0.0 else [note]
 
 
 def _layer_tensors(model: ModelConfig, layer: int) -> Iterator[HfTensor]:

@@ -1,7 +1,7 @@
 """The Llama family: rotary positions, RMSNorm, SwiGLU, grouped queries, with or without biases.
 
-Our rotary layout is this family's half-split layout, so the units of queries and keys need no permutation. Families
-that differ from it in a few keys are subclasses, one file each.
+megatrain uses the same half-split rotary layout, so the units of queries and keys need no permutation. Families that
+differ from Llama in a few keys are subclasses, one file each.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Llama(Family):
     activations: ClassVar[tuple[str, ...]] = ("silu", "swish")
     """Names of the gate's activation; the first is written."""
     scalings: ClassVar[Mapping[str, str]] = SCALINGS
-    """The rope_types of the family, with our names."""
+    """The rope_types of the family -> values of model.rope_scaling."""
     default_eps: ClassVar[float] = 1e-6
     needs_even_heads: ClassVar[bool] = True
-    """Whether transformers refuses a hidden size that is no multiple of the number of heads."""
+    """Whether transformers refuses a hidden size that is not a multiple of the number of heads."""
     is_tied_by_default: ClassVar[bool] = False
 
     def problems(self, model: ModelConfig) -> list[str]:
@@ -63,7 +63,7 @@ class Llama(Family):
         if self.needs_even_heads and model.hidden_size % model.num_heads:
             found.append(
                 f"model.hidden_size={model.hidden_size} cannot be exported: {self.architecture} needs a multiple of "
-                f"model.num_heads={model.num_heads}, even where head_dim is given"
+                f"model.num_heads={model.num_heads}, even if head_dim is given"
             )
         if "has_qkv_bias" not in self.fixed and model.has_qkv_bias and not model.has_bias:
             found.append(
@@ -154,7 +154,8 @@ class Llama(Family):
 
     def import_notes(self, config: ConfigJson) -> list[str]:
         dropout = config.number("attention_dropout", default=0.0)
-        return [] if dropout == 0.0 else [f"attention_dropout={dropout} is not used in training: there is none here"]
+        note = f"attention_dropout={dropout} is not used in training: attention has no dropout here"
+        return [] if dropout == 0.0 else [note]
 
 
 def norm_tensors(model: ModelConfig, layer: int) -> Iterator[HfTensor]:

@@ -1,4 +1,4 @@
-"""Mistral: Llama without biases, whose layers may all attend to a window of tokens."""
+"""Mistral: Llama without biases. Either all layers attend to a window of tokens, or none."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ class Mistral(Llama):
         return {"sliding_window": model.window_size or None}
 
     def read_keys(self, config: ConfigJson) -> dict[str, Any]:
-        # transformers takes 4096 where the key is missing, and no window where it is null
+        # transformers uses 4096 if the key is missing, and no window if it is null
         window = 0 if config.has_null("sliding_window") else config.count("sliding_window", default=4096)
         return {"window_size": window if window < config.count("max_position_embeddings") else 0}

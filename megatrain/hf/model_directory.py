@@ -1,4 +1,4 @@
-"""Reads our parameters from a Hugging Face model directory, one at a time.
+"""Reads megatrain's parameters from a Hugging Face model directory, one at a time.
 
 Opening a directory checks everything in config.json and in the files' headers. Weights are read later.
 """
@@ -26,16 +26,16 @@ from megatrain.hf.weight_files import StoredWeight, WeightFiles, find_tensors
 _DTYPES = ("F32", "BF16", "F16")
 _MAX_PROBLEMS = 5
 _FIRST_BYTE_OF_PIECES = b"\x0a"
-"""A SentencePiece model is a message of protobuf that begins with its pieces, field 1. Other programs give the name
-tokenizer.model to text, such as tiktoken's lists of tokens in base64.
+"""A SentencePiece model is a protobuf message that begins with its pieces, field 1. Other programs use the name
+tokenizer.model for text files, such as tiktoken's lists of tokens in base64.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class HfModel:
-    """A checked model directory. `notes` lists what our configuration cannot express.
+    """A checked model directory. `notes` lists what ModelConfig cannot represent.
 
-    `tokenizer`: its tokenizer.json, else its SentencePiece model; None where it has neither.
+    `tokenizer`: the path of its tokenizer.json, else of its SentencePiece model; None if there is none.
     """
 
     directory: Path
@@ -44,23 +44,23 @@ class HfModel:
     notes: tuple[str, ...]
     tokenizer: Path | None
     _tensors: Mapping[str, tuple[HfTensor, ...]] = field(repr=False)
-    """The tensors that make up each of our parameters."""
+    """The tensors that make up each of megatrain's parameters."""
     _stored: Mapping[str, StoredWeight] = field(repr=False)
     _tied_copy: tuple[StoredWeight, StoredWeight] | None = field(repr=False)
     """The word embedding and the head, if the files store a head although it is tied."""
 
     @property
     def config(self) -> dict[str, Any]:
-        """The keys and values of our [model] section."""
+        """The keys and values of the [model] section."""
         return section_of(self.model)
 
     @property
     def num_parameters(self) -> int:
-        """The number of elements of all our parameters, with padding."""
+        """The number of elements of all parameters, with padding."""
         return sum(torch.Size(shape).numel() for shape in our_shapes(self.model).values())
 
     def parameters(self, zeros: Callable[[tuple[int, ...]], Tensor] = torch.zeros) -> Iterator[tuple[str, Tensor]]:
-        """Yield each parameter by our name, whole and in fp32. Rows that pad the vocabulary are zero.
+        """Yield each parameter with megatrain's name, unsharded and in fp32. Rows that pad the vocabulary are zero.
 
         zeros: returns the memory for a parameter, given its shape.
         Raises: CheckpointError, which names the file, also when a tied head differs from the embedding.
@@ -78,10 +78,10 @@ class HfModel:
 
 
 def open_model(directory: Path) -> HfModel:
-    """Check a directory with a model of a known family in safetensors files, and return it, ready for reading.
+    """Check a directory with a model of a known family in safetensors files, and return the model, ready to be read.
 
     Raises: CheckpointError, which names the file, and the key or tensor that is missing, damaged, unknown or not
-    expressible in our model.
+    supported by megatrain's model.
     """
     config = read_object(directory / "config.json")
     family, model, notes = read_config(config)
@@ -115,7 +115,7 @@ def open_model(directory: Path) -> HfModel:
 
 
 def _find_tokenizer(directory: Path) -> tuple[Path | None, list[str]]:
-    """Return the file of the tokenizer, if there is one that megatrain reads, and a note on one that it does not."""
+    """Return the tokenizer's file if megatrain can read it, and a note on a tokenizer.model that it cannot read."""
     path = directory / TOKENIZER_NAME
     if path.exists():
         return path, []
@@ -133,7 +133,7 @@ def _find_tokenizer(directory: Path) -> tuple[Path | None, list[str]]:
 
 
 def _by_full_name(found: Mapping[str, StoredWeight], family: Family) -> dict[str, StoredWeight]:
-    """Return the tensors by their names in a model with head, without those that our model does not have."""
+    """Return the tensors by their names in a model with head, without those that megatrain's model does not have."""
     stored: dict[str, StoredWeight] = {}
     for stored_name, tensor in found.items():
         full_name = family.full_name(stored_name)

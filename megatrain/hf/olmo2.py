@@ -1,4 +1,4 @@
-"""OLMo 2: Llama with norms at the outputs of attention and feed-forward, and of all queries and all keys."""
+"""OLMo 2: Llama with norms of the outputs of attention and feed-forward, and of all heads' queries and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The output directory of an export: it appears when all its files are on disk, or not at all."""
+"""The output directory of an export, which appears when all its files are on disk, or not at all."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def _publish(staging: Path, output: Path) -> None:
     if not output.exists() or not any(output.iterdir()):
         staging.rename(output)  # POSIX replaces an empty directory too
         return
-    # Two renames: for an instant `output` does not exist, but it is never incomplete. A failure restores the old one.
+    # Two renames: for an instant `output` does not exist, but it is never incomplete. A failure restores the old
+    # directory.
     retired = Path(f"{staging}-old")
     output.rename(retired)
     try:

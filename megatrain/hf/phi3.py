@@ -1,6 +1,6 @@
-"""Phi-3 and Phi-4 mini: Llama whose files hold queries, keys and values in one tensor, and gate and up in one.
+"""Phi-3 and Phi-4 mini: Llama with queries, keys and values in one tensor, and gate and up in another.
 
-Models for a longer context than they were trained on ("longrope") are refused.
+Models whose context was extended after training ("longrope") are refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Phi3(Llama):
         "has_qkv_bias": False,
     }
     has_window = True
-    # the length before the stretching, which only "longrope" uses; code of before for the same model
+    # the length before stretching, which only "longrope" uses; remote code of older versions of the same model
     ignored: ClassVar[frozenset[str]] = frozenset({"original_max_position_embeddings", "auto_map"})
     scalings: ClassVar[Mapping[str, str]] = {"default": "none"}
     default_eps = 1e-5

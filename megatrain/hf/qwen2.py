@@ -9,7 +9,7 @@ from megatrain.config.model import ModelConfig
 from megatrain.hf.config_json import ConfigJson
 from megatrain.hf.llama import Llama
 
-# keys of the window, which `use_sliding_window` = false switches off
+# keys of the window, which have no effect with use_sliding_window = false
 UNUSED_WINDOW = frozenset({"sliding_window", "max_window_layers"})
 
 
@@ -35,6 +35,6 @@ class Qwen2(Llama):
 
 
 def require_no_window(config: ConfigJson) -> None:
-    """Raise CheckpointError where some layers attend to a window only."""
+    """Raise CheckpointError if some layers attend only to a window."""
     config.require("use_sliding_window", (False,), default=False)
     config.require_in_layers("layer_types", "full_attention", config.count("num_hidden_layers"))

@@ -1,4 +1,4 @@
-"""Qwen 3, dense: Llama with a norm of each head's queries and keys."""
+"""Qwen 3, dense models: Llama with norms of the queries and keys of each head."""
 
 from __future__ import annotations
 

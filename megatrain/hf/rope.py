@@ -1,7 +1,7 @@
 """Rotary positions in config.json: the base, the stretching to a longer context, and the rotated part of a head.
 
-Files of version 4 of transformers have rope_theta and rope_scaling, files of version 5 have rope_parameters with all of
-it. Both are read. The names of version 4 are written, which both versions read.
+Files of transformers 4 have rope_theta and rope_scaling; files of transformers 5 have both in rope_parameters. Both
+forms are read. Exports use the keys of version 4, which both versions read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from megatrain.hf.config_json import ConfigJson
 
 _TYPE_OF = {"none": "default", "linear": "linear", "dynamic": "dynamic", "yarn": "yarn", "llama3": "llama3"}
 SCALINGS: Mapping[str, str] = {theirs: ours for ours, theirs in _TYPE_OF.items()}
-"""Our value of rope_scaling for each rope_type."""
+"""rope_type in config.json -> value of model.rope_scaling."""
 _NUMBERS: Mapping[str, Mapping[str, tuple[str, float | None]]] = {
     "none": {},
     "linear": {},
@@ -29,11 +29,11 @@ _NUMBERS: Mapping[str, Mapping[str, tuple[str, float | None]]] = {
         "high_freq_factor": ("rope_high_freq_factor", None),
     },
 }
-"""The numbers of a scaling besides its factor: their name, and ours with the default (None: required)."""
+"""The numbers of a scaling besides its factor: key in config.json -> (key of [model], default; None: required)."""
 
 
 def rope_section(config: ConfigJson) -> ConfigJson:
-    """Return the object that holds the scaling, empty where there is none."""
+    """Return the object that describes the scaling; empty if there is none."""
     return config.section("rope_scaling" if "rope_scaling" in config else "rope_parameters")
 
 
@@ -42,11 +42,11 @@ def read_rope(
 ) -> dict[str, Any]:
     """Return the keys of [model] for positions that `rope` (or `config`, for the base) describes.
 
-    scalings: the rope_types that the family has, with our names.
+    scalings: the rope_types that the family supports -> values of model.rope_scaling.
     """
     type_key = "rope_type" if "rope_type" in rope else "type"
     rope.require(type_key, tuple(scalings), default="default")
-    if "type" in rope:  # the name of before beside the newer one
+    if "type" in rope:  # the older name in addition to the newer one
         rope.require("type", (rope.text(type_key),), default=None)
     scaling = scalings[rope.text(type_key, default="default")]
     theta = rope.number("rope_theta", default=config.number("rope_theta", default=default_theta))
@@ -59,9 +59,7 @@ def read_rope(
     if scaling == "yarn":
         rope.require("truncate", (True,), default=True)
     longest = config.count("max_position_embeddings")
-    if (
-        scaling == "dynamic"
-    ):  # transformers grows the base beyond max_position_embeddings, whatever the other options are
+    if scaling == "dynamic":  # transformers always grows the base beyond max_position_embeddings
         rope.require("original_max_position_embeddings", (longest,), default=longest)
         found["rope_original_seq_len"] = longest
     if scaling in ("yarn", "llama3"):
@@ -72,7 +70,7 @@ def read_rope(
 
 
 def require_whole_heads(config: ConfigJson, rope: ConfigJson) -> None:
-    """Raise CheckpointError where only a part of each head is rotated."""
+    """Raise CheckpointError if only a part of each head is rotated."""
     for section in (config, rope):
         section.require("partial_rotary_factor", (1.0,), default=1.0)
 
@@ -97,7 +95,7 @@ def written_length(model: ModelConfig) -> int:
 
 
 def length_notes(model: ModelConfig) -> list[str]:
-    """Return a sentence where the files do not say how long samples are."""
+    """Return a sentence if the files do not contain model.seq_len."""
     if written_length(model) == model.seq_len:
         return []
     note = f'model.seq_len={model.seq_len} is not in config.json: with rope_scaling="dynamic", max_position_embeddings '

@@ -1,7 +1,7 @@
-"""Describes how a tensor of a Hugging Face model corresponds to one of our parameters, as data for both directions.
+"""Describes how a tensor of a Hugging Face model corresponds to a parameter of megatrain, as data for both directions.
 
-The one idea: an HF tensor is a list of rows (output features). Each range of one dim of our parameter, with its leading
-dims flattened, is the next block of those rows; GPT-2's projections are stored transposed. Both sides are views, so a
+An HF tensor is treated as a list of rows (output features). Each range of one dim of the parameter, with its leading
+dims flattened, is the next block of these rows; GPT-2's projections are stored transposed. Both sides are views, so a
 copy in one direction is an export, and in the other direction an import.
 """
 
@@ -24,8 +24,8 @@ from megatrain.parallel.placement import row_of
 class HfTensor:
     """One tensor of an HF model.
 
-    ranges: the ranges of dim `dim` of `parameter` that hold its rows, in order. Empty if we have no such parameter; the
-    tensor is then zero.
+    ranges: the ranges of dim `dim` of `parameter` that hold the tensor's rows, in order. Empty if megatrain's model has
+    no such parameter; the tensor is then zero.
     """
 
     name: str
@@ -36,7 +36,7 @@ class HfTensor:
     is_transposed: bool = False
 
     def matching_views(self, stored: Tensor, parameter: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield pairs of matching views, of this tensor as HF stores it and of our parameter, with the same shape."""
+        """Yield pairs of views of the same shape: of this tensor as HF stores it, and of megatrain's parameter."""
         rows = stored.t() if self.is_transposed else stored
         first = 0
         for start, stop in self.ranges:
@@ -48,12 +48,12 @@ class HfTensor:
 
 
 def same(name: str, parameter: str, shape: tuple[int, ...]) -> HfTensor:
-    """Return the tensor that equals our parameter, or its first rows where our parameter has padding."""
+    """Return the tensor that equals the parameter, or its first rows if the parameter has padding."""
     return HfTensor(name, shape, parameter, ranges=((0, shape[0]),))
 
 
 def fused_in(parameter: str, shape: Sequence[int]) -> Iterator[tuple[str, int, tuple[int, int]]]:
-    """Yield (name, dim, indices [start, stop) of that dim) for each matrix that our parameter of `shape` holds."""
+    """Yield (name, dim, indices [start, stop) of that dim) for each matrix in megatrain's parameter of `shape`."""
     fused = row_of(parameter, decoder_table()).fused
     assert fused is not None, parameter
     for name, indices in fused.ranges(shape).items():
@@ -61,6 +61,6 @@ def fused_in(parameter: str, shape: Sequence[int]) -> Iterator[tuple[str, int, t
 
 
 def our_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every logical parameter by name. A tied head is not listed."""
+    """Return the shape of every unsharded parameter of megatrain by name. A tied head is not listed."""
     with torch.device("meta"):
         return {name: tuple(parameter.shape) for name, parameter in Transformer(model).named_parameters()}

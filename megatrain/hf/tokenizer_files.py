@@ -1,6 +1,6 @@
-"""The tokenizer of a model directory: its file unchanged, and the settings that transformers needs besides it.
+"""The tokenizer of a model directory: its unchanged file, and the settings that transformers needs in addition.
 
-The file is a tokenizer.json, or a SentencePiece model, which transformers leaves to the sentencepiece library.
+The file is a tokenizer.json, or a SentencePiece model, which transformers reads with the sentencepiece library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megatrain.hf.config_json import parse_object
 _BEGINNINGS = ("<|begin_of_text|>", "<s>", "<bos>")
 """The token that begins a text in Llama 3, Llama 2 and Gemma.
 
-A vocabulary without such a token uses the end-of-document token: as in training, a text follows the end of another.
+A vocabulary without such a token uses the end-of-document token, because in training a text follows the end of another.
 """
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 
@@ -43,7 +43,7 @@ class TokenizerFile:
         return token_ids(self.content, self.location) if self.pieces is None else self.pieces
 
     def export_notes(self) -> list[str]:
-        """Return what transformers does not do with the file, as one sentence each."""
+        """Return what transformers cannot do with the file, as one sentence each."""
         if self.pieces is None or not any(map(_BYTE_PIECE.fullmatch, self.pieces)):
             return []
         note = (
@@ -81,7 +81,7 @@ class SpecialTokens:
         }
         if not self.is_sentencepiece:
             return {"tokenizer_class": "PreTrainedTokenizerFast", **common}
-        # text that spells a control symbol is text, and nothing is added to it, as in training
+        # as in training, the text of a control symbol is encoded as text, and no token is added
         return {
             "tokenizer_class": "SentencePieceBackend",
             "split_special_tokens": True,

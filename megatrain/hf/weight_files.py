@@ -68,7 +68,7 @@ def find_tensors(directory: Path) -> dict[str, StoredWeight]:
 
 
 class WeightFiles:
-    """Reads tensors from files, which it maps into memory. It keeps only the two files that were used last.
+    """Reads tensors from memory-mapped files. Only the two files that were used last stay open.
 
     A parameter may be made of tensors in two files. All files together may be larger than the memory.
     """
@@ -112,9 +112,9 @@ def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         path.touch()
         mode = path.stat().st_mode
-        # readers refuse a file whose metadata do not name a framework
+        # readers refuse files without the name of a framework in their metadata
         save_file(dict(tensors), path, metadata={"format": "pt"})
-        path.chmod(mode)  # the library replaces the file by one that only its owner may read
+        path.chmod(mode)  # the library replaces the file by a file that only its owner may read
     except (OSError, SafetensorError) as error:
         raise SaveError(f"{path}: cannot be written: {error}; free some space or choose another directory") from error
 
@@ -151,13 +151,13 @@ def _no_weights(directory: Path) -> CheckpointError:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Turn errors of reading `path` into a CheckpointError that names it."""
+    """Turn errors of reading `path` into a CheckpointError that names the file."""
     try:
         yield
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file, although the model needs it; fetch it") from error
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: not a whole safetensors file ({error}); fetch it again") from error
+        raise CheckpointError(f"{path}: not a complete safetensors file ({error}); fetch it again") from error
 
 
 def index_json(file_of: Mapping[str, str], num_bytes: int) -> str:

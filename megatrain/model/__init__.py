@@ -1,4 +1,4 @@
-"""The model on one device: the mathematics, and the reference for every parallel layout. It runs no collectives."""
+"""The model on one device, which is the reference for every parallel layout. It runs no collectives."""
 
 from megatrain.model.context import TokenContext
 from megatrain.model.initial import initialise_

@@ -2,7 +2,7 @@
 
 Shapes: S sequence, B micro-batch, H hidden, N query heads, G key-value heads, R = N / G, D head dim.
 
-The number of heads is read from the weight's shape, so a weight with only some of the groups computes only their heads.
+The number of heads is read from the weight's shape, so a shard with some of the groups computes only their heads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AttendHeads = Callable[[Tensor, Tensor, Tensor, AttentionPattern], Tensor]
 
 
 class HeadNorm(nn.Module):
-    """RMSNorm over D, with one scale [D] for all heads, which every tp rank holds."""
+    """RMSNorm over D, with one scale [D] for all heads. Every tp rank holds the scale."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -42,10 +42,10 @@ class HeadNorm(nn.Module):
 
 
 class AllHeadsNorm(nn.Module):
-    """RMSNorm over all queries of a token, and over all its keys, with weight [G, R + 1, D]: queries, then the key.
+    """RMSNorm over all queries of a token, and over all keys of a token. Weight [G, R + 1, D]: queries, then the key.
 
-    Point: `over_ranks`, which gets the sums of squares of the heads that are here, [2, S, B, 1, 1, 1] in fp32 (fp64 for
-    fp64), queries then keys.
+    Replaceable submodule: `over_ranks`. Its input is the sums of squares of this rank's heads, [2, S, B, 1, 1, 1] in
+    fp32 (fp64 for fp64), queries then keys.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -58,7 +58,7 @@ class AllHeadsNorm(nn.Module):
         self.widths = (config.num_heads * head_dim, groups * head_dim)
 
     def forward(self, product: Tensor) -> Tensor:
-        """Return the product with normalized queries and keys. Shapes: product and result [S, B, G, R + 2, D]."""
+        """Return `product`, the output of `qkv`, with normalized queries and keys. Shapes: both [S, B, G, R + 2, D]."""
         heads, v = product.split((product.shape[3] - 1, 1), dim=3)
         wide = heads.to(accumulate_dtype(product.dtype))
         weight = self.weight.to(wide.dtype) + 1 if self.is_zero_centered else self.weight
@@ -82,12 +82,12 @@ class QueryKeyValue(Projection):
         self.bias = nn.Parameter(torch.empty(groups, rows, head_dim)) if config.resolved_has_qkv_bias else None
 
     def forward(self, x_SBH: Tensor) -> Tensor:
-        """Return the product [S, B, G, R + 2, D]."""
+        """Return queries, keys and values, [S, B, G, R + 2, D]."""
         return self.multiply(x_SBH, self.weight, self.bias).unflatten(-1, self.weight.shape[:3])
 
 
 class Attention(nn.Module):
-    """Causal self-attention without its output bias, which the branch adds after summing."""
+    """Causal self-attention without the output bias, which the branch adds after `branch_out`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -102,13 +102,13 @@ class Attention(nn.Module):
         self.out = Linear(width, config.hidden_size)
 
     def forward(self, x_SBH: Tensor, pattern: AttentionPattern, positions: RotaryPositions | None) -> Tensor:
-        """Return what attention adds to the stream. Shapes: x and result [S, B, H], the whole sequence."""
+        """Return the output of attention. Shapes: x and result [S, B, H], all rows of the sequence."""
         return self.out(self.attend(self.qkv(x_SBH), pattern, positions))
 
     def attend(self, product: Tensor, pattern: AttentionPattern, positions: RotaryPositions | None) -> Tensor:
-        """Return the heads' outputs, side by side. May overwrite `product`.
+        """Return the heads' outputs, side by side. `product` is the output of `qkv`; it may be overwritten.
 
-        Shapes: product [S, B, G, R + 2, D], the whole sequence; result [S, B, N * D].
+        Shapes: product [S, B, G, R + 2, D], all rows of the sequence; result [S, B, N * D].
         """
         if self.query_norm is not None and self.key_norm is not None:
             q, k, v = product.split((product.shape[3] - 2, 1, 1), dim=3)
@@ -121,7 +121,7 @@ class Attention(nn.Module):
         else:
             split = split_rotated_ if self.rotates_all else split_partly_rotated
             q, k, v = split(product, *positions.table(product.shape[0], product.device, product.dtype))
-        del product  # attention itself keeps the parts that it needs
+        del product  # attention keeps the parts that it needs
         return self.attend_heads(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), pattern)
 
 

@@ -6,9 +6,9 @@ parallel_two_norms: y = x + Attention(norm_1(x)) + Mlp(norm_2(x))         two br
 
 A branch has its norm at its input, at its output (after the bias), or at both (`model.branch_norm`).
 
-The sublayers are attention and the MLP. Points: `branch_in` (hidden states enter the sublayers) and `branch_out` (the
-sublayers' sum leaves). They do nothing here. A parallel plan may replace them, or the whole module `sublayers` around
-them. That is why norm, bias and dropout stay outside of `sublayers`.
+The sublayers are attention and the MLP. `branch_in` (the input of the sublayers) and `branch_out` (their summed output)
+are identities here. A parallel plan may replace them, or the module `sublayers` that contains them. Therefore norm,
+bias and dropout are outside of `sublayers`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Sublayers(nn.Module):
         pattern: AttentionPattern,
         positions: RotaryPositions | None,
     ) -> Tensor:
-        """Return what the sublayers add to the stream."""
+        """Return the sum of the sublayers' outputs."""
         inner_SBH = self.branch_in(normed_SBH)
         del normed_SBH
         added: list[Tensor] = []
@@ -64,7 +64,7 @@ class ResidualBranch(nn.Module):
         self.sublayers = Sublayers()
         self.attention = Attention(config) if attention else None
         self.mlp = Mlp(config) if mlp else None
-        # each sublayer has its own bias, as in the models that are imported; their sum is added once, after branch_out
+        # each sublayer has its own bias, as in imported models; the sum of both is added once, after branch_out
         self.attention_bias = nn.Parameter(torch.empty(config.hidden_size)) if config.has_bias and attention else None
         self.mlp_bias = nn.Parameter(torch.empty(config.hidden_size)) if config.has_bias and mlp else None
         self.dropout = ResidualDropout(config.dropout, dropout_seed, site)
@@ -77,7 +77,7 @@ class ResidualBranch(nn.Module):
         positions: RotaryPositions | None,
         onto_SBH: Tensor | None = None,
     ) -> ResidualStream:
-        """Return onto + what the branch computes from `stream`. onto: None for the stream's own sum."""
+        """Return onto_SBH + the branch's output for `stream`. onto_SBH: None means the sum of `stream`."""
         if self.norm is not None:
             normed_SBH, x_SBH = self.norm(stream)
         else:

@@ -1,4 +1,4 @@
-"""What a forward pass gets about its tokens besides their ids."""
+"""Information on the tokens of a forward pass, besides their ids."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class TokenContext:
     """The position of a micro-batch in the training stream.
 
     Shapes: sample_B [B] int64, the global number of each sequence in the stream, which keys dropout.
-    documents: which document each token belongs to, or None where attention may cross documents.
-    token_offset: the position of this rank's first row of the hidden states. It is 0, unless the rows are divided among
-    ranks between the branches (sequence parallel).
+    documents: the document of each token, or None if attention may cross documents.
+    token_offset: the position of this rank's first row of the hidden states. It is 0 unless ranks hold different rows
+    (sequence parallelism).
     """
 
     sample_B: Tensor
@@ -26,16 +26,16 @@ class TokenContext:
     token_offset: int = 0
 
     def clone(self) -> TokenContext:
-        """Return a copy in memory of its own.
+        """Return a copy that shares no memory with this context.
 
-        Raises: ValueError when the context has documents, because their borders differ by micro-batch.
+        Raises: ValueError when the context has documents, because their bounds differ between micro-batches.
         """
         if self.documents is not None:
             raise ValueError("a context with documents has no fixed form; use data.has_document_mask=false")
         return replace(self, sample_B=self.sample_B.clone())
 
     def copy_(self, other: TokenContext) -> None:
-        """Copy the samples of `other`. Raises: ValueError when it differs in anything else."""
+        """Copy the samples of `other`. Raises: ValueError when the contexts differ in anything else."""
         if self._form() != other._form():
             raise ValueError(f"a context of {self._form()} cannot take over the samples of {other._form()}")
         self.sample_B.copy_(other.sample_B)

@@ -1,4 +1,4 @@
-"""Dropout as the model uses it: on the embedding and on what each branch adds to the residual stream."""
+"""Dropout of the embedding, and of each branch's output before it is added to the residual stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megatrain.ops.dropout import dropout, residual_dropout
 
 
 class ResidualDropout(nn.Module):
-    """Drop hidden units in training, with a mask keyed by (seed, site) and the global token number."""
+    """Drops hidden units in training, with a mask keyed by (seed, site) and the global token number."""
 
     def __init__(self, probability: float, seed: int, site: str) -> None:
         super().__init__()

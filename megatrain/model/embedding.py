@@ -25,9 +25,10 @@ class WordEmbedding(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token embeddings, times sqrt(H) and plus learned positions where the configuration has these.
+    """Token embeddings, multiplied by sqrt(H) and with learned positions added if the configuration has these.
 
-    Point: `embedding_out`, after the lookup and before everything that works token by token (positions, dropout).
+    Replaceable submodule: `embedding_out`, after the lookup and before all operations on single tokens (positions,
+    dropout).
     """
 
     def __init__(self, config: ModelConfig, dropout_seed: int) -> None:
@@ -44,7 +45,7 @@ class Embedding(nn.Module):
         """Return the hidden states. Shapes: tokens [S, B]; result [S, B, H]."""
         x_SBH = self.embedding_out(self.word(tokens_SB))
         if self.scale != 1.0:
-            # rounded to the embeddings' dtype, as Gemma's weights were trained
+            # the factor is rounded to the embeddings' dtype, as in the training of Gemma
             x_SBH = x_SBH * torch.tensor(self.scale, dtype=x_SBH.dtype, device=x_SBH.device)
         if self.position is not None:
             first = context.token_offset

@@ -1,4 +1,4 @@
-"""Replaces the matrix products of projections by FP8 products, layer by layer.
+"""Replaces the matrix multiplications of projections by FP8 multiplications, layer by layer.
 
 Shapes: P slots of a layer, three for each of its projections (input, weight, gradient); N steps of history.
 """
@@ -41,8 +41,8 @@ class Fp8Scales:
 def use_fp8(model: Transformer, config: Fp8Config, device: torch.device) -> Fp8Scales | None:
     """Make the projections of `model`'s layers multiply in FP8, in the layers that `config` names.
 
-    Returns the scales, which are kept from step to step; None without delayed scaling.
-    On the meta device, the backend need not be installed.
+    Returns the scales, which are kept from step to step; None without delayed scaling. On the meta device, the backend
+    does not have to be installed.
     Raises: ImportError when the backend is not installed.
     """
     layers = tuple(layer for layer in model.part.layers if config.covers(layer))

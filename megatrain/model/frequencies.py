@@ -1,4 +1,4 @@
-"""Rotary positions: their frequencies, the ways to stretch these to a longer context (one function each), and the
+"""Rotary positions: their frequencies, one function for each way to stretch these to a longer context, and the
 tables of cos and sin.
 
 A frequency is the angle that each position adds to one pair of units. Shapes: U rotated units of a head; all [U / 2].
@@ -29,7 +29,7 @@ class Frequencies:
 
 
 def rotary_frequencies(model: ModelConfig, seq_len: int, *, is_local: bool) -> Frequencies:
-    """Return the frequencies of the layers that attend to a window (is_local), or of the others.
+    """Return the frequencies of the layers with a window (is_local), or of the other layers.
 
     seq_len: the length of the sequence, on which `dynamic` depends.
     """
@@ -58,26 +58,26 @@ def _dynamic(model: ModelConfig, seq_len: int) -> Frequencies:
 
 
 def _yarn(model: ModelConfig, seq_len: int) -> Frequencies:
-    """Slow angles divided by the factor, fast ones kept, a ramp between, and larger scores (arXiv:2309.00071)."""
+    """Divides slow angles by the factor, keeps fast ones, with a ramp between; larger scores (arXiv:2309.00071)."""
     num_units, factor = model.rotated_dim, model.rope_scaling_factor
     angle = inverse_frequencies(num_units, model.rope_theta)
 
     def pair_that_turns(times: float) -> float:
-        """Return the number, with a fraction, of the pair that turns `times` times in the original context."""
+        """Return the fractional index of the pair that makes `times` turns in the original context."""
         wavelength = model.rope_original_seq_len / times
         return num_units * math.log(wavelength / (2 * math.pi)) / (2 * math.log(model.rope_theta))
 
     first = max(math.floor(pair_that_turns(model.rope_beta_fast)), 0)
     last = min(math.ceil(pair_that_turns(model.rope_beta_slow)), num_units - 1)
     pair = torch.arange(num_units // 2, dtype=torch.float64, device="cpu")
-    # 0.001 where both ends fall on one pair, as published with the method
+    # 0.001 if first and last are the same pair, as published with the method
     stretched = ((pair - first) / (last - first or 0.001)).clamp(0.0, 1.0)
     scores = model.rope_attention_factor or 0.1 * math.log(factor) + 1.0
     return Frequencies(angle / factor * stretched + angle * (1 - stretched), scores)
 
 
 def _llama3(model: ModelConfig, seq_len: int) -> Frequencies:
-    """Slow angles divided by the factor, fast ones kept, and a blend between (published with Llama 3.1)."""
+    """Divides slow angles by the factor, keeps fast ones, and blends between (published with Llama 3.1)."""
     angle = inverse_frequencies(model.rotated_dim, model.rope_theta)
     low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
     turns = model.rope_original_seq_len * angle / (2 * math.pi)
@@ -95,13 +95,13 @@ SCALINGS: Mapping[str, Callable[[ModelConfig, int], Frequencies]] = {
 
 
 class RotaryPositions:
-    """The rotary positions that layers of one kind in a model part use.
+    """The rotary positions of the layers of one kind in a model part.
 
-    There are no parameters and no buffers, because nothing of it belongs in a checkpoint.
+    It has no parameters and no buffers, because nothing here belongs in a checkpoint.
     """
 
     def __init__(self, config: ModelConfig, *, is_local: bool = False) -> None:
-        """is_local: whether a window limits what these layers attend to."""
+        """is_local: whether these layers have a window."""
         self._config = config
         self._is_local = is_local
         self._tables: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}

@@ -23,9 +23,8 @@ from megatrain.ops.softcap import softcap_
 class CrossEntropy(nn.Module):
     """The summed loss of all tokens whose label is not ignored.
 
-    A plan replaces this module where ranks hold parts of the vocabulary.
-    terms: the terms that training adds; evaluation has only the cross entropy.
-    observe: gets the loss of each token in training, where it is set.
+    A parallel plan replaces this module if the vocabulary is sharded. terms: the terms that training adds; evaluation
+    has only the cross entropy. observe: if set, it is called with the loss of each token in training.
     """
 
     def __init__(self, vocab_size: int, terms: LossTerms = CROSS_ENTROPY_ALONE) -> None:
@@ -42,9 +41,9 @@ class CrossEntropy(nn.Module):
 
 
 class CustomLoss(nn.Module):
-    """The summed loss of a micro-batch by a function of the user, which gets no padding of the vocabulary.
+    """The summed loss of a micro-batch by a user's function, which gets logits without the padding of the vocabulary.
 
-    Takes the place of CrossEntropy where one rank holds the whole vocabulary. Evaluation has the cross entropy.
+    Replaces CrossEntropy if the vocabulary is not sharded. Evaluation uses the cross entropy.
     """
 
     def __init__(self, loss: Callable[[Tensor, Tensor], Tensor], vocab_size: int) -> None:
@@ -71,14 +70,14 @@ class CustomLoss(nn.Module):
 
 def _refusal(found: str) -> ConfigError:
     rule = "return the sum of the tokens' losses, a scalar that is computed from the logits"
-    return ConfigError([f"the loss of your own returned {found}; {rule}"])
+    return ConfigError([f"the custom loss function returned {found}; {rule}"])
 
 
 class LossHead(nn.Module):
-    """norm -> head_in -> projection -> soft cap (where the configuration has one) -> loss.
+    """norm -> head_in -> projection -> soft cap (if configured) -> loss.
 
-    Points: `head_in` (hidden states enter the projection) and the submodule `cross_entropy`.
-    `weight` is the parameter of the word embedding where the head is tied and both are in this part of the model.
+    Replaceable submodules: `head_in` (the input of the projection) and `cross_entropy`. `weight` is the parameter of
+    the word embedding if the head is tied and both are in this part of the model.
     """
 
     def __init__(

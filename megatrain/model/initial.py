@@ -1,9 +1,9 @@
 """Initial weights: a distribution for each parameter name. The values are the same in every layout.
 
-Matrices and embeddings are drawn from normal(0, init_std). For the two projections that write into the residual stream,
-init_std is divided by sqrt(2 * num_layers) (GPT-2's rule; `model.is_residual_init_scaled`). Norm scales are 1
-(weights of zero-centered norms are 0), biases are 0. A parameter of another package's variant has the value that it
-declares.
+Matrices and embeddings are drawn from normal(0, init_std). For the two projections whose outputs are added to the
+residual stream, init_std is divided by sqrt(2 * num_layers) (GPT-2's rule; `model.is_residual_init_scaled`). Norm
+scales are 1 (weights of zero-centered norms are 0), biases are 0. A parameter of another package's variant has the
+value that the variant declares.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from megatrain.config.variant_parameters import parameters_by_path
 def initialise_(
     out: Tensor, name: str, config: ModelConfig, seed: int, global_shape: Sequence[int], offsets: Sequence[int]
 ) -> None:
-    """Fill `out`, the box at `offsets` of the parameter `name` of `global_shape`, with its initial value."""
+    """Fill `out`, the part at `offsets` of the parameter `name` (of `global_shape`), with its initial values."""
     with torch.no_grad():
         leaf = name.rsplit(".", 1)[-1]
         of_variant = next((one for path, one in parameters_by_path(config).items() if name.endswith(f".{path}")), None)

@@ -14,7 +14,7 @@ Product = Callable[..., Tensor]
 
 
 class Projection(nn.Module):
-    """A module around one product. The product may be replaced, for example by one in 8-bit floating point."""
+    """A module with one matrix multiplication. `multiply` may be replaced, for example by an FP8 multiplication."""
 
     multiply: Product = staticmethod(linear)
 

@@ -45,7 +45,7 @@ _ACTIVATIONS = {"gelu": Gelu, "gelu_exact": GeluExact, "swiglu": SwiGlu, "geglu"
 class Up(Projection):
     """The widening projection without its bias, which the activation adds in the same pass.
 
-    Weight [P, F, H] and bias [P, F] with P = 1, or 2 where the activation has a gate (gate, up).
+    Weight [P, F, H] and bias [P, F]. P is 1, or 2 if the activation has a gate (gate, up).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -59,7 +59,7 @@ class Up(Projection):
 
 
 class Mlp(nn.Module):
-    """up -> activation -> down, without the output bias, which the branch adds after summing."""
+    """up -> activation -> down, without the output bias, which the branch adds after `branch_out`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -71,5 +71,5 @@ class Mlp(nn.Module):
         return self.down(self.activate(self.up(x_SBH)))
 
     def activate(self, product_SBPF: Tensor) -> Tensor:
-        """Return the activation of up's product and its bias. Shapes: product [S, B, P, F]; result [S, B, F]."""
+        """Return the activation of the output of `up` plus its bias. Shapes: product [S, B, P, F]; result [S, B, F]."""
         return self.activation(product_SBPF, self.up.bias)

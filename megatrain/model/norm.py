@@ -1,6 +1,6 @@
-"""The norms as modules: they add up the residual stream and normalize it. Shapes: H hidden.
+"""The norms as modules: they compute the sum of the residual stream and normalize it. Shapes: H hidden.
 
-The function that computes a norm may be replaced, as the products of projections may (model/linear.py).
+The function that computes a norm may be replaced, like the multiplication of a projection (model/linear.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Normalize = Callable[..., tuple[Tensor, Tensor]]
 
 
 class LayerNorm(nn.Module):
-    """Mean and variance removed over H, then scale and shift."""
+    """Normalizes mean and variance over H, then scales and shifts."""
 
     normalize: Normalize = staticmethod(layer_norm)
 
@@ -38,7 +38,7 @@ class LayerNorm(nn.Module):
 
 
 class RmsNorm(nn.Module):
-    """Root mean square removed over H, then scale."""
+    """Normalizes the root mean square over H, then scales."""
 
     normalize: Normalize = staticmethod(rms_norm)
 
@@ -53,7 +53,7 @@ class RmsNorm(nn.Module):
 
 
 class ZeroCenteredRmsNorm(RmsNorm):
-    """RmsNorm whose scale is 1 + weight. The sum is in fp32 for half-precision weights, so it loses nothing."""
+    """RmsNorm with the scale 1 + weight, which is computed and applied in fp32 for half-precision weights."""
 
     normalize: Normalize = staticmethod(zero_centered_rms_norm)
 
@@ -72,9 +72,9 @@ def build_norm(config: ModelConfig) -> nn.Module:
 
 
 def use_norms(model: nn.Module, config: KernelsConfig, device: torch.device) -> None:
-    """Make the backend that `config` names compute the norms of `model`.
+    """Let the norms of `model` be computed by the backend in `config`.
 
-    On the meta device, the backend need not be installed.
+    On the meta device, the backend does not have to be installed.
     Raises: ImportError when the backend is not installed.
     """
     if config.norm != "apex":

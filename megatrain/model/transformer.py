@@ -1,4 +1,4 @@
-"""The decoder: embedding, blocks and loss head, whole or only the part that one pipeline chunk holds.
+"""The decoder: embedding, blocks and loss head, or the part of these that one pipeline chunk holds.
 
 Layers keep their global number in every part (`blocks.17.`), so a parameter has the same name in all layouts.
 Shapes: S sequence, B micro-batch, H hidden.
@@ -25,7 +25,7 @@ from megatrain.ops.normalization import ResidualStream
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """Which layers and which ends of the model a part has."""
+    """The layers of a part of the model, and whether it has the embedding and the head."""
 
     layers: range
     has_embedding: bool
@@ -39,8 +39,8 @@ class ModelPart:
 class Transformer(nn.Module):
     """A decoder-only language model, or a part of one.
 
-    A tied head: in a part with both ends, `loss_head.weight` IS `embedding.word.weight`. A part with only the head has
-    its own parameter; the code that splits the model must keep both equal.
+    A tied head: in a part with both embedding and head, `loss_head.weight` is `embedding.word.weight`. A part with only
+    the head has its own parameter; the code that splits the model must keep both equal.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Transformer(nn.Module):
         loss_terms: LossTerms = CROSS_ENTROPY_ALONE,
         device_kind: DeviceKind | None = None,
     ) -> None:
-        """device_kind: the kind of device that kernels are chosen for; None: the device that the tensors are on."""
+        """device_kind: the kind of device for which kernels are chosen; None: that of the tensors."""
         super().__init__()
         self.config = config
         self.kernels = kernels or KernelsConfig()
@@ -70,7 +70,7 @@ class Transformer(nn.Module):
     def hidden(self, x: Tensor, context: TokenContext) -> Tensor:
         """Return the hidden states after this part's blocks.
 
-        Shapes: x is tokens [S, B] where the part has the embedding, else hidden states [S, B, H]; result [S, B, H].
+        Shapes: x is tokens [S, B] if the part has the embedding, else hidden states [S, B, H]; result [S, B, H].
         """
         return self._stream(x, context).total()
 
@@ -83,7 +83,7 @@ class Transformer(nn.Module):
         return stream
 
     def _windows(self) -> set[int]:
-        """Return the windows of this part's layers: one, or two where some layers attend to all tokens before."""
+        """Return the windows of this part's layers: one, or two if only some layers attend to all earlier tokens."""
         return {self.config.window_of(layer) for layer in self.part.layers}
 
     def _pattern(self, context: TokenContext, window_size: int) -> AttentionPattern:
@@ -99,7 +99,7 @@ class Transformer(nn.Module):
         )
 
     def forward(self, x: Tensor, context: TokenContext, labels_SB: Tensor | None = None) -> Tensor:
-        """Return the summed loss where this part has the head and labels are given, else the hidden states."""
+        """Return the summed loss if this part has the head and labels are given, else the hidden states."""
         stream = self._stream(x, context)
         if self.loss_head is None or labels_SB is None:
             return stream.total()

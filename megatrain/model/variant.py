@@ -15,7 +15,7 @@ from megatrain.config.variants import load_variant
 def build_variant(config: ModelConfig, key: str, *arguments: Any) -> nn.Module:
     """Return the module of the variant that model.`key` names, with the parameters that it declares.
 
-    The parameters have the shapes of the whole model and no values.
+    The parameters have their unsharded shapes and are not initialized.
     """
     module: nn.Module = load_variant(key, getattr(config, key))(*arguments)
     for name, one in own_parameters(config, key).items():

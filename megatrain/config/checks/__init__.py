@@ -27,16 +27,16 @@ __all__ = ["check", "check_for_training", "find_problems"]
 
 
 def check(config: Config, origins: Mapping[str, Origin], world_size: int | None) -> list[str]:
-    """Return everything that is wrong with the values, each with its place; empty if the run can start.
+    """Return every problem of the values, each with its origin; empty if the run can start.
 
-    `origins` may be empty for a configuration made by a program: then messages name no place. Without a world size, an
-    open dp_size counts as 1, the most lenient case.
+    `origins` may be empty for a configuration made by a program: then messages name no origin. Without a world size,
+    dp_size = 0 counts as 1, the most lenient case.
     """
     return find_problems(config, origins, world_size)
 
 
 def check_for_training(config: Config, origins: Mapping[str, Origin]) -> list[str]:
-    """Return what training lacks beyond `check`: above all, data."""
+    """Return the problems beyond `check` that matter only for training, such as missing data."""
     return [problem.located(origins) for problem in training_problems(config)]
 
 

@@ -18,7 +18,7 @@ PIPELINE_KEYS = ("parallel.schedule", "parallel.pp_size", "parallel.num_chunks")
 
 
 def batch_problems(context: Context) -> Iterator[Problem]:
-    """Yield why a step of some size in the run is impossible."""
+    """Yield problems that make a step of the run impossible, at any batch size of the ramp-up."""
     batch = context.config.batch
     rampup = list(_rampup_problems(batch))
     yield from rampup
@@ -94,7 +94,7 @@ def _schedule_problems(context: Context, levels: Sequence[int]) -> Iterator[Prob
         return
     # One replica has the most micro-batches: what is impossible then is impossible with any number of replicas.
     part = batch.micro_batch_size * (context.dp_size or 1)
-    # The smallest batch of the run is the hardest: no schedule has too many micro-batches.
+    # The smallest batch of the run is the critical one: a schedule can have too few micro-batches, never too many.
     smallest = levels[0]
     reason = _infeasibility(context, smallest // part)
     if reason is None:

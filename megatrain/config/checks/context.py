@@ -1,4 +1,4 @@
-"""The input of every pass of the checks."""
+"""The input of every check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megatrain.config.config import Config
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A configuration whose keys are each within their own range, and what is known of its surroundings."""
+    """A configuration in which each key is within its own range, and the world size if it is known."""
 
     config: Config
     world_size: int | None

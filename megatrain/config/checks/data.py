@@ -1,5 +1,5 @@
 """Rules of the sections [data], [data_source], [data_stage] and [validation_set]: one way to name data, distinct paths
-and names, for sources a weight above 0, and for stages the names of sources and distinct begins.
+and names, a weight above 0 for some source, and for stages the names of existing sources and distinct starts.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _Sections = Mapping[str, DataSourceConfig | ValidationSetConfig]
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Sections that name data. `key`: of [data], which names them where there is one set alone.
+    """Sections that name data. `key`: the key of [data] that replaces them if there is only one set.
 
-    `content` and `hint` are parts of messages: what they name, and what to do with two that are the same.
+    `content` and `hint` are parts of messages: what the sections name, and how to resolve two that are the same.
     """
 
     name: str
@@ -57,7 +57,7 @@ def data_problems(context: Context) -> Iterator[Problem]:
         yield from _two_forms(config, kind, with_path)
         yield from _names_of_paths(with_path)
         yield from _same_data(kind, with_path)
-    # a source whose path or name is wrong is missing here, or has another name
+    # a source with a wrong path or name is missing here, or has another name
     knows_sources = not any(_names_source(key) for key in context.doubtful)
     yield from _weight_problems(config.sections_of("data_source"), knows_all=knows_sources)
     yield from _stage_problems(context, knows_names=knows_sources)
@@ -86,7 +86,7 @@ def _names_of_paths(with_path: Mapping[str, Any]) -> Iterator[Problem]:
             key = f"{section}.path"
             yield Problem(
                 (key, f"{section}.name"),
-                f"{setting(key, one.path)} is the name, too, and a name may have no comma and no line break; set "
+                f"{setting(key, one.path)} is also the name, and a name must not contain a comma or a line break; set "
                 f"{section}.name",
             )
 
@@ -102,7 +102,7 @@ def _same_data(kind: _Kind, with_path: _Sections) -> Iterator[Problem]:
                 key = f"{section}.{name}"
                 yield Problem(
                     (key, f"{first}.{name}"),
-                    f"{setting(key, value)} is that of [{first}], too; {kind.hint}, or use another {name}",
+                    f"{setting(key, value)} is also used by [{first}]; {kind.hint}, or use another {name}",
                 )
 
 
@@ -123,7 +123,7 @@ def _weight_problems(sections: Mapping[str, DataSourceConfig], *, knows_all: boo
 
 
 def _stage_problems(context: Context, *, knows_names: bool) -> Iterator[Problem]:
-    """Yield what is wrong with the later stages of the mixture. knows_names: of all sources, which weights are for."""
+    """Yield what is wrong with the later stages of the mixture. knows_names: the names of all sources are known."""
     config = context.config
     names = [source.resolved_name for source in config.sections_of("data_source").values() if source.path]
     begins: dict[int, str] = {}

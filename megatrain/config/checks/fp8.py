@@ -1,4 +1,4 @@
-"""Rules of products in 8-bit floating point."""
+"""Rules of matrix multiplications in 8-bit floating point."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def fp8_problems(context: Context) -> Iterator[Problem]:
     if beyond:
         yield Problem(
             ("fp8.skip_layers", "model.num_layers"),
-            f"fp8.skip_layers names layer {beyond[0]}, model.num_layers={config.model.num_layers} has layers up to "
-            f"{config.model.num_layers - 1}",
+            f"fp8.skip_layers names layer {beyond[0]}, but with model.num_layers={config.model.num_layers} the last "
+            f"layer is {config.model.num_layers - 1}; remove the layer",
         )
     yield from _dim_problems(config)
 

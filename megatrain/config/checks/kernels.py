@@ -36,7 +36,7 @@ def _apex_problems(config: Config) -> Iterator[Problem]:
 
 
 def _recording_problems(config: Config) -> Iterator[Problem]:
-    """Yield what is not a forward directly followed by its backward, in the same memory each time."""
+    """Yield settings with which a backward does not directly follow its forward, or with which their memory changes."""
     parallel = config.parallel
     rules: list[tuple[str, object, object, str]] = [
         ("parallel.tp_size", parallel.tp_size, 1, "the collectives of tensor parallelism cannot be recorded"),

@@ -15,7 +15,7 @@ _COUNTS = ("parallel.counts_embedding_as_layer", "parallel.counts_head_as_layer"
 
 
 def layer_problems(context: Context) -> Iterator[Problem]:
-    """Yield why the split of the layers is impossible, and settings that the chunks have too few layers for."""
+    """Yield why the split of the layers is impossible, and why the chunks have too few layers for offload_layers."""
     if not context.knows(_LIST, *_COUNTS):
         return
     parallel = context.config.parallel
@@ -24,7 +24,7 @@ def layer_problems(context: Context) -> Iterator[Problem]:
 
 
 def _counting_problems(context: Context) -> Iterator[Problem]:
-    """Yield the settings that count an end as a layer without an effect."""
+    """Yield the settings that count the embedding or the head as a layer, but have no effect."""
     parallel = context.config.parallel
     reason = (
         f"{_LIST} sets the layers of each chunk; use one of the two"
@@ -67,7 +67,7 @@ def _list_problems(context: Context) -> Iterator[Problem]:
 
 
 def _even_problems(context: Context) -> Iterator[Problem]:
-    """Yield why the layers, with the ends that count as layers, cannot be divided evenly."""
+    """Yield why the layers, with an embedding or head that counts as one, cannot be divided evenly."""
     parallel, num_layers = context.config.parallel, context.config.model.num_layers
     num_chunks, num_more = parallel.placement.num_parts, sum(parallel.layers_for_ends)
     num_counted = num_layers + num_more

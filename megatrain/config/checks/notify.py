@@ -63,7 +63,7 @@ def _unused_problems(section: str, values: Any, switches: tuple[str, ...]) -> It
 
 
 def _address_problems(section: str, values: Any, name: str, secret: str = "") -> Iterator[Problem]:
-    """Yield what is wrong with an address; `secret`: the key of the file whose content is sent along."""
+    """Yield what is wrong with an address; `secret`: the key of a file whose content is sent with the requests."""
     text = getattr(values, name)
     if not text:
         return

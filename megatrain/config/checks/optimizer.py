@@ -31,7 +31,7 @@ _NAMING_KEYS = tuple(
         "has_tied_head",
     )
 )
-"""The keys that decide which parameters a model has."""
+"""The keys that determine which parameters a model has."""
 
 
 def optimizer_problems(context: Context) -> Iterator[Problem]:
@@ -49,7 +49,7 @@ def optimizer_problems(context: Context) -> Iterator[Problem]:
 
 
 def _unused_by_rule(optimizer: OptimizerConfig) -> Iterator[Problem]:
-    """Yield the keys that other update rules than the chosen one have."""
+    """Yield the keys that the chosen update rule does not use."""
     unused = []
     if optimizer.name not in ("muon", "sgd"):
         unused += [("momentum", "muon"), ("has_nesterov", "muon")]

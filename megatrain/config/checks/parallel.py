@@ -109,8 +109,8 @@ def _sequence_chunk_problems(context: Context) -> Iterator[Problem]:
     if all(context.config.fp8.covers(layer) for layer in range(model.num_layers)):
         yield Problem(
             ("parallel.num_sequence_chunks", "fp8.recipe"),
-            f"{found} does nothing where all layers multiply in FP8, which needs whole inputs; use "
-            f'num_sequence_chunks=1 or fp8.recipe="none"',
+            f"{found} does nothing if all layers multiply in FP8, which needs all rows at once; use "
+            'num_sequence_chunks=1 or fp8.recipe="none"',
         )
 
 
@@ -131,7 +131,7 @@ def _schedule_problems(context: Context) -> Iterator[Problem]:
 
 
 def _alignment_problems(context: Context) -> Iterator[Problem]:
-    """Yield the settings that leave nothing to align."""
+    """Yield the settings with which aligned reductions have no effect."""
     parallel = context.config.parallel
     if not parallel.has_aligned_reductions:
         return
@@ -157,7 +157,7 @@ def _alignment_problems(context: Context) -> Iterator[Problem]:
 
 
 def _split_backward_problems(context: Context) -> Iterator[Problem]:
-    """Yield the settings that leave nothing to defer, or no idle time to fill."""
+    """Yield the settings that conflict with a schedule that defers the gradients of weights."""
     config = context.config
     parallel = config.parallel
     if not parallel.schedule_kind.splits_backward:
@@ -172,8 +172,8 @@ def _split_backward_problems(context: Context) -> Iterator[Problem]:
     if parallel.num_sequence_chunks > 1:
         yield Problem(
             ("parallel.num_sequence_chunks", "parallel.schedule"),
-            f"parallel.num_sequence_chunks={parallel.num_sequence_chunks} overlaps collectives with products that "
-            f'{schedule} defers; use num_sequence_chunks=1 or schedule="1f1b"',
+            f"parallel.num_sequence_chunks={parallel.num_sequence_chunks} overlaps collectives with matrix "
+            f'multiplications that {schedule} defers; use num_sequence_chunks=1 or schedule="1f1b"',
         )
     if config.fp8.is_used and config.fp8.backend == "transformer_engine":
         yield Problem(

@@ -41,14 +41,14 @@ def _width_problems(model: ModelConfig) -> Iterator[Problem]:
     if model.rope_fraction == 1.0 and model.resolved_head_dim % 2:
         yield Problem(
             ("model.head_dim", "model.hidden_size", "model.num_heads", "model.positions"),
-            f'model.head_dim={model.resolved_head_dim} must be even for model.positions="rope", which turns pairs; '
-            f"use {alternatives(multiples_around(2, model.resolved_head_dim))}",
+            f'model.head_dim={model.resolved_head_dim} must be even for model.positions="rope", which rotates pairs of '
+            f"units; use {alternatives(multiples_around(2, model.resolved_head_dim))}",
         )
     elif model.rotated_dim == 0 or model.rotated_dim % 2:
         yield Problem(
             ("model.rope_fraction", "model.head_dim"),
             f"model.rope_fraction={model.rope_fraction} of model.head_dim={model.resolved_head_dim} are "
-            f"{model.rotated_dim} units; rotary positions turn pairs, so their number must be even and above 0; use "
+            f"{model.rotated_dim} units; rotary positions rotate pairs, so their number must be even and above 0; use "
             f"rope_fraction={2 * (model.rotated_dim // 2 + 1) / model.resolved_head_dim:g}",
         )
     elif model.rope_scaling == "dynamic" and model.rotated_dim == 2:

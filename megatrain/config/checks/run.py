@@ -1,4 +1,4 @@
-"""Rules of the settings around the mathematics: data, evaluation, logging, profiling."""
+"""Rules of the settings outside the model: evaluation, logging, checkpoints, profiling, diagnostics and ports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megatrain.formatting import alternatives
 
 
 def run_problems(context: Context) -> Iterator[Problem]:
-    """Yield what is impossible in the run around the model."""
+    """Yield the problems of settings outside the model and its training."""
     config = context.config
     yield from _evaluation_problems(config)
     yield from _wandb_problems(config)

@@ -1,1 +1,1 @@
-"""The black box of a rank: its bytes, its values, and how to read it while the rank lives or after its death."""
+"""The black box of a rank: its bytes, its values, and how to read it while the rank runs or after it exited."""

@@ -3,8 +3,8 @@
 A black box is one file per rank: a header page, a control page, a page of process groups, then a ring of 64-byte
 records. All integers are little endian and aligned to their size, so that one store or load is one machine word. Bytes
 not named here are zero. A later writer of version 2 may use them, with zero for "no value".
-docs/reference/black-box.md describes this file in prose, and a test compares the two. header_encoding.py has
-the identity in the header page; reader.py reads files.
+docs/reference/black-box.md describes the format, and a test compares the two. header_encoding.py has the fields that
+identify the rank in the header page; reader.py reads files.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ RING_OFFSET = 3 * PAGE_BYTES
 RECORD_BYTES = 64
 GROUP_BYTES = 64
 MAX_RECORDS = 2**24
-"""A ring of 1 GiB: a file with a larger number is not a black box."""
+"""A ring of 1 GiB. A file that states more records is not a black box."""
 MAX_GROUPS = 64
 """Entries in the group page. Entry 0 is never used: group 0 in a record means "no group"."""
 MAX_STEP = 2**31 - 1
 """The largest step that a record's field can hold. A larger value in the header is not a step."""
 NO_VALUE = 2**64 - 1
-"""The value of an absent word (a step before the first one), and of the duration of an open record."""
+"""Stands for "no value" in a word (such as the step before the first one), and in the duration of an open record."""
 _LOW_32_BITS = 2**32 - 1
 
 
@@ -65,7 +65,7 @@ class Word(IntEnum):
     LAST_STEP_NS = 142
     MEDIAN_STEP_NS = 143
     AWAITED = 144
-    """The last collective that the host began to wait for: sequence number * MAX_GROUPS + number of its group, or 0."""
+    """The last collective that the host began to wait for: sequence number * MAX_GROUPS + group number; 0: none."""
     LONGEST_CHECKPOINT_NS = 145
     LONGEST_EVALUATION_NS = 146
     LONGEST_WRITE_NS = 147
@@ -166,7 +166,7 @@ def decode_progress(words: Sequence[int], location: str) -> Progress:
 def encode_control(page: ControlPage, seqlock: int) -> bytes:
     """Return the control page's bytes.
 
-    Raises: DataError when a field does not fit.
+    Raises: DataError when a value does not fit its field.
     """
     try:
         body = CONTROL.pack(
@@ -262,12 +262,12 @@ def step_total(record: Record) -> StepTotal:
 
 
 def value_bits(value: float) -> int:
-    """Return the 64 bits of a float. Every NaN becomes the one NaN that differs from the mark of an open record."""
+    """Return the 64 bits of a float. Every NaN gets the bits of math.nan, which differ from NO_VALUE."""
     return int(_FLOAT_BITS.unpack(_FLOAT.pack(value if value == value else math.nan))[0])
 
 
 def noted_value(record: Record) -> NotedValue:
-    """Decode a VALUE record. One that its writer left open has the value NaN."""
+    """Decode a VALUE record. The value of a record that its writer left open is NaN."""
     bits = NO_VALUE if record.duration_ns is None else record.duration_ns
     (value,) = _FLOAT.unpack(_FLOAT_BITS.pack(bits))
     return NotedValue(record.sequence, record.step, record.operation_number, record.start_ns, value)

@@ -1,6 +1,6 @@
-"""The identity of a black box in its header page: offsets of the fields, and functions from values to bytes and back.
+"""The fixed part of the header page: offsets of the fields, and functions from values to bytes and back.
 
-All of it is written before the file gets its final name, and never again. encoding.py has the words that change.
+It is written before the file gets its final name, and never again. encoding.py has the words that change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from megatrain.contracts.black_box.values import (
 from megatrain.contracts.errors import DataError, TopologyError
 from megatrain.contracts.layout import SIZED_AXES, Layout
 
-# Header page: the fixed part is written before the file gets its final name, and never again.
 _HEADER = struct.Struct("<8sIIII II I I 20s I QQQQ 128s 64s 128s")
 _HEADER_CRC = struct.Struct("<I")
 HEADER_FIELDS = (
@@ -36,7 +35,7 @@ HEADER_FIELDS = (
 _AXIS = struct.Struct("<12s I")
 AXIS_FIELDS = ("name", "size")
 MAX_AXES = 16
-"""Entries of the list of axes, which follows the texts: all axes whose sizes do not follow from the others'."""
+"""Entries of the list of axes, which follows the texts. It has the listed axes of SIZED_AXES."""
 _CRC_OFFSET = _HEADER.size + MAX_AXES * _AXIS.size
 _TEXT_BYTES = {"job": 128, "branch": 64, "host": 128}
 
@@ -113,7 +112,7 @@ def decode_header(page: bytes, location: str) -> tuple[Identity, ClockBase, int]
             )
         texts = {name: values[name].rstrip(b"\0").decode() for name in _TEXT_BYTES}
     except (TopologyError, UnicodeDecodeError) as error:
-        raise DataError(f"{location}: the header does not make sense: {error}") from error
+        raise DataError(f"{location}: the header is inconsistent: {error}") from error
     identity = Identity(
         job=texts["job"],
         branch=texts["branch"],

@@ -1,9 +1,9 @@
 """What a rank records of a step, with its number in the black box: the timed operations, and the values of a step.
 
-Names follow the public traces of "Understanding Stragglers in Large Model Training" (OSDI'25), so that our tools can
-load those traces and their tools ours. An assigned number is never changed or reused, because old black boxes and event
-files must stay readable. New operations take the next free number, from 1 to 63: each has one bit in the 64-bit span
-mask.
+Names follow the public traces of "Understanding Stragglers in Large Model Training" (OSDI'25), so that megatrain's
+tools can load those traces, and the tools of that work can load megatrain's. An assigned number is never changed or
+reused, because old black boxes and event files must stay readable. New operations take the next free number, from 1 to
+63: each has one bit in the 64-bit span mask.
 
 A step also results in values, such as its loss. A rank writes them to its black box after the step: in the ring, a
 value is a record with the flag VALUE whose operation is a StepValue and whose duration holds the 64 bits of a float.
@@ -19,8 +19,8 @@ from megatrain.contracts.layout import NUMBERING_AXES, first_axis_of
 class Operation(StrEnum):
     """One kind of span. The value is the displayed name; `number` is its id in binary records and the span mask.
 
-    The third item of a member is its kind, from which the other attributes follow: "host", "compute", "collective" or
-    "p2p" on the device, "host-collective" for a collective that the host carries out.
+    The third item of a member is its kind, from which the other attributes follow: "host"; "compute", "collective" or
+    "p2p" on the device; or "host-collective" for a collective that the host carries out.
     """
 
     number: int
@@ -28,7 +28,7 @@ class Operation(StrEnum):
     """All ranks of a group take part, in the same order."""
     is_point_to_point: bool
     is_on_device: bool
-    """It runs on the accelerator, so a device timer times it: the host's clock would time only the launch."""
+    """It runs on the accelerator, so a device timer measures it: the host's clock would measure only the launch."""
 
     def __new__(cls, value: str, number: int, kind: str) -> Operation:
         member = str.__new__(cls, value)
@@ -69,12 +69,12 @@ class Operation(StrEnum):
     BACKWARD_WEIGHT_COMPUTE = "backward-weight-compute", 26, "compute"
     CHECKSUM = "checksum", 27, "host-collective"
     CP_ALL_REDUCE = "cp-all-reduce", 28, "collective"
-    # Parts of matrices that one rank needs whole to compute their update, and the parts of the result.
+    # Gathers the shards of each matrix on the rank that computes its update, and distributes the update.
     UPDATES_ALL_TO_ALL = "updates-all-to-all", 29, "collective"
 
 
 MODEL_COMPUTES = (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE)
-"""A rank's own compute on the micro-batches of a step."""
+"""A rank's own computation on the micro-batches of a step."""
 
 MAX_OPERATIONS = 64
 """All numbers are below this, because each has one bit in the span mask."""
@@ -108,11 +108,11 @@ class StepValue(IntEnum):
     TOKENS = 3
     """Tokens of the global batch."""
     LABEL_TOKENS = 4
-    """Tokens of this rank's micro-batches that count in the loss."""
+    """Tokens of this rank's micro-batches that contribute to the loss."""
     SQUARED_LENGTHS = 5
     """The sum of squares of the documents' lengths in this rank's micro-batches: the cost of attention (OSDI'25)."""
     MODEL_FLOPS = 6
-    """Model FLOPs of one rank's part of the step."""
+    """Model FLOPs of one rank's share of the step."""
     DEVICE_BYTES = 7
     """The device's peak memory use."""
     PEAK_FLOPS = 8

@@ -1,9 +1,9 @@
-"""Read the black box of a rank, alive or dead, and write its control page.
+"""Read the black box of a rank that runs or has exited, and write its control page.
 
-The file is read with pread and never mapped, so that a file that is truncated meanwhile causes an error and not a
+The file is read with pread and never mapped, so that a file that is truncated during the read causes an error and not a
 SIGBUS. A record counts only if its sequence number, which the writer stores last, agrees with its check word and is
-unchanged after the record was copied. Records that a writer was still writing, or died in, are left out and counted.
-The writer is telemetry/black_box_writer.py; the bytes are in encoding.py.
+unchanged after the record was copied. Records that are incomplete, because their writer still writes them or died, are
+left out and counted. The writer is telemetry/black_box_writer.py; the bytes are in encoding.py.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ _EMPTY_SLOT = bytes(RECORD_BYTES)
 class BlackBox:
     """The whole content of a black box, records by sequence number.
 
-    Copying takes time: if the rank keeps running, successive spans may all appear in flight here.
-    `control` is None when the executor died while it wrote the page. `num_torn` counts records that the writer was
-    still writing, or died in. `ended_ns` is None unless the writer closed the file.
+    Copying takes time: if the rank keeps running, several successive spans may all appear in flight. `control` is None
+    when the executor died while it wrote the page. `num_torn` counts incomplete records. `ended_ns` is None unless the
+    writer closed the file.
     """
 
     path: Path
@@ -89,7 +89,7 @@ class BlackBox:
 
     @property
     def newest_ns(self) -> int:
-        """Return the latest monotonic time that the rank itself recorded: it was alive at least until then."""
+        """Return the latest monotonic time that the rank itself recorded: the rank was alive at least until then."""
         ends = (record.start_ns + (record.duration_ns or 0) for record in self.records)
         known = (self.progress.phase_since_ns, self.progress.step_started_ns, self.progress.completed_ns, self.ended_ns)
         return max(self.clock.monotonic_ns, *(time_ns or 0 for time_ns in known), max(ends, default=0))
@@ -105,10 +105,10 @@ class BoxStatus:
 
 
 class BlackBoxReader:
-    """An open black box of a rank that may be alive: this user's file, in a directory that only this user can write to.
+    """An open black box, whose rank may be running: this user's file, in a directory that only this user can write to.
 
-    Raises: DataError, from every method, for a file that is missing, unreadable, truncated, no black box, another
-    user's, or of a newer version. No content of a file causes any other exception.
+    Raises: DataError, from every method, for a file that is missing, unreadable, truncated, not a black box, of another
+    user, or of a newer version. No content of a file causes any other exception.
     """
 
     def __init__(self, path: Path, *, is_kept: bool = False, access: int = os.O_RDONLY) -> None:
@@ -173,7 +173,7 @@ class BlackBoxReader:
         return self._words()[Word.CURSOR]
 
     def status(self) -> BoxStatus:
-        """Return the fields that change constantly. Reads one page."""
+        """Return progress, state and cursor. Reads one page."""
         words = self._words()
         location = str(self.path)
         return BoxStatus(decode_progress(words, location), _decoded_state(words, location), words[Word.CURSOR])
@@ -192,7 +192,7 @@ class BlackBoxReader:
 
     def _write_control(self, page: ControlPage) -> None:
         before = int.from_bytes(self._read(CONTROL_OFFSET, 8), "little")
-        # A writer that died while writing left an odd number; continuing from it repairs the page.
+        # A writer that died while writing left an odd number; continuing from this number repairs the page.
         busy = before if before % 2 else before + 1
         done = (busy + 1) % 2**64
         raw = encode_control(replace(page, written_ns=time.monotonic_ns()), done)
@@ -258,7 +258,7 @@ class BlackBoxReader:
         """Return two copies of `count` slots from `first` on, wrapping at the end of the ring.
 
         The writer clears a slot's sequence number before it changes the rest. So an equal number in both copies proves
-        that the slot is whole in the first copy.
+        that the slot is complete in the first copy.
         """
         return self._ring(first, count), self._ring(first, count)
 
@@ -297,7 +297,7 @@ def read_black_box(path: Path) -> BlackBox:
 def write_control(path: Path, page: ControlPage) -> None:
     """Write the control page of a worker's black box, and set `written_ns`. Only the host's executor writes it.
 
-    Raises: DataError when the file is not our black box or cannot be written, or when a field does not fit.
+    Raises: DataError when the file is not a black box of this user or cannot be written, or when a value does not fit.
     """
     with BlackBoxReader(path, access=os.O_RDWR) as box:
         box._write_control(page)

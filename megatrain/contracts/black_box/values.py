@@ -1,4 +1,4 @@
-"""The content of a black box as values: its rank's identity, the rank's progress, and its records.
+"""The content of a black box as values: the rank's identity, progress and records.
 
 All times are monotonic nanoseconds of the rank's host; all processes of that host share this clock until the next boot.
 A pair of readings of the monotonic and the wall clock converts them. encoding.py defines the bytes; reader.py reads
@@ -54,23 +54,23 @@ class RecordFlag(IntFlag):
     FAILED = 1
     """The span ended with an exception."""
     DEVICE_CLOCK = 2
-    """Start and duration are the accelerator's. Until they are known, the record is open and starts at its launch."""
+    """Start and duration are accelerator times. Until these are known, the record is open and starts at its launch."""
     HOST_DONE = 4
     """The host has enqueued the work and continued; only the end on the accelerator is missing."""
     STEP_TOTAL = 8
     """Not a span but the sum of a step's spans of one operation; see StepTotal."""
     VALUE = 16
-    """Not a span but a number that a step resulted in; see NotedValue."""
+    """Not a span but a result of a step, such as the loss; see NotedValue."""
     WATCHED = 32
-    """A separate thread waited for the end from the start on, so both times are exact, whenever others awaited it."""
+    """A separate thread waited for the end from the start on, so both times are exact, even if the host waited late."""
     DEVICE_BEGUN = 64
-    """The accelerator has begun the work. Only of spans that it has not ended, and see Progress.device_seen_ns."""
+    """The accelerator has begun the work. Set only for unfinished spans; see Progress.device_seen_ns."""
     DEVICE_AWAITED = 128
-    """The accelerator's compute has got to the point where it waits for this exchange. Otherwise as DEVICE_BEGUN."""
+    """The accelerator's computation has reached the wait for this exchange. Otherwise as DEVICE_BEGUN."""
 
 
 ATTENDED_SHIFT = 8
-"""From this bit of a record's flags on: the part of a span that its host spent on it. See `attended_bits`."""
+"""First of the flag bits with the part of a span in which the host was busy only with it. See `attended_bits`."""
 ATTENDED_STEPS = 126
 ATTENDED_MASK = 127
 
@@ -102,7 +102,7 @@ class Identity:
 class ClockBase:
     """The same moment on the monotonic clock (all times in the file) and on the wall clock, to convert between them.
 
-    Units: `error_ns` is the time it took to read the pair, which bounds the mismatch.
+    `error_ns` is the time it took to read the pair, which bounds the mismatch.
     """
 
     monotonic_ns: int
@@ -134,16 +134,16 @@ class Progress:
     awaited_group: int = 0
     """Number of the group of the operation that the host waits for, or last waited for; 0: no value."""
     awaited_place: int = 0
-    """The sequence number of that operation. The wait is over when the group's `left` reaches it."""
+    """The sequence number of that operation. The wait is over when the group's `left` reaches this number."""
     longest_checkpoint_ns: int | None = None
-    """Of the completed checkpoints between steps."""
+    """The longest completed checkpoint between steps."""
     longest_evaluation_ns: int | None = None
     longest_write_ns: int | None = None
-    """Of a snapshot's write to storage, as the host reports it."""
+    """The longest write of a snapshot to storage, as the host reports it."""
     save_interval_ns: int | None = None
     """The current interval between checkpoints by time; the rank that reads the clock reports it."""
     device_seen_ns: int | None = None
-    """When the accelerator's position was last read. The flags DEVICE_BEGUN and DEVICE_AWAITED are of that time."""
+    """When the accelerator's position was last read. DEVICE_BEGUN and DEVICE_AWAITED apply to that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,8 @@ class GroupRecord:
     """A process group of this rank: its ranks, and the last collectives that this rank entered and left.
 
     The ranks are `first_rank + i * stride` for i < num_ranks; every group of the 3D grid has this form. Stride 0 means
-    that they are unknown. A pipeline link has two ranks, sender first, and an entry for each direction. Entries of two
-    ranks with equal name and members are the same group. Sequence numbers count from 1 in each group. So in a stuck
+    that the ranks are unknown. A pipeline link has two ranks, sender first, and an entry for each direction. Entries of
+    two ranks with equal name and members are the same group. Sequence numbers count from 1 in each group. So in a stuck
     group, the others wait for the rank with the lowest `entered`.
     """
 
@@ -166,7 +166,7 @@ class GroupRecord:
 
     @property
     def ranks(self) -> range:
-        """Return the members in the group's order, which may descend; empty when the writer did not know them."""
+        """Return the ranks in the group's order, which may descend; empty if they are unknown."""
         if self.stride == 0:
             return range(0)
         return range(self.first_rank, self.first_rank + self.num_ranks * self.stride, self.stride)
@@ -176,12 +176,13 @@ class GroupRecord:
 class ControlPage:
     """The executor's message to a worker of its host.
 
-    `command` is a number of `Command`; a worker ignores an unknown one. `command_number` grows with each command, and
-    each number is obeyed once; command 0 is none. A step is streamed with all its spans when it is a multiple of
-    `sample_period`, else only with its sums. `lease_ok_until_ns` (monotonic) is 0 when no executor holds a lease for
-    this worker; after the lease is lost, it is the time of the loss. `interval_ns` is what a round needs from step to
-    step, `stop_ns` what it needs from the request to stop until its state is in storage, as all its hosts received it;
-    0: no value. `written_ns` is the time of the executor's last write, 0 before the first.
+    `command` is a number of `Command`; a worker ignores unknown numbers. `command_number` grows with each command, and
+    a worker executes each number once; command 0 is none. A step is streamed with all its spans when it is a multiple
+    of `sample_period`, else only with its sums. `lease_ok_until_ns` (monotonic) is 0 when no executor holds a lease for
+    this worker; after the lease is lost, it is the time of the loss. `interval_ns` is the time that a round needs from
+    step to step, `stop_ns` the time from the request to stop until the round's state is in storage; all hosts of the
+    round receive the same values; 0: no value. `written_ns` is the time of the executor's last write, 0 before the
+    first.
     """
 
     command_number: int = 0
@@ -229,13 +230,13 @@ class Record:
 
     @property
     def attended_ns(self) -> int | None:
-        """How long the host did nothing except launch and await this span's work; None: no value."""
+        """How long the host did nothing except launch this span's work and wait for it; None: no value."""
         share = (int(self.flags) >> ATTENDED_SHIFT & ATTENDED_MASK) - 1
         return None if share < 0 or self.duration_ns is None else round(self.duration_ns * share / ATTENDED_STEPS)
 
 
 def attended_bits(attended_ns: int, duration_ns: int) -> int:
-    """Return flag bits for the part of a span in which the host did nothing except launch and await it.
+    """Return flag bits for the part of a span in which the host did nothing except launch it and wait for it.
 
     The resolution is 1/126 of the span, rounded. In the rest of the span the host did something else.
     """
@@ -266,9 +267,10 @@ class StepTotal:
 
 @dataclass(frozen=True, slots=True)
 class NotedValue:
-    """A number that a step resulted in. In the ring: a record with VALUE, operation = kind, duration = its 64 bits.
+    """A result of a step, such as the loss. In the ring: a record with VALUE, operation = kind, duration = its 64 bits.
 
-    `kind_number` is that of a StepValue, which a newer program may have added. `value` may be infinite or NaN.
+    `kind_number` is the number of a StepValue, possibly one that a newer program has added. `value` may be infinite or
+    NaN.
     """
 
     sequence: int
@@ -279,7 +281,7 @@ class NotedValue:
 
 
 def read_clock_base() -> ClockBase:
-    """Read both clocks together. It takes the closest of several pairs, in case of a preemption in between."""
+    """Read both clocks together. Returns the closest of several pairs, because a preemption may separate two reads."""
     readings: list[ClockBase] = []
     for _ in range(_NUM_READINGS):
         before, unix_ns, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()

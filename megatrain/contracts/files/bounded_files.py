@@ -1,8 +1,8 @@
-"""Read files of a directory that another user may have made, such as a run to inspect.
+"""Read files of a directory that another user may have created, such as a run to inspect.
 
-Its author chooses the content. A symbolic link could show the readers of the run one of their own files; a FIFO could
-block them forever; a device, or a file without end, could fill their memory. So below the named directory this file
-follows no link, reads only regular files, and reads no more than the given limit. Checks and reads use the same
+The other user controls the content. A symbolic link could show the readers of the run one of their own files; a FIFO
+could block them forever; a device, or a file without end, could fill their memory. So below the named directory this
+module follows no link, reads only regular files, and reads no more than the given limit. Checks and reads use the same
 descriptor, so the file that was checked is the file that is read.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def read_below(root: Path, name: str, max_bytes: int, *, owner: int | None = None, is_secret: bool = False) -> bytes:
-    """Return the content of a regular file below `root`. `name`: its path from there, of plain names.
+    """Return the content of a regular file below `root`. `name`: its path relative to `root`, without "." and "..".
 
     `owner`: the file and the directories in between must belong to this user, and only this user may write to them.
     `is_secret`: other users must not be able to read the file either.
@@ -29,7 +29,7 @@ def read_below(root: Path, name: str, max_bytes: int, *, owner: int | None = Non
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a regular file. Neither it nor its directory may be a link. Raises: as `read_below`."""
+    """Return the content of a regular file. The file and its directory must not be links. Raises: as `read_below`."""
     return read_below(path.parent.parent, f"{path.parent.name}/{path.name}", max_bytes)
 
 

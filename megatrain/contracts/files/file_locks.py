@@ -1,7 +1,7 @@
-"""Exclusive file locks (flock) and names that are given once, on file systems that may have neither.
+"""Exclusive file locks (flock) and names that only one process can claim, on file systems that may lack both.
 
 Some parallel file systems are mounted without locks, and mounts of object storage have no hard links. A program that
-needs one of them there continues without it and reports this: nothing keeps another process out.
+needs a lock or a link there continues without it, and reports that nothing keeps another process out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSY
 def lock(file: int) -> str:
     """Lock an open file exclusively, without waiting, until its descriptors are closed.
 
-    Returns why there is no lock: the system's error, where the file system has none; else "".
+    Returns "", or the system's error if the file system has no locks.
     Raises: BlockingIOError when another process has it; OSError for any other failure.
     """
     return _locked(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,14 +41,14 @@ def is_locked(file: int) -> bool | None:
 
 
 def without_lock(path: Path, problem: str, risk: str) -> str:
-    """Return the warning about a file that cannot be locked. `risk`: what nothing prevents now."""
+    """Return the warning about a file that cannot be locked. `risk`: what can happen without the lock."""
     return f"{path} cannot be locked ({problem}): the file system has no locks, so nothing keeps {risk}"
 
 
 def give_name(temporary: Path, path: Path) -> bool:
-    """Give a complete file its name, if that is free. The temporary name may be left, for the caller to remove.
+    """Give a complete file its name, if that is free. The temporary name may remain; the caller must remove it.
 
-    Where there are no hard links, the name is looked up first, and of two processes at the same moment the last wins.
+    Without hard links, the file is renamed if the name is free; of two processes at the same time, the last one wins.
     Returns whether the name was free. Raises: OSError.
     """
     try:

@@ -15,10 +15,10 @@ from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.sample_ranges import SampleRanges, ranges_problem
 
 _TOO_LARGE = 2**63
-"""Counts in a file must be below this, because larger ones do not fit into other programs' integers."""
+"""Counts in a file must be below this, because larger numbers do not fit into the integers of other programs."""
 
 _MAX_SHOWN = 100
-"""How many characters of a wrong value an error repeats."""
+"""How many characters of a wrong value an error shows."""
 
 
 class JsonObject:
@@ -63,7 +63,7 @@ class JsonObject:
         return CheckpointError(f"{self._location}: {self._prefix}{name}{found}; {rule}")
 
     def check_names(self, kind: type[Any], *more: str) -> None:
-        """Refuse a field that is neither one of the dataclass `kind` nor one of `more`."""
+        """Refuse a field unless it belongs to the dataclass `kind` or to `more`."""
         self.check_known({field.name for field in fields(kind)}.union(more))
 
     def check_known(self, known: Collection[str]) -> None:
@@ -97,7 +97,7 @@ class JsonObject:
     def seconds(self, name: str) -> float:
         """Return a time or duration: a finite number, not negative."""
         value = self._raw.get(name)
-        # the comparison excludes NaN and infinity, which Python's JSON may hold
+        # the comparison excludes NaN and infinity, which Python's JSON parser accepts
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _TOO_LARGE:
             raise self.error(name, "expected a number of seconds, at least 0")
         return float(value)

@@ -1,4 +1,4 @@
-"""Append-only files of lines with one writer. Appends are durable, even after a crash cut a line short."""
+"""Append-only files of lines with one writer. Appends are durable, even if a crash has truncated the last line."""
 
 from __future__ import annotations
 

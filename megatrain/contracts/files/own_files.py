@@ -1,8 +1,9 @@
-"""Directories and files that only this user can have changed, in places where every user may write.
+"""Directories and files that only this user can change, in places where every user may write.
 
-/dev/shm is world-writable: any local user can create a directory or a file there before we do. The content of our own
-directory of mode 0700 is ours too, as long as no other user can replace the directory. The functions that open a file
-follow no link, and check the opened file, not the file that its name meant a moment before.
+/dev/shm is world-writable: any local user can create a directory or a file there before this program does. Only this
+user can have written the content of its own directory of mode 0700, as long as no other user can replace the directory.
+The functions that open a file follow no link, and check the opened file, because the name may mean another file a
+moment later.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def make_own_directory(path: Path) -> None:
 
 
 def check_own_directory(path: Path) -> None:
-    """Check that a directory is ours, that it is not a link, and that no other user can write to it.
+    """Check that a directory belongs to this user, is not a link, and is accessible to no other user.
 
     Raises: NotOwnError; FileNotFoundError; OSError when it cannot be examined.
     """
@@ -53,10 +54,10 @@ def check_own_directory(path: Path) -> None:
 
 
 def open_own_file(path: Path, flags: int, owners: Collection[int] = ()) -> int:
-    """Open a regular file that belongs to one of `owners` and return its descriptor. Empty: to this process's user.
+    """Open a regular file of one of `owners` (empty: of this process's user), and return its descriptor.
 
-    Never blocks, as opening a FIFO could. Raises: NotOwnError for another user's file, for a link, and for anything
-    that is not a regular file; OSError.
+    Never blocks, not even on a FIFO. Raises: NotOwnError for another user's file, for a link, and for anything that is
+    not a regular file; OSError.
     """
     try:
         handle = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)

@@ -1,4 +1,4 @@
-"""fsspec's drivers for URLs (s3://bucket/run, gs://..., hdfs://...), and what their errors say.
+"""fsspec's drivers for URLs (s3://bucket/run, gs://..., hdfs://...), and the texts of their errors.
 
 fsspec is imported when the first URL is opened.
 """
@@ -39,7 +39,7 @@ def split_url(text: str, kind: type[MegatrainError]) -> tuple[str, str] | None:
 def driver(url: str, kind: type[MegatrainError]) -> Any:
     """Return fsspec's driver for a URL.
 
-    Raises: `kind` when fsspec or the driver is not installed (the message names the package), or refuses.
+    Raises: `kind` when fsspec or the driver is not installed (the message names the package), or the driver fails.
     """
     try:
         import fsspec  # type: ignore[import-untyped, unused-ignore]

@@ -2,7 +2,7 @@
 
 A removed file accepts writes as long as it is open, but nothing can ever read them. So a program that writes for hours
 checks whether the path still names the open file. The comparison needs the open file, because the inode number of a
-removed file is soon reused.
+removed and closed file is soon reused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from megatrain.contracts.files.whole_files import MISSING_ERRORS
 
 REPORT_S = 600.0
-"""How long to report a loss: long enough for a person to see it."""
+"""How long a loss is reported: long enough for a person to see it."""
 
 
 def is_in_place(handle: int, path: Path) -> bool:
@@ -35,7 +35,7 @@ def is_in_place(handle: int, path: Path) -> bool:
 
 
 class WatchedPath:
-    """Detects that the file of a path was removed or replaced. For one thread."""
+    """Detects that the file at a path was removed or replaced. For use by one thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,7 +62,7 @@ class WatchedPath:
 
 
 class Losses:
-    """Recent losses, as sentences. Safe with several threads."""
+    """Recent losses, as sentences. Thread-safe."""
 
     def __init__(self, unix_time: Callable[[], float] = time.time) -> None:
         self._unix_time = unix_time
@@ -82,7 +82,7 @@ class Losses:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The sentences of the last ten minutes, only the newest of each path."""
+        """The sentences of the last ten minutes, only the newest one of each `what`."""
         oldest_s = self._unix_time() - REPORT_S
         with self._lock:
             self._recent = {what: loss for what, loss in self._recent.items() if loss[0] > oldest_s}

@@ -15,12 +15,12 @@ from pathlib import Path
 from megatrain.contracts.files.file_locks import give_name
 
 MISSING_ERRORS = (FileNotFoundError, NotADirectoryError)
-"""The system's errors for a missing file."""
+"""The exceptions that mean that a file is missing."""
 _TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
 
 def temporary_name(name: str) -> str:
-    """Return a name for a file until it is complete. No two writers choose the same."""
+    """Return a random name for a file until it is complete."""
     return f".{name}.{secrets.token_hex(4)}.tmp"
 
 

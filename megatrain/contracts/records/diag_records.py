@@ -1,4 +1,4 @@
-"""The diagnosis's records in etcd: which programs listen where, and what ranks record."""
+"""The diagnosis's records in etcd: the addresses of its programs, their reports, and what ranks record."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from enum import StrEnum
 from megatrain.contracts.black_box.operations import Operation
 
 SAMPLE_PERIOD = 10
-"""By default, one step in this many is streamed with all its spans (ADR 0012)."""
+"""The default of sample_period (ADR 0012)."""
 _MAX_PERIOD = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class DiagSettings:
-    """What all ranks of a job record. `megatrain diag on|off|set` writes it, or the daemon."""
+    """What all ranks of a job record. `megatrain diag on|off|set` or the daemon writes it."""
 
     is_on: bool = True
     """False: no span is timed; progress is still recorded."""
@@ -50,7 +50,7 @@ class DaemonRecord:
     address: str
     port: int
     token: str
-    """A program that can read this key may stream events. It proves that by a challenge; the token is never sent."""
+    """A program that can read this key may stream events. It proves this in a challenge; the token is never sent."""
     metrics_port: int = 0
     """Port of its own /metrics; 0: it has none."""
     started_unix_s: float = 0.0
@@ -61,9 +61,9 @@ class DeviceProblemKind(StrEnum):
     """Kinds of device problems, the worst first. The values equal those of the reasons in a job's health."""
 
     GPU_FAILING = "gpu-failing"
-    """It is lost, or its results cannot be trusted."""
+    """The GPU is lost, or its results cannot be trusted."""
     GPU_DEGRADED = "gpu-degraded"
-    """It is slowed down, or has more errors than other devices."""
+    """The GPU is slowed down, or has more errors than others."""
     NETWORK_DEGRADED = "network-degraded"
     TELEMETRY_SILENT = "telemetry-silent"
     """Device problems of this host would not be recorded."""
@@ -84,7 +84,7 @@ class DeviceProblem:
 class DaemonReport:
     """The daemon's report about itself and the streams that it receives.
 
-    It counts while the daemon of this session is announced. The daemon writes it on changes, and otherwise every few
+    It is valid while the DaemonRecord of this session exists. The daemon writes it on changes, and otherwise every few
     seconds: an old report means that the daemon hangs.
     """
 
@@ -93,7 +93,7 @@ class DaemonReport:
     problem: str = ""
     """Why no events can be stored; empty when they can."""
     heard_unix_s: float | None = None
-    """Completion time of the newest step of which events arrived."""
+    """Completion time of the newest step whose events arrived."""
     silent_ranks: str = ""
     """Ranks without any events in the newest steps, "0-3, 6"; shortened when there are many."""
     num_silent_ranks: int = 0
@@ -115,6 +115,6 @@ class DashboardRecord:
     started_unix_s: float = 0.0
     version: str = ""
     token_file: str = ""
-    """File with the token that the page generated and asks for; empty if it asks for none, or was given one."""
+    """File with the token that the page generated and requires; empty if it requires none or a configured one."""
     host: str = ""
     """The machine that serves the page: only this machine can reach a page on loopback."""

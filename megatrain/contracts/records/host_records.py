@@ -1,5 +1,4 @@
-"""An executor's records of its host: its identity, the state and position of its workers, and the results of its
-checks."""
+"""An executor's records of its host: its identity, the state of its workers, and the results of its checks."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class HostRecord:
     hardware: str
     joined_unix_s: float
     is_fit: bool
-    """Whether it passed its checks and receives its orders. An unfit host stays registered, with the reason."""
+    """Whether the host passed its checks and receives orders. An unfit host stays registered, with the reason."""
     unfit_reason: str = ""
     is_driver_candidate: bool = True
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +39,7 @@ class HostPhase(StrEnum):
     PARKED = "parked"
     """No round includes it: it is a spare, or the job is between two rounds."""
     STARTING = "starting"
-    """Workers of `round` are starting, meeting or loading."""
+    """Workers of `round` are starting, connecting or loading."""
     RUNNING = "running"
     """All its ranks have completed a step of `round`."""
     STOPPING = "stopping"
@@ -70,7 +69,7 @@ class RankFailure:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """No progress for longer than this phase may take. `limit_s` was derived from earlier steps."""
+    """Ranks made no progress for longer than the limit of their phase. `limit_s` was derived from earlier steps."""
 
     phase: str
     step: int
@@ -99,10 +98,10 @@ class HostSaves:
     """Successes and failures of a host's checkpoint writer. Times are Unix seconds; None: nothing yet."""
 
     saved_step: int | None = None
-    """Step of the newest checkpoint that it saw committed."""
+    """Step of the newest checkpoint that the writer saw committed."""
     saved_unix_s: float | None = None
     num_failed: int = 0
-    """Consecutive snapshots that could not be stored; a commit resets it to 0."""
+    """Consecutive snapshots that could not be stored; a commit resets the count to 0."""
     failing_unix_s: float | None = None
     """When the first of these failed."""
     error: str = ""
@@ -119,7 +118,7 @@ class DiskSpace:
     free_bytes: int
     total_bytes: int
     full_in_s: float | None = None
-    """Seconds until it is full at its current rate; None: it does not fill up, or the rate is not known yet."""
+    """Seconds until the disk is full at the current rate; None: it does not fill up, or the rate is not known yet."""
 
     def __post_init__(self) -> None:
         if self.full_in_s is not None and not self.full_in_s >= 0:
@@ -155,10 +154,10 @@ class HostStatus:
     stall: Stall | None = None
     obeyed_command: int = 0
     lost_hosts: tuple[str, ...] = ()
-    """Addresses to which this host's workers lost the connection, by their logs."""
+    """Addresses to which this host's workers lost the connection, according to their logs."""
     last_error: str = ""
     problem: str = ""
-    """What an operator should know, such as unwritable logs, or a temporary loss of the connection to etcd."""
+    """A problem for an operator, such as unwritable logs, or a temporary loss of the connection to etcd."""
     interval_s: float | None = None
     """The slowest rank's time from step to step, or half of the longest pause between two steps if that is more."""
     stop_s: float | None = None
@@ -166,9 +165,9 @@ class HostStatus:
     save_interval_s: float | None = None
     """Rank 0's current interval between checkpoints by time; None from other hosts."""
     is_streamed: bool = False
-    """Whether this host runs a streamer, which means that the job has a diagnosis."""
+    """Whether this host runs a streamer, which implies that the job has a diagnosis."""
     saves: HostSaves | None = None
-    """None until a checkpoint writer of this host has reported."""
+    """None until a checkpoint writer of this host has reported something."""
     disks: tuple[DiskSpace, ...] = ()
 
 
@@ -186,7 +185,7 @@ class RankEvidence:
 
     rank: int
     positions: Mapping[str, RankPosition]
-    """By group; names are unique in the job: see HangEvidence.groups."""
+    """By name of the group, unique in the job: see HangEvidence.groups."""
     process_state: str
     """The state letter of /proc/<pid>/stat: T is stopped, D waits in the kernel, Z is dead; empty: no process."""
     step: int
@@ -194,7 +193,7 @@ class RankEvidence:
     newest_unix_s: float
     """When it last wrote to its black box."""
     in_flight: str = ""
-    """The innermost operation that it is in."""
+    """The innermost operation that has not ended."""
     awaited_group: str = ""
     """Group of the operation that its host waits for, or last waited for; empty: no value."""
     awaited: int = 0
@@ -204,7 +203,7 @@ class RankEvidence:
     is_at_storage: bool = False
     """It has just recorded that it waits for storage, not for other ranks."""
     is_on_device: bool = False
-    """Positions, operation and wait are those of its accelerator, which its host has run ahead of."""
+    """Positions, operation and wait are those of its accelerator; the host has run ahead of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +244,7 @@ class CheckResult:
     partner: str = ""
     """The other host of a timed all-reduce between two hosts."""
     parts_s: Mapping[str, float] = field(default_factory=dict)
-    """Its parts: "compute" on this host, "wait" for the partner, "reduce" together. Without "reduce", it failed."""
+    """Times of "compute" on this host, "wait" for the partner, and "reduce" together; without "reduce", it failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Verdicts: the diagnosis's judgement of a host or of the training itself, and the driver's outcome.
+"""Verdicts: the diagnosis's findings about a host or the training itself, and the driver's decisions on them.
 
-The daemon's controller writes a HostVerdict. Only the driver decides and writes a VerdictOutcome. Both are kept as the
-audit. A verdict applies to one round only, not to later rounds (ADR 0023).
-Steps are those of events, from 0: a checkpoint of step n holds what steps 0 to n - 1 made, and step n is trained next.
+The daemon's controller writes a HostVerdict. Only the driver decides, and writes a VerdictOutcome. Both are kept as an
+audit log. A verdict applies to one round only, not to later rounds (ADR 0023). Steps count from 0, as in events: a
+checkpoint of step n is the state after steps 0 to n - 1; the next step is n.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ class VerdictKind(StrEnum):
     STRAGGLER = "straggler"
     """A host, or its share of the work, makes the job slow."""
     HANG = "hang"
-    """Refines the driver's own finding."""
+    """Ranks are stuck. Refines the driver's own finding."""
     NUMERICS = "numerics"
-    """Loss or gradient norm jumped, or is not a number: go back, and leave out the batches that caused it."""
+    """The loss or gradient norm jumped or is not finite: return to an earlier step and leave out the bad batches."""
 
 
 class Cause(StrEnum):
-    """Why something is slow. Only the first two causes go away with the host."""
+    """Why something is slow. Only the first two causes disappear if the host is replaced."""
 
     COMPUTE = "compute"
     NETWORK = "network"
@@ -35,7 +35,7 @@ class Cause(StrEnum):
 
     @property
     def is_of_host(self) -> bool:
-        """Return whether another host in its place would be faster."""
+        """Return whether a replacement of the host would be faster."""
         return self in (Cause.COMPUTE, Cause.NETWORK)
 
 
@@ -50,7 +50,7 @@ class VerdictConfidence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostVerdict:
-    """One verdict. Ids sort by time; `round` is the judged round."""
+    """One verdict. Ids sort by time; `round` is the round that it applies to."""
 
     verdict_id: str
     kind: VerdictKind
@@ -67,13 +67,13 @@ class HostVerdict:
     """Sentences, the strongest first."""
     first_step: int | None = None
     last_step: int | None = None
-    """The judged steps."""
+    """The steps that the verdict is based on."""
     step_s: float | None = None
     """The current duration of a step."""
     gain_s_per_step: float = 0.0
     """How much faster a step would be if these hosts were as fast as their peers (what-if)."""
     rollback_to: int | None = None
-    """NUMERICS: resume from a checkpoint of this step or an older one. Not after skip_from."""
+    """NUMERICS: resume from a checkpoint of this step or an older one. At most skip_from."""
     skip_from: int | None = None
     skip_to: int | None = None
     """NUMERICS: the batches of steps skip_from to skip_to (both inclusive) are left out."""

@@ -13,11 +13,11 @@ from megatrain.contracts.records.rounds import Rollback
 
 class IncidentKind(StrEnum):
     FAILURE = "failure"
-    """A worker ended."""
+    """A worker exited."""
     HANG = "hang"
     """No progress although processes live."""
     HOST_LOST = "host-lost"
-    """An executor is gone or cut off."""
+    """An executor exited or lost its connection."""
     REQUEST = "request"
     """A person asked for a restart or an eviction."""
     CONTROL_PLANE = "control-plane"
@@ -33,9 +33,9 @@ class IncidentKind(StrEnum):
 class IncidentState(StrEnum):
     OPEN = "open"
     RECOVERED = "recovered"
-    """A step has been completed since then."""
+    """A step has been completed since the recovery."""
     STOPPED = "stopped"
-    """The job ended with it."""
+    """The incident ended the job."""
     HELD = "held"
     """No action was necessary."""
 
@@ -59,7 +59,7 @@ class Moments:
 
 TOPIC_PREFIX = "incident/"
 OVER_NOTE = "over_unix_s"
-"""The note of a held incident with the time at which the hold ended."""
+"""Key in `notes` of a held incident: the time at which the hold ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +85,18 @@ class Incident:
     label: str = ""
     next_round: int | None = None
     last_step: int | None = None
-    """The last step completed before it."""
+    """The last step completed before the incident."""
     resumed_step: int | None = None
     driver: str = ""
     effective_time_ratio: float | None = None
-    """That of the whole job until the incident was closed."""
+    """The ratio of the whole job until the incident was closed."""
     verdict: str = ""
     """The id of the verdict that caused it."""
     rollback: Rollback | None = None
     """The rollback that the next round performs."""
     notes: Mapping[str, str] = field(default_factory=dict)
     receipts: tuple[Receipt, ...] = ()
-    """Its notifications, by receiver and then by time."""
+    """Notifications of the incident, by receiver and then by time."""
 
     @property
     def topic(self) -> str:

@@ -25,9 +25,8 @@
     /megatrain/<job>/outcomes/<id>           VerdictOutcome the driver's decision on it
     /megatrain/<job>/notices/<receiver>      ReceiverRecord the state of a receiver of notifications
 
-The driver writes rounds, halts, deadlines, commands, answers, incidents, end, report, outcomes and notices. No other
-program writes them. Its transactions are guarded by its election. Numbers in keys have leading zeros, so that keys sort
-like numbers.
+Only the driver writes rounds, halts, deadlines, commands, answers, incidents, end, report, outcomes and notices. Its
+transactions are guarded by its election. Numbers in keys have leading zeros, so that keys sort like numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _MAX_DIGITS = 18
 
 
 def key_number(text: str) -> int | None:
-    """Return the number in a part of a key; None when it does not have the form that we write."""
+    """Return the number in a part of a key; None when it does not have the form of `number_text`."""
     # isdigit also accepts digits of other scripts, some of which int refuses
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
     return number if number is not None and text == number_text(number) else None

@@ -34,7 +34,7 @@ class JobRequest:
     verdict: str = ""
     """The verdict to approve or dismiss."""
     exit_code: int = 0
-    """Exit code of a job after a requested stop: 75 after a signal, so that the job's starter starts it again."""
+    """Exit code of a job after a requested stop: 75 after a signal, so that a scheduler restarts the job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ class Receipt:
     receiver: str
     """Its kind: slack, pagerduty, email, alertmanager or webhook."""
     stage: str
-    """What was sent: open (it began), under-way (the job is recovering) or closed (it is over)."""
+    """What was sent: open (the incident began), under-way (the job is recovering) or closed (the incident is over)."""
     at_unix_s: float
-    """When the receiver accepted the message; if it has not, the time of the last attempt."""
+    """When the receiver accepted the message, or else the time of the last attempt."""
     problem: str = ""
     """Why the last attempt failed; empty if the receiver has accepted the message."""
     num_failed: int = 0
@@ -36,7 +36,7 @@ class ReceiverRecord:
     opened_unix_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """By level: the times of the last hour's messages about new topics."""
     num_sent: int = 0
-    """Messages that it has accepted."""
+    """Messages that the receiver has accepted."""
     num_failed: int = 0
     """Failed attempts."""
     num_given_up: int = 0

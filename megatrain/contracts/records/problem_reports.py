@@ -1,4 +1,4 @@
-"""What people should know or fix: the driver's report, and problems of parts of a job that are no hosts."""
+"""Reports for operators: the driver's report, and problems of parts of a job other than hosts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class DriverReport:
     reason: str
     since_unix_s: float
     alarms: tuple[str, ...] = ()
-    """A hold, records that cannot be read, an etcd that is full."""
+    """Such as a hold, records that cannot be read, or an etcd that is full."""
     removed: tuple[str, ...] = ()
     """Directories of the run that were removed recently, and what was lost with each."""
     checkpoint_damage: str = ""
-    """Why a job would not resume from the newest committed checkpoint, and from which it would."""
+    """Why a restarted job would not resume from the newest committed checkpoint, and from which checkpoint it would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,6 @@ class JobProblem:
     source: str
     """The affected part."""
     text: str
-    """Whole sentences, for people."""
+    """Complete sentences, for people."""
     since_unix_s: float
     """When it was reported."""

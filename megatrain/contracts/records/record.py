@@ -1,4 +1,4 @@
-"""Frozen dataclasses <-> JSON values in etcd: the one codec for messages of launcher, driver and command line.
+"""Frozen dataclasses <-> JSON values in etcd: the only codec for messages of launcher, driver and command line.
 
 A record's field types determine its content: str, int, float, bool, StrEnum, another record, tuple[X, ...],
 Mapping[str, X], and any of them or None. Nothing is converted silently. An unknown field is skipped, because hosts of
@@ -82,7 +82,7 @@ def from_plain(kind: type[RecordType], value: Mapping[str, Any], location: str) 
             raise CoordinationError(f"{location}: {field.name} is missing from a {kind.__name__}")
     try:
         return kind(**found)
-    except ValueError as error:  # a rule that the record itself checks
+    except ValueError as error:  # raised by the record's own checks
         raise CoordinationError(f"{location}: {error}") from error
 
 
@@ -134,7 +134,7 @@ def _read(wanted: Any, value: Any, location: str) -> Any:
 
 def _read_scalar(wanted: Any, value: Any, location: str) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if wanted is float and is_number and -_TOO_LARGE < value < _TOO_LARGE:  # NaN passes no comparison
+    if wanted is float and is_number and -_TOO_LARGE < value < _TOO_LARGE:  # comparisons with NaN are false
         return float(value)
     if wanted is int and is_number and isinstance(value, int) and -_TOO_LARGE < value < _TOO_LARGE:
         return value
@@ -153,7 +153,7 @@ def _read_scalar(wanted: Any, value: Any, location: str) -> Any:
 
 
 def _is_text(value: str) -> bool:
-    """Return whether UTF-8 can encode a string: JSON may hold lone surrogates, which no key or file name can."""
+    """Return whether UTF-8 can encode a string: JSON may contain lone surrogates, which keys and file names cannot."""
     try:
         value.encode()
     except UnicodeEncodeError:

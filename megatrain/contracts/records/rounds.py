@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 _MAX_WORKERS = 1 << 16
 _MAX_RANKS = 1 << 24
-"""Far beyond any real job, so that a wrong number cannot make a loop over ranks endless."""
+"""Far beyond any real job, so that a wrong number cannot cause an endless loop over ranks."""
 MAX_SKIPPED_STEPS = 1000
-"""Most steps that one rollback may leave out: far beyond any alarm's range, so that no wrong number costs an epoch."""
+"""Most steps that one rollback may leave out: more than any alarm covers, so that no wrong number skips an epoch."""
 MAX_INTERVAL_S = 1e6
-"""Longest time from one step to the next: days, so that no wrong number makes a driver wait forever."""
+"""Longest time from one step to the next: 11 days, so that a wrong number cannot make a driver wait forever."""
 TURN_MARK = ".turn-"
 """In the request id of a "pairs" command: between the purpose of the pair tests and the number of the turn."""
 
@@ -23,7 +23,7 @@ class LostLaunch:
     launch_id: str
     first_host: str
     last_sign_unix_s: float
-    """Its last known sign of life."""
+    """When the launch last wrote something."""
     last_step: int | None = None
     """Steps that were completed at that time."""
     cause: str = ""
@@ -37,7 +37,7 @@ class JobRecord:
 
     job: str
     launch_id: str
-    """Id of the launch that began the job. All hosts of a launch may pass the same id, or the first host sets it."""
+    """Id of the launch that began the job. All hosts of a launch pass the same id, or the first host generates it."""
     config_hash: str
     config: Mapping[str, str]
     """section.key -> value as text, of every key, so that a host can name the keys in which it differs."""
@@ -62,7 +62,7 @@ class RoundHost:
     first_rank: int
     num_workers: int
     liveness_port: int = 0
-    """As in its HostRecord, for a driver that never saw that record; 0: unknown."""
+    """As in the HostRecord, for a driver that never read that record; 0: unknown."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.num_workers <= _MAX_WORKERS and 0 <= self.first_rank <= _MAX_RANKS):
@@ -74,10 +74,10 @@ class RoundHost:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """Go back to a checkpoint of `to_step` or an older one, on a new branch, and leave out batches.
+    """An order to return to a checkpoint of `to_step` or an older one, on a new branch, and to leave out batches.
 
-    It leaves out the batches that steps skip_from to skip_to had, both inclusive. Steps count from 0, so a checkpoint
-    of step n comes before step n. A job that finds `rollback_id` in its lineage has nothing to do.
+    The batches of steps skip_from to skip_to, both inclusive, are left out. Steps count from 0, so a checkpoint of step
+    n comes before step n. A job that finds `rollback_id` in its lineage has already performed the rollback.
     """
 
     rollback_id: str
@@ -112,9 +112,9 @@ class Round:
     created_unix_s: float
     incident: str = ""
     fenced: tuple[str, ...] = ()
-    """Sessions that never confirmed the end of their workers of an older round. No later round may name them."""
+    """Sessions that never confirmed that their workers of an older round exited. No later round may include them."""
     rollback: Rollback | None = None
-    """The launch's newest rollback. Workers perform it before they load, unless it is done already."""
+    """The launch's newest rollback. Workers perform it before they load, unless it has already been performed."""
 
     def part_of(self, host: str, session: str) -> RoundHost | None:
         """Return a host's part, None when this round does not name the host with this session."""
@@ -145,7 +145,7 @@ class Halt:
 
 @dataclass(frozen=True, slots=True)
 class RoundDeadlines:
-    """The times that determine the deadlines of a round's hosts. Within a round, both only grow."""
+    """The times that determine the deadlines of a round's hosts. Within a round, both times only grow."""
 
     number: int
     """The number of the round."""

@@ -87,7 +87,10 @@ CASES = {
     ),
     "no such layer": (
         [*FITTING, "--fp8.skip_layers=[0, 8]"],
-        "fp8.skip_layers names layer 8, model.num_layers=8 has layers up to 7 (--fp8.skip_layers on the command line)",
+        (
+            "fp8.skip_layers names layer 8, but with model.num_layers=8 the last layer is 7; remove the layer "
+            "(--fp8.skip_layers on the command line)"
+        ),
     ),
     "key heads": (
         ["--fp8.recipe=tensorwise", "--model.num_kv_heads=1"],

@@ -24,7 +24,7 @@ CASES = {
     "rotary head width": (
         ["--model.head_dim=7", "--model.positions=rope"],
         (
-            'model.head_dim=7 must be even for model.positions="rope", which turns pairs; use 6 or 8 '
+            'model.head_dim=7 must be even for model.positions="rope", which rotates pairs of units; use 6 or 8 '
             "(--model.head_dim on the command line)"
         ),
     ),
@@ -161,7 +161,7 @@ CASES = {
     "an odd part of a head": (
         ["--model.positions=rope", "--model.head_dim=12", "--model.rope_fraction=0.25"],
         (
-            "model.rope_fraction=0.25 of model.head_dim=12 are 3 units; rotary positions turn pairs, so their number "
+            "model.rope_fraction=0.25 of model.head_dim=12 are 3 units; rotary positions rotate pairs, so their number "
             "must be even and above 0; use rope_fraction=0.333333 (--model.rope_fraction on the command line)"
         ),
     ),

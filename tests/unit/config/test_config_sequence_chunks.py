@@ -32,7 +32,7 @@ def test_chunks_need_a_layer_that_does_not_multiply_in_fp8(problems_of) -> None:
 
     (problem,) = problems_of(*wanted, chunks)
     assert problem == (
-        "parallel.num_sequence_chunks=2 does nothing where all layers multiply in FP8, which needs whole inputs; use "
+        "parallel.num_sequence_chunks=2 does nothing if all layers multiply in FP8, which needs all rows at once; use "
         'num_sequence_chunks=1 or fp8.recipe="none"' + PLACE
     )
     assert problems_of(*wanted, chunks, "--fp8.skip_layers=[0]") == ()

@@ -48,8 +48,8 @@ FP8 = ["--fp8.recipe=tensorwise", "--train.precision=bf16", "--fp8.backend=trans
         (
             ["--parallel.tp_size=2", "--parallel.num_sequence_chunks=2"],
             (
-                "parallel.num_sequence_chunks=2 overlaps collectives with products that parallel.schedule="
-                '"zero_bubble" defers; use num_sequence_chunks=1 or schedule="1f1b"'
+                "parallel.num_sequence_chunks=2 overlaps collectives with matrix multiplications that "
+                'parallel.schedule="zero_bubble" defers; use num_sequence_chunks=1 or schedule="1f1b"'
             ),
         ),
         (

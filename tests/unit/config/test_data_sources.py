@@ -30,12 +30,12 @@ PROBLEMS = {
     ),
     "[data_source]\nweight = 2.0": "data_source.weight=2.0 does nothing without data_source.path; set path, or remove",
     '[[data_source]]\npath = "a"\n[[data_source]]\npath = "a"\nname = "b"': (
-        r'data_source-2.path="a" is that of \[data_source\], too; use one source with the sum of their weights'
+        r'data_source-2.path="a" is also used by \[data_source\]; use one source with the sum of their weights'
     ),
     '[[data_source]]\npath = "a"\n[[data_source]]\npath = "b"\nname = "a"': (
-        r'data_source-2.name="a" is that of \[data_source\], too'
+        r'data_source-2.name="a" is also used by \[data_source\]'
     ),
-    '[data_source]\npath = "a,b"': r'data_source.path="a,b" is the name, too, and a name may have no comma',
+    '[data_source]\npath = "a,b"': r'data_source.path="a,b" is also the name, and a name must not contain a comma',
     '[data_source]\npath = "a"\nweight = 0.0': (
         "data_source.weight=0.0, and no other source has a weight; give one a weight above 0"
     ),

@@ -30,13 +30,13 @@ PROBLEMS = {
     ),
     '[validation_set]\nname = "a"': 'validation_set.name="a" does nothing without validation_set.path; set path, or',
     '[[validation_set]]\npath = "a"\n[[validation_set]]\npath = "a"': (
-        r'validation_set-2.path="a" is that of \[validation_set\], too; remove one of them, or use another path'
+        r'validation_set-2.path="a" is also used by \[validation_set\]; remove one of them, or use another path'
     ),
     '[[validation_set]]\npath = "a"\n[[validation_set]]\npath = "b"\nname = "a"': (
-        r'validation_set-2.name="a" is that of \[validation_set\], too; remove one of them, or use another name'
+        r'validation_set-2.name="a" is also used by \[validation_set\]; remove one of them, or use another name'
     ),
     '[validation_set]\npath = "a,b"': (
-        r'validation_set.path="a,b" is the name, too, and a name may have no comma .*; set validation_set.name'
+        r'validation_set.path="a,b" is also the name, and a name must not contain a comma .*; set validation_set.name'
     ),
     '[validation_set]\npath = "a"\nname = "b,c"': r'validation_set.name="b,c" is not allowed; use text of the form',
     "[validation_set]\npath = nan\n[evaluation]\ninterval = 1": (

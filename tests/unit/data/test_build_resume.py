@@ -95,7 +95,7 @@ def test_build_killed_anywhere_gives_the_same_files(
     assert in_child(be_killed) == -signal.SIGKILL
     assert not output.exists()
     lines = build(source, output)
-    assert any("going on with a build that was stopped" in line for line in lines) == is_continued
+    assert any("continuing a build that was stopped" in line for line in lines) == is_continued
     assert content(output) == content(tmp_path / "whole")
     assert sorted(os.listdir(tmp_path)) == ["out", "source", "whole"]
 

@@ -356,7 +356,7 @@ def test_a_file_cut_short_is_named(sharded: Path) -> None:
     content = path.read_bytes()
     for length in (len(content) - 1, 40, 3, 0):
         path.write_bytes(content[:length])
-        with pytest.raises(CheckpointError, match=rf"{path.name}: not a whole safetensors file"):
+        with pytest.raises(CheckpointError, match=rf"{path.name}: not a complete safetensors file"):
             open_model(sharded)
     path.unlink()
     with pytest.raises(CheckpointError, match=rf"{path.name}: no such file, although the model needs it"):
