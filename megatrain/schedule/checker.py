@@ -1,4 +1,4 @@
-"""Prove that a schedule is right, or name what is wrong: stage, position, action, rule.
+"""Proves that a schedule is correct, or names each violation: stage, position, action, rule.
 
 Three passes: every stage by itself (each action exactly once and in a legal order, memory and pending receives within
 their bounds), every channel (the n-th send carries what the n-th receive expects), and an execution (no deadlock).
@@ -22,10 +22,10 @@ _RECEIVES = (ActionKind.RECV_FORWARD, ActionKind.RECV_BACKWARD)
 
 
 def check_schedule(schedule: Schedule, pending_receives_bound: int = PENDING_RECEIVES_BOUND) -> list[str]:
-    """Return one message for every violation; an empty list means that the schedule is proved right.
+    """Return one message for every violation; an empty list means that the schedule is correct.
 
-    A schedule whose name `build_schedule` does not know is checked for everything except the peak of activations, for
-    which there is no closed form.
+    A schedule with a name that is not in KINDS is checked for everything except the peak of activations, for which
+    there is no closed form.
     """
     if len(schedule.stages) != schedule.pp_size:
         return [f"schedule {schedule.name!r} has {len(schedule.stages)} action lists for pp_size={schedule.pp_size}"]
