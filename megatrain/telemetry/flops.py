@@ -48,7 +48,7 @@ _PEAK_TFLOPS_BF16: dict[str, float] = {
     "RTX 4090": 165.2,
     "RTX 6000 Ada": 364.2,
 }
-"""Dense bf16 peaks, TFLOP/s, from the vendors' data sheets (half of what they print "with sparsity")."""
+"""Dense bf16 peaks, TFLOP/s, from the vendors' data sheets (half of the figures "with sparsity")."""
 
 
 def attended_pairs(seq_len: int, window_size: int = 0) -> int:
