@@ -130,7 +130,7 @@ class PipelineLinks:
 
     @property
     def connect_at_first_message(self) -> bool:
-        """Whether the ends of a link connect when the first message passes between them."""
+        """Whether the two ranks of a link connect at the first message between them."""
         communicators = [channel.group.communicator for channel in self.channels]
         return any(one is not None and one.connects_at_first_message for one in communicators)
 

@@ -1,6 +1,6 @@
 """gloo groups over CPU memory, along the mesh's axes, for exchanges that run in parallel with training.
 
-Plans travel as JSON, agreements as small integers, shards of a checkpoint as bytes. These groups use gloo even if the
+Plans are sent as JSON, agreements as small integers, shards of a checkpoint as bytes. These groups use gloo even if the
 mesh's groups use NCCL. So a checkpoint needs no device memory and does not wait behind the collectives of training. No
 group has all ranks: 10,000 ranks would need a connection for each pair. An exchange with all ranks goes axis by axis.
 """

@@ -1,7 +1,7 @@
 """One exchange of a rank, and the runner of all exchanges, which records them, starts them and names their failures.
 
 A group or a channel describes its exchange and submits it to its communicator (communicator.py). The communicator of
-each library decides when an exchange starts and which thread waits for its end: nccl.py and gloo.py.
+each library (nccl.py, gloo.py) determines when an exchange starts and which thread waits for its end.
 Source: MegaScale sec. 3.2.
 """
 
@@ -122,7 +122,7 @@ class ExchangeRunner:
         has ended.
         Raises: CommunicationError if it cannot be launched.
         """
-        self._prepare(exchange)  # while the compute stream is current: what this allocates belongs to it
+        self._prepare(exchange)  # while the compute stream is current, so that allocated memory belongs to it
         with stream.after_compute():
             token = self.begin_span(exchange)
             work = self._launch(exchange)

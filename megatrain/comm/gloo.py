@@ -93,9 +93,8 @@ class GlooCommunicator(ProcessGroupCommunicator):
     def _swap(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Work:
         """Start sending `sent[i]` to member i, and receiving `received[i]` from it. Empty tensors are not sent.
 
-        Receives start first. A receiver's permission to send travels on the connection on which the receiver itself
-        sends. If the send came first, the permission would wait behind it, and the two directions would run one after
-        the other.
+        Receives start first. The receiver's permission to send uses the same connection as the receiver's own sends. If
+        the send came first, the permission would wait behind it, and the two directions would run one after the other.
         """
         group, ranks = self.process_group, self._ranks
         others = [(self._rank + step) % len(ranks) for step in range(1, len(ranks))]

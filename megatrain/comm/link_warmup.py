@@ -3,8 +3,8 @@
 With NCCL two stages connect at their first message, and each blocks its host thread until the other has arrived. In the
 first step this could deadlock: the schedule posts a receive early, while the sending stage still has to complete other
 sends. So each pair connects here. All stages use one order of links for the whole pipeline, links from even stages
-first, then links from odd stages, so most pairs connect in parallel. Both ends meet at the store before each message,
-because NCCL itself would wait for the other end forever.
+first, then links from odd stages, so most pairs connect in parallel. Both ranks of a link meet at the store before each
+message, because NCCL itself would wait for the peer forever.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Causal attention on the CPU where a token does not see all tokens before it: one call of torch's kernel per segment.
 
 A segment is a range of queries with the range of keys that they see: a document; several short documents in a row; or
-queries of one document whose keys a window limits. Memory grows with S, not with S * S. So does the work, if documents
-or windows keep their size.
+queries of one document with the keys that a window allows. Memory grows with S, not with S * S. So does the work, if
+documents or windows keep their size.
 Shapes: S sequence, B micro-batch, N query heads, G key-value heads, D head dim, Q and K the queries and keys of a
 segment.
 """

@@ -69,7 +69,7 @@ class _Planned(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        # the saved tensors, and the gradient in 8 bits in both forms, are alive until the products are computed
+        # the saved tensors, and the gradient in 8 bits in both forms, are alive until both gradients are computed
         factors = [*ctx.saved_tensors, _in_8_bits(grad_TO), _in_8_bits(grad_TO)]
         grad_bias = None if ctx.bias_shape is None else grad_TO.new_empty(ctx.bias_shape)
         grad_x, grad_weight = grad_TO.new_empty(ctx.x_shape), grad_TO.new_empty(ctx.weight_shape)

@@ -44,7 +44,7 @@ class ShardSegment:
 
 @dataclass(frozen=True, slots=True)
 class ShardSlice:
-    """A part of this rank's shard, shard[start:stop], all of whose values have the same holders."""
+    """A part of this rank's shard, shard[start:stop], with the same holders for all values."""
 
     start: int
     stop: int
@@ -179,8 +179,8 @@ class Bucket:
 def group_into_buckets(parameters: Sequence[LogicalParameter], bucket_size: int) -> list[list[LogicalParameter]]:
     """Assign a chunk's parameters, given in forward order, to buckets in backward order.
 
-    Parameters whose gradients are summed over different groups never share a bucket, nor do parameters with different
-    update rules. A bucket is closed when it holds `bucket_size` elements or more.
+    The parameters of a bucket have the same groups over which gradients are summed, and the same update rule. A bucket
+    is closed when it holds `bucket_size` elements or more.
     """
     open_buckets: dict[Hashable, list[LogicalParameter]] = {}
     closed: list[list[LogicalParameter]] = []

@@ -15,26 +15,26 @@ from contextlib import contextmanager
 
 import torch
 
-Product = Callable[[], None]
+Wgrad = Callable[[], None]
 
 
 class DeferredWgrads:
     """The wgrads that one backward deferred."""
 
     def __init__(self) -> None:
-        self._products: deque[Product] = deque()
+        self._wgrads: deque[Wgrad] = deque()
 
-    def add(self, product: Product) -> None:
-        self._products.append(product)
+    def add(self, wgrad: Wgrad) -> None:
+        self._wgrads.append(wgrad)
 
     def __len__(self) -> int:
-        return len(self._products)
+        return len(self._wgrads)
 
     def carry_out(self) -> None:
         """Run the wgrads, and release the operands of each as soon as it has run."""
         with torch.no_grad():
-            while self._products:
-                self._products.popleft()()
+            while self._wgrads:
+                self._wgrads.popleft()()
 
 
 class Wgrads:
@@ -43,12 +43,12 @@ class Wgrads:
     def __init__(self) -> None:
         self._deferred: DeferredWgrads | None = None
 
-    def run(self, product: Product) -> None:
-        """Run `product` now, or collect it for later if deferring() is active."""
+    def run(self, wgrad: Wgrad) -> None:
+        """Run `wgrad` now, or collect it for later if deferring() is active."""
         if self._deferred is None:
-            product()
+            wgrad()
         else:
-            self._deferred.add(product)
+            self._deferred.add(wgrad)
 
     @contextmanager
     def deferring(self) -> Iterator[DeferredWgrads]:

@@ -20,7 +20,7 @@ from megatrain.parallel.placement import Fused
 
 @dataclass(frozen=True, slots=True)
 class LogicalMatrix:
-    """One matrix: a box of the parameter, whose last dim has the inputs.
+    """One matrix: a box of the parameter. The last dim of the box has the inputs.
 
     name: that of the matrix in a fused parameter (`q`), else empty.
     """

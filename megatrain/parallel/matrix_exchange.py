@@ -23,7 +23,7 @@ _EXCHANGE = Operation.UPDATES_ALL_TO_ALL
 
 
 class MatrixExchange:
-    """The matrices of some buckets with the same replicas, all of whose parameters are hidden weights.
+    """The matrices of some buckets with the same replicas. All their parameters are hidden weights.
 
     cut: the group along the axis that cuts the weights. precision: the dtype in which matrices are sent and
     orthogonalised, "bf16", or "master" for that of the summed gradients.

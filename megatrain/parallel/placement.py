@@ -130,7 +130,7 @@ def row_of(name: str, table: Sequence[PlacementRow]) -> PlacementRow:
 def placements_of(
     name: str, shape: Sequence[int], row: PlacementRow, layout: Layout, rank: int
 ) -> tuple[Placement, ...]:
-    """Return the placements of a parameter of `shape` on a rank of `layout`, whose stage has the parameter.
+    """Return the placements of a parameter of `shape` on a rank of `layout`. The rank's stage must have it.
 
     There is one placement, except for fused matrices of which several ranks split the first (splits_first). These have
     two, one after the other in the memory of the rank's tensor.

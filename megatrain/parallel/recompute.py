@@ -122,7 +122,7 @@ class SelectiveRecompute:
 def recompute_fully(block: nn.Module) -> None:
     """Make backward run `block` again. Dropout draws the same masks, because a mask depends only on its position.
 
-    The residual stream is added up at both ends of the block, so that one tensor is kept instead of two.
+    The residual stream is added up before and after the block, so that one tensor is kept instead of two.
     """
     forward = block.forward
 

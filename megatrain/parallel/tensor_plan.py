@@ -61,7 +61,7 @@ def apply_tensor_plan(chunk: nn.Module, plan: TensorPlan) -> tuple[list[LogicalP
     """Reduce the parameters of `chunk` (on meta) to this rank's part, and replace submodules by those of styles.py.
 
     Returns the chunk's parameters with the boxes that they hold, and the context in which its forward must run.
-    Raises: TopologyError for a parameter that no row of the table matches, or whose dim cannot be divided.
+    Raises: TopologyError for a parameter that no row of the table matches, or that cannot be divided.
     """
     placements = {
         name: placements_of(name, parameter.shape, row_of(name, plan.table), plan.layout, plan.rank)

@@ -2,9 +2,9 @@
 
 A mesh without peers (comm/dry.py) is built in the job's full world for one rank of each kind of stage (with the
 embedding, in the middle, with the head), and the rank's chunks are built on meta. The result is what these ranks would
-hold. Middle stages whose chunks have the same number of layers, of the same kinds, differ only in the micro-batches in
-flight. The first of these stages needs most memory, or the last if a stage defers more than it keeps. The plan also
-counts the parameters of the whole model by update rule and parameter group.
+hold. Middle stages with the same layers per chunk, of the same kinds, differ only in the micro-batches in flight. The
+first of these stages needs most memory, or the last if a stage defers more than it keeps. The plan also counts the
+parameters of the whole model by update rule and parameter group.
 """
 
 from __future__ import annotations

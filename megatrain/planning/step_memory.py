@@ -179,7 +179,7 @@ class StepWalk:
         self._exchanged.pop(chunk, None)
 
     def _see(self, what: str, bytes_of_part: int, of_which_kept: int = 0, early: int = 0) -> None:
-        """Record a moment if it is the largest. early: bytes of gradients whose reduction starts during the action."""
+        """Record a moment if it is the largest. early: bytes of gradients that are reduced during the action."""
         moment = Moment(
             what,
             self._activations + of_which_kept,

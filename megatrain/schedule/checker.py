@@ -51,7 +51,7 @@ def _check_peaks(schedule: Schedule) -> list[str]:
 
 
 Message = tuple[int, int]
-"""The model chunk nearer to the input, and the micro-batch: both ends of a transfer must agree on them."""
+"""The model chunk nearer to the input, and the micro-batch: sender and receiver must agree on them."""
 
 
 def _messages(schedule: Schedule) -> dict[StageChannel, tuple[list[tuple[Message, int]], list[tuple[Message, int]]]]:
@@ -72,7 +72,7 @@ def _messages(schedule: Schedule) -> dict[StageChannel, tuple[list[tuple[Message
 
 
 def _check_channels(schedule: Schedule) -> list[str]:
-    """Compare the two ends of each channel; report only the first difference, because the others follow from it."""
+    """Compare each channel's sends with its receives; report only the first difference, which causes the others."""
     problems: list[str] = []
     for channel, (sends, receives) in _messages(schedule).items():
         for number, (send, receive) in enumerate(zip_longest(sends, receives)):

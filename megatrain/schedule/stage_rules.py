@@ -32,7 +32,7 @@ def check_stages(schedule: Schedule, pending_receives_bound: int) -> list[str]:
 
 
 def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """Return each stage's largest number of forwards whose backward is not complete, in micro-batches of one chunk.
+    """Return each stage's largest number of forwards without a complete backward, in micro-batches of one chunk.
 
     A schedule without backwards holds nothing: its peaks are 0.
     """

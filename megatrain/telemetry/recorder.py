@@ -115,7 +115,7 @@ class Recorder:
                 self._initial_flags[operation.number] = int(RecordFlag.DEVICE_CLOCK) if operation.is_on_device else 0
         self._entered = [0] * MAX_GROUPS
         self._open: dict[int, OpenSpan] = {}
-        """By token, without the spans whose work has been launched and has not ended on the device."""
+        """By token, without spans of device work that is launched and has not ended."""
         self._launched: dict[int, int] = {}
         """token -> how long the host took to launch the operation."""
         self._awaited: dict[int, int] = {}

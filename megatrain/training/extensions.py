@@ -26,7 +26,7 @@ class Callback:
 
     Every rank has its own callbacks and calls them in the thread of its step loop, in the order of the list.
     A loss is the same on all ranks; durations and memory are the rank's own. Training waits until a method returns. An
-    exception ends the rank, and with it the run.
+    exception ends the rank, and so the run.
     """
 
     def on_start(self, config: Config, rank: int, step: int) -> None:

@@ -1,8 +1,8 @@
 """One optimizer step: forward and backward of all micro-batches, reduction, clipping, update.
 
-Every rank divides the loss of a token by the number of label tokens in the GLOBAL batch before backward, so neither the
-layout nor accumulation changes a gradient's scale. A step is skipped if its loss or gradient norm is not finite. All
-ranks have the same loss and norm, so they agree without another collective.
+Every rank divides the loss of a token by the number of label tokens in the GLOBAL batch before backward, so a
+gradient's scale does not depend on the layout or on accumulation. A step is skipped if its loss or gradient norm is not
+finite. All ranks have the same loss and norm, so they agree without another collective.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def train_step(
     sources: those of the samples of `inputs`, given on all ranks or on none; the model must keep the losses of samples.
     check_replicas: called when the step has used the parameters and has not changed them yet.
     Communication: all exchanges of the step. Returns when this rank's shards are updated and the gathers at the start
-    of the schedule have started; they overlap with the fetching of the next batch. A skipped step does neither.
+    of the schedule have started; they overlap with the fetching of the next batch. A skipped step does not update or
+    gather.
     """
     mesh = rank_model.mesh
     # filled on the device: a copy from the host would wait until the device has finished the last step
