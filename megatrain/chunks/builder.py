@@ -1,7 +1,7 @@
-"""The chunks of the model that one rank holds: built on meta, cut by the tensor plan, and given a device to run on.
+"""The chunks of the model that one rank holds: built on meta, sharded by the tensor plan, then allocated on a device.
 
-Only this module knows the model's parts, the tensor plan, and everything that is set up around them. The trainer builds
-chunks on its device and trains them. Planning builds the same chunks on meta, for the kind of device that it plans for,
+Only this module combines the model's parts, the tensor plan, and everything that is set up around them. The trainer
+builds chunks on its device and trains them. Planning builds the same chunks on meta, for the planned kind of device,
 and runs them there. So both have the same parameters, buckets and saved tensors.
 """
 
@@ -37,7 +37,7 @@ SMALLEST_ACTIVATION_WIDTH = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetaChunk:
-    """A cut chunk. `selective_recompute` is the context in which the module's forward must run."""
+    """A sharded chunk on meta. `selective_recompute` is the context in which the module's forward must run."""
 
     part: ModelPart
     module: Transformer
@@ -63,9 +63,9 @@ def build_chunks(
 ) -> list[BuiltChunk]:
     """Return the chunks of this rank's stage on `device`.
 
-    copies: makes the copies to host memory and back of the activations that the chunks offload.
-    device_kind: the kind of device that kernels are chosen for, where `device` is meta.
-    Raises: TopologyError when a parameter cannot be cut; ImportError when a backend is not installed (not on meta).
+    copies: copies the activations that the chunks offload to host memory and back.
+    device_kind: the kind of device that kernels are chosen for, if `device` is meta.
+    Raises: TopologyError when a parameter cannot be sharded; ImportError when a backend is not installed (not on meta).
     """
     metas = build_meta_chunks(config, mesh.layout, mesh.rank, mesh.tp, device_kind)
     built = [_on_device(config, mesh, number, meta, device) for number, meta in enumerate(metas)]
@@ -82,10 +82,11 @@ def hidden_shape(config: Config, tp_size: int) -> tuple[int, int, int]:
 def build_meta_chunks(
     config: Config, layout: Layout, rank: int, tp: Group, device_kind: DeviceKind | None = None
 ) -> list[MetaChunk]:
-    """Return the chunks of the stage of `rank`, cut for that rank. tp: its tensor-parallel group.
+    """Return the chunks of the stage of `rank`, sharded for that rank. tp: its tensor-parallel group.
 
-    Where both ends of a tied model are in chunks of this stage, they use one parameter, which the first chunk owns.
-    Raises: TopologyError when a parameter cannot be cut.
+    If this stage has both the embedding and the head of a model with tied embeddings, they use one parameter, which the
+    first chunk owns.
+    Raises: TopologyError when a parameter cannot be sharded.
     """
     chunks = [
         _build_meta_chunk(config, layout, rank, chunk, tp, device_kind) for chunk in range(config.parallel.num_chunks)
@@ -135,7 +136,7 @@ def _build_meta_chunk(
 
 
 def _model_part(config: Config, stage: int, chunk: int) -> ModelPart:
-    """Return which layers and which ends the chunk holds."""
+    """Return which layers the chunk holds, and whether it has the embedding and the head."""
     placement = config.parallel.placement
     return ModelPart(
         layers=config.layers_of(stage, chunk),
@@ -145,7 +146,7 @@ def _model_part(config: Config, stage: int, chunk: int) -> ModelPart:
 
 
 def _on_device(config: Config, mesh: Mesh, number: int, meta: MetaChunk, device: torch.device) -> BuiltChunk:
-    """Give chunk `number` of the stage its buckets on `device`, and choose the norms, products and recompute."""
+    """Create the buckets of chunk `number` of the stage on `device`, and set up its norms, FP8 and recompute."""
     use_norms(meta.module, config.kernels, device)
     scales = use_fp8(meta.module, config.fp8, device)
     if config.parallel.recompute == "full":
@@ -170,9 +171,9 @@ def _data_parallel_options(config: Config, dp_size: int) -> DataParallelOptions:
 
 
 def _offload_activations(config: Config, tp: Group, metas: Sequence[MetaChunk], copies: OffloadCopies) -> None:
-    """Make the first layers of each chunk offload. All chunks use the same `copies`.
+    """Make the first layers of each chunk offload their activations. All chunks use the same `copies`.
 
-    The parameters must already have their memory, because the offloader recognizes them by it.
+    The parameters must already have their memory, because the offloader recognizes parameters by their memory.
     """
     rows, samples, _ = hidden_shape(config, tp.size)
     for meta in metas:

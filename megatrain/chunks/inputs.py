@@ -1,4 +1,4 @@
-"""A micro-batch on its way from the host to the device."""
+"""Copies a micro-batch from the host to the device, as the input of the pipeline."""
 
 from __future__ import annotations
 

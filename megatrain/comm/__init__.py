@@ -1,8 +1,7 @@
 """Communication: the mesh and its groups, collectives, their differentiable pairs, and point-to-point channels.
 
-Only this package of megatrain communicates through torch.distributed. Every exchange goes through a Group or a Channel,
-which has the list of its peers. The exchange records a span, and a failed exchange becomes a CommunicationError that
-names operation, group and rank.
+Only this package of megatrain communicates through torch.distributed. Every exchange goes through a Group or a Channel.
+It is recorded as a span, and a failed exchange becomes a CommunicationError that names operation, group and rank.
 """
 
 from megatrain.comm.channel import Channel

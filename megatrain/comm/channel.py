@@ -1,7 +1,7 @@
 """A channel carries tensors one way, first in, first out: activations from a pipeline stage to the stage of the next
 model chunk, gradients to the stage of the previous one.
 
-The links of a stage are its channels: the group that each runs over, and the stage at the other end.
+PipelineLinks holds the channels of a stage. Each has a process group and the global rank at its other end.
 
 Each direction has its own process group, so that a send of one direction never queues behind a receive of the other.
 With two stages the wrap-around link joins the same pair as the neighbour link, so it has its own groups too.
@@ -130,7 +130,7 @@ class PipelineLinks:
 
     @property
     def connect_at_first_message(self) -> bool:
-        """Whether the ends of a link connect when the first message passes between them."""
+        """Whether the two ranks of a link connect at the first message between them."""
         communicators = [channel.group.communicator for channel in self.channels]
         return any(one is not None and one.connects_at_first_message for one in communicators)
 

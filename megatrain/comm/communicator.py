@@ -1,8 +1,8 @@
 """The interface of a group of several ranks to a communication library, with one implementation per library.
 
 NcclCommunicator (nccl.py) runs exchanges on streams of the GPU, GlooCommunicator (gloo.py) in threads on CPUs, and
-DryCommunicator (dry.py) needs no peers. Each defines what the library does for an exchange (a Transfer), and `submit`
-decides when. Records and errors are made in one place for all libraries (exchange.py).
+DryCommunicator (dry.py) needs no peers. Each defines what the library does for an exchange (a Transfer). Its `submit`
+determines when the exchange starts. Spans and errors are created in one place for all libraries (exchange.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ HALF = (torch.bfloat16, torch.float16)
 class Communicator(ABC):
     """The exchanges of one group. Tensors are contiguous; peers and roots are global ranks.
 
-    `timeout` bounds an exchange. `connects_at_first_message`: two ranks of a link connect at the first message between
-    them, not when the group is created (link_warmup.py).
+    `timeout` limits the time of an exchange. `connects_at_first_message`: two ranks of a link connect at the first
+    message between them, not when the group is created (link_warmup.py).
     """
 
     connects_at_first_message = False
@@ -33,7 +33,7 @@ class Communicator(ABC):
         self.timeout = timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Bound every later exchange."""
+        """Limit the time of every later exchange."""
         self.timeout = timeout
 
     @abstractmethod
@@ -50,7 +50,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def all_to_all(self, x: Tensor, out: Tensor, sent: Sequence[int], received: Sequence[int]) -> Transfer:
-        """Send consecutive parts of `x`, of the sizes `sent`, to the ranks in group order, and fill `out` with theirs.
+        """Send parts of `x`, of the sizes `sent`, to the ranks in group order, and fill `out` with the parts received.
 
         Shapes: x [sum(sent)], out [sum(received)].
         """
@@ -65,7 +65,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def gather(self, x: Tensor, out: list[Tensor] | None, root: int) -> Transfer:
-        """Fill `out` with every rank's `x` in group order. Only `root` has `out`."""
+        """Fill `out` with every rank's `x` in group order. `out` is None except at `root`."""
 
     @abstractmethod
     def send(self, x: Tensor, peer: int) -> Transfer:
@@ -84,10 +84,10 @@ class Communicator(ABC):
 
 
 class ProcessGroupCommunicator(Communicator):
-    """What is the same for all libraries that torch drives through a process group."""
+    """The common part for all libraries that torch uses through a process group."""
 
     is_asynchronous = True
-    """Whether a collective runs beside the caller and returns a Work."""
+    """Whether a collective runs in parallel with the caller and returns a Work."""
 
     def __init__(self, process_group: dist.ProcessGroup, timeout: timedelta) -> None:
         super().__init__(timeout)

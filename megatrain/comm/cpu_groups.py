@@ -1,8 +1,8 @@
-"""Groups of gloo over CPU memory, along the mesh's axes, for exchanges that run in parallel with training.
+"""gloo groups over CPU memory, along the mesh's axes, for exchanges that run in parallel with training.
 
-Plans travel as JSON, agreements as small integers, shards of a checkpoint as bytes. These groups are gloo's even where
-the mesh's groups are NCCL's, so a checkpoint neither queues behind training's collectives nor needs device memory. No
-group joins all ranks: 10,000 ranks would need a connection for each pair. An exchange with all ranks goes axis by axis.
+Plans are sent as JSON, agreements as small integers, shards of a checkpoint as bytes. These groups use gloo even if the
+mesh's groups use NCCL. So a checkpoint needs no device memory and does not wait behind the collectives of training. No
+group has all ranks: 10,000 ranks would need a connection for each pair. An exchange with all ranks goes axis by axis.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _EXCHANGE = Operation.CHECKPOINT_EXCHANGE
 
 @dataclass(frozen=True, slots=True)
 class CpuGroups:
-    """This rank's groups by axis. Tensors are on the CPU. Each call blocks, and all ranks of its groups must make it.
+    """This rank's groups by axis. Tensors are on the CPU. Each call blocks. All ranks of its groups must make it.
 
-    order: the axes, one after the other, along which an exchange reaches all ranks (`summing_order`).
+    order: the axes that an exchange with all ranks uses one after the other (`summing_order`).
     """
 
     along: Mapping[str, Group]
@@ -49,7 +49,7 @@ class CpuGroups:
         """Return every rank's `value` in rank order at rank 0, None at the others. `rank` is the caller's global
         rank.
 
-        Communication: an all-gather of the sizes and a gather per axis, each gather at the first rank of its group.
+        Communication: an all-gather of the sizes and a gather per axis, each gather to the first rank of its group.
         """
         text = json.dumps({str(rank): value}, separators=(",", ":"))[1:-1].encode()
         for group in self.groups:
@@ -63,7 +63,7 @@ class CpuGroups:
     def broadcast_json(self, value: Any = None) -> Any:
         """Return rank 0's `value` on every rank.
 
-        Communication: that of `broadcast_bytes`.
+        Communication: the same as for `broadcast_bytes`.
         """
         return json.loads(self.broadcast_bytes(json.dumps(value, separators=(",", ":")).encode()))
 
@@ -122,7 +122,7 @@ class CpuGroups:
         return [tuple(row) for row in numbers.view(-1, count).tolist()]
 
     def set_timeout(self, seconds: float) -> None:
-        """Bound every later exchange."""
+        """Limit the time of every later exchange."""
         for group in self.along.values():
             group.set_timeout(seconds)
 

@@ -1,9 +1,9 @@
-"""Streams of a GPU beside compute. Exchanges run on them one after another, in the order of submission.
+"""GPU streams for exchanges, in parallel with compute. Each runs its exchanges in the order of submission.
 
-They are ours, not those inside of torch's process groups: a collective that is not asynchronous runs on the current
-stream (ProcessGroupNCCL, torch 2.8 and later). So events around it time the exchange and nothing else, and several
-groups can share a stream. Messages are an exception: torch has a stream of its own for each pair of ranks. Ours waits
-for it, so that it has the same order and the same ends (ADR 0060).
+They replace the streams inside torch's process groups: a collective that is not asynchronous runs on the current stream
+(ProcessGroupNCCL, torch 2.8 and later). So events around it measure only the exchange, and several groups can share a
+stream. Sends and receives are an exception: torch runs them on another stream for each pair of ranks. A stream of this
+module waits for that one, so that its order and its events cover them too (ADR 0060).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class Mark(Protocol):
 
 
 class DeviceStream(Protocol):
-    """A stream beside compute."""
+    """A stream that runs in parallel with the compute stream."""
 
     def after_compute(self) -> AbstractContextManager[None]:
-        """Let the stream wait for the current one, and be the current one within."""
+        """Make this stream wait for the current stream, and return a context in which this stream is current."""
 
     def mark(self) -> Mark:
         """Return the point after everything that was launched on this stream so far."""
 
 
 class CudaStream:
-    """A stream of the current GPU. is_urgent: its kernels go before those of other streams."""
+    """A stream of the current GPU. is_urgent: its kernels have priority over those of other streams."""
 
     def __init__(self, *, is_urgent: bool) -> None:
         self._stream = torch.cuda.Stream(priority=-1 if is_urgent else 0)
@@ -54,7 +54,7 @@ class CudaStream:
 
 
 class NoStream:
-    """Stands for a stream where nothing is transferred."""
+    """Replaces a stream if nothing is transferred."""
 
     def __init__(self, *, is_urgent: bool) -> None:
         pass
@@ -83,8 +83,8 @@ class NewStream(Protocol):
 class DeviceStreams:
     """The streams of a rank, made at first use.
 
-    Few streams: the hardware has 8 queues unless CUDA_DEVICE_MAX_CONNECTIONS sets another number, and streams that
-    share one wait for each other. Groups share a stream if all their members use them in the same order and at
+    They are few: the hardware has 8 queues unless CUDA_DEVICE_MAX_CONNECTIONS sets another number, and streams that
+    share a queue wait for each other. Groups share a stream if all their members use them in the same order and at
     different times.
     """
 
@@ -103,8 +103,8 @@ class DeviceStreams:
 def stream_name(group: str) -> str:
     """Return the name of the stream of a group's collectives.
 
-    Three streams serve all groups: what travels between replicas, what the next kernel of the same stage waits for, and
-    what stages exchange at the end of a step.
+    Groups of replicas share one stream, and groups of stages, which communicate at the end of a step, share another.
+    Each other axis has its own stream: the next kernel of the stage waits for its exchanges.
     """
     axis = first_axis_of(group)
     if axis in REPLICAS:
@@ -113,5 +113,5 @@ def stream_name(group: str) -> str:
 
 
 def is_urgent(group: str) -> bool:
-    """Return whether the exchanges of the group go before those that travel between replicas."""
+    """Return whether the exchanges of the group have priority over those between replicas."""
     return first_axis_of(group) not in REPLICAS

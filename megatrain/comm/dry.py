@@ -1,4 +1,4 @@
-"""Groups without peers: one process runs the exchanges of a rank of any world. For planning and offline work."""
+"""Groups without peers: one process simulates the exchanges of any rank. For planning and offline work."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class DryCommunicator(Communicator):
         return self._like.receive(x, peer)
 
     def submit(self, result: Tensor, exchange: Exchange) -> Pending:
-        # the reference to the transfer keeps the tensor that it would send in memory until the exchange has ended
+        # the reference to the transfer keeps the tensor to send in memory until the exchange has ended
         skipped = replace(exchange.transfer, start=partial(_skip, exchange.transfer))
         return self._like.submit(result, replace(exchange, transfer=skipped))
 
@@ -80,8 +80,8 @@ class _Nothing:
 def dry_group(group: Group, recorder: Recorder, device_type: str, *, is_awaited_later: bool) -> Group:
     """Return `group` without its peers, with the exchanges that it would have on `device_type`.
 
-    is_awaited_later: callers start its exchanges first and wait for them later; on CPUs two are then under way at a
-    time.
+    is_awaited_later: callers start its exchanges first and wait for them later; on CPUs two of them then run at the
+    same time.
     """
     if group.size == 1:
         return group
@@ -94,7 +94,7 @@ def dry_group(group: Group, recorder: Recorder, device_type: str, *, is_awaited_
 def dry_mesh(
     layout: Layout, rank: int, *, has_wrap_links: bool = False, holders: Sequence[Holders] = ()
 ) -> Iterator[Mesh]:
-    """Yield the mesh of `rank` in the whole world, without peers."""
+    """Yield the mesh of `rank` in `layout`, without peers."""
     recorder = Recorder(BlackBoxWriter.anonymous())
 
     def connect(planned: PlannedGroup) -> Communicator:

@@ -1,7 +1,7 @@
 """One exchange of a rank, and the runner of all exchanges, which records them, starts them and names their failures.
 
 A group or a channel describes its exchange and submits it to its communicator (communicator.py). The communicator of
-each library decides when an exchange starts and which thread waits for its end: nccl.py and gloo.py.
+each library (nccl.py, gloo.py) determines when an exchange starts and which thread waits for its end.
 Source: MegaScale sec. 3.2.
 """
 
@@ -21,25 +21,25 @@ from megatrain.telemetry.recorder import Recorder
 
 
 class Work(Protocol):
-    """What a library returns for an operation that it has started, like torch's dist.Work."""
+    """The handle that a library returns for a started operation, like torch's dist.Work."""
 
     def wait(self) -> object:
-        """Block until the end, or make the device's stream wait for it."""
+        """Block until the operation has ended, or make the current stream of the device wait for it."""
 
     def is_completed(self) -> bool:
-        """Whether it has ended; False where the library does not know."""
+        """Whether the operation has ended; False if the library cannot determine it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What a library does for one exchange."""
+    """The calls that carry out one exchange."""
 
     start: Callable[[], Work | None]
-    """Launches it; returns None where it runs on the current stream of the device."""
+    """Launches the operation; returns None if it runs on the current stream of the device."""
     prepare: Callable[[], None] | None = None
-    """Allocates memory for what arrives, before the start."""
+    """Allocates memory for received data, before the start."""
     then: Callable[[], None] | None = None
-    """Makes the result from what has arrived."""
+    """Computes the result from the received data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,15 @@ class Exchange:
 
 
 class Pending:
-    """An exchange under way. `wait` blocks until `result` may be used; a second wait costs nothing."""
+    """An exchange in progress. `wait` blocks until `result` may be used; a second wait returns at once."""
 
     __slots__ = ("_finish", "_is_completed", "result")
 
     def __init__(
         self, result: Tensor, finish: Callable[[], None] | None = None, is_completed: Callable[[], bool] | None = None
     ) -> None:
-        """finish: blocks until the end; None where there is nothing to wait for. Without is_completed, `is_done` does
-        not see the end before `wait`."""
+        """finish: blocks until the end; None if there is nothing to wait for. Without is_completed, `is_done` is False
+        until `wait` is called."""
         self.result = result
         self._finish = finish
         self._is_completed = is_completed
@@ -96,7 +96,7 @@ class ExchangeRunner:
 
     @property
     def starts_at_once(self) -> bool:
-        """Whether the submitting thread may start an exchange itself: not where `before` may delay it."""
+        """Whether the submitting thread may start an exchange itself: not if `before` is set, which may block."""
         return self._before is None
 
     def submit(self, result: Tensor, exchange: Exchange) -> Pending:
@@ -117,23 +117,23 @@ class ExchangeRunner:
     def submit_on(self, stream: DeviceStream, result: Tensor, exchange: Exchange) -> Pending:
         """Launch `exchange`, which fills `result`, on `stream`. Waiting for it makes the compute stream wait.
 
-        The memory of the exchange belongs to the compute stream. So the Pending keeps it until the compute stream has
-        the order to wait. On the device the span begins when `stream` gets to the exchange, and ends when it has
-        passed it.
+        The memory of the exchange belongs to the compute stream. So the Pending keeps it until the wait is queued on
+        the compute stream. On the device the span begins when `stream` reaches the exchange, and ends when the exchange
+        has ended.
         Raises: CommunicationError if it cannot be launched.
         """
-        self._prepare(exchange)  # while the compute stream is current: what this allocates belongs to it
+        self._prepare(exchange)  # while the compute stream is current, so that allocated memory belongs to it
         with stream.after_compute():
             token = self.begin_span(exchange)
             work = self._launch(exchange)
-            if work is not None:  # torch runs a message on a stream of its own: `stream` waits for that one
+            if work is not None:  # torch runs a send or receive on another stream: `stream` waits for it
                 work.wait()
             self.recorder.launched(token)
             end = stream.mark()
 
         def finish() -> None:
             self.recorder.await_end(token)
-            end.wait()  # an order to the compute stream; the host goes on, and `then` is launched after that order
+            end.wait()  # the compute stream waits, the host does not; `then` is launched behind this wait
             if exchange.transfer.then is not None:
                 exchange.transfer.then()
             self.recorder.end(token)

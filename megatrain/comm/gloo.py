@@ -2,10 +2,9 @@
 
 This module adds two things that gloo lacks. Exchanges that a caller starts first and awaits later take turns in lanes
 (lanes.py): one lane for the group's collectives, one for each direction of a link. Exchanges that are awaited at once
-have no lane: the two thread switches would cost more than they save. Reduce-scatter is an exchange of parts that each
-rank sums itself, because gloo's own is an all-reduce of a copy, with twice the bytes.
-gloo bounds a send or a receive by the timeout of the group's creation unless its wait gets a timeout, so each wait here
-gets one.
+have no lane: the two thread switches would cost more than they save. For a reduce-scatter, the ranks exchange parts,
+and each rank sums its own part: gloo's reduce-scatter is an all-reduce of a copy, with twice the bytes. gloo applies
+the timeout of the group's creation to a send or receive unless `wait` gets a timeout, so each wait here passes one.
 """
 
 from __future__ import annotations
@@ -92,11 +91,10 @@ class GlooCommunicator(ProcessGroupCommunicator):
         return submit_in(self._lanes[link], self._runner, result, exchange)
 
     def _swap(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Work:
-        """Start sending `sent[i]` to member i, and receiving `received[i]` from it. Empty tensors are no messages.
+        """Start sending `sent[i]` to member i, and receiving `received[i]` from it. Empty tensors are not sent.
 
-        Receives go first. A receiver's permission to send travels on the connection on which the receiver itself sends.
-        If the send came first, the permission would wait behind it, and the two directions would run one after the
-        other.
+        Receives start first. The receiver's permission to send uses the same connection as the receiver's own sends. If
+        the send came first, the permission would wait behind it, and the two directions would run one after the other.
         """
         group, ranks = self.process_group, self._ranks
         others = [(self._rank + step) % len(ranks) for step in range(1, len(ranks))]
@@ -110,7 +108,7 @@ class GlooCommunicator(ProcessGroupCommunicator):
 
 
 class _CombinedWork:
-    """Several sends and receives as one Work. timeout: read at the moment of the wait."""
+    """Several sends and receives as one Work. timeout: called at each wait."""
 
     def __init__(self, works: Sequence[dist.Work], timeout: Callable[[], timedelta]) -> None:
         self._works = works
@@ -130,7 +128,7 @@ def create_process_group(planned: PlannedGroup, rank: int, store: dist.Store, ti
     Communication: gloo's rendezvous at the store.
     Raises: CommunicationError naming the group and the ranks that have not arrived.
     """
-    # the key of each member's address, as gloo itself writes it
+    # the key under which gloo writes each member's address
     arrivals = [f"{planned.key}//cpu//0/{index}" for index in range(len(planned.ranks))]
     with missing_members_error(planned, rank, store, arrivals, timeout):
         group = new_process_group(planned, rank, "gloo", store, timeout)

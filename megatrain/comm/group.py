@@ -1,7 +1,7 @@
 """A set of ranks that communicate, and the collectives on it.
 
-A group of one rank does nothing and costs nothing, so callers never ask whether an axis is used. Asynchronous calls
-return a Pending; its `wait` returns the result. Sums are accumulated in the tensor's dtype.
+A group of one rank communicates nothing, so callers need not check whether an axis is used. Asynchronous calls return a
+Pending; its `wait` returns the result. Sums are accumulated in the tensor's dtype.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Group:
     def all_gather(self, x: Tensor, operation: Operation, *, out: Tensor | None = None, chunk: int = -1) -> Pending:
         """Start joining every rank's `x` along dim 0, in group order. `chunk`: the stage's chunk, for the records.
 
-        Shapes: x [n, ...] contiguous; result [size * n, ...], in `out` where given (x may be this rank's slice of out).
+        Shapes: x [n, ...] contiguous; result [size * n, ...], in `out` if given (x may be this rank's slice of out).
         Communication: one all-gather, (size - 1) * x bytes received per rank.
         """
         if self.communicator is None:
@@ -55,9 +55,9 @@ class Group:
         """Start summing `x` over the group, keeping this rank's slice of dim 0. `chunk`: the stage's chunk, for the
         records.
 
-        sums_in_fp32: half precision is summed in fp32 and rounded at most once; `out` may then be fp32. The ranks
-        exchange their parts, and each rank sums its own part in rank order; with gloo they always do.
-        Shapes: x [size * n, ...] contiguous; result [n, ...], in `out` where given (it may be this rank's slice of x).
+        sums_in_fp32: half precision is summed in fp32 and rounded at most once; `out` may then be fp32. The ranks then
+        exchange parts, and each rank sums its own part in rank order; with gloo always.
+        Shapes: x [size * n, ...] contiguous; result [n, ...], in `out` if given (it may be this rank's slice of x).
         Communication: one reduce-scatter or all-to-all, (size - 1) / size of x's bytes sent per rank.
         Raises: ValueError when the group's size does not divide dim 0.
         """
@@ -71,9 +71,9 @@ class Group:
         return self._start(operation, out, x, transfer, chunk)
 
     def all_to_all(self, x: Tensor, operation: Operation, sent: Sequence[int], received: Sequence[int]) -> Pending:
-        """Start sending consecutive parts of `x` to the ranks in group order, while their parts arrive in this order.
+        """Start sending consecutive parts of `x` to the ranks in group order, and receiving their parts in that order.
 
-        sent, received: the sizes of the parts; what a rank sends to another is what that one receives from it.
+        sent, received: the sizes of the parts. If rank a sends n elements to rank b, b must receive n from a.
         Shapes: x [sum(sent)] contiguous; result [sum(received)].
         Communication: one all-to-all, x's bytes sent without the rank's own part.
         """
@@ -114,7 +114,7 @@ class Group:
         return out
 
     def set_timeout(self, seconds: float) -> None:
-        """Bound every later exchange on this group."""
+        """Limit the time of every later exchange on this group."""
         if self.communicator is not None:
             self.communicator.set_timeout(timedelta(seconds=seconds))
 
@@ -143,15 +143,15 @@ class Group:
 
 
 def _copied(x: Tensor, out: Tensor | None) -> Tensor:
-    """Return the result in a group of one rank: `x`, or `out` with its values. Nothing is copied where both have the
-    same memory."""
+    """Return the result in a group of one rank: `x`, or `out` with its values. Nothing is copied if both have the same
+    memory."""
     if out is None:
         return x
     return out if is_same_memory(out, x) else out.copy_(x)
 
 
 def brief(ranks: tuple[int, ...]) -> str:
-    """Return the ranks for a message; of more than 8, the first two and the last."""
+    """Return the ranks for a message; if there are more than 8, only the first two and the last."""
     if len(ranks) <= 8:
         return ", ".join(map(str, ranks))
     return f"{ranks[0]}, {ranks[1]}, ..., {ranks[-1]}; {len(ranks)} in all"

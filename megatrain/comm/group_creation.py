@@ -1,8 +1,8 @@
 """Creating one group: only its members meet at the store, under a name that they all compute.
 
-torch's `new_group` numbers groups by each rank's own count, so ranks that are members of different groups would have to
-create the same number of groups in step. It also places each group within a world group. Here the plan names the group,
-and no group connects all ranks. The additional needs of each library are in its own file.
+torch's `new_group` numbers groups by each rank's own count, so ranks with different groups would have to keep their
+counts equal. It also places each group within a world group. Here the plan names the group, and no group connects all
+ranks. gloo.py and nccl.py add what each library needs.
 ADR 0032 lists the requests that a creation sends to the store.
 """
 
@@ -60,7 +60,7 @@ def missing_members_error(
 ) -> Iterator[None]:
     """Turn a failed creation into a CommunicationError that names the group and the ranks that have not arrived.
 
-    arrivals: by member, the key that the store has once the member has arrived.
+    arrivals: for each member, the key that is in the store once the member has arrived.
     """
     try:
         yield

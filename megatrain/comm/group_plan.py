@@ -1,11 +1,11 @@
 """Which groups exist and in which order ranks create them: a pure function of the layout.
 
-A rank creates its groups one after the other and waits in each until all members have arrived, so a bad order can make
-ranks wait for each other in a circle. Here the whole world has one order, first by name, then by first rank, and each
-rank creates its own groups in that order. Take the first group, in this order, in which a rank waits. A member that has
-not arrived waits nowhere: not in an earlier group, because this one is the first, and not in a later one, because it
-creates this one before. So all members arrive, and the group is completed. Therefore no barrier is needed (MegaScale
-sec. 3.5), and a rank has nothing to do with a group of which it is not a member.
+A rank creates its groups one after the other and waits in each until all members have arrived, so a bad order can
+deadlock. Here all groups have one order, first by name, then by first rank, and each rank creates its own groups in
+that order. This cannot deadlock. Consider the first group, in this order, in which a rank waits. A member that has not
+arrived does not wait in an earlier group, because this group is the first, and not in a later group, because it creates
+this group before. So all members arrive, and the group is completed. Therefore no barrier is needed (MegaScale sec.
+3.5), and ranks that are not members take no part in the creation of a group.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _WRAP_LINKS = tuple(_Kind(f"{link.name}-wrap", link.axes, is_link=True) for link
 def summing_order(layout: Layout) -> tuple[str, ...]:
     """Return the axes along which a number is summed, one after the other, until all ranks have the sum.
 
-    The axes that cut one copy of the model come first, innermost axis first; the axes of the copies follow. The bits of
+    The axes that shard a copy of the model come first, innermost axis first; the axes of the copies follow. The bits of
     a sum depend on this order.
     """
     innermost_first = layout.grid[::-1]
@@ -79,8 +79,8 @@ def planned_groups(
 ) -> tuple[PlannedGroup, ...]:
     """Return the groups of a rank in the order of their creation, including the groups of one rank.
 
-    has_wrap_links: a stage has several chunks, so the last stage sends to the first. holders: where several ranks
-    hold the same part, the ranks that hold it together.
+    has_wrap_links: a stage has several chunks, so the last stage sends to the first. holders: the axes along which
+    several ranks hold the same part, with the number of parts.
     """
     return tuple(kind.planned(layout, rank) for kind in _kinds(layout, has_wrap_links, holders))
 
@@ -88,7 +88,7 @@ def planned_groups(
 def all_planned_groups(
     layout: Layout, *, has_wrap_links: bool = False, holders: Sequence[Holders] = ()
 ) -> Iterator[PlannedGroup]:
-    """Yield the groups of the whole world that have several ranks, in the order of creation."""
+    """Yield the groups of all ranks of `layout` that have several ranks, in the order of creation."""
     for kind in _kinds(layout, has_wrap_links, holders):
         is_in_one = bytearray(layout.world_size)
         for rank in range(layout.world_size):

@@ -1,4 +1,4 @@
-"""The stores at which groups meet: the store of the job, or several where one store would be the bottleneck.
+"""The stores at which groups meet: the store of the job, or several if one store would be the bottleneck.
 
 torch's store serves all ranks from one thread. In a large world some ranks serve a store each, and the job's own store
 only has their addresses. The store of a group is computed from the group's name. Choosing it by the first rank would
@@ -34,7 +34,7 @@ def serving_ranks(world_size: int, ranks_per_store: int) -> Sequence[int]:
 
 
 class GroupStores:
-    """The stores as one rank sees them. Keep it as long as the groups: a store that this rank serves ends with it."""
+    """One rank's connections to the stores. It must live as long as the groups: this rank's own store ends with it."""
 
     def __init__(
         self, rendezvous: Rendezvous, *, ranks_per_store: int, timeout_s: float, network_interface: str = ""

@@ -1,10 +1,10 @@
 """Lanes: exchanges of one group or link, carried out one after another. gloo.py uses them; a GPU needs none.
 
-gloo carries out all exchanges that it has at the same time, so the data that is needed first arrives as late as the
-data that is needed last. It reports the completion of an exchange only to a thread that waits for it. A lane carries
-out one exchange after another, and records when each really began and ended. The order is the order of submission,
-which the schedule makes the order of need (schedule/lowering.py). It never depends on time, so all ranks of a group
-have the same order.
+gloo carries out all started exchanges at the same time, so the data that is needed first arrives as late as the data
+that is needed last. It reports the completion of an exchange only to a thread that waits for it. A lane carries out one
+exchange after another, and records when each really began and ended. The order is the order of submission; the schedule
+submits exchanges in the order in which they are needed (schedule/lowering.py). The order never depends on timing, so it
+is the same on all ranks of a group.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _IDLE_S = 5.0
 
 
 def submit_in(lane: Lane | AwaitedLane, runner: ExchangeRunner, result: Tensor, exchange: Exchange) -> Pending:
-    """Start `exchange`, which fills `result`, when its turn in `lane` is near. The Pending raises all errors."""
+    """Start `exchange`, which fills `result`, once it is among the first two of `lane`. The Pending raises errors."""
     task = _Task(runner, exchange, runner.begin_span(exchange, is_watched=True))
     lane.add(task)
     return Pending(result, partial(lane.finish, task), task.has_ended.is_set)
 
 
 class Lane:
-    """Carries out the exchanges that one thread submits, in that order, each when the one before has ended.
+    """Carries out the exchanges that one thread submits, in that order, one after the other.
 
-    The library has two exchanges at a time: while one transfers data, the ranks agree on the next. After a failure
-    every later exchange fails with the same error, because the group has lost its order.
+    Two exchanges are started at a time: while one transfers data, the ranks agree on the next. After a failure every
+    later exchange fails with the same error, because the ranks may no longer agree on the order.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,12 +47,12 @@ class Lane:
         self._num_open = 0
         """Tasks that have not ended: those in the queue, and those that the thread has taken from it."""
         self._num_unstarted = 0
-        """Those of them that the thread must start."""
+        """Open tasks that the thread must start."""
         self._is_running = False
         self._error: BaseException | None = None
 
     def add(self, task: _Task) -> None:
-        """Start `task` now if its turn is near; otherwise the lane's thread starts it later."""
+        """Start `task` now if it is among the first two; otherwise the lane's thread starts it later."""
         with self._lock:
             # the lane's thread may be starting a pending exchange at this moment, and no other thread may overtake it
             is_near = self._num_open < _MAX_STARTED and not self._num_unstarted and task.may_start_at_once
@@ -60,11 +60,11 @@ class Lane:
             self._num_open += 1
             self._num_unstarted += not is_near
         if is_near:
-            # outside of the lock: a start may allocate memory, and the lane's thread needs the lock to go on
+            # outside of the lock: a start may allocate memory, and the lane's thread needs the lock to continue
             self._error = self._error or task.start_at_once(has_turn=has_turn)
             task.is_started = True  # before the task is in the queue, where the lane's thread finds it
         with self._lock:
-            # in one step, so that the thread cannot decide to end between the two
+            # both under the lock, so that the thread cannot end between the two
             self._tasks.put(task)
             if not self._is_running:
                 self._is_running = True
@@ -84,23 +84,23 @@ class Lane:
             self._error = self._error or task.carry_out()  # after a failure, nothing is started or awaited any more
             task.end(self._error)
             del task  # frees the memory of the exchanged tensors
-            # The waiter may submit the next exchange before this. That one then starts without the turn, and its span
-            # begins when this thread gets to it.
+            # The waiting thread may submit another exchange before this. That exchange then starts without the turn,
+            # and its span begins when this thread reaches it.
             with self._lock:
                 self._num_open -= 1
 
     def _take(self, taken: deque[_Task]) -> bool:
-        """Fill `taken` up with the next tasks. Returns False if there is none, and then the thread must end."""
+        """Fill `taken` up with the next tasks. Returns False if there is none: then the thread must end."""
         while not taken:
             try:
                 taken.append(self._tasks.get(timeout=_IDLE_S))
             except Empty:
                 with self._lock:
-                    # `add` may have put a task since: under the lock, it finds this thread running or starts another
+                    # `add` may have put a task since; under the lock, `add` finds this thread running or starts another
                     if self._tasks.empty():
                         self._is_running = False
                         return False
-        with suppress(Empty):  # no wait for the next one: the first has its turn already
+        with suppress(Empty):  # without waiting for a second task: the first already has its turn
             while len(taken) < _MAX_STARTED:
                 taken.append(self._tasks.get_nowait())
         return True
@@ -117,8 +117,8 @@ class Lane:
 class AwaitedLane:
     """A lane without a thread: the thread that waits for an exchange starts and ends the exchanges, in their order.
 
-    So the exchanges under way at any moment follow from the program only, not from the speed of the peers. Memory plans
-    use it, since no exchange ends before a caller waits for it.
+    So the exchanges in progress at any moment depend only on the program, not on the speed of the peers. Memory plans
+    use this class, because no exchange ends before a caller waits for it.
     """
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class _Task:
 
     def carry_out(self) -> BaseException | None:
         """Wait for the end of the exchange, which now has its turn. Returns its error."""
-        if self._work is not None:  # None where the start failed, and where an earlier failure prevented it
+        if self._work is not None:  # None if the start failed or an earlier failure prevented it
             assert self._exchange is not None
             try:
                 self._begin()

@@ -1,10 +1,10 @@
 """The first message on every link, sent before training, in an order that cannot deadlock.
 
-With NCCL two stages connect at their first message, and each blocks its host thread until the other has arrived. In
-training that would happen in the middle of the first step, in the order of the schedule, which posts a receive ahead
-while its sender still has to complete other sends. So each pair connects here. All stages take the links in one order
-for the whole pipeline, links from even stages first, then links from odd stages, so most pairs connect in parallel.
-Both ends meet at the store before each message, because NCCL itself would wait for the other end forever.
+With NCCL two stages connect at their first message, and each blocks its host thread until the other has arrived. In the
+first step this could deadlock: the schedule posts a receive early, while the sending stage still has to complete other
+sends. So each pair connects here. All stages use one order of links for the whole pipeline, links from even stages
+first, then links from odd stages, so most pairs connect in parallel. Both ranks of a link meet at the store before each
+message, because NCCL itself would wait for the peer forever.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def warm_up(
 ) -> None:
     """Send or receive one number on every link of this stage.
 
-    store_of: the store at which the members of a link's group met. Each group's timeout bounds its first messages.
+    store_of: the store at which the members of a link's group met. Each group's timeout applies to its first messages.
     Communication: one element per link; at the store, one key written and one request per link.
     Raises: CommunicationError naming the link and the neighbour.
     """

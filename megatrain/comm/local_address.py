@@ -40,7 +40,7 @@ def local_address(network_interface: str, store_address: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address is a loopback address: it always leads to the machine that uses it."""
+    """Return whether an address is a loopback address: on every machine it means the machine itself."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
@@ -54,7 +54,8 @@ def _of_interface(name: str) -> str:
             if found is not None:
                 return found
             raise CommunicationError(
-                f'runtime.network_interface="{name}": {socket.gethostname()} has no address on it ({error.strerror})'
+                f'runtime.network_interface="{name}": {socket.gethostname()} has no address on this interface '
+                f"({error.strerror})"
             ) from error
 
 

@@ -2,8 +2,8 @@
 
 group_plan.py computes from the layout's axes which groups exist and in which order each rank creates its own.
 `cpu_groups` has a second group along each axis, over CPU memory. The `embedding` group joins the first and the last
-stage of a pipeline, which both hold a tied embedding. A group of `holders` joins the ranks that hold the same part
-where an axis has more ranks than parts.
+stage of a pipeline, which both hold a tied embedding. If an axis has more ranks than parts, a group of `holders` joins
+the ranks that hold the same part.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from megatrain.telemetry.recorder import Recorder
 class Mesh:
     """This rank's coordinate, groups by axis and links.
 
-    `links` is None where one stage has the whole model as one chunk. `stores` are the stores at which the groups met. A
+    `links` is None if one stage has the whole model as one chunk. `stores` are the stores at which the groups met. A
     store that this rank serves lasts as long as this object.
     """
 
@@ -56,14 +56,14 @@ class Mesh:
 
     @property
     def replicas(self) -> Group:
-        """The ranks that hold the same dense parameters and see other samples or other tokens."""
+        """The ranks that hold the same dense parameters and process other samples or other tokens."""
         return self.by_name[self.layout.group_name(DENSE_REPLICAS)]
 
     @property
     def contributes_loss(self) -> bool:
         """Whether this rank contributes its loss to sums over all ranks.
 
-        Along an axis that cuts the stage, all ranks have the same loss.
+        Along an axis that shards the stage, all ranks have the same loss, and only the first contributes.
         """
         cuts_stage = (axis for axis in DENSE if axis not in DENSE_REPLICAS)
         return self.is_last_stage and not any(self.layout.index(axis, self.rank) for axis in cuts_stage)
@@ -110,7 +110,7 @@ class Mesh:
         return tuple(found)
 
     def set_timeout(self, seconds: float) -> None:
-        """Bound every later exchange on every group."""
+        """Limit the time of every later exchange on every group."""
         for group in self.groups:
             group.set_timeout(seconds)
 
@@ -134,9 +134,9 @@ class Mesh:
         return x
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this method."""
         with self.recorder.span(Operation.BARRIER):
-            # reading the result makes the host itself wait even where the sum runs on a device
+            # reading the result makes the host wait even if the sum runs on a device
             self.sum_over_all(torch.zeros(1, device=self.device)).item()
 
 
@@ -157,8 +157,8 @@ def create_mesh(
 
     stores: the stores at which the groups meet; None means the store of torch's default group.
     has_wrap_links, holders: see build_mesh. has_sequence_chunks: tp ranks exchange sequence chunks, which start
-    first and are awaited later. before_exchange: called with each exchange before it starts; tests delay and break some
-    with it.
+    first and are awaited later. before_exchange: called with each exchange before it starts; tests use it to delay
+    exchanges or make them fail.
     Communication: each group's own rendezvous, one after the other; no barrier over all ranks. With NCCL also the first
     message on each link.
     Raises: CommunicationError naming the group and the ranks that have not arrived.
@@ -206,8 +206,8 @@ def build_mesh(
 ) -> Mesh:
     """Return this rank's mesh. `connect` creates its groups one after the other, in the order of group_plan.py.
 
-    has_wrap_links: a stage has several chunks, so the last stage sends to the first. holders: where several ranks
-    hold the same part, the ranks that hold it together.
+    has_wrap_links: a stage has several chunks, so the last stage sends to the first. holders: the axes along which
+    several ranks hold the same part, with the number of parts.
     """
     groups: dict[str, Group] = {}
     for planned in planned_groups(layout, rank, has_wrap_links=has_wrap_links, holders=holders):

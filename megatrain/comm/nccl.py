@@ -1,8 +1,8 @@
-"""NCCL: the exchanges of a GPU. They run on streams beside compute, in the order of submission (device_stream.py).
+"""NCCL: the exchanges of a GPU. They run on their own streams, in the order of submission (device_stream.py).
 
 An exchange is launched when it is submitted. Waiting for it makes the compute stream wait, not the host. So this module
-neither orders exchanges nor limits how long a wait takes: NCCL's own monitor enforces the group's timeout. The ends of
-a link connect at their first message, which link_warmup.py sends before training.
+does not order exchanges and does not limit the time of a wait: NCCL's monitor enforces the group's timeout. The two
+ranks of a link connect at their first message, which link_warmup.py sends before training.
 Streams have priorities. Exchanges that the next kernel waits for are urgent: collectives of tensor parallelism and
 messages between stages. Gradients and parameters, which travel between replicas, are large and needed later. Their
 stream has low priority, since otherwise a message would wait for a whole bucket. The order of launches does not
@@ -31,7 +31,7 @@ _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class NcclCommunicator(ProcessGroupCommunicator):
-    """A group's exchanges. `streams`: the rank's; `name`: the group's, which chooses one of them."""
+    """A group's exchanges. `streams`: those of the rank; `name`: the name of the group, which selects a stream."""
 
     connects_at_first_message = True
     is_asynchronous = False
@@ -82,7 +82,7 @@ def create_process_group(
     communicator. torch puts the messages of a communicator that exists from the start into one queue, where a receive
     that is posted ahead would block the sends behind it.
     Communication: one key written and one request that waits for the keys of all members, because NCCL itself would
-    wait for them forever; then NCCL's own.
+    wait for them forever; then NCCL's own rendezvous.
     Raises: CommunicationError naming the group and the ranks that have not arrived.
     """
     arrivals = [f"{planned.key}/arrived/{index}" for index in range(len(planned.ranks))]

@@ -1,10 +1,10 @@
 """Bulk transfers from one rank to another in parallel with training: plain TCP, in separate threads.
 
-Process groups belong to the main thread and to training; this module needs neither. The two sides authenticate each
-other by the round's secret before either reads anything else, so a connection from another program occupies a thread
-for only a few seconds. A running HMAC in each direction covers all data after that and detects changed bytes. The data
-is not encrypted, and neither is NCCL's. Every call has a time limit, every connection has a deadline, and this module
-buffers nothing.
+This module uses no process groups, which belong to the main thread and to training. The two sides authenticate each
+other by the round's secret before they read anything else, so a connection from another program occupies a thread for
+only a few seconds. A running HMAC in each direction covers all data after that and detects changed bytes. Like the data
+of NCCL, it is not encrypted. Every call has a time limit, every connection has a deadline, and this module buffers
+nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from megatrain.contracts.errors import CommunicationError
 
 SECRET_BYTES = 32
 MAX_MESSAGE_BYTES = 4096
-"""A message is a line of JSON. Large data travels as bytes whose number both sides know."""
+"""A message is a line of JSON. Larger data is sent as raw bytes, without their number."""
 _HELLO = b"MTPEER1\n"
 _NONCE_BYTES = 32
 _TAG_BYTES = 32
@@ -52,7 +52,7 @@ class PeerAddress:
 
 
 class PeerConnection:
-    """A connection of two ranks. After `authenticate`, each knows that the other belongs to the same round.
+    """A connection of two ranks. After `authenticate`, each has proved that it belongs to the same round.
 
     Raises: CommunicationError naming the peer, from every method.
     """
@@ -66,7 +66,7 @@ class PeerConnection:
         self._received: Any = None
 
     def authenticate(self, secret: bytes, *, is_server: bool) -> None:
-        """Prove that this side knows the secret, and check that the other side does. The server sends first."""
+        """Prove that this side has the secret, and check that the other side has it. The server sends first."""
         with suppress(OSError):  # a socket that is not TCP has no such option
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         ours = secrets.token_bytes(_NONCE_BYTES)
@@ -78,7 +78,7 @@ class PeerConnection:
             nonces = (ours, theirs)
         else:
             if self._take(len(_HELLO)) != _HELLO:
-                raise CommunicationError(f"{self.location}: the listener there is not a rank of this program")
+                raise CommunicationError(f"{self.location}: the program that listens there is not a megatrain rank")
             theirs = self._take(_NONCE_BYTES)
             self._send(ours + _mac(secret, b"client", theirs, ours))
             self._compare(self._take(_TAG_BYTES), _mac(secret, b"server", theirs, ours))
@@ -90,7 +90,7 @@ class PeerConnection:
         self._deadline = time.monotonic() + self._limits.total_s
 
     def send(self, data: bytes | memoryview) -> None:
-        """Send bytes whose number the other side knows. The receiver may use them once a later tag has passed."""
+        """Send bytes, without their number. The receiver may use them once it has checked a later tag."""
         self._send(data)
         self._sent.update(data)
 
@@ -168,13 +168,13 @@ class PeerConnection:
     def _limit_call(self) -> None:
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
-            raise TimeoutError("too slow: the time for the whole connection is over")
+            raise TimeoutError("too slow: the time limit of the whole connection has passed")
         self._socket.settimeout(min(left_s, self._limits.call_s))
 
     def _compare(self, found: bytes, expected: bytes) -> None:
         if not hmac.compare_digest(found, expected):
             raise CommunicationError(
-                f"{self.location}: the peer does not know this round's secret, or its bytes were changed"
+                f"{self.location}: the peer does not have this round's secret, or its bytes were changed"
             )
 
     def _failure(self, error: OSError) -> CommunicationError:

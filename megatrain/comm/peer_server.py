@@ -1,5 +1,5 @@
 """The side that listens for bulk transfers from other ranks (peer_link.py): it authenticates each connection,
-and serves each in a thread of its own.
+and serves each in a separate thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def listen(host: str) -> socket.socket:
 class PeerServer:
     """Calls `serve` with each authenticated connection, in a separate thread; drops all other connections.
 
-    The server takes ownership of the listener. `serve` closes nothing, and handles all errors that it expects.
+    The server closes the listener, and each connection after `serve`, which must handle all errors that it can expect.
     """
 
     def __init__(

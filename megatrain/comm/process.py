@@ -1,7 +1,7 @@
 """Joining and leaving the job: the rendezvous of its ranks, and torch's world group.
 
-Each round of a job (under torchrun, each restart) uses its own key prefix in the store, so that no worker mistakes a
-key of a dead round for a peer.
+Each round of a job (under torchrun, each restart) uses its own key prefix in the store, so that no worker uses the keys
+of an earlier round.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megatrain.contracts.process import Process
 _UNCONNECTED = "unconnected"
 _FEW_REQUESTS = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}
 """gloo reads the addresses of 128 peers in one request, instead of two requests per peer. With these settings an
-address only has the place where a rank listens; by default it also has a number for each peer."""
+address holds only where a rank listens; by default it also holds a number for each peer."""
 
 
 class _Unconnected(dist.ProcessGroup):
@@ -28,7 +28,7 @@ class _Unconnected(dist.ProcessGroup):
 
 
 def open_rendezvous(process: Process, *, job: str, timeout_s: float) -> Rendezvous | None:
-    """Connect to the store of the ranks, and agree there on the round if the ranks do not know it.
+    """Connect to the store of the ranks, and agree there on the round unless all ranks already have the same.
 
     Returns None for a job of one process.
     Communication: connects to the store; see agree_on_round. Blocks up to `timeout_s`.

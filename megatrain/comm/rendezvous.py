@@ -1,7 +1,7 @@
 """How the ranks of one round find each other: one of torch's key-value stores, and keys that no other round uses.
 
 Under torchrun, each agent counts restarts by itself. An agent that replaces a dead one counts from 0, while the other
-agents continue their counts. Ranks that used these counts as keys would never find each other, so rank 0 chooses the
+agents continue their counts. Ranks with different counts as keys would never find each other, so rank 0 chooses the
 round and sends its number to every rank. The store may be as old as the job, so each process chooses a random name,
 which separates its keys from those of earlier processes.
 """
@@ -51,7 +51,7 @@ def value_of_rank_0(rendezvous: Rendezvous, name: str, value: str) -> str:
 
 
 def agree_on_round(process: Process, store: dist.Store, *, job: str, timeout_s: float) -> Rendezvous:
-    """Return the rendezvous. Rank 0 chooses its round: the number of earlier ones at this store, or the number of
+    """Return the rendezvous. Rank 0 chooses its round: the number of earlier rounds at this store, or the number of
     restarts that rank 0 has counted, whichever is greater.
 
     Communication: every rank except 0 writes two keys of the store and reads one; rank 0 reads and writes the keys of
@@ -78,7 +78,7 @@ def agree_on_round(process: Process, store: dist.Store, *, job: str, timeout_s: 
 
 
 def _announce(store: dist.Store, root: str, announced: str, process: Process, timeout_s: float) -> None:
-    """Announce the round until each rank has confirmed it. A rank's key may at first have the name of a dead worker.
+    """Announce the round until each rank has confirmed it. A rank's key may at first name an earlier worker.
 
     announced: the round's number and rank 0's random name.
     Raises: CommunicationError naming the ranks that have not confirmed the round in time.

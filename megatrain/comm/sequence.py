@@ -1,6 +1,6 @@
-"""Functions over the tensor-parallel group whose backward is a collective, too.
+"""Differentiable collectives over the tensor-parallel group: their backward is a collective, too.
 
-The backward of each of the first two is the collective of the other; a sum is its own counterpart.
+The first two are each other's backward; the backward of a sum is a sum.
 
     gather_from_sequence      all-gather along the sequence      <->  reduce-scatter
     reduce_scatter_to_sequence  sum over ranks, keep own rows    <->  all-gather
@@ -39,7 +39,7 @@ def gather_from_sequence(x_local: Tensor, group: Group) -> Tensor:
 
 
 def reduce_scatter_to_sequence(x: Tensor, group: Group) -> Tensor:
-    """Sum over ranks and keep own rows: [S, B, H] -> [S / tp, B, H].
+    """Sum over ranks and keep this rank's rows: [S, B, H] -> [S / tp, B, H].
 
     Communication: blocking reduce-scatter; all-gather in backward.
     """

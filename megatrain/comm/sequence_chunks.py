@@ -1,7 +1,7 @@
-"""Collectives of sequence parallelism in chunks, so that matrix products overlap with them.
+"""Collectives of sequence parallelism in chunks, so that matrix multiplications overlap with them.
 
 Each rank's rows are cut into K chunks. The gathered sequence is in chunk order: chunk 0 of all ranks, in group order,
-then chunk 1 of all ranks, and so on. Gathered chunk k (chunk k of all ranks) arrives whole with the k-th all-gather and
+then chunk 1 of all ranks, and so on. Gathered chunk k (chunk k of all ranks) is complete after the k-th all-gather and
 needs no copy. Operations that work row by row accept any order. Operations that depend on the order first restore the
 order of the sequence (the two functions at the end).
 
@@ -24,7 +24,7 @@ from megatrain.contracts.black_box.operations import Operation
 @dataclass(frozen=True, slots=True)
 class SequenceChunks:
     """How a tensor-parallel group exchanges rows: each rank's rows in `num_chunks` chunks, overlapped with matrix
-    products or exposed."""
+    multiplications or not."""
 
     group: Group
     num_chunks: int
@@ -39,7 +39,7 @@ class SequenceChunks:
         """Raise ValueError if a rank's rows cannot be cut into equal chunks."""
         if num_local_rows % self.num_chunks:
             raise ValueError(
-                f"a rank's {num_local_rows} rows of the sequence cannot be cut in parallel.num_sequence_chunks="
+                f"a rank's {num_local_rows} rows of the sequence cannot be cut into parallel.num_sequence_chunks="
                 f"{self.num_chunks} equal chunks; use a divisor of seq_len / tp_size"
             )
 
@@ -76,7 +76,7 @@ class RowGathering:
 
 
 class RowScattering:
-    """Sums the ranks' gathered chunks and keeps own rows: chunks [S / K, ...] in chunk order -> [S / tp, ...].
+    """Sums the ranks' gathered chunks and keeps this rank's rows: chunks [S / K, ...] in chunk order -> [S / tp, ...].
 
     Communication: a reduce-scatter per chunk, in total (tp - 1) / tp of all chunks' bytes sent per rank.
     """
@@ -100,7 +100,7 @@ class RowScattering:
         self._pending.append(pending)
 
     def wait(self) -> Tensor:
-        """Return own rows of the sum. The caller must have started all chunks."""
+        """Return this rank's rows of the sum. The caller must have started all chunks."""
         assert self._out_local is not None
         for pending in self._pending:
             pending.wait()

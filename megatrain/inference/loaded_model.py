@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 class LoadedModel:
     """A whole model in one process, without dropout. `step`: the steps it was trained; 0 for a Hugging Face directory.
 
-    config: the section [model]. read_tokenizer: what `tokenizer` calls.
+    config: the section [model]. read_tokenizer: returns the tokenizer.
     """
 
     model: Transformer
@@ -63,7 +63,7 @@ class LoadedModel:
 
         Shapes: tokens [S] or [B, S], with S at most model.seq_len; result [S, V] or [B, S, V], fp32 (fp64 for fp64), on
         the model's device.
-        Raises: DataError when the tokens have another form, or are not of the vocabulary.
+        Raises: DataError when the tokens have another form, or are not in the vocabulary.
         """
         found = self._checked(tokens)
         return self._logits(found) if found.dim() == 2 else self._logits(found[None])[0]
@@ -114,10 +114,10 @@ class LoadedModel:
         try:
             found = torch.as_tensor(tokens)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(f"tokens that are no tensor ({error}); {rule}") from error
+            raise DataError(f"tokens cannot be made a tensor ({error}); {rule}") from error
         is_whole = not (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool)
         if found.dim() not in (1, 2) or found.numel() == 0 or not is_whole:
-            raise DataError(f"tokens of shape {list(found.shape)} and type {found.dtype}; {rule}")
+            raise DataError(f"tokens have shape {list(found.shape)} and type {found.dtype}; {rule}")
         seq_len, vocab_size = self.config.seq_len, self.config.vocab_size
         if found.shape[-1] > seq_len:
             raise DataError(
@@ -143,17 +143,19 @@ def load(
 ) -> LoadedModel:
     """Load a model from a run, a checkpoint (a path or a URL), or a Hugging Face directory.
 
-    A run means its newest checkpoint without known damage, or that of `step`. device: "auto" (a GPU if there is one),
-    "cpu", "cuda" or "cuda:1". dtype: of the weights, "fp32", "bf16" or "fp64". ema: take the moving average of the
-    weights (optimizer.ema_decay).
-    Raises: ConfigError for a device or a dtype that is not there; CheckpointError naming the path or the file.
+    For a run, its newest checkpoint without known damage is loaded, or that of `step`. device: "auto" (a GPU if there
+    is one), "cpu", "cuda" or "cuda:1". dtype: of the weights, "fp32", "bf16" or "fp64". ema: take the moving average of
+    the weights (optimizer.ema_decay).
+    Raises: ConfigError for a device or a dtype that is not available; CheckpointError naming the path or the file.
     """
     text = os.fspath(path)
     chosen_device, chosen_dtype = choose_device(device), _chosen_dtype(dtype)
     if "://" not in text and (Path(text) / HF_CONFIG_NAME).is_file():
         if step is not None or ema:
             given = "ema=True" if ema else f"step={step}"
-            raise CheckpointError(f"{text} with {given}: a Hugging Face directory has no such thing; leave it out")
+            raise CheckpointError(
+                f"{text} with {given}: a Hugging Face directory has neither steps nor averages; leave it out"
+            )
         return load_huggingface(Path(text), chosen_device, chosen_dtype)
     try:
         checkpoint, notes = choose_checkpoint(text, step)
@@ -177,8 +179,8 @@ def load_checkpoint(
 ) -> LoadedModel:
     """Load a checkpoint of any layout as one model.
 
-    kind: of the state that is read as weights, MASTER or EMA. needs_tokenizer: read the tokenizer before the weights,
-    which take longer.
+    kind: the kind of state that is read as weights, MASTER or EMA. needs_tokenizer: read the tokenizer before the
+    weights, which take longer.
     Raises: CheckpointError or DataError, which name the file.
     """
     manifest = read_manifest(checkpoint)
@@ -193,7 +195,7 @@ def load_checkpoint(
             stored = reader.read_parameter(name, kind)
             if stored.shape != parameter.shape:
                 raise CheckpointError(
-                    f"{checkpoint}: {name} has shape {tuple(stored.shape)}, its configuration asks for "
+                    f"{checkpoint}: {name} has shape {tuple(stored.shape)}, but its configuration requires "
                     f"{tuple(parameter.shape)}; the manifest belongs to another checkpoint"
                 )
             parameter.copy_(stored)
@@ -213,7 +215,7 @@ def load_huggingface(directory: Path, device: torch.device, dtype: torch.dtype =
 def choose_device(name: str) -> torch.device:
     """Return the device of a name; "auto": a GPU if there is one.
 
-    Raises: ConfigError when it is not a device, or torch sees no CUDA device.
+    Raises: ConfigError when the name is not a device, or torch sees no CUDA device.
     """
     has_cuda = torch.cuda.is_available()
     if name == "auto":
@@ -223,7 +225,7 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise ConfigError([f'device={name!r} is no device that models run on; use "auto", "cpu" or "cuda"'])
+        raise ConfigError([f'device={name!r} is not a device that models run on; use "auto", "cpu" or "cuda"'])
     if device.type == "cuda" and not has_cuda:
         raise ConfigError([f"device {name}: torch sees no CUDA device here; use cpu"])
     return device

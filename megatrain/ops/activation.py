@@ -1,6 +1,7 @@
-"""The non-linearities of the MLP, with the bias of the product before them.
+"""The activation functions of the MLP, fused with the bias of the matrix multiplication before them.
 
-The bias is added in fp32 (fp64 for fp64), and the result is rounded once to x's dtype. Backward needs only the product.
+The bias is added in fp32 (fp64 for fp64), and the result is rounded once to x's dtype. Backward needs only x and the
+bias.
 Shapes: S sequence, B micro-batch, F ffn (any dims may come before the last ones).
 """
 
@@ -31,7 +32,7 @@ def bias_swiglu(x_SB2F: Tensor, bias_2F: Tensor | None) -> Tensor:
 
 
 def bias_gelu_exact(x_SB1F: Tensor, bias_1F: Tensor | None) -> Tensor:
-    """Return gelu(x + bias) with the error function. Saves x for backward. It has no kernel of its own.
+    """Return gelu(x + bias) with the error function. Saves x for backward. There is no compiled kernel.
 
     Shapes: x [S, B, 1, F]; bias [1, F]; result [S, B, F].
     """
@@ -41,7 +42,7 @@ def bias_gelu_exact(x_SB1F: Tensor, bias_1F: Tensor | None) -> Tensor:
 def bias_geglu(x_SB2F: Tensor, bias_2F: Tensor | None) -> Tensor:
     """Return gelu(gate) * up in the tanh approximation, where x + bias holds gate and up. Saves x for backward.
 
-    It has no kernel of its own. Shapes: x [S, B, 2, F]; bias [2, F]; result [S, B, F].
+    There is no compiled kernel. Shapes: x [S, B, 2, F]; bias [2, F]; result [S, B, F].
     """
     return recomputed(_geglu, x_SB2F, bias_2F)
 

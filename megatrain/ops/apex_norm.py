@@ -1,7 +1,8 @@
 """LayerNorm and RMSNorm by NVIDIA apex, with the interface of megatrain.ops.normalization.
 
-apex normalizes one tensor. So torch adds the residual before it, and autograd adds the gradients of both results. That
-is one pass more in each direction than our kernels need. The sum, and so what backward keeps, is bitwise the same.
+apex normalizes one tensor. So torch adds the residual before the norm, and autograd adds the gradients of both results:
+one more pass over memory in each direction than with megatrain's kernels. The sum, which is saved for backward, is
+bitwise the same.
 Shapes: S sequence, B micro-batch, H hidden (any dims may come before H).
 """
 
@@ -40,7 +41,7 @@ class ApexNorms:
 class PlannedApex:
     """Replaces apex on meta, where nothing is computed.
 
-    Its norms save for backward what our norms save when the sum is computed before.
+    Saves the same tensors for backward as megatrain's norms do if torch adds the residual before them.
     """
 
     @staticmethod

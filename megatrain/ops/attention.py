@@ -41,8 +41,9 @@ class AttentionPattern:
     All layers of one kind use the same pattern, so its mask and its kernel are determined only once.
     window_size w > 0: a token sees itself and the w - 1 tokens before. documents: a token sees its own document only.
     backend: "auto", or the name of the only backend that may be used. is_strict: whether a slow path is an error.
-    device_kind: the kind of device that kernels are chosen for; None: the device of the heads. Heads on meta need it.
-    scale: what scores are multiplied by; None: 1 / sqrt(D). softcap c > 0: a score s becomes c * tanh(s / c).
+    device_kind: the kind of device that kernels are chosen for; None: that of the heads. It
+    must be set if the heads are on meta.
+    scale: the factor of the scores; None: 1 / sqrt(D). softcap c > 0: a score s becomes c * tanh(s / c).
     """
 
     seq_len: int
@@ -67,7 +68,7 @@ class AttentionPattern:
         return not self.has_window and self.documents is None
 
     def choice(self, q_SBND: Tensor, k_SBGD: Tensor) -> AttentionChoice:
-        """Return the kernel for these heads, whose dtype and shape are the same in all layers.
+        """Return the kernel for these heads, chosen at the first call: all layers have heads of one dtype and shape.
 
         Raises: ConfigError under the conditions of choose_attention.
         """
@@ -101,7 +102,7 @@ class AttentionPattern:
     def mask(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return the number to add to the score of each (query, key): 0 or -inf.
 
-        dtype: the queries' dtype, because torch's kernels would convert any other mask to it, again in every layer.
+        dtype: that of the queries, because torch's kernels would convert a mask of another dtype in every layer.
         Shapes: result [1 or B, 1, S, S].
         """
         if self._mask is None:
@@ -162,7 +163,7 @@ def _as_planned(
 ) -> Tensor:
     """Run attention on meta with the operator that torch uses on the device of `backend`, which saves the same tensors.
 
-    Left to choose by itself on meta, torch would write out all scores.
+    On meta, scaled_dot_product_attention() would choose an operator that writes out all scores.
     """
     aten, is_causal = torch.ops.aten, mask is None
     if backend is Backend.CPU:
@@ -183,8 +184,8 @@ def _as_planned(
 def _flash_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: AttentionPattern) -> Tensor:
     """Run flash attention through torch's internal operators.
 
-    No public interface supports windows and documents in all versions of torch. Its inputs may have any strides except
-    in D, so nothing is copied: with documents, each sample is a call of its own.
+    Some versions of torch have no public interface for windows and documents. The inputs may have any strides except in
+    D. So with documents, each sample is a separate call, and nothing is copied.
     """
     options: dict[str, Any] = {"scale": pattern.scale}
     if pattern.has_window:

@@ -1,4 +1,4 @@
-"""Chooses one of torch's attention kernels from a table, which is read from the top; every refusal has a reason."""
+"""Chooses the first attention kernel of a table that supports a case. Each kernel that does not gives a reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
-    """The kind of device that kernels are chosen for: the device of the tensors, or the one that is planned for.
+    """The kind of device that kernels are chosen for: the device of the tensors, or the device of a plan.
 
     `capability` is (0, 0) if the device is not a GPU.
     """
@@ -36,7 +36,7 @@ def kind_of(device: torch.device) -> DeviceKind:
 
 
 class Backend(StrEnum):
-    """Kernels for the softmax over allowed keys."""
+    """Implementations of attention."""
 
     CUDNN = "cudnn"
     FLASH = "flash"
@@ -50,7 +50,7 @@ class Backend(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """Everything that the choice depends on. capability: (0, 0) if the device is not a GPU."""
+    """All properties that the choice depends on. capability: (0, 0) if the device is not a GPU."""
 
     device_type: str
     capability: tuple[int, int]
@@ -59,7 +59,7 @@ class AttentionCase:
     has_window: bool
     has_documents: bool
     refused_by_torch: frozenset[Backend] = frozenset()
-    """Backends that this version of torch, or of a library that it uses, does not support for other reasons."""
+    """Backends that the installed torch rejects for reasons that the table does not check."""
     has_softcap: bool = False
 
 
@@ -89,7 +89,7 @@ def attention_case(config: Config, device_type: str, capability: tuple[int, int]
 def choose_attention(case: AttentionCase, wanted: str = "auto", *, is_strict: bool = False) -> AttentionChoice:
     """Return the best backend for `case`; on a GPU, return the `wanted` one unless that is "auto".
 
-    Raises: ConfigError when `wanted` does not support the case, or when is_strict is set and only the slow one does.
+    Raises: ConfigError when `wanted` does not support the case, or when is_strict is set and only a slow backend does.
     """
     if case.device_type != "cuda":
         wanted = "auto"
@@ -103,10 +103,11 @@ def choose_attention(case: AttentionCase, wanted: str = "auto", *, is_strict: bo
             reason = "; ".join(refusals)
             if is_fallback and is_strict:
                 which = "all S * S scores" if backend is Backend.DENSE else "the scores of a block of queries"
-                problem = f"kernels.strict=true, and attention would write out {which}: {reason or 'as asked for'}"
+                why = reason or f'kernels.attention="{wanted}"'
+                problem = f"kernels.strict=true, and attention would write out {which}: {why}"
                 raise ConfigError([f"{problem}; use strict=false, or a model or GPU that has a kernel"])
             return AttentionChoice(backend, reason, is_fallback)
-        if backend not in (Backend.CPU, Backend.BLOCKS):  # not expected on a GPU, and without a cap
+        if backend not in (Backend.CPU, Backend.BLOCKS):  # these two are not expected on a GPU or without a soft cap
             refusals.append(f"not {backend}: {refusal}")
     raise ConfigError(
         [f'kernels.attention="{wanted}" does not support this model: {"; ".join(refusals)}; use attention="auto"']
@@ -116,22 +117,22 @@ def choose_attention(case: AttentionCase, wanted: str = "auto", *, is_strict: bo
 def _cudnn(case: AttentionCase) -> str:
     return (
         _needs_gpu(case, (9, 0))
-        or _caps_nothing(case)
+        or _needs_no_softcap(case)
         or _needs_half(case)
         or _needs_head_dim(case, 128)
         or ("it has no kernel for a sliding window" if case.has_window else "")
-        or ("torch cannot pass it documents" if case.has_documents else "")
+        or ("torch cannot pass document boundaries to it" if case.has_documents else "")
     )
 
 
 def _flash(case: AttentionCase) -> str:
-    return _needs_gpu(case, (8, 0)) or _caps_nothing(case) or _needs_half(case) or _needs_head_dim(case, 256)
+    return _needs_gpu(case, (8, 0)) or _needs_no_softcap(case) or _needs_half(case) or _needs_head_dim(case, 256)
 
 
 def _efficient(case: AttentionCase) -> str:
     return (
         _needs_gpu(case, (7, 0))
-        or _caps_nothing(case)
+        or _needs_no_softcap(case)
         or (f"it has no kernel for {case.dtype}" if case.dtype == torch.float64 else "")
         or ("it needs a full mask for a window" if case.has_window else "")
         or ("it needs a full mask for documents" if case.has_documents else "")
@@ -139,7 +140,7 @@ def _efficient(case: AttentionCase) -> str:
 
 
 def _cpu(case: AttentionCase) -> str:
-    return _caps_nothing(case) or ("" if case.device_type == "cpu" else f"the device is {case.device_type}")
+    return _needs_no_softcap(case) or ("" if case.device_type == "cpu" else f"the device is {case.device_type}")
 
 
 def _blocks(case: AttentionCase) -> str:
@@ -147,11 +148,11 @@ def _blocks(case: AttentionCase) -> str:
 
 
 def _dense(case: AttentionCase) -> str:
-    return _caps_nothing(case)
+    return _needs_no_softcap(case)
 
 
-def _caps_nothing(case: AttentionCase) -> str:
-    return "it has no soft cap" if case.has_softcap else ""
+def _needs_no_softcap(case: AttentionCase) -> str:
+    return "it does not support a soft cap" if case.has_softcap else ""
 
 
 def _needs_gpu(case: AttentionCase, capability: tuple[int, int]) -> str:

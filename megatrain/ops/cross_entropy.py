@@ -3,8 +3,8 @@
 Pass 1 reads the LOCAL columns once and returns two or three numbers per token. With tensor parallelism,
 megatrain.parallel combines them over ranks. Pass 2 overwrites the logits with their gradient.
 Logits are never gathered, and no second tensor of their size stays alive. Sums are in fp32 (fp64 for fp64).
-With label smoothing e, the label of a token is 1 - e of its target and e / vocab_size of every token. z-loss adds
-z * lse^2, which keeps lse, the log-sum-exp of the logits, near 0 (PaLM, arXiv:2204.02311, sec. 5).
+With label smoothing e, the label of a token is 1 - e on its target plus e / vocab_size on every vocabulary entry.
+z-loss adds z * lse^2, which keeps lse, the log-sum-exp of the logits, near 0 (PaLM, arXiv:2204.02311, sec. 5).
 Shapes: T tokens (S * B), V local vocabulary columns, K statistics.
 """
 
@@ -31,10 +31,10 @@ from megatrain.ops.precision import accumulate_dtype
 IGNORED_LABEL = -100
 
 Observe = Callable[[Tensor], None]
-"""Gets the loss of each token, 0 where the label is ignored, and does not change it. Shapes: [T]."""
+"""A callback that reads the loss of each token, which is 0 if its label is ignored. Shapes: [T]."""
 
 Combine = Callable[[Tensor], Tensor]
-"""Returns the whole vocabulary's statistics, given the local columns'. May work in place. Shapes: [K, T]."""
+"""Combines the statistics of the local columns into those of all columns, maybe in place. Shapes: [K, T]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def summed_cross_entropy(
 ) -> Tensor:
     """Return the summed loss of the tokens whose label is not ignored, fp32 (fp64 for fp64 logits).
 
-    Backward overwrites the logits: they must have no other use. combine: needed where the logits are only some of the
+    Backward overwrites the logits: they must have no other use. combine: needed if the logits are only some of the
     columns. Columns from `vocab_size` on (padding) are ignored. observe: called once, before the losses are summed.
     Shapes: logits [T, V]; labels [T]; result scalar.
     """
@@ -110,7 +110,7 @@ def local_statistics(
 ) -> Tensor:
     """Pass 1: return the local columns' log-sum-exp, target logit and, if `has_sum`, sum of the logits.
 
-    A token whose label is not among the local columns has target logit 0, so that the sum over ranks is the target's.
+    The target logit is 0 if the label is not a local column, so that the sum over ranks is the logit of the target.
     Shapes: logits [T, V]; labels [T]; result [2 or 3, T], fp32 (fp64 for fp64 logits).
     """
     return _statistics_op(logits_TV, labels_T, first_column, vocab_size, has_sum)
@@ -120,7 +120,7 @@ def token_losses(statistics_KT: Tensor, labels_T: Tensor, vocab_size: int, terms
     """Return the loss of each token, 0 where the label is ignored, given the GLOBAL statistics. Shapes: result [T]."""
     lse_T, target_T = statistics_KT[0], statistics_KT[1]
     if terms.label_smoothing > 0.0:
-        # lerp is exact at both ends; the mean of the real vocabulary gets the smoothed part of the label
+        # the smoothed part of the label belongs to the mean logit over the vocabulary without padding
         target_T = torch.lerp(target_T, statistics_KT[2] / vocab_size, terms.label_smoothing)
     loss_T = lse_T - target_T
     if terms.z_loss > 0.0:
@@ -142,7 +142,7 @@ def logits_gradient_(
     Rows of ignored labels and columns of padding become 0. Shapes: logits [T, V]; the others [T].
     """
     _gradient_op(logits_TV, labels_T, lse_T, grad_T, first_column, vocab_size, terms.z_loss, terms.label_smoothing)
-    # autograd does not see this in-place change, so a second backward must be refused
+    # autograd does not see this in-place change; with a new version it refuses a second backward
     torch.autograd.graph.increment_version(logits_TV)
     return logits_TV
 
@@ -207,7 +207,7 @@ def _reference_gradient_(
     is_ignored = (labels == IGNORED_LABEL)[:, None]
     for part in _parts(logits):
         block = real[part]
-        # in place where the dtype allows, else one fp32 block at a time: differences in bf16 would put exp 3 % off
+        # in place where the dtype allows, else one fp32 block at a time: exp of a difference in bf16 would be 3 % wrong
         wide = block if block.dtype == accumulate else block.to(accumulate)
         wide.sub_(lse[part, None]).exp_()
         if z_loss > 0.0:
@@ -226,14 +226,14 @@ def _real_columns(logits: Tensor, first_column: int, vocab_size: int) -> Tensor:
 
 
 def _local_targets(real: Tensor, labels: Tensor, first_column: int) -> tuple[Tensor, Tensor]:
-    """Return each row's target column, and whether it is local. The column of a target elsewhere is arbitrary."""
+    """Return each row's target column, and whether it is local. The column of any other target is arbitrary."""
     column = labels - first_column
     is_local = (column >= 0) & (column < real.shape[1])
     return column.clamp_(0, real.shape[1] - 1), is_local
 
 
 def _parts(logits: Tensor) -> list[slice]:
-    """Return slices of the rows to process at once, so that temporaries stay at some MB."""
+    """Return slices of the rows to process at once, so that temporaries take only a few MB."""
     rows = max(1, LOSS_BLOCK_ELEMENTS // max(1, logits.shape[1]))
     return [slice(first, first + rows) for first in range(0, logits.shape[0], rows)]
 

@@ -34,7 +34,7 @@ class PackedDocuments:
 
 
 def pack_documents(document_SB: Tensor) -> PackedDocuments:
-    """Return the documents of `document_SB`, which holds any ids and is on the CPU.
+    """Return the documents of `document_SB`: a document id (any integer) for each token, on the CPU.
 
     On a GPU, finding the borders would make the host wait for the device.
     Shapes: document_SB [S, B].

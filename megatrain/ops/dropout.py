@@ -1,6 +1,6 @@
-"""Dropout whose mask is a pure function of the position, so that every layout and every recomputation draws the same.
+"""Dropout with a mask that depends only on a key and the token's number: the same in every layout and recomputation.
 
-It includes the bias before dropout and the addition to the residual stream after it. Arithmetic is in fp32 (fp64 for
+The addition of a bias before dropout and of the residual stream after it can be fused. Arithmetic is in fp32 (fp64 for
 fp64), and the result is rounded once.
 Shapes: S sequence, B micro-batch, H hidden (any dims may come before H).
 """
@@ -29,7 +29,7 @@ from megatrain.ops.precision import accumulate_dtype
 def dropout(x_SBH: Tensor, probability: float, key: tuple[int, int], token_SB: Tensor) -> Tensor:
     """Zero each element with `probability` and scale the rest by 1 / (1 - probability).
 
-    Saves no mask for backward, which draws it again.
+    Saves only token_SB for backward, which draws the mask again.
     Shapes: x [S, B, H]; token_SB [S, B] int64, the global number of each token.
     """
     return _Dropout.apply(x_SBH, probability, key, token_SB)

@@ -1,8 +1,8 @@
 """Looks up rows of a table by token, and sums the gradients of the rows.
 
-A token of -1 has no row: it gives zeros and gets no gradient. A rank that holds only some rows passes -1 for the tokens
-of other ranks. Gradients of equal tokens are summed in fp32 (fp64 for fp64) in the order of the tokens, and ADDED to
-the caller's table, rounded once.
+A token of -1 has no row: it gives zeros and gets no gradient. A rank that holds only some rows passes -1 for tokens of
+rows that other ranks hold. Gradients of equal tokens are summed in fp32 (fp64 for fp64) in the order of the tokens,
+rounded once, and ADDED to the caller's table.
 Shapes: S sequence, B micro-batch, T tokens (S * B), V rows, H hidden.
 """
 
@@ -30,13 +30,13 @@ from megatrain.ops.precision import accumulate_dtype
 def embedding(tokens_SB: Tensor, weight_VH: Tensor) -> Tensor:
     """Return weight[token] for each token, and zeros for -1. Saves the tokens for backward.
 
-    Backward adds the gradient of a weight with a main_grad to the main_grad; autograd then gets None.
+    If the weight has a main_grad, backward adds the gradient to it and returns None to autograd.
     """
     return _Embedding.apply(tokens_SB, weight_VH)
 
 
 def embedding_gradient_(grad_weight_VH: Tensor, tokens_SB: Tensor, grad_SBH: Tensor) -> None:
-    """Add each row of `grad` to the row of `grad_weight` that its token names; -1 names none.
+    """Add each row of `grad` to the row of `grad_weight` with its token's number. Rows with token -1 are skipped.
 
     grad_weight has grad's dtype, or fp32 (fp64 for fp64). Shapes: tokens any dims, grad the same dims and H.
     """
@@ -109,7 +109,7 @@ def _reference_embedding(tokens: Tensor, weight: Tensor) -> Tensor:
 
 
 def _reference_gradient_(grad_weight: Tensor, tokens: Tensor, grad: Tensor) -> None:
-    # torch sums in grad's dtype on CPUs: in bf16 that is 10 % off for a token that occurs 3,000 times
+    # torch sums in grad's dtype on CPUs: in bf16 the sum for a token that occurs 3,000 times is 10 % wrong
     wide = grad.to(accumulate_dtype(grad.dtype))
     grad_weight.add_(torch.ops.aten.embedding_dense_backward(wide, tokens, grad_weight.shape[0], -1, False))
 

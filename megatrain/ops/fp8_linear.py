@@ -1,10 +1,10 @@
-"""The product with a weight in 8-bit floating point: forward, dgrad and wgrad.
+"""Linear layers in 8-bit floating point: forward, dgrad and wgrad.
 
-Inputs and weights are E4M3. With a scale for the tensor, gradients are E5M2 (wider range); with a scale for each row,
-E4M3 (torch's products by row support no other). A scale is computed from the tensor itself (current scaling), or from
-its largest magnitudes in the last steps (delayed scaling), which saves a pass over it. Sums are in fp32, results in x's
-dtype.
-Sources: FP8 formats for deep learning (arXiv:2209.05433); torch's scaled products.
+Inputs and weights are E4M3. With one scale per tensor, gradients are E5M2 (wider range); with one scale per row, E4M3
+(torch's row-wise scaled GEMM supports no other format). A scale is computed from the tensor itself (current scaling),
+or from its largest magnitudes in the last steps (delayed scaling), which saves a pass over it. Sums are in fp32,
+results in x's dtype.
+Sources: FP8 formats for deep learning (arXiv:2209.05433); torch._scaled_mm.
 Shapes: T tokens (any dims), I inputs, O outputs (any dims: they are flattened); T, I and O multiples of 16.
 """
 
@@ -30,23 +30,23 @@ from megatrain.ops.quantization import (
 
 
 class Scaler(Protocol):
-    """Provides the scale of one operand of one product, for the whole tensor."""
+    """Provides the scale of one operand of a linear layer: one scale for the whole tensor."""
 
     def scale(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return [scale, 1 / scale]. Shapes: result [2] fp32."""
 
     def observe(self, largest: Tensor) -> None:
-        """Record magnitudes of the tensor that was just quantized. Their largest is the tensor's largest."""
+        """Record magnitudes of the tensor that was just quantized, including its largest."""
 
 
 class CurrentScaler:
-    """The scale of the tensor itself."""
+    """Computes the scale from the tensor itself."""
 
     def scale(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return fp8_scale(x, dtype)
 
     def observe(self, largest: Tensor) -> None:
-        """Do nothing: the next scale does not depend on it."""
+        """Do nothing: the next scale does not depend on `largest`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class TensorwiseFp8Linear:
 
 
 def rowwise_fp8_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return x weight' + bias. Both operands of each product have a scale for each row, from the tensor itself.
+    """Return x weight' + bias. Each GEMM uses one scale per row of both operands, computed from the tensors themselves.
 
     Saves x in 8 bits and the weight itself for backward. Shapes and main_grads are the same as for linear().
     """
@@ -134,7 +134,7 @@ class _Rowwise(torch.autograd.Function):
             grad_x = grad_x.view(ctx.x_shape)
         if ctx.needs_input_grad[1]:
             grad_t, grad_t_inverse = fp8_quantize_columns(grad, E4M3)
-            # torch's products by row cannot return a wider dtype
+            # torch's row-wise scaled GEMM cannot return a wider dtype
             grad_weight = _add_scaled_product(ctx, grad_t, x_t.t(), grad_t_inverse, x_t_inverse.t(), ctx.dtype)
         return grad_x, grad_weight, _bias_gradient(ctx, grad_TO), None
 
@@ -145,7 +145,7 @@ def _quantize(
     """Return x in `dtype`, its transpose if `has_transposed`, and [scale, 1 / scale]."""
     scale = scaler.scale(x, dtype)
     q, q_t, largest = fp8_quantize(x, scale, dtype, True, has_transposed)
-    if is_observed:  # not in evaluation, whose data must not influence the scales of training
+    if is_observed:  # not in evaluation: its data must not influence the scales of training
         scaler.observe(largest)
     return q, q_t, scale
 
@@ -162,7 +162,7 @@ def _keep(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     for name, size in (("x", x.shape[:-1].numel()), ("x", x.shape[-1]), ("weight", weight.shape[:-1].numel())):
         if size % DIM_MULTIPLE:
             raise RuntimeError(
-                f"{name} of shape {list((x if name == 'x' else weight).shape)} cannot be a factor of an FP8 product: "
+                f"{name} of shape {list((x if name == 'x' else weight).shape)} cannot be multiplied in FP8: "
                 f"tokens, inputs and outputs must be multiples of {DIM_MULTIPLE}, got {size}"
             )
     ctx.main_grad = main_grad_of(weight)
@@ -178,7 +178,7 @@ def _sum_dtype(ctx: Any) -> torch.dtype:
 def _add_scaled_product(
     ctx: Any, a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, out_dtype: torch.dtype
 ) -> Tensor | None:
-    """Return a b in the weight's shape and `out_dtype`, or have the weight's main_grad add it and return None."""
+    """Return a @ b in the weight's shape and `out_dtype`, or pass it to the weight's main_grad and return None."""
     main_grad: MainGrad | None = ctx.main_grad
     if main_grad is None:
         return torch._scaled_mm(a, b, a_inverse, b_inverse, out_dtype=out_dtype).view(ctx.weight_shape)

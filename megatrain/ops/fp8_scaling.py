@@ -1,7 +1,8 @@
 """Delayed scaling: scales from the largest magnitudes that tensors had in the last steps.
 
-Each product has three operands, with one slot each. During a step, slots collect magnitudes. Between steps the trainer
-replaces them (collected_P) by the maximum over the stage's ranks and calls `advance`, so that they quantize alike.
+Each linear layer has three operands (input, weight and gradient of the result) with one slot each. During a step, slots
+collect magnitudes. Between steps the trainer replaces collected_P by its maximum over the stage's ranks and calls
+advance(), so that all ranks of the stage use the same scales.
 Source: the delayed scaling of FP8 training (arXiv:2209.05433, sec. 3.2; NVIDIA Transformer Engine's recipe).
 Shapes: P slots, N steps of history.
 """
@@ -15,7 +16,7 @@ from megatrain.ops.quantization import fp8_scale, scale_for
 
 
 class DelayedScaling:
-    """The history of P slots. Until all slots have seen a step, scales are taken from the tensors themselves."""
+    """The history of P slots. While a slot has no magnitude, all scales are computed from the tensors themselves."""
 
     def __init__(self, formats: list[torch.dtype], history_len: int, device: torch.device) -> None:
         """`formats`: the format of each slot."""
@@ -28,16 +29,17 @@ class DelayedScaling:
 
     @property
     def is_primed(self) -> bool:
-        """Whether all slots have seen a step. If so, scales come from the history, not from the tensors."""
+        """Whether every slot has a magnitude. If so, scales come from the history, not from the tensors."""
         return self._is_primed
 
     def slot(self, number: int) -> Slot:
         return Slot(self, number)
 
     def advance(self) -> None:
-        """Add the step's magnitudes to the history, and take the scales of the next step from it.
+        """Add the step's magnitudes to the history, and compute the scales of the next step from the history.
 
-        A magnitude that is not finite belongs to a skipped step. A slot without a magnitude repeats its largest one.
+        Magnitudes that are not finite are ignored: they are of a skipped step. A slot without a new magnitude repeats
+        the largest of its history.
         """
         seen_P = self.collected_P.where(self.collected_P.isfinite(), 0.0)
         newest_P = seen_P.where(seen_P > 0.0, self.history_PN.amax(1))
@@ -49,7 +51,7 @@ class DelayedScaling:
             self._is_primed = bool((largest_P > 0.0).all())
 
     def refresh(self) -> None:
-        """Take the scales from the history. Call this after the history was loaded."""
+        """Compute the scales from the history, after it was loaded from a checkpoint."""
         self._is_primed = bool((self._take_scales() > 0.0).all())
 
     def _take_scales(self) -> Tensor:

@@ -2,8 +2,8 @@
 
 Schema, check, reference and fake are Python and need no compiler and no GPU. The reference is plain torch and runs on
 every device without a kernel. If `megatrain._C` (csrc/operators) was built, it adds the kernels for CUDA.
-Gradients are not declared here: a public function of ops is a torch.autograd.Function over two operators.
-References process BLOCK_ELEMENTS at once where their temporaries would be large otherwise.
+Gradients are not declared here: public functions are torch.autograd.Functions that call one operator in forward and
+another in backward. References with large temporaries work in blocks of *_BLOCK_ELEMENTS.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _LIBRARY = torch.library.Library("megatrain", "FRAGMENT")
 _DECLARED: list[str] = []
 
 LOSS_BLOCK_ELEMENTS = 1 << 20
-"""Logits that the loss converts to a wider dtype at once: some MB."""
+"""Logits that the loss converts to a wider dtype at once: a few MB."""
 OPTIMIZER_BLOCK_ELEMENTS_ON_CPU = 1 << 18
 """Elements of a shard that an optimizer updates at once.
 
-The block and its temporaries stay in a CPU's cache, and no fresh memory is touched.
+The block and its temporaries stay in the CPU's cache, and the memory of the temporaries is reused.
 """
 SQUARE_SUM_BLOCK_ELEMENTS_ON_CPU = 1 << 16
-"""Elements of a flat tensor that are summed in fp64 at once: the fastest of the sizes that were tried."""
+"""Elements of a flat tensor that are summed in fp64 at once: the fastest of the measured sizes."""
 
 
 def declare(
@@ -41,8 +41,8 @@ def declare(
     """Define the operator `schema` and return the function that calls it.
 
     check: raises for arguments that the schema's types allow but the operation does not. It runs before reference and
-    fake; kernels make the same checks with the same messages. fake: returns empty results. cuda: the form on CUDA of an
-    operator that is best computed by a call of torch that CPUs lack; such an operator has no kernel of ours.
+    fake; kernels make the same checks with the same messages. fake: returns empty results. cuda: the implementation on
+    CUDA by a torch function that CPUs lack; such an operator has no compiled kernel.
     """
 
     def checked_reference(*args: Any) -> Any:

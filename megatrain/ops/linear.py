@@ -1,4 +1,4 @@
-"""The product with a weight. Backward adds the weight's gradient directly to the weight's main_grad.
+"""Linear layers. Backward adds the gradient of a weight directly to its main_grad, if it has one.
 
 Shapes: T tokens (any dims), I inputs, O outputs (any dims: they are flattened).
 """
@@ -19,7 +19,7 @@ from megatrain.ops.main_grad import MainGrad, main_grad_of
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Return x weight' + bias. Saves x and the weight for backward.
 
-    Backward adds the gradient of a weight with a main_grad to the main_grad; autograd then gets None.
+    If the weight has a main_grad, backward adds the gradient to it and returns None to autograd.
     Shapes: x [..., I]; weight [*O, I]; bias [*O]; result [..., prod(O)].
     """
     return _Linear.apply(x_TI, weight_OI, bias_O)
@@ -45,7 +45,7 @@ class _Linear(torch.autograd.Function):
 
 
 def weight_gradient(grad_TO: Tensor, x_TI: Tensor, weight_OI: Tensor, main_grad: MainGrad | None) -> Tensor | None:
-    """Return grad' x in the weight's shape and dtype, or have `main_grad` add it and return None.
+    """Return grad' x in the weight's shape and dtype, or pass it to `main_grad` and return None.
 
     Shapes: grad [..., O]; x [..., I]; weight [*O, I].
     """
@@ -78,7 +78,7 @@ def _reference_add_product(total: Tensor, grad: Tensor, x: Tensor, is_fresh: boo
     if total.dtype == x.dtype:
         total.addmm_(grad.t(), x, beta=0 if is_fresh else 1)
         return
-    product = grad.t() @ x  # rounded to x's dtype: on CPUs torch has no product with a wider result
+    product = grad.t() @ x  # rounded to x's dtype: on CPUs torch has no GEMM with a wider result
     if is_fresh:
         total.copy_(product)
     else:
@@ -91,7 +91,7 @@ def _add_product_on_cuda(total: Tensor, grad: Tensor, x: Tensor, is_fresh: bool)
         total.addmm_(grad.t(), x, beta=0 if is_fresh else 1)
     elif is_fresh:
         torch.mm(grad.t(), x, out_dtype=total.dtype, out=total)
-    else:  # a bf16 product that adds to fp32 without a copy, because input and output are the same memory
+    else:  # adds a bf16 product to fp32 without a copy, because input and output are the same memory
         torch.addmm(total, grad.t(), x, out_dtype=total.dtype, out=total)
 
 
@@ -102,4 +102,4 @@ add_product_ = declare(
     fake=lambda total, grad, x, is_fresh: None,
     cuda=_add_product_on_cuda,
 )
-"""Add grad' x to `total`, or overwrite a fresh total. Shapes: total [O, I]; grad [T, O]; x [T, I]."""
+"""Add grad' x to `total`, or overwrite `total` if it is fresh. Shapes: total [O, I]; grad [T, O]; x [T, I]."""

@@ -1,9 +1,9 @@
 """A parameter's main_grad: the sum of its gradients over the micro-batches of a step. Backward adds to it directly.
 
 This saves a tensor of the weight's size, a pass over the sum, and, in half precision, the rounding of each
-micro-batch's gradient before it is added (fused wgrad accumulation). Data parallelism gives a parameter its main_grad.
-Operations that support main_grads look them up; all others return gradients to autograd. The main_grad decides when a
-wgrad runs, because no dgrad waits for it.
+micro-batch's gradient before it is added (fused wgrad accumulation). Data parallelism sets a parameter's main_grad.
+Operations that support main_grads look them up; all others return gradients to autograd. A main_grad may compute a
+wgrad later, because no dgrad depends on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ATTRIBUTE = "_megatrain_main_grad"
 Addition = Callable[[Tensor, bool], None]
 """Adds one micro-batch's gradient to a sum, given the sum's memory (in the parameter's shape) and whether it is fresh.
 
-Fresh memory may hold anything and must be overwritten; to other memory the gradient must be added.
+If the memory is fresh, it may hold anything and must be overwritten. Otherwise the gradient must be added to it.
 """
 
 
@@ -27,13 +27,13 @@ class MainGrad(Protocol):
     """The sum of one parameter's gradients over the micro-batches of a step."""
 
     def add(self, add: Addition) -> None:
-        """Have `add` add to the sum before this method returns."""
+        """Call `add` with the sum's memory before this method returns."""
 
     def add_wgrad(self, add: Addition) -> None:
-        """Have `add` add a wgrad to the sum, now or later. Wgrads are added in the order of the calls.
+        """Call `add`, which adds a wgrad, now or later. Wgrads are added in the order of the calls of this method.
 
-        Until then the main_grad keeps `add` and everything that it refers to. That must be only the two factors of the
-        product. Nothing may change them, and they must have no autograd history, which would keep the graph alive.
+        Until then the main_grad keeps `add` and all tensors that `add` refers to. These must be only the operands of
+        the wgrad. They must not change, and must have no autograd history, which would keep the graph alive.
         """
 
 

@@ -1,8 +1,8 @@
 """LayerNorm and RMSNorm over the hidden dim, with or without the addition to the residual stream before them.
 
 Statistics are in fp32 (fp64 for fp64), and the result is rounded once to x's dtype. x, weight and bias have the same
-dtype. A sum of x and residual is rounded before it is normalized, so that its norm can be recomputed from the sum that
-is kept.
+dtype. A sum of x and residual is rounded before it is normalized, so that backward can recompute the norm from the
+saved sum.
 Shapes: S sequence, B micro-batch, H hidden (any dims may come before H).
 
 Between two norms, the residual stream is a pair: hidden states, and the output of the last branch, which is not added
@@ -53,7 +53,7 @@ def zero_centered_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return rms_norm() with the scale 1 + weight, which is computed and applied in fp32 (fp64 for fp64).
 
-    It has no kernel of its own. Saves what rms_norm() saves.
+    There is no compiled kernel. Saves the same for backward as rms_norm().
     """
     return _RmsNorm.apply(x_SBH, added_SBH, weight_H, eps, True)
 
@@ -64,7 +64,7 @@ class _RmsNorm(torch.autograd.Function):
         ctx: Any, x_SBH: Tensor, added_SBH: Tensor | None, weight_H: Tensor, eps: float, is_zero_centered: bool
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        # kernels have scales of x's dtype only, so the wider 1 + weight takes the plain form
+        # kernels support only scales of x's dtype, so the wider 1 + weight needs the plain torch form
         norm = _reference_rms_norm if is_zero_centered else _rms_norm_op
         add_norm = _reference_add_rms_norm if is_zero_centered else _add_rms_norm_op
         scale_H = _one_plus(weight_H) if is_zero_centered else weight_H
@@ -211,10 +211,10 @@ def _reference_layer_norm_backward(
     grad_out: Tensor, grad_sum: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide, grad, wide_weight = _widened_on_cpu(x), _widened_on_cpu(grad_out), _widened_on_cpu(weight)
-    # not by torch's kernel: on CPUs it adds rows one after another, which loses precision that pairwise sums keep
+    # not by torch's kernel, which adds rows one after another on CPUs and so is less precise than pairwise sums
     grad_bias = grad.flatten(0, -2).sum(0)
     grad_weight = (wide - mean).mul_(rstd).mul_(grad).flatten(0, -2).sum(0)
-    # the weight is passed in place of the bias as well: only the bias's kind matters here
+    # the weight is also passed as the bias, of which only dtype and shape matter here
     grad_x, _, _ = torch.ops.aten.native_layer_norm_backward(
         grad, wide, weight.shape, mean, rstd, wide_weight, wide_weight, [True, False, False]
     )

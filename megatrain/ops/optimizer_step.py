@@ -3,10 +3,10 @@
 Arithmetic is in the master weights' dtype, fp32 or fp64. The update of an element depends only on its own values and
 the scalars, so a shard may begin and end anywhere.
 
-A shard holds parameters end to end, and padding after the last. `run_borders` [R + 1], int64 and ascending from 0:
-parameter r lies at [run_borders[r], run_borders[r + 1]), which is empty if the shard holds nothing of it. `is_decayed`
-[R], bool: whether weight decay applies to parameter r. `published`: the shard of the parameters themselves, in bf16,
-which gets the rounded master weights; None where the master weights are the parameters.
+A shard holds parameters one after another, then padding. `run_borders` [R + 1], int64 and ascending from 0: parameter r
+lies at [run_borders[r], run_borders[r + 1]), which is empty if the shard holds nothing of it. `is_decayed` [R], bool:
+whether weight decay applies to parameter r. `published`: the shard of the parameters themselves, in bf16, which gets
+the rounded master weights; None if the master weights are the parameters.
 Shapes: N elements of the shard, R runs.
 """
 
@@ -49,7 +49,7 @@ def adamw_(
 ) -> None:
     """Update master weights and moments with grad * gradient_scale; decoupled weight decay (arXiv:1711.05101).
 
-    grad is not changed. It may be bf16 where the rest is fp32. num_updates: counted with this update, 1 for the first.
+    grad is not changed. It may be bf16 if the rest is fp32. num_updates: the number of this update; the first is 1.
     """
     corrections = 1.0 - beta1**num_updates, 1.0 - beta2**num_updates
     _adamw_op(
@@ -104,7 +104,7 @@ def lamb_apply_(
 def _mark_changed(*tensors: Tensor | None) -> None:
     """Make autograd refuse a backward that saved one of these tensors before the change.
 
-    Autograd does not see the changes that our in-place operators make.
+    Autograd does not notice the changes by the in-place operators of this module.
     """
     torch.autograd.graph.increment_version([one for one in tensors if one is not None])
 

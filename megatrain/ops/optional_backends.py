@@ -60,13 +60,13 @@ def find_apex() -> FoundBackend:
 
 
 def find_transformer_engine() -> FoundBackend:
-    """Look for Transformer Engine with its part for PyTorch."""
+    """Look for Transformer Engine with its PyTorch module."""
     directory = _directory("transformer_engine")
     if directory is None:
         return FoundBackend(None, "", "Transformer Engine is not installed", TRANSFORMER_ENGINE_INSTALL)
     version = _version("transformer_engine")
     if not (directory / "pytorch" / "__init__.py").is_file():
-        problem = f"the Transformer Engine at {directory} has no part for PyTorch"
+        problem = f"the Transformer Engine at {directory} was installed without its PyTorch module"
         return FoundBackend(directory, version, problem, TRANSFORMER_ENGINE_INSTALL)
     return FoundBackend(directory, version)
 

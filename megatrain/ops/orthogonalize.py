@@ -1,9 +1,9 @@
 """The nearest matrix with orthonormal rows or columns, approximately: every singular value becomes about 1.
 
-Five steps of a quintic Newton-Schulz iteration: X <- a X + b (X X^T) X + c (X X^T)^2 X. Each maps every singular value
-s to a s + b s^3 + c s^5 and leaves the singular vectors. The coefficients make the slope at 0 steep instead of making
-the iteration converge: from a normalised matrix, singular values of 0.01 and more end between 0.68 and 1.14.
-Products of matrices are all the work, in the matrix's own dtype. Source: Keller Jordan, Muon, 2024.
+Five steps of a quintic Newton-Schulz iteration: X <- a X + b (X X^T) X + c (X X^T)^2 X. Each step maps every singular
+value s to a s + b s^3 + c s^5 and leaves the singular vectors. The coefficients make the slope at 0 steep instead of
+making the iteration converge: from a normalised matrix, singular values of 0.01 and more end between 0.68 and 1.14.
+The work is matrix multiplications only, in the matrix's dtype. Source: Keller Jordan, Muon, 2024.
 Shapes: R rows, C columns.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 NUM_STEPS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _SMALLEST_NORM = 1e-7
-"""A smaller matrix is divided by this, so that zeros stay zeros."""
+"""The smallest divisor, so that a matrix of zeros stays zero."""
 
 
 def orthogonalized(x_RC: Tensor) -> Tensor:

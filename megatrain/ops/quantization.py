@@ -20,7 +20,7 @@ E5M2 = torch.float8_e5m2
 
 _TILE = 128
 _MAX_ROWS = 65535 * _TILE  # a CUDA grid has at most 65535 blocks along y, one per tile
-_LARGEST_SCALE = 2.0**126  # the largest power of two whose inverse is a normal fp32 number
+_LARGEST_SCALE = 2.0**126  # the largest power of two with an inverse that is a normal fp32 number
 
 
 def _check_format(x: Tensor, dtype: torch.dtype) -> None:

@@ -1,6 +1,6 @@
-"""Functions of tensors that keep only their inputs for backward, which runs them once more.
+"""Runs a function of tensors and saves only its inputs for backward, which runs the function again.
 
-This is the plain form of an operator that has no kernel of its own: autograd differentiates the function.
+For operations without a compiled kernel: autograd differentiates the function.
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ def rotary_table(
 
 
 def split_partly_rotated(product: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a product into queries, keys and values, and rotate the first units of queries and keys.
+    """Split the product of a QKV projection into queries, keys and values; rotate the first units of queries and keys.
 
-    The pairs are within the rotated units: (x[d], x[d + U/2]) for cos and sin [S, 1, 1, U / 2]. Queries and keys are
+    A pair consists of two rotated units: (x[d], x[d + U/2]) for cos and sin [S, 1, 1, U / 2]. Queries and keys are
     copies, because only some of their units change.
     Shapes: as in split_rotated_().
     """
@@ -61,12 +61,12 @@ def split_partly_rotated(product: Tensor, cos: Tensor, sin: Tensor) -> tuple[Ten
 
 
 def split_rotated_(product: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a product into queries, keys and values, and rotate queries and keys. May overwrite the product.
+    """Split the product of a QKV projection into queries, keys and values; rotate queries and keys, maybe in place.
 
     Each pair (x[d], x[d + D/2]) is rotated by its position's angle, in cos's dtype, and rounded once. If the queries of
     all groups are evenly spaced in the product (one query per key, or one group), all results are views of it, rotated
-    in place. Otherwise attention, which needs one stride over all heads, would have to copy the queries, so the same
-    pass writes all three to tensors of their own. Saves nothing for backward, which turns back.
+    in place. Otherwise attention, which needs one stride over all heads, would have to copy the queries, so one pass
+    writes all three to new tensors. Saves no activation for backward, which rotates by the negative angles.
     Shapes: product [S, B, G, R + 2, D], for each group its R queries, its key, its value; cos and sin [S, 1, 1, D / 2];
     results [S, B, G, R, D] and twice [S, B, G, 1, D].
     """
@@ -82,7 +82,7 @@ class _SplitRotated(torch.autograd.Function):
             return _split_rotated_op(product.contiguous(), cos, sin)
         product = product.contiguous()
         _rotate_op(product, cos, sin)
-        # mark_dirty is only for outputs; a new version makes autograd refuse a backward that saved the product before
+        # mark_dirty is only for outputs; a new version makes autograd refuse a backward that saved the old product
         torch.autograd.graph.increment_version(product)
         return product.split((queries, 1, 1), dim=3)
 

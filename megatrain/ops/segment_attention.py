@@ -1,8 +1,8 @@
 """Causal attention on the CPU where a token does not see all tokens before it: one call of torch's kernel per segment.
 
 A segment is a range of queries with the range of keys that they see: a document; several short documents in a row; or
-queries of one document whose keys a window limits. Memory grows with S, not with S * S, and so does the work where
-documents or windows do not grow.
+queries of one document with the keys that a window allows. Memory grows with S, not with S * S. So does the work, if
+documents or windows keep their size.
 Shapes: S sequence, B micro-batch, N query heads, G key-value heads, D head dim, Q and K the queries and keys of a
 segment.
 """
@@ -20,14 +20,15 @@ from megatrain.ops.documents import PackedDocuments
 from megatrain.ops.precision import accumulate_dtype
 
 _SHORT = 128
-"""Documents with at most this many tokens in total are one segment: a call costs as much as scores of 128 tokens."""
+"""Successive documents of at most this many tokens in total are one segment: a call takes as long as 128 tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionSegment:
     """Queries and the keys that some of them see, in some samples of a micro-batch.
 
-    mask: the number to add to each score, 0 or -inf [Q, K]; None if the queries are the keys and see all before them.
+    mask: the number to add to each score, 0 or -inf [Q, K]; None if queries and keys are the same tokens, with a plain
+    causal mask.
     """
 
     samples: slice
@@ -42,7 +43,7 @@ def segments_of(
     """Return the segments of a micro-batch. Every query of every sample is in exactly one.
 
     window_size w > 0: a query sees its own token and the w - 1 tokens before. documents: a query sees its own document.
-    dtype, device: of the masks. On meta the memory of attention is planned.
+    dtype, device: of the masks; on meta, only to plan memory.
     """
     masks = _WindowMasks(window_size, dtype, device)
     if documents is None:
@@ -91,7 +92,7 @@ class _SegmentAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_SBND: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         *of_tokens, logsumexp_BNS = ctx.saved_tensors
         q_SBND, k_SBGD, v_SBGD, _ = of_tokens
-        # keys that several segments see: their gradients are sums, kept in the wide dtype until the last one
+        # gradients of keys that several segments see are sums, kept in the wide dtype until the last segment
         is_sum = any(one.keys != one.queries for one in ctx.segments)
         of_keys_dtype = accumulate_dtype(k_SBGD.dtype) if is_sum else k_SBGD.dtype
         grad_q_SBND = torch.zeros(q_SBND.shape, dtype=q_SBND.dtype, device=q_SBND.device)
@@ -112,7 +113,7 @@ class _SegmentAttention(torch.autograd.Function):
 
 
 class _WindowMasks:
-    """The masks of windows inside a document, which depend on the sizes only."""
+    """The masks of windows inside a document. They depend only on the numbers of queries and keys."""
 
     def __init__(self, window_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.window_size = window_size
@@ -121,7 +122,7 @@ class _WindowMasks:
         self._found: dict[tuple[int, int], Tensor] = {}
 
     def mask(self, num_queries: int, num_keys: int) -> Tensor:
-        """Return the mask [Q, K] of queries which are the last of the keys."""
+        """Return the mask [Q, K] for queries at the last Q of K key positions."""
         sizes = num_queries, num_keys
         if sizes not in self._found:
             query = torch.arange(num_keys - num_queries, num_keys)[:, None]
@@ -137,7 +138,7 @@ class _WindowMasks:
 def _of_sample(
     samples: slice, starts: Sequence[int], window_size: int, masks: _WindowMasks
 ) -> Iterator[AttentionSegment]:
-    """Yield the segments of a sample whose documents begin at `starts`; the last one is the end of the sample."""
+    """Yield the segments of a sample. Its documents begin at `starts`, which ends with the end of the sample."""
     first = 0
     while first < len(starts) - 1:
         last = first + 1
@@ -157,7 +158,7 @@ def _of_document(
     if not 0 < window_size < stop - start:
         yield AttentionSegment(samples, slice(start, stop), slice(start, stop))
         return
-    # each key is multiplied with the queries of up to 5 segments: with more of them, fewer scores are masked
+    # each key is in up to 5 segments: with more segments, fewer scores would be masked, but there would be more calls
     num_queries = max(_SHORT, window_size // 4)
     for at in range(start, stop, num_queries):
         queries = slice(at, min(at + num_queries, stop))

@@ -1,8 +1,8 @@
-"""The product with a weight in 8-bit floating point by Transformer Engine.
+"""Linear layers in 8-bit floating point by Transformer Engine.
 
 Each scale is computed from the tensor itself (Float8CurrentScaling: E4M3, gradients E5M2), so no state is carried from
-step to step. We call the module Linear, which is older and more stable than the functions that it uses. Its own
-parameters stay on the meta device, and each call replaces them by ours.
+step to step. megatrain calls the module Linear, because it is older and more stable than the functions that it uses.
+The parameters of the module stay on meta, and each call replaces them by the given weight and bias.
 Shapes: T tokens (any dims), I inputs, O outputs (any dims: they are flattened); T, I and O multiples of 16.
 """
 
@@ -20,8 +20,8 @@ from megatrain.ops.optional_backends import TransformerEngine
 class TransformerEngineLinear:
     """linear() for one projection, on CUDA only.
 
-    The module of Transformer Engine, which keeps quantizers, must not become a child of our module. Otherwise our
-    module would have its parameters too.
+    It holds the module of Transformer Engine, which keeps quantizers, and is no nn.Module itself. Otherwise the
+    parameters of that module would become parameters of the model.
     """
 
     def __init__(self, engine: TransformerEngine) -> None:
@@ -32,9 +32,9 @@ class TransformerEngineLinear:
     def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Return x weight' + bias. Saves x and the weight in 8 bits for backward.
 
-        The weight's gradient is returned to autograd in the weight's dtype, even if the weight has a main_grad of ours.
-        Transformer Engine has a main_grad attribute of its own, but its version decides whether forward or backward
-        reads it, so we do not use it.
+        The weight's gradient is returned to autograd in the weight's dtype, even if the weight has a main_grad
+        (megatrain.ops.main_grad). The attribute main_grad of Transformer Engine is not used: some versions read it in
+        forward, others in backward.
         Shapes: x [..., I]; weight [*O, I]; bias [*O]; result [..., prod(O)].
         """
         parameters = {"weight": weight_OI.flatten(0, -2)}
@@ -69,7 +69,7 @@ class _Planned(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        # the saved tensors, and the gradient in 8 bits in both forms, are alive until the products are computed
+        # the saved tensors, and the gradient in 8 bits in both forms, are alive until both gradients are computed
         factors = [*ctx.saved_tensors, _in_8_bits(grad_TO), _in_8_bits(grad_TO)]
         grad_bias = None if ctx.bias_shape is None else grad_TO.new_empty(ctx.bias_shape)
         grad_x, grad_weight = grad_TO.new_empty(ctx.x_shape), grad_TO.new_empty(ctx.weight_shape)

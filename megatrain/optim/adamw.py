@@ -14,7 +14,7 @@ def adamw_update_(
 ) -> None:
     """Update one shard of state in place with gradients times `gradient_scale`, and its parameters too.
 
-    num_updates: the number of updates with this one, 1 for the first. Shapes: gradient and all state [shard_numel].
+    num_updates: the number of this update; the first is 1. Shapes: gradient and all state [shard_numel].
     """
     adamw_(
         gradient,

@@ -1,8 +1,8 @@
 """LAMB (arXiv:1904.00962): AdamW's direction, scaled for each logical parameter by ||weight|| / ||update||.
 
 Several dp and tp ranks hold a logical parameter, so its two norms are sums over all its boxes. One collective sums them
-for all parameters. Biases and norm scales keep a ratio of 1, as NVIDIA's LAMB does by default for what it does not
-decay.
+for all parameters. Biases and norm scales keep a ratio of 1, as NVIDIA's LAMB does by default for parameters without
+weight decay.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def lamb_updates_(
 ) -> None:
     """Update all shards of state in place with gradients times `gradient_scale`, and their parameters too.
 
-    num_updates: the number of updates with this one, 1 for the first. The directions overwrite the gradients.
-    Communication: one all-reduce of two numbers per parameter over dp, then over tp. Where other stages hold some of
-    the parameters too, one more all-reduce of their two numbers over these stages.
+    num_updates: the number of this update; the first is 1. The directions overwrite the gradients.
+    Communication: one all-reduce of two numbers per parameter over dp, then over tp. If other stages hold some of the
+    parameters too, one more all-reduce of their two numbers over these stages.
     """
     square_sums = [
         lamb_direction_(
@@ -62,8 +62,8 @@ def lamb_updates_(
 def _trust_ratios(sums_R2: Tensor, states: Sequence[ShardState], mesh: Mesh) -> Tensor:
     """Return the ratio of each box's parameter, for all boxes of all buckets, even those without values in the shard.
 
-    The sums are over the stage. Where several ranks of a stage hold a whole parameter, both sums are too large by the
-    same factor, so the ratio is right. Where several hold only some boxes of it, only the first holder counts.
+    The sums are over the stage. If several ranks of a stage hold a whole parameter, both sums are too large by the same
+    factor, so the ratio is correct. If several ranks hold only some boxes of it, only the first holder counts.
     Shapes: sums_R2 [R, 2], the square sums of this rank's weights and directions; result [R].
     """
     parameters = [logical for state in states for logical in state.bucket.parameters]

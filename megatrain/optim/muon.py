@@ -1,8 +1,8 @@
 """Muon: the momentum of each matrix between hidden states, orthogonalised (Keller Jordan, Muon, 2024).
 
-A matrix is orthogonalised as a whole by one rank of its stage, which gets its parts from the ranks that have them and
-returns the result (parallel/matrix_exchange.py). Every layout computes the same: q, k and v of all heads are a matrix
-each, and so are gate and up. An update is scaled to the size that AdamW's usually has, 0.2 * sqrt(max(rows, columns)),
+A matrix is orthogonalised as a whole by one rank of its stage, which gets its parts from the ranks that hold them and
+returns the results (parallel/matrix_exchange.py). Every layout computes the same: q, k and v of all heads are a matrix
+each, and so are gate and up. An update is scaled to the usual size of an AdamW update, 0.2 * sqrt(max(rows, columns)),
 so that both share a learning rate and a weight decay (Moonlight, arXiv:2502.16982).
 """
 
@@ -34,7 +34,7 @@ class Muon:
         """Update all shards of state in place with gradients times `gradient_scale`, and their parameters too.
 
         The directions overwrite the gradients.
-        Communication: that of MatrixExchange.orthogonalize_.
+        Communication: the same as for MatrixExchange.orthogonalize_.
         """
         momentum = self._config.momentum
         for state, gradient in zip(self._states, gradients, strict=True):
@@ -49,5 +49,5 @@ class Muon:
 
 
 def update_scale(matrix: LogicalMatrix) -> float:
-    """Return the factor of an orthogonal matrix, whose root mean square is 1 / sqrt(max(rows, columns))."""
+    """Return the factor of an orthogonal matrix. Its root mean square is 1 / sqrt(max(rows, columns))."""
     return RMS_OF_ADAMW * math.sqrt(max(matrix.num_rows, matrix.num_columns))

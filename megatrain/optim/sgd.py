@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with momentum, on a flat shard. Weight decay is decoupled, as AdamW's is."""
+"""Stochastic gradient descent with momentum, on a flat shard. Weight decay is decoupled, as in AdamW."""
 
 from __future__ import annotations
 

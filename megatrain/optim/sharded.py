@@ -1,7 +1,7 @@
 """The sharded optimizer: each rank updates its shard of every bucket in full precision.
 
-A step computes this rank's part of the gradients' squared norm, then the clipping factor when all ranks know the whole
-norm. Then it updates the shards and rounds them into the parameters, ready for the all-gather.
+The trainer sums the squared gradient norms of all ranks and computes the clipping factor. A step then updates the
+shards and rounds them into the parameters, ready for the all-gather.
 Source: ZeRO (arXiv:1910.02054).
 """
 
@@ -38,7 +38,7 @@ class ShardedOptimizer:
         self._muon = Muon(of_muon, config, mesh.along[NEAREST]) if of_muon else None
 
     def gradient_square_sum(self) -> Tensor:
-        """Return this rank's part of the squared gradient norm, in fp64. Of several holders, the first counts."""
+        """Return this rank's part of the squared gradient norm, in fp64. Of several holders, only the first contributes."""
         parts = []
         for chunk, state in self.states:
             shard = chunk.gradient_shard(state.bucket)
@@ -81,7 +81,7 @@ class ShardedOptimizer:
                     adamw_update_(state, gradient, self.config, lr, self.num_updates, gradient_scale)
 
     def begin_averages(self) -> None:
-        """Let the moving averages of the weights, if any are kept, begin with the weights."""
+        """Set the moving averages of the weights, if there are any, to the weights."""
         for _, state in self.states:
             state.average_(0.0)
 

@@ -1,4 +1,4 @@
-"""The optimizer state of one bucket's shard: master weights, and what the bucket's update rule keeps beside them."""
+"""The optimizer state of one bucket's shard: master weights, and the other state that its update rule needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megatrain.parallel.sharding import FlatShard
 class ShardState:
     """Flat state of one shard, in fp32 (fp64 for fp64 parameters).
 
-    Where the parameters have the master weights' dtype, `master` IS this rank's shard of the parameters, not a copy.
+    If the parameters have the master weights' dtype, `master` IS this rank's shard of the parameters, not a copy.
     """
 
     def __init__(self, bucket: Bucket) -> None:
@@ -45,7 +45,7 @@ class ShardState:
 
     @property
     def published(self) -> Tensor | None:
-        """This rank's shard of the parameters, or None where `master` is that shard itself."""
+        """This rank's shard of the parameters, or None if `master` is that shard itself."""
         return self.bucket.values[self.bucket.shard] if self.has_own_master else None
 
     def of(self, kind: str) -> Tensor:
@@ -53,14 +53,14 @@ class ShardState:
         return self._kept[kind]
 
     def copy_to_parameters(self) -> None:
-        """Round the master weights into this rank's shard of the parameters. An update does that itself."""
+        """Round the master weights into this rank's shard of the parameters. Updates do that themselves."""
         if self.published is not None:
             self.published.copy_(self.master)
 
     def move_(self, direction: Tensor, lr: float) -> None:
         """Decay the weights, move them by -lr * direction, and round them into the parameters.
 
-        lr: the optimizer's, which the rule scales.
+        lr: the learning rate of the optimizer, which is multiplied by the rule's lr_scale.
         Shapes: direction [shard_numel], 0 in the padding.
         """
         lr *= self.rule.lr_scale

@@ -1,9 +1,9 @@
 """Axis-aligned boxes of a tensor, their intersections, and the boxes that make up a flat range of a tensor.
 
 Tensor parallelism gives each rank a box of a logical parameter; data parallelism cuts the flattened box into ranges. A
-contiguous range of a row-major tensor of N dims consists of at most 2N - 1 boxes, each contiguous in memory. So
-(name, box) is all the description that optimizer state needs.
-Source: ours; the decomposition of flat ranges into boxes as in ByteCheckpoint (arXiv:2407.20143).
+contiguous range of a row-major tensor of N dims consists of at most 2N - 1 boxes, each contiguous in memory. So a name
+and a box are a complete description of a piece of optimizer state.
+Source: ByteCheckpoint (arXiv:2407.20143), for the decomposition of flat ranges into boxes.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """A flat bucket: the parameters of one chunk that are reduced and gathered together, and this rank's shard of them.
 
-Parameters lie end to end in backward order, and the end is padded. So all replicas' shards have the same size, a
+Parameters lie one after another in backward order, and the end is padded. So all replicas' shards have the same size, a
 multiple of 128 elements (NCCL is slow on odd sizes), and a shard may begin within a parameter. Each parameter becomes a
 view of its bucket. Source: Megatron-LM's distributed optimizer; ZeRO (arXiv:1910.02054).
 
-The reduction of a bucket may start when its gradients are whole. Writes are counted to know when: backward writes to a
-parameter's gradient once per micro-batch for each use of the parameter: twice where both ends of a tied model are on
-one stage, later where a schedule defers wgrads. How often is declared when the chunk is built
-(LogicalParameter.num_writes), not learned from a step. A bucket is whole when each of its parameters has all its
-writes. Buckets start in their own order, even if a later one is whole first, so all ranks start them in the same order.
-A bucket with a parameter that may get no gradient at all is never whole early, and stays out of that order.
+The reduction of a bucket may start when its gradients are complete, which is detected by counting writes. Backward
+writes to a parameter's gradient once per micro-batch for each use of the parameter: twice if a stage has both the
+embedding and the head of a model with tied embeddings, and later if the schedule defers wgrads. The number of writes is
+declared when the chunk is built (LogicalParameter.num_writes), not measured in a step. A bucket is complete when each
+of its parameters has all its writes. Reductions start in the order of the buckets, even if a later bucket is complete
+first, so all ranks start them in the same order. A bucket with a parameter that may get no gradient is never complete
+early, and is left out of that order.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ShardSegment:
 
 @dataclass(frozen=True, slots=True)
 class ShardSlice:
-    """A part of this rank's shard, shard[start:stop], all of whose values have the same holders."""
+    """A part of this rank's shard, shard[start:stop], with the same holders for all values."""
 
     start: int
     stop: int
@@ -53,10 +54,9 @@ class ShardSlice:
 class Bucket:
     """Flat memory for parameters and gradients, in the order given.
 
-    The placements of all parameters of a bucket name the same groups, and all have the same update rule. Gradients are
-    reduce-scattered, and parameters all-gathered, over `replicas`. After the reduce-scatter, the slices of a shard that
-    have several holders are summed over `sum_groups`, one after the other; there are none where every holder is the
-    only one.
+    All parameters of a bucket have the same groups and the same update rule. Gradients are reduce-scattered, and
+    parameters all-gathered, over `replicas`. After the reduce-scatter, the slices of a shard that have several holders
+    are summed over `sum_groups`, one after the other; these are empty if no shard has several holders.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Bucket:
         self.gradients: Tensor | None = None
         self._is_written = [False] * len(self.parameters)
         for logical, start in zip(self.parameters, self.starts, strict=True):
-            # the module keeps its parameter object; on the meta device it had no memory, now it has the bucket's
+            # the module keeps its parameter object; on the meta device it had no memory, now it uses that of the bucket
             torch.utils.swap_tensors(logical.parameter, nn.Parameter(self._view(self.values, logical, start)))
 
     @property
@@ -100,7 +100,7 @@ class Bucket:
         self.clear_gradients()
 
     def clear_gradients(self) -> None:
-        """Forget the gradients. Each parameter's next gradient is copied, not added, which saves a pass over memory."""
+        """Discard the gradients. Each next gradient is copied, not added, which saves a pass over memory."""
         self._is_written = [False] * len(self.parameters)
 
     @property
@@ -114,7 +114,7 @@ class Bucket:
 
     def take_gradient(self, index: int) -> tuple[Tensor, bool]:
         """Return the memory of parameter number `index`'s gradient, and whether it is fresh: see Addition."""
-        if self.gradients is None:  # ZeRO-2: the head of a tied model, in the last chunk of a stage, comes first
+        if self.gradients is None:  # ZeRO-2: a tied head, in the last chunk of the stage, is written first
             self.allocate_gradients()
         assert self.gradients is not None
         is_fresh = not self._is_written[index]
@@ -130,7 +130,7 @@ class Bucket:
         return self.gradients
 
     def boxes(self) -> Iterator[tuple[LogicalParameter, Placement, int]]:
-        """Yield the parameters' boxes as they lie end to end, each with its start in the bucket."""
+        """Yield the parameters' boxes in the order of the bucket, each with its start in the bucket."""
         for logical, start in zip(self.parameters, self.starts, strict=True):
             for placement in logical.placements:
                 yield logical, placement, start
@@ -179,8 +179,8 @@ class Bucket:
 def group_into_buckets(parameters: Sequence[LogicalParameter], bucket_size: int) -> list[list[LogicalParameter]]:
     """Assign a chunk's parameters, given in forward order, to buckets in backward order.
 
-    Parameters whose gradients are summed over different groups never share a bucket, nor do parameters with different
-    update rules. A bucket is closed when it holds `bucket_size` elements or more.
+    The parameters of a bucket have the same groups over which gradients are summed, and the same update rule. A bucket
+    is closed when it holds `bucket_size` elements or more.
     """
     open_buckets: dict[Hashable, list[LogicalParameter]] = {}
     closed: list[list[LogicalParameter]] = []
@@ -201,7 +201,7 @@ class WriteCounts:
         self._buckets = buckets
         self._writes: list[list[int]] = []
         self._num_missing: list[int] = []
-        """By bucket, the number of parameters whose gradients are not whole."""
+        """By bucket, the number of parameters whose gradients are not complete."""
         self._num_microbatches = 0
         self.early = [number for number, bucket in enumerate(buckets) if all(one.num_writes for one in bucket)]
         """The buckets that may start before the end of the window, in the order in which they start."""
@@ -214,7 +214,7 @@ class WriteCounts:
         self._num_missing = [len(bucket) for bucket in self._buckets]
 
     def note(self, bucket: int, index: int) -> None:
-        """Count one finished write.
+        """Count one write.
 
         Raises: RuntimeError for one more write than declared: the bucket's reduction may have started without it.
         """
@@ -225,8 +225,8 @@ class WriteCounts:
             raise RuntimeError(
                 f"the gradient of {logical.name} is written {self._writes[bucket][index]} times in "
                 f"{self._num_microbatches} micro-batches, and {expected} writes are declared: a module uses the "
-                "parameter once more than the plan of the chunk knows (parallel/tensor_plan.py), or use "
-                "parallel.overlap=false"
+                "parameter more often than the tensor plan has counted (parallel/tensor_plan.py); correct the count or "
+                "use parallel.overlap=false"
             )
         self._num_missing[bucket] -= self._writes[bucket][index] == expected
 

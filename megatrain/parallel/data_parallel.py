@@ -1,10 +1,10 @@
 """Data parallel by chunk with sharded gradients: accumulate, reduce-scatter, and gather the updated parameters.
 
-ZeRO-1 accumulates whole gradients over the micro-batches and reduce-scatters a chunk at the reduce action of the
+ZeRO-1 accumulates full gradients over the micro-batches and reduce-scatters a chunk at the reduce action of the
 schedule, after its last backward. ZeRO-2 reduce-scatters after every backward and keeps the sum of this rank's shard
 only. If all gradients of a bucket are ready earlier, its reduction starts during that backward; buckets start in their
 order (bucket.py). Each part of the model waits only for its own parameters. With overlap off, each collective is
-awaited at once. The collectives and their order stay the same, so the numbers are bitwise the same. Source: MegaScale
+awaited at once. The collectives and their order stay the same, so the results are bitwise the same. Source: MegaScale
 sec. 3.2; ZeRO (arXiv:1910.02054).
 """
 
@@ -82,7 +82,7 @@ class ChunkDataParallel:
                 # for operations that return gradients to autograd
                 logical.parameter.register_post_accumulate_grad_hook(_weakly(main_grad))
             if options.zero_stage == 2:
-                # the sum over micro-batches; whole gradients exist only during a backward and its reduction
+                # the sum over micro-batches; full gradients exist only during a backward and its reduction
                 self._shards[bucket] = torch.zeros(bucket.shard_numel, dtype=options.gradient_dtype, device=device)
             else:
                 bucket.allocate_gradients()
@@ -92,11 +92,11 @@ class ChunkDataParallel:
         self._is_by_bucket = self._is_counting = False
 
     def overlap_by_bucket(self, module: nn.Module) -> None:
-        """Overlap collectives with the computes of the chunk itself, not only with those of other chunks.
+        """Overlap collectives with the computation of the chunk itself, not only with that of other chunks.
 
         `module` is the chunk's module. Each part of it waits for its own parameters before its forward, and each bucket
-        is reduced as soon as it is whole.
-        Raises: ValueError for a parameter that is in no part, because no part would wait for its gather.
+        is reduced as soon as it is complete.
+        Raises: ValueError for a parameter outside of all parts, because no part would wait for its gather.
         """
         self._is_by_bucket = True
         bucket_of = {logical.parameter: bucket for bucket in self.buckets for logical in bucket.parameters}
@@ -116,7 +116,7 @@ class ChunkDataParallel:
             self._begin_window(num_microbatches)
 
     def start_step(self) -> None:
-        """Forget the gradients of the last step."""
+        """Discard the gradients of the last step."""
         for bucket in self.buckets:
             if self.options.zero_stage == 2:
                 self._shards[bucket].zero_()
@@ -130,27 +130,27 @@ class ChunkDataParallel:
     def set_written_gradients(self, written: WrittenGradients) -> None:
         """Set which sums of gradients have begun, after a replayed backward.
 
-        A replay writes to the buckets without asking for main_grads.
+        A replay writes to the buckets without calling their main_grads.
         """
         for bucket, one in zip(self.buckets, written, strict=True):
             bucket.written = one
 
     def settle(self) -> None:
-        """Finish the reductions that an earlier micro-batch started (ZeRO-2). This frees its whole gradients."""
+        """Finish the reductions that an earlier micro-batch started (ZeRO-2). This frees its full gradients."""
         if self.options.zero_stage == 2:
             self.finish_reductions()
 
     def before_backward(self) -> None:
         """Allocate one micro-batch's gradients (ZeRO-2 keeps none between micro-batches).
 
-        Every chunk of the stage must have settled before, so that whole gradients exist for only one chunk at a time.
+        Every chunk of the stage must have settled before, so that full gradients exist for only one chunk at a time.
         """
         if self.options.zero_stage == 2:
             for bucket in self.buckets:
                 # a tied head is in the stage's last chunk, and its gradient is there already
                 if bucket.gradients is None:
                     bucket.allocate_gradients()
-            self._begin_window(1)  # each micro-batch has a reduction of its own
+            self._begin_window(1)  # each micro-batch has its own reduction
 
     def after_backward(self) -> None:
         """Start the reduction of one micro-batch's gradients (ZeRO-2)."""
@@ -169,7 +169,7 @@ class ChunkDataParallel:
         """
         self.finish_reductions()
         for bucket in self.buckets:
-            # a reduction takes the memory of the gradients away, so only a later write can have allocated it again
+            # a reduction releases the memory of the gradients, so only a later write can have allocated it again
             if self.options.zero_stage == 2 and bucket.gradients is not None:
                 names = [
                     one.name for one, is_written in zip(bucket.parameters, bucket.written, strict=True) if is_written
@@ -195,7 +195,7 @@ class ChunkDataParallel:
         return bucket.gradients[bucket.shard]
 
     def shards_changed(self) -> None:
-        """Note that the shards of the parameters were updated: they must be gathered before the next forward."""
+        """Record that the shards of the parameters were updated: they must be gathered before the next forward."""
         self._is_stale = True
 
     def start_gather(self) -> None:
@@ -213,7 +213,7 @@ class ChunkDataParallel:
             self._gathers[bucket] = pending
 
     def use_parameters(self) -> None:
-        """Wait until the forward may begin. With overlap by bucket, each part of the model waits for itself instead.
+        """Wait until the forward may begin. With overlap by bucket, each part of the model waits instead.
 
         Raises: RuntimeError when the parameters were updated and no gather has been started since.
         """
@@ -230,7 +230,7 @@ class ChunkDataParallel:
         self._await_gathers(list(self._gathers))
 
     def add_gradient(self, number: int, index: int, add: Addition) -> None:
-        """Have `add` add to the gradient of parameter `index` of bucket `number`, and start the buckets that are whole.
+        """Call `add` with the gradient of parameter `index` of bucket `number`, and start to reduce complete buckets.
 
         Raises: RuntimeError for more writes than declared.
         """
@@ -240,7 +240,7 @@ class ChunkDataParallel:
         self._counts.note(number, index)  # before the write: the reduction of the bucket may be in flight
         add(*self.buckets[number].take_gradient(index))
         early = self._counts.early
-        # a bucket that is whole before an earlier one waits for it: all ranks start their collectives in one order
+        # a bucket that is complete before an earlier one waits for it: all ranks start collectives in one order
         while self._num_started < len(early) and self._counts.is_whole(early[self._num_started]):
             self._start_reduction(self.buckets[early[self._num_started]])
             self._num_started += 1
@@ -284,7 +284,7 @@ class ChunkDataParallel:
     def finish_reductions(self) -> None:
         """Wait for the reductions in flight."""
         while self._reductions:
-            reduction = self._reductions.pop(0)  # dropped before the next wait, with the whole gradients that it holds
+            reduction = self._reductions.pop(0)  # dropped before the next wait, with the full gradients that it holds
             result = reduction.pending.wait()
             if self.options.zero_stage == 2:
                 self._shards[reduction.bucket].add_(result)
@@ -292,9 +292,10 @@ class ChunkDataParallel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SumOverHolders:
-    """Parts of a shard, end to end in `flat`, that are summed over one group after the other.
+    """Parts of a shard, one after another in `flat`, that are summed over several groups in turn.
 
-    A single part is its own `flat`, not a copy. `pending`: the sum over the first group. others: the groups after it.
+    If there is one part, `flat` is that part, not a copy. `pending`: the sum over the first group. others: the groups
+    after it.
     """
 
     parts: Sequence[Tensor]
@@ -303,7 +304,7 @@ class _SumOverHolders:
     others: Sequence[Group]
 
     def finish(self) -> None:
-        """Wait for the sums, and write them to the shard. Communication: an all-reduce over each of the others."""
+        """Wait for the sums, and write them to the shard. Communication: an all-reduce over each of `others`."""
         self.pending.wait()
         for group in self.others:
             _sum_over(group, self.flat).wait()
@@ -315,8 +316,8 @@ class _SumOverHolders:
 def _start_sum(bucket: Bucket, shard: Tensor) -> list[_SumOverHolders]:
     """Start to sum the parts of this rank's `shard` of a bucket that have several holders.
 
-    Communication: one all-reduce over the first of the bucket's sum groups, or none; all ranks of the groups decide
-    the same.
+    Communication: one all-reduce over the first of the bucket's sum groups, or none, the same on all ranks of the
+    groups.
     """
     parts = [shard[one.start : one.stop] for one in bucket.shard_slices() if one.holders.groups]
     if not parts:
@@ -354,7 +355,7 @@ class _BucketMainGrad:
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the largest parts of a module that have calls of their own: its children, and the entries of containers."""
+    """Yield the largest submodules that are called: the children of a module, and the entries of containers."""
     for child in module.children():
         if isinstance(child, nn.ModuleDict | nn.ModuleList):
             yield from _parts(child)
@@ -365,8 +366,8 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 def _weakly(main_grad: _BucketMainGrad) -> Callable[[Tensor], None]:
     """Return a hook that adds to `main_grad` without keeping it alive, for the parameter that has it.
 
-    The garbage collector cannot see torch's hooks. A hook that held its bucket, and with it the parameter, would keep
-    the whole model and its groups for ever.
+    The garbage collector cannot see torch's hooks. A hook that referred to its bucket, and so to the parameter, would
+    keep the whole model and its groups forever.
     """
     reference = weakref.ref(main_grad)
 

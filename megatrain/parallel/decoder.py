@@ -1,10 +1,10 @@
 """The placements of the decoder's parameters.
 
-Column-parallel weights are cut along their outputs, row-parallel weights along their inputs (Megatron-LM,
+Column-parallel weights are sharded along their outputs, row-parallel weights along their inputs (Megatron-LM,
 arXiv:1909.08053). Between residual branches, each tp rank computes only its own rows of the sequence. So its gradient
-of a parameter that is not cut covers only these rows, and is summed over tp.
-Where there are more tp ranks than key-value heads, neighbours compute queries of one group: each holds its own queries,
-and all hold the group's key and value.
+of a parameter that is not sharded covers only these rows, and is summed over tp.
+If there are more tp ranks than key-value heads, consecutive ranks compute queries of the same group: each holds its own
+queries, and all hold the group's key and value.
 Shapes: V vocabulary, H hidden, N query heads, G key-value heads, R = N / G, D head dim, F ffn, P = 2 with a gate, or 1.
 """
 
@@ -29,7 +29,7 @@ _TABLE = (
     PlacementRow("blocks.*.norm.bias", sum_groups=("tp",)),
     PlacementRow("blocks.*.output_norm.weight", sum_groups=("tp",)),
     PlacementRow("blocks.*.output_norm.bias", sum_groups=("tp",)),
-    PlacementRow("blocks.*.attention.query_norm.weight", sum_groups=("tp",)),  # [D]  of all heads, a rank has some
+    PlacementRow("blocks.*.attention.query_norm.weight", sum_groups=("tp",)),  # [D]  for all heads
     PlacementRow("blocks.*.attention.key_norm.weight", sum_groups=("tp",)),
     PlacementRow("blocks.*.attention.all_heads_norm.weight", Cut("tp", 0), fused=_QK),  # [G, R+1, D]
     PlacementRow("blocks.*.attention.qkv.weight", Cut("tp", 0), fused=_QKV, is_hidden_weight=True),  # [G, R+2, D, H]
@@ -48,8 +48,8 @@ _TABLE = (
 def decoder_table(model: ModelConfig | None = None, *, has_two_ends: bool = False) -> tuple[PlacementRow, ...]:
     """Return the rows of all parameters.
 
-    model: its variants of other packages have rows too; None for a model without such variants. has_two_ends: whether
-    a tied embedding is used on two different stages.
+    model: variants from other packages add rows for their parameters; None for a model without such variants.
+    has_two_ends: whether a tied embedding is used on two different stages.
     """
     rows = _TABLE if model is None else (*_variant_rows(model), *_TABLE)
     if not has_two_ends:

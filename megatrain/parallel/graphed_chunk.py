@@ -1,11 +1,11 @@
 """Micro-batches replayed from recordings, for models so small that the host cannot launch their work fast enough.
 
 A recording (on a GPU, a CUDA graph) holds the device's work for one micro-batch: the same kernels on the same
-memory, without the Python code that launched them. So a recording is valid only while that code would make the same
-decisions. Everything that the decisions depend on is the recording's key: which sums of gradients have begun (a
-gradient is added to these and overwrites the others), and what the owner's `decisions` returns. A step usually needs
-two recordings: one for the first micro-batch, and one for all others. Forward and backward are recorded separately, so
-that spans stay outside.
+memory, without the Python code that launched them. So a recording is valid only as long as that code would take the
+same branches. The key of a recording is everything that the branches depend on: which sums of gradients have begun (a
+gradient is added to these and overwrites the others), and the result of `decisions`. A step usually needs two
+recordings: one for the first micro-batch, and one for all others. Forward and backward are recorded separately, so that
+the spans around them are not part of a recording.
 Not for pipelines: each backward must directly follow its forward, because recordings share their memory.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from megatrain.parallel.data_parallel import ChunkDataParallel, WrittenGradients
 
 STEPS_BEFORE_RECORDING = 2
-"""How many steps run a kind of micro-batch before it is recorded.
+"""The number of steps that run a kind of micro-batch without a recording, before it is recorded.
 
 In these steps, libraries choose their algorithms, tables are computed and kernels are loaded.
 """
@@ -54,7 +54,7 @@ class CudaGraphCapture:
     def capture(self, work: Callable[[], None]) -> Replay:
         graph = torch.cuda.CUDAGraph()
         try:
-            # thread_local: what other threads (NCCL's watchdog, the snapshot writer) do is no part of the recording
+            # thread_local: the work of other threads (NCCL's watchdog, the snapshot writer) is not recorded
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 work()
         except RuntimeError as error:
@@ -65,10 +65,10 @@ class CudaGraphCapture:
 
 
 class StaticContext(Protocol):
-    """What the context of a micro-batch must support, so that a recording can read it from fixed memory."""
+    """The methods that a micro-batch's context needs, so that a recording can read it from fixed memory."""
 
     def clone(self) -> StaticContext:
-        """Return a copy in memory of its own."""
+        """Return a copy in separate memory."""
 
     def copy_(self, other: Any) -> None:
         """Copy the values of `other`. Raises: ValueError when their form differs from this context's."""

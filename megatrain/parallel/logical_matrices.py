@@ -2,7 +2,8 @@
 
 An update rule such as Muon needs whole matrices. The single-device model's weight is a tensor in which several matrices
 may be fused: the queries of all heads, all keys and all values are one matrix each, and so are gate and up of the mlp.
-The outputs of a matrix are its rows, its inputs are its columns. Pure, and without torch.
+The outputs of a matrix are its rows, its inputs are its columns. Pure functions: no I/O and no clock, and no import of
+torch.
 Source: one matrix for each of q, k and v, as Keller Jordan, Muon, 2024, advises.
 """
 
@@ -19,7 +20,7 @@ from megatrain.parallel.placement import Fused
 
 @dataclass(frozen=True, slots=True)
 class LogicalMatrix:
-    """One matrix: a box of the parameter, whose last dim has the inputs.
+    """One matrix: a box of the parameter. The last dim of the box has the inputs.
 
     name: that of the matrix in a fused parameter (`q`), else empty.
     """
@@ -41,7 +42,7 @@ class LogicalMatrix:
 class HiddenWeight:
     """The matrices of one parameter, and what each rank along the cut axis holds of the parameter.
 
-    boxes: for each of these ranks, the boxes that lie end to end in its tensor. They have equally many elements.
+    boxes: for each of these ranks, the boxes that lie one after another in its tensor, with the same total size.
     """
 
     matrices: tuple[LogicalMatrix, ...]
@@ -65,9 +66,10 @@ def matrices_of(name: str, shape: Sequence[int], fused: Fused | None) -> tuple[L
 def owners_of(
     matrices: Sequence[LogicalMatrix], cost: Callable[[LogicalMatrix], float], num_ranks: int
 ) -> tuple[int, ...]:
-    """Return for each matrix the rank, below `num_ranks`, that computes with it. Every rank decides alike.
+    """Return for each matrix the rank, below `num_ranks`, that computes with it. The result is the same on every rank.
 
-    The most expensive matrix goes first, each to the rank with the least work so far, the first of equals.
+    Matrices are assigned in the order of decreasing cost, each to the rank with the least work so far (the lowest such
+    rank).
     """
     owners = [0] * len(matrices)
     loads = [(0.0, rank) for rank in range(num_ranks)]

@@ -23,10 +23,10 @@ _EXCHANGE = Operation.UPDATES_ALL_TO_ALL
 
 
 class MatrixExchange:
-    """The matrices of some buckets with the same replicas, all of whose parameters are hidden weights.
+    """The matrices of some buckets with the same replicas. All their parameters are hidden weights.
 
-    cut: the group along the axis that cuts the weights. precision: in which matrices travel and are orthogonalised,
-    "bf16", or "master" for that of the summed gradients.
+    cut: the group along the axis that cuts the weights. precision: the dtype in which matrices are sent and
+    orthogonalised, "bf16", or "master" for that of the summed gradients.
     """
 
     def __init__(self, buckets: Sequence[Bucket], cut: Group, precision: str) -> None:
@@ -43,7 +43,7 @@ class MatrixExchange:
 
     @property
     def bytes_sent(self) -> dict[str, int]:
-        """What this rank sends to others in one exchange, there and back, by the name of the group."""
+        """The bytes that this rank sends to other ranks in one exchange, in both directions, by group name."""
         hops = ((self._replicas, self.routes.along_replicas), (self._cut, self.routes.along_cut))
         return {group.name: hop.num_to_others(group.rank) * self._dtype.itemsize for group, hop in hops}
 
@@ -52,14 +52,14 @@ class MatrixExchange:
 
         The scale is applied in the dtype of the shards.
         Communication: two all-to-alls over the replicas and two over the cut axis; blocks. Along the replicas a rank
-        sends its shards, and the matrices of its row of ranks back; along the cut axis it sends its part of these
-        matrices, and the matrices that it owns back.
+        sends its shards, and returns the results of the matrices of its row; along the cut axis it sends its part of
+        these matrices, and returns the results of the matrices that it owns.
         """
-        # no name for what is in transfer, so that each step frees what the step before it made
+        # without local variables, so that each step frees the tensors of the step before it
         self._return(self._orthogonalized(self._gathered(shards)), shards, scale)
 
     def _orthogonalized(self, arrived: Tensor) -> Tensor:
-        """Return `arrived`, the parts of this rank's own matrices, with the parts of the orthogonal matrices."""
+        """Overwrite `arrived`, the parts of this rank's own matrices, with those of orthogonal matrices. Return it."""
         for owned in self.routes.owned:
             whole = arrived.new_empty(owned.matrix.box.sizes)
             for part, box in _owned_parts(arrived, owned):
@@ -74,7 +74,7 @@ class MatrixExchange:
         first, second, spans = self.routes.along_replicas, self.routes.along_cut, self.routes.spans
         parts = self._replicas.all_to_all(self._packed(shards), _EXCHANGE, first.sent, first.received).wait()
         if self._cut.size == 1:
-            return parts  # each owned part is where it has arrived
+            return parts  # owned.parts are positions in this tensor
         parts = torch.cat([parts[span] for span in spans]) if spans else parts
         return self._cut.all_to_all(parts, _EXCHANGE, second.sent, second.received).wait()
 

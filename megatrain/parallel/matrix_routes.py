@@ -1,10 +1,11 @@
-"""How the parts of whole matrices get from the shards to one owner rank each, and back. Pure, and without torch.
+"""How the parts of each whole matrix get from the shards to one owner rank, and back.
 
 The ranks of a stage form a grid: replicas along one side, the parts of the cut axis along the other. A matrix is spread
 over the shards of several replicas of each part. Its values first go to the owner's row, along the replicas, and then
 to the owner, along the cut axis. Results take the same way back. So two all-to-alls over the existing groups reach
-every rank. Ranks with the same part all send and receive it. Every rank computes the same routes without
-communication. Source: ours, after the distributed Muon of Moonlight (arXiv:2502.16982), which gathers over dp.
+every rank. Ranks that hold the same part all send and receive it. Every rank computes the same routes without
+communication. Pure functions: no I/O and no clock, and no import of torch.
+Source: after the distributed Muon of Moonlight (arXiv:2502.16982), which gathers over dp.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class OwnedMatrix:
-    """A matrix that this rank owns. parts: (where a part begins in what has arrived, its box of the parameter)."""
+    """A matrix that this rank owns. parts: (where a part begins in the received data, its box of the parameter)."""
 
     matrix: LogicalMatrix
     parts: tuple[tuple[int, Box], ...]
@@ -56,7 +57,7 @@ class Hop:
     received: tuple[int, ...]
 
     def num_to_others(self, rank: int) -> int:
-        """Return how many elements leave this rank, there and back."""
+        """Return how many elements this rank sends to other ranks, in both directions."""
         return sum(self.sent) - self.sent[rank] + sum(self.received) - self.received[rank]
 
 
@@ -64,8 +65,8 @@ class Hop:
 class MatrixRoutes:
     """The routes of one rank.
 
-    regions: what this rank sends along the replicas, with the matrix, in the order of sending. spans: the slices of
-    what arrives from the replicas, in the order in which they are sent along the cut axis.
+    regions: what this rank sends along the replicas, with the matrix, in the order of sending. spans: the slices of the
+    data received from the replicas, in the order in which they are sent along the cut axis.
     """
 
     regions: tuple[tuple[LogicalMatrix, Region], ...]
@@ -119,7 +120,7 @@ def matrix_routes(
 
 
 def _regions(placed: PlacedWeight, matrix: LogicalMatrix, replica: int, part: int) -> Iterator[Region]:
-    """Yield what one rank's shard holds of a matrix, in the order of memory."""
+    """Yield the regions of a matrix that are in one rank's shard, in the order of memory."""
     start, shard = placed.start, replica * placed.shard_numel
     for held in placed.weight.boxes[part]:
         first, last = max(start, shard), min(start + held.numel, shard + placed.shard_numel)
@@ -139,9 +140,9 @@ def _replicas_of(placed: PlacedWeight) -> range:
 
 
 def _spans(to_part: Sequence[Sequence[int]], received: Sequence[int]) -> Iterator[slice]:
-    """Yield the slices of what has arrived from the replicas, for one part of the cut axis after the other.
+    """Yield the slices of the data received from the replicas, for one part of the cut axis after the other.
 
-    to_part: for each part and replica, how many elements go on from the replica to the part.
+    to_part: for each part and replica, how many elements from the replica are sent on to the part.
     """
     at = [sum(received[:replica]) for replica in range(len(received))]
     for counts in to_part:
@@ -158,7 +159,7 @@ def _arrivals(
     regions: Callable[[int, int, int], Iterator[Region]],
     replicas_of: Sequence[range],
 ) -> tuple[dict[int, list[tuple[int, Box]]], tuple[int, ...]]:
-    """Return where the parts of each own matrix are in what arrives along the cut axis, and how much comes from each.
+    """Return where each own matrix's parts are in the data received along the cut axis, and the size from each rank.
 
     From each part of the axis, the shards of one replica after the other arrive, each with its parts of all matrices.
     """

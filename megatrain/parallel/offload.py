@@ -5,7 +5,7 @@ work that is launched after the next block's forward. The copy back starts when 
 So the device holds the activations of at most two offloaded blocks, besides those of the blocks that are not offloaded.
 Whole storages are copied, byte by byte. Views of one storage are copied once and come back with their strides, so every
 kernel reads the same bytes as without offloading.
-Source: ours; the idea of swapping by layer from vDNN (arXiv:1602.08124).
+Source: vDNN (arXiv:1602.08124), for the idea of swapping by layer.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ class OffloadCopies(Protocol):
     """Copies between a device and the host, overlapped with the device's work. Shapes: all tensors are flat bytes."""
 
     def start_copy_to_host(self, sources: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
-        """Start to copy `sources` to the host. Return the copies, and what finish() waits for.
+        """Start to copy `sources` to the host. Return the copies, and a handle for finish().
 
         Work that is already launched may still write the sources; the copies wait for it.
         """
 
     def start_copy_to_device(self, copies: Sequence[Tensor], copied: Any) -> tuple[list[Tensor], Any]:
-        """Start to copy back what start_copy_to_host() made. Return the results, and what finish() waits for.
+        """Start to copy `copies` back to the device. Return the results, and a handle for finish().
 
-        copied: what start_copy_to_host() returned for finish().
+        copied: the handle that start_copy_to_host() returned.
         """
 
     def finish(self, pending: Any) -> None:
         """Make all work that is launched from now on wait until the copies are done."""
 
     def abandon(self, sources: Sequence[Tensor]) -> None:
-        """Keep the memory of `sources` from being reused before a copy that is no longer wanted has ended."""
+        """Keep the memory of `sources` from being reused before a copy that is no longer needed has ended."""
 
 
 class CudaCopies:
-    """Copies through pinned memory, on a stream of their own for each direction."""
+    """Copies through pinned memory, on a separate stream for each direction."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -80,7 +80,7 @@ class CudaCopies:
 
 
 class ImmediateCopies:
-    """Copies of a device without streams, made at once. If the device is the CPU, they save no memory."""
+    """Copies for a device without streams: each call copies at once. If the device is the CPU, they save no memory."""
 
     def start_copy_to_host(self, sources: Sequence[Tensor]) -> tuple[list[Tensor], None]:
         return [source.clone() for source in sources], None
@@ -192,7 +192,7 @@ class Offloader:
     def attach(self, chunk: nn.Module, blocks: Sequence[nn.Module], num_offloaded: int) -> None:
         """Make the first `num_offloaded` of `blocks` offload. The chunk's parameters stay on the device.
 
-        Parameters have memory there anyway, so copying them would free none.
+        Copying them would free no memory, because parameters stay allocated there.
         """
         self._kept_on_device = frozenset(one.untyped_storage() for one in chunk.parameters())
         for number, block in enumerate(blocks[: num_offloaded + 1]):

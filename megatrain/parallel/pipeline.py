@@ -1,8 +1,8 @@
-"""The pipeline runtime: carries out one stage's list of actions. The schedule decides what runs when.
+"""The pipeline runtime: carries out one stage's list of actions, in the order of the schedule.
 
-A receive is posted when its action comes up, and the compute that consumes it awaits it. A send is released when it is
-delivered, and awaited at the end of the pass at the latest. Backward needs only the autograd edge of a chunk's output,
-so the output's memory is free once it is sent (MegaScale sec. 3.2, decoupled sends and receives).
+A receive is posted at its action, and the compute that uses its result waits for it. The memory of a send is freed once
+it is delivered, and all sends are awaited at the end of the pass. Backward needs only the autograd edge of a chunk's
+output, so the output's memory is free once it is sent (MegaScale sec. 3.2, decoupled sends and receives).
 Shapes: S_local = seq_len / tp_size rows, B micro-batch, H hidden.
 """
 
@@ -30,7 +30,7 @@ from megatrain.telemetry.recorder import Recorder
 
 @dataclass(frozen=True, slots=True)
 class PipelineInput:
-    """One micro-batch. context: what else the model needs. Shapes: tokens and labels [S, B]."""
+    """One micro-batch. context: the model's other inputs. Shapes: tokens and labels [S, B]."""
 
     tokens_SB: Tensor
     labels_SB: Tensor
@@ -52,7 +52,7 @@ class PipelineChunk:
     sample_losses_B: Tensor | None = None
 
     def forward(self, x: Tensor, context: Any, labels_SB: Tensor | None) -> tuple[Tensor, Backward]:
-        """Return the output, detached from the autograd graph, and its backward, which keeps only its edge there."""
+        """Return the output, detached from the autograd graph, and its backward, which keeps only its edge."""
         with self.forward_context:
             out = self.module(x, context, labels_SB)
         edge = get_gradient_edge(out) if out.requires_grad else None
@@ -63,7 +63,8 @@ class PipelineChunk:
 class TrainingLosses:
     """The losses of this rank's micro-batches over their label tokens, fp64.
 
-    total: their sum, 0 except on the last stage. samples_MB: the loss of each sample, where the last chunk keeps them.
+    total: their sum, 0 except on the last stage. samples_MB: the loss of each sample if the last chunk keeps them, else
+    None.
     Shapes: total scalar; samples [M, B].
     """
 
@@ -123,8 +124,8 @@ class Pipeline:
     ) -> TrainingLosses:
         """Run forward and backward of all micro-batches, and sum their gradients in the buckets.
 
-        loss_scale: returns the gradient of the summed loss (1 / number of label tokens); the first backward calls it,
-        once.
+        loss_scale: returns the gradient of the summed loss (1 / number of label tokens); it is called once, by the
+        first backward.
         """
         for chunk in self.chunks:
             chunk.data_parallel.expect(schedule.num_microbatches)

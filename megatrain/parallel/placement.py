@@ -1,9 +1,9 @@
-"""Which rank holds which values of each parameter: a table of rows, and the placements that follow from it.
+"""Which rank holds which values of each parameter: a table of rows, and the placements computed from it.
 
-A row describes the parameters that match a pattern: how they are cut, which ranks hold the same shard, and which
+A row describes the parameters that match a pattern: how they are sharded, which ranks hold the same shard, and which
 matrices are fused in them. A rank's placement follows from the row and the rank's coordinate. It gives which box of the
 parameter the rank holds, over which ranks the gradient is summed and the state sharded, which rank counts a value in a
-norm, and which rank saves it. Pure, and without torch. Source: ours.
+norm, and which rank saves it. Pure functions: no I/O and no clock, and no import of torch.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ PIPELINE_ENDS = "embedding"
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A cut in equal parts along `dim`, which the ranks along an axis hold in order.
+    """A partition into equal parts along `dim`. The ranks along `axis` hold the parts in order.
 
-    num_parts: None for one part per rank of the axis. If the axis has more ranks than parts, consecutive
-    ranks hold the same part, equally many of each.
+    num_parts: None for one part per rank of the axis. If the axis has more ranks than parts, consecutive ranks hold the
+    same part, the same number of ranks for each part.
     """
 
     axis: str
@@ -40,7 +40,7 @@ class Fused:
     """The logical matrices (or their biases) that lie side by side along `dim` of one tensor.
 
     They lie in the order of `names`. Of the indices of `dim`, the last len(names) - 1 hold one matrix each; the first
-    matrix has all earlier ones.
+    matrix has all earlier indices.
     splits_first: when a cut has more ranks than the tensor has indices along the cut, several ranks hold each index.
     They then split the first matrix (the queries), and each holds all of the other matrices (the key and the value).
     """
@@ -65,17 +65,18 @@ class Fused:
 class PlacementRow:
     """The placement of every parameter whose name in the module matches `pattern`.
 
-    cut: None where each rank of a stage holds the whole parameter.
-    replica_axes: ranks along them hold the same part and compute with it on other tokens. The gradient is summed over
+    cut: None if each rank of a stage holds the whole parameter.
+    replica_axes: ranks along these axes hold the same part and use it for different tokens. The gradient is summed over
     their group, and the optimizer state is sharded over it.
-    sum_groups: axes, or PIPELINE_ENDS, whose ranks hold the same part, too. Each computes only a part of the gradient,
-    so the gradient is summed over these groups as well, one after the other; the state is not sharded over them.
-    may_lack_gradient: a micro-batch may not use the parameter, as an expert to which no token goes.
-    logical_name: the single-device model's parameter that this one is a copy of, where the name differs.
-    is_hidden_weight: the parameter maps hidden states to hidden states, as an embedding or a head does not. The last
-    dim of its tensor has the inputs; the others together have the outputs.
-    is_vector: a bias, a scale or the like: without weight decay. Parameters whose names end with "bias" or
-    "norm.weight" are vectors in any case.
+    sum_groups: axes, or PIPELINE_ENDS, along which ranks also hold the same part. Each computes only a part of the
+    gradient, so the gradient is summed over these groups as well, one after the other; the state is not sharded over
+    them.
+    may_lack_gradient: a micro-batch may leave the parameter unused, such as an expert that gets no token.
+    logical_name: the name of the single-device model's parameter that this one is a copy of, if it differs.
+    is_hidden_weight: the parameter maps hidden states to hidden states, unlike an embedding or a head. The last dim of
+    its tensor has the inputs; the others together have the outputs.
+    is_vector: a bias, a scale or the like: without weight decay. Parameters with names that end with "bias" or
+    "norm.weight" are always vectors.
     """
 
     pattern: str
@@ -91,11 +92,11 @@ class PlacementRow:
 
 @dataclass(frozen=True, slots=True)
 class ShardHolders:
-    """The ranks that hold the same shard: the same box, and as they train on the same samples, the same part of it.
+    """The ranks that hold the same shard: the same box, and, because they have the same samples, the same part of it.
 
-    If the shard has a gradient, each has a part of it, which is summed over them. Only the first one's values count in
-    sums over all parameters.
-    groups: the groups whose ranks they are, none if this rank is the only one. index: this rank's index among them;
+    If the shard has a gradient, each rank has a part of the gradient, and these are summed over the ranks. Only the
+    first rank's values count in sums over all parameters.
+    groups: the groups that join these ranks; empty if this rank is the only one. index: this rank's index among them;
     the place in the last group varies fastest.
     """
 
@@ -123,16 +124,16 @@ def row_of(name: str, table: Sequence[PlacementRow]) -> PlacementRow:
     for row in table:
         if fnmatchcase(name, row.pattern):
             return row
-    raise TopologyError(f"parameter {name} is in no row of the table of placements; add one (parallel/decoder.py)")
+    raise TopologyError(f"parameter {name} matches no row of the placement table; add a row (parallel/decoder.py)")
 
 
 def placements_of(
     name: str, shape: Sequence[int], row: PlacementRow, layout: Layout, rank: int
 ) -> tuple[Placement, ...]:
-    """Return the placements of a parameter of `shape` on a rank of `layout`, whose stage has the parameter.
+    """Return the placements of a parameter of `shape` on a rank of `layout`. The rank's stage must have it.
 
-    There is one placement, except for fused matrices with splits_first: these have two, which lie end to end in the
-    memory of the rank's tensor.
+    There is one placement, except for fused matrices of which several ranks split the first (splits_first). These have
+    two, one after the other in the memory of the rank's tensor.
     Raises: TopologyError when the parameter cannot be cut as the row requires.
     """
     holders = _holders(row.sum_groups, layout, rank)

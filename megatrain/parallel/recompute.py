@@ -1,11 +1,11 @@
 """Backward recomputes some of the tensors that it needs, so that they are not kept.
 
-Selective recompute: autograd saves the input of every product. Some of these inputs are cheap to recompute: a gathered
-sequence from this rank's rows, a norm's output from its input, an activation's output from its input. While a chunk
-runs inside the context SelectiveRecompute, such an output is registered with a function that recomputes it. When
-autograd saves the output (or a view of it), the function is kept in its place. Backward runs the function once for all
-uses of the output.
-Source: ours, on torch's saved_tensors_hooks; the idea of re-gathering in backward from Korthikanti et al. (2205.05198).
+Selective recompute: autograd saves the input of every matrix multiplication. Some of these inputs are cheap to
+recompute: a gathered sequence from this rank's rows, a norm's output from its input, an activation's output from its
+input. While a chunk runs inside the context SelectiveRecompute, such an output is registered with a function that
+recomputes it. When autograd saves the output (or a view of it), the function is kept in its place. Backward runs the
+function once for all uses of the output.
+Source: Korthikanti et al. (2205.05198), for the idea of gathering again in backward.
 
 Full recompute keeps only each block's input, and backward runs the block again. Selective recompute
 (`parallel.recompute = "selective"`) is cheaper. It is part of the tensor plan (tensor_plan.py).
@@ -28,7 +28,7 @@ from megatrain.ops.normalization import ResidualStream
 
 @dataclass(slots=True)
 class _RecomputedOutput:
-    """How to compute a registered output again, and the result while uses of it are left."""
+    """How to compute a registered output again, and the result as long as uses of it remain."""
 
     load_source: Callable[[], Tensor]
     recompute: Callable[[Tensor], Tensor]
@@ -49,7 +49,7 @@ class _RecomputedOutput:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """A view, which autograd saves, of an output that can be recomputed."""
+    """A view of an output that can be recomputed, as autograd saves it."""
 
     output: _RecomputedOutput
     size: torch.Size
@@ -122,7 +122,7 @@ class SelectiveRecompute:
 def recompute_fully(block: nn.Module) -> None:
     """Make backward run `block` again. Dropout draws the same masks, because a mask depends only on its position.
 
-    The residual stream is added up at both ends of the block, so that one tensor is kept instead of two.
+    The residual stream is added up before and after the block, so that one tensor is kept instead of two.
     """
     forward = block.forward
 

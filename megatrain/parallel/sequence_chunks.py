@@ -1,17 +1,17 @@
-"""A branch whose matrix products overlap with the collectives of its rows, chunk by chunk, in forward and in backward.
+"""Residual branches in which GEMMs overlap with collectives, chunk by chunk, in forward and in backward.
 
 compute                                              | collective that overlaps with it
-forward    first products of chunk k                 | all-gather of the chunks after k
-           last products of chunk k                  | reduce-scatter of the chunks before k
-backward   dgrad of the last products, chunk k       | all-gather of the gradient's chunks after k
+forward    first GEMMs of chunk k                    | all-gather of the chunks after k
+           last GEMMs of chunk k                     | reduce-scatter of the chunks before k
+backward   dgrad of the last GEMMs, chunk k          | all-gather of the gradient's chunks after k
            their wgrads, and the middle's backward   | second all-gather of the branch's input
-           dgrad of the first products, chunk k      | reduce-scatter of the chunks before k
+           dgrad of the first GEMMs, chunk k         | reduce-scatter of the chunks before k
            their wgrads                              | the remaining reduce-scatters
 
-Between the two collectives, rows are in chunk order (comm/sequence_chunks.py). Attention needs the sequence's order,
-so it gets a copy of its product in that order. A wgrad is one product over all rows, never a sum of chunks, so its
-addends do not depend on the number of chunks.
-Shapes: S sequence, B micro-batch, H hidden, I inputs and O outputs of a product; a `_local` tensor holds S / tp rows.
+Between the two collectives, rows are in chunk order (comm/sequence_chunks.py). Attention needs the order of the
+sequence, so it gets a copy of the QKV projection's output in that order. A wgrad is one GEMM over all rows, not a sum
+over chunks, so its addends do not depend on the number of chunks.
+Shapes: S sequence, B micro-batch, H hidden, I inputs and O outputs of a GEMM; a `_local` tensor holds S / tp rows.
 Source: MegaScale sec. 3.2; Korthikanti et al. (2205.05198) for gathering the branch's input again in backward.
 """
 
@@ -71,7 +71,7 @@ class ChunkedSublayers(nn.Module):
         return multiply_and_scatter(inputs, last, normed_local, branch)
 
     def _in_chunk_order(self, attended: Tensor) -> Tensor:
-        """Return a copy in chunk order, which backward makes again. Attention keeps its output for its own backward."""
+        """Return a copy in chunk order. Backward makes it again from `attended`, which attention keeps anyway."""
         reorder = partial(in_chunk_order, chunks=self.chunks)
         rows = reorder(attended)
         self.selective_recompute.register(rows, attended, reorder)
@@ -79,9 +79,9 @@ class ChunkedSublayers(nn.Module):
 
 
 class _BranchContext:
-    """What the two functions of one forward through a residual branch share.
+    """The state that the two functions of one forward through a residual branch share.
 
-    The backward of the last products starts the second gather, and the backward of the first products takes its rows.
+    The backward of the last GEMMs starts the second gather, and the backward of the first GEMMs takes its rows.
     """
 
     def __init__(self, chunks: SequenceChunks, keeps_rows: bool) -> None:
@@ -104,7 +104,7 @@ def gather_and_multiply(
     """Return the product of the gathered rows and each (weight, bias), in chunk order.
 
     Shapes: x [S / tp, B, I]; weight [*O, I]; bias [*O]; result [S, B, *O].
-    Communication: K all-gathers during the products; K reduce-scatters in backward.
+    Communication: K all-gathers during the GEMMs; K reduce-scatters in backward.
     """
     flat = [one for factor in factors for one in factor]
     products = _GatherAndMultiply.apply(x_local, branch, *flat)
@@ -120,7 +120,7 @@ def multiply_and_scatter(
 
     inputs: rows in chunk order. x_local: the rows that gather_and_multiply got; backward gathers them again.
     Shapes: inputs [S, B, I]; weights [O, I]; result [S / tp, B, O].
-    Communication: K reduce-scatters during the products; in backward K all-gathers, and K more of x_local.
+    Communication: K reduce-scatters during the GEMMs; in backward K all-gathers, and K more of x_local.
     """
     again = [] if branch.keeps_rows else [x_local.detach()]
     first = _SaveForBackward.apply(*inputs, *weights, *again)

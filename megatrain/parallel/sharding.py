@@ -1,4 +1,4 @@
-"""What a rank holds of a logical parameter: its tensor in the model, and flat shards of its optimizer state."""
+"""A rank's part of a logical parameter: its tensor in the model, and flat shards of its optimizer state."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from megatrain.parallel.update_rules import BY_ADAMW, UpdateRule
 class LogicalParameter:
     """A parameter of the single-device model: the tensor with this rank's part of it, and that part's placements.
 
-    placements: one for each box; the boxes lie end to end in the tensor's memory. All placements name the same replica
-    group, and all with several holders name the same groups of holders.
+    placements: one for each box; the boxes lie one after another in the tensor's memory. All placements have the same
+    replica group, and all with several holders have the same groups of holders.
     num_writes: how often backward writes to its gradient in each micro-batch: once for each use of the parameter.
-    0 where a micro-batch may give it no gradient.
+    0 if a micro-batch may give it no gradient.
     hidden: the matrices of a hidden weight; None for other parameters.
     is_vector: whether the table of placements marks the parameter as a vector; biases and norms' scales always are.
     """

@@ -1,4 +1,4 @@
-"""The modules that a parallel plan puts in place of a module or a named point.
+"""The modules with which the tensor plan replaces submodules of a chunk.
 
 Shapes: S sequence, B micro-batch, H hidden, V local vocabulary, T tokens (S * B), K statistics of the loss.
 """
@@ -80,10 +80,10 @@ class VocabularyRows(nn.Module):
 
 
 class VocabularyCrossEntropy(nn.Module):
-    """The summed loss where each rank holds some columns of the logits, which are never gathered.
+    """The summed loss if each rank holds some columns of the logits, which are never gathered.
 
     terms: the terms that training adds; evaluation has only the cross entropy.
-    observe: gets the loss of each token in training, where it is set; the same on all ranks of the group.
+    observe: if set, is called in training with the loss of each token, the same on all ranks of the group.
     Communication: over tp, one all-reduce (maximum) of one number per token, and one all-reduce (sum) of two numbers
     per token, or three with label smoothing.
     """

@@ -1,7 +1,8 @@
-"""The tensor- and sequence-parallel plan of a chunk: it cuts the parameters by a table and replaces named points.
+"""Tensor and sequence parallelism of a chunk: shards its parameters by a table, and replaces some of its submodules.
 
-Between the out point of a branch and the in point of the next, each rank holds S / tp rows of the sequence. The model
-is on the meta device when the plan is applied, so no full weight ever exists.
+Submodules with fixed names (branch_in, branch_out, ...) are replaced by modules that communicate. Between branch_out of
+one branch and branch_in of the next, each rank holds S / tp rows of the sequence. The model is on the meta device when
+the plan is applied, so no full weight ever exists.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from megatrain.parallel.styles import (
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """What to apply to a chunk.
+    """The settings of the plan of a chunk.
 
-    table, layout, rank: the placements, and the rank whose part is cut. recompute: "none", "selective" or "full".
+    table, layout, rank: the placements, and the rank that gets its part. recompute: "none", "selective" or "full".
     vocab_size: without the padding.
     group: the rank's tensor-parallel group, over which rows are exchanged.
     num_sequence_chunks: how many sequence chunks the branches exchange; with one, all rows at once. has_overlap:
-    whether the collectives of chunks overlap with the products. whole_layers: layers that exchange all rows at once in
-    any case, because their products are of another kind.
+    whether the collectives of chunks overlap with matrix multiplications. whole_layers: layers that never use sequence
+    chunks, because they multiply in FP8.
     """
 
     table: Sequence[PlacementRow]
@@ -57,10 +58,10 @@ class TensorPlan:
 
 
 def apply_tensor_plan(chunk: nn.Module, plan: TensorPlan) -> tuple[list[LogicalParameter], SelectiveRecompute]:
-    """Cut the parameters of `chunk` (on meta) to this rank's part, and put the styles in place.
+    """Reduce the parameters of `chunk` (on meta) to this rank's part, and replace submodules by those of styles.py.
 
     Returns the chunk's parameters with the boxes that they hold, and the context in which its forward must run.
-    Raises: TopologyError for a parameter that no row of the table matches, or whose dim cannot be divided.
+    Raises: TopologyError for a parameter that no row of the table matches, or that cannot be divided.
     """
     placements = {
         name: placements_of(name, parameter.shape, row_of(name, plan.table), plan.layout, plan.rank)
@@ -127,7 +128,7 @@ def _place_styles(
         elif leaf in ("branch_out", "embedding_out"):
             _replace(chunk, path, ReduceScatterSequence(group))
         elif leaf == "over_ranks":
-            # where there are more ranks than keys, the last of a rank's boxes is the key that it shares
+            # if there are more ranks than keys, a rank's last box is the key that it shares with other ranks
             _replace(chunk, path, SumOfHeads(group, placements[f"{_parent(path)}.weight"][-1].holders.count))
         elif path == "embedding.word":
             first_row = placements[f"{path}.weight"][0].box.offsets[0]
@@ -141,7 +142,7 @@ def _place_styles(
 def _has_chunks(plan: TensorPlan, path: str) -> bool:
     """Return whether the branch that contains `path` exchanges its rows in sequence chunks.
 
-    The path has the layer's global number, because layers keep it in every part of the model.
+    The path has the layer's global number, which layers keep in every chunk.
     """
     _, layer, _ = path.split(".", 2)
     return plan.num_sequence_chunks > 1 and int(layer) not in plan.whole_layers

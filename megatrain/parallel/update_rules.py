@@ -1,4 +1,7 @@
-"""How the optimizer updates each parameter: by its name and kind, the same on every rank. Pure, and without torch."""
+"""How the optimizer updates each parameter: by its name and kind, the same on every rank.
+
+Pure functions: no I/O and no clock, and no import of torch.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,9 @@ _STATE_KINDS: Mapping[str, tuple[str, ...]] = {
 class UpdateRule:
     """The update of a parameter. The parameters of one bucket have the same rule.
 
-    name: of the algorithm. lr_scale: the learning rate as a multiple of the optimizer's. weight_decay: decoupled, of
-    matrices and embeddings; decays_all: of norms and biases too. has_ema: a moving average of the weights is kept.
+    name: of the algorithm. lr_scale: the learning rate as a multiple of the optimizer's. weight_decay: decoupled, for
+    matrices and embeddings; decays_all: for norms and biases too. has_ema: whether a moving average of the weights is
+    kept.
     """
 
     name: str = "adamw"
@@ -33,7 +37,7 @@ class UpdateRule:
 
     @property
     def state_kinds(self) -> tuple[str, ...]:
-        """The kinds of state beside the master weights: of each, one value for each weight."""
+        """The kinds of state besides the master weights. Each has one value per weight."""
         return (*_STATE_KINDS[self.name], *((EMA,) if self.has_ema else ()))
 
 
@@ -43,9 +47,10 @@ BY_ADAMW = UpdateRule()
 def update_rule(
     config: OptimizerConfig, groups: Sequence[ParameterGroupConfig], name: str, *, is_hidden_weight: bool
 ) -> UpdateRule:
-    """Return the rule of the parameter `name`. groups: in the order in which they count.
+    """Return the rule of the parameter `name`. groups: the first one that matches the name applies.
 
-    Muon is for the matrices between hidden states. With it, embeddings, head, positions, norms and biases have AdamW.
+    Muon is for the matrices between hidden states. With Muon, AdamW updates embeddings, head, positions, norms and
+    biases.
     Source: Keller Jordan, Muon, 2024.
     """
     algorithm = "adamw" if config.name == "muon" and not is_hidden_weight else config.name

@@ -38,7 +38,7 @@ from megatrain.telemetry.step_summary import OperationTotals
 
 _META = torch.device("meta")
 _ANY_GPU = DeviceKind("cuda", (9, 0))
-"""A GPU that is not known here. torch's attention kernels are the same from Ampere on, except cuDNN's."""
+"""The GPU of the job, which is unknown here. torch's attention kernels are the same from Ampere on, except cuDNN's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def planned_kind(config: Config) -> DeviceKind:
 def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
     """Return the chunks of the stage of `mesh`. The groups of `mesh` need no peers.
 
-    Raises: TopologyError when a parameter cannot be cut.
+    Raises: TopologyError when a parameter cannot be sharded.
     """
     kind, host = planned_kind(config), HostCopies()
     recorder = Recorder(BlackBoxWriter.anonymous())

@@ -1,7 +1,7 @@
 """The memory of a chunk for one micro-batch: the trainer's own chunk runs on meta, and its tensors are counted.
 
-Two micro-batches run forward and then backward, so that the effect of the second on the first is counted too: where all
-blocks are offloaded, the last block's activations leave when the next forward begins.
+Two micro-batches run forward and then backward, so that the effect of the second on the first is counted too: if all
+blocks are offloaded, the last block's activations are freed during the next forward.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ class Footprint:
     forward: int
     """The peak of the forward, including what it keeps."""
     backward: int
-    """The peak of the backward, including what is still kept; the peak of the dgrad where backward is split."""
+    """The peak of the backward, including what is still kept; the peak of the dgrad if backward is split."""
     deferred: int = 0
-    """Kept from the dgrad to the wgrad, where backward is split: the factors of the deferred wgrad products."""
+    """Kept from the dgrad to the wgrad, if backward is split: the operands of the deferred wgrads."""
     weights: int = 0
-    """The peak of the wgrad, without the deferred factors."""
+    """The peak of the wgrad, without the operands of deferred wgrads."""
     on_host: int = 0
     """Kept from the forward to the backward in host memory."""
     kept_of_newest: int = 0
-    """In addition to `kept`, until the forward of a later micro-batch: what has not left for the host yet."""
+    """In addition to `kept`, until the forward of a later micro-batch: what is offloaded but not freed yet."""
     forward_after_newest: int = 0
-    """Like `forward`, if the micro-batch before it is still the newest; what leaves then lowers the peak."""
+    """Like `forward`, if the previous micro-batch is still the newest; what it then frees lowers the peak."""
     backward_of_newest: int = 0
     """Like `backward`, for the newest micro-batch."""
     early: int = 0
-    """What the peak of a backward grows by where buckets are reduced as soon as they are whole."""
+    """The increase of a backward's peak if buckets are reduced as soon as they are complete."""
     early_weights: int = 0
-    """What the peak of the wgrad grows by, where backward is split."""
+    """The increase of a wgrad's peak, if backward is split."""
 
 
 class HostCopies:
-    """Copies to host memory and back that only have sizes. `memory` counts the copies on the host."""
+    """Copies of meta tensors to host memory and back, which only have sizes. `memory` counts those on the host."""
 
     def __init__(self) -> None:
         self.memory = PeakTensorBytes(on_meta=True)
@@ -95,9 +95,9 @@ def measure(
 ) -> MeasuredChunk:
     """Run `chunk`, which is on meta, and count its memory.
 
-    micro: a micro-batch, also on meta. standing: tensors that do not count, because they exist already. host: counts
+    micro: a micro-batch, also on meta. standing: tensors that do not count, because they already exist. host: counts
     offloaded tensors. is_split: wgrads are deferred. is_added: gradients are added to those of earlier micro-batches.
-    is_by_bucket: buckets are reduced as soon as they are whole.
+    is_by_bucket: buckets are reduced as soon as they are complete.
     """
     chunk.meta.module.train()
     with PeakTensorBytes(on_meta=True).include(standing, tensors_of(micro)) as memory:

@@ -4,7 +4,7 @@ Permanent: parameters, gradients, optimizer state, inputs. Temporary: activation
 temporaries of the running action, messages, gradients in transfer. The peak is the largest moment of forward and
 backward, or of the update: most updates work in place, but Muon's exchanges whole matrices (update.py). The memory of a
 chunk is counted while it runs on meta; rules give the memory of messages and reductions. The rules assume that no
-gradient's reduction ends before it is awaited. Fast peers need less memory, so the result is an upper bound.
+gradient's reduction ends before it is awaited. With fast peers less memory is used, so the result is an upper bound.
 Not counted: what an allocator rounds up, and what operations and communication libraries use internally.
 Measured against counted tensor bytes by benchmarks/memory.py.
 """
@@ -128,7 +128,7 @@ class _ReductionBytes(NamedTuple):
 def _chunk_memory(config: Config, chunk: PlannedChunk) -> ChunkMemory:
     reductions = [_reduction(config, bucket) for bucket in chunk.buckets]
     travelling = [one.travelling for one in reductions]
-    # a lane starts two exchanges, so two buckets have receive buffers: the one that travels and the next one
+    # a lane starts two exchanges, so two buckets have receive buffers: the one in transfer and the next one
     arriving = [sum(one.arriving for one in reductions[first : first + 2]) for first in range(len(reductions))]
     exchanged = _most(arriving, travelling)
     return ChunkMemory(
@@ -146,7 +146,7 @@ def _chunk_memory(config: Config, chunk: PlannedChunk) -> ChunkMemory:
 
 def _reduction(config: Config, bucket: Bucket) -> _ReductionBytes:
     """Return the bytes of one bucket. ZeRO-1 reduces gradients in place. ZeRO-2 frees them and keeps its shard. A copy
-    travels where gradients are reduced in another type."""
+    is sent if gradients are reduced in another dtype."""
     sum_bytes = accumulate_dtype(DTYPES[config.train.precision]).itemsize
     is_alone, is_zero_2 = bucket.replicas.size == 1, config.parallel.zero_stage == 2
     is_copied = config.parallel.grad_reduce_dtype == "bf16" and not is_alone
@@ -155,8 +155,8 @@ def _reduction(config: Config, bucket: Bucket) -> _ReductionBytes:
     travelling = sent if is_copied or is_zero_2 else 0
     if is_copied and is_zero_2:  # the shard of a copy has its own memory
         travelling += bucket.shard_numel * sum_bytes
-    # where ranks exchange their parts and sum them themselves (Group.reduce_scatter), the parts that arrive have their
-    # own memory: on CPUs from the exchange's turn on, else from its start on; half precision is summed in a wider copy
+    # if ranks exchange parts and sum them (Group.reduce_scatter), the received parts have their own memory: on CPUs
+    # from the exchange's turn on, else from its start on; half precision is summed in a wider copy
     arriving = sent if planned_kind(config).type == "cpu" and not is_alone else 0
     if is_copied and not arriving:
         travelling += sent
@@ -165,8 +165,8 @@ def _reduction(config: Config, bucket: Bucket) -> _ReductionBytes:
 
 
 def _most(beside: Sequence[int], travelling: Sequence[int]) -> int:
-    """Return the most bytes in addition to all that travels, while bucket after bucket ends and frees its memory.
+    """Return the most bytes besides all gradients in transfer, while one bucket's reduction after another ends.
 
-    beside: for each bucket, the additional bytes while it ends. travelling: the bytes that each bucket then frees.
+    beside: for each bucket, the additional bytes while its reduction ends. travelling: the bytes that it then frees.
     """
     return max(now - ended for now, ended in zip(beside, accumulate(travelling, initial=0), strict=False))

@@ -1,9 +1,9 @@
-"""Count the bytes of all live tensors, and their peak, while code runs: a dispatch mode that works on any device.
+"""Counts the bytes of all live tensors, and their peak, while code runs: a dispatch mode that works on any device.
 
-On real tensors it checks plans; on meta tensors it makes plans, because it counts the bytes that real tensors would
-take. The idea: every operation passes through the mode, including those of backward passes and of custom autograd
-functions. The storage of each result is counted once, for any number of views, until a weak reference reports its end.
-Not counted: what a kernel allocates and frees internally, and what an allocator rounds up or caches.
+With real tensors it checks plans; with meta tensors it makes plans, because it counts the bytes that real tensors would
+take. Every operation passes through the mode, including those of backward passes and of custom autograd functions. The
+storage of each result is counted once, for any number of views, until a weak reference reports its end. Not counted:
+what a kernel allocates and frees internally, and what an allocator rounds up or caches.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class PeakTensorBytes(TorchDispatchMode):
         key, size = storage._cdata, storage.nbytes()
         if key not in self._references:
             # the Python object lives as long as the C++ storage: torch keeps it when Python drops its last reference
-            self._references[key] = weakref.ref(storage, lambda _: self._forget(key))
+            self._references[key] = weakref.ref(storage, lambda _: self._drop(key))
         self.live_bytes += size - self._sizes.get(key, 0)  # a resized storage counts with its new size
         self._sizes[key] = size
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
-    def _forget(self, key: int) -> None:
+    def _drop(self, key: int) -> None:
         del self._references[key]
         self.live_bytes -= self._sizes.pop(key)

@@ -51,7 +51,7 @@ def _groups(plan: RunPlan) -> list[str]:
     rows = [
         [group.name, f"{group.size:,}", f"{group.num_groups:,}", _some(group.example_ranks)] for group in plan.groups
     ]
-    return ["Groups", *_table(["kind", "size", "groups", "one of them"], rows, num_left=1)]
+    return ["Groups", *_table(["kind", "size", "groups", "example"], rows, num_left=1)]
 
 
 def _stages(plan: RunPlan) -> list[str]:
@@ -86,7 +86,10 @@ def _parameters(plan: RunPlan) -> list[str]:
         for one in plan.grouped_parameters
     ]
     heads = ["pattern", "update", "tensors", "parameters", "lr scale", "weight decay"]
-    return ["Parameter groups of the whole model (the first match counts)", *_table(heads, rows, num_left=2)]
+    return [
+        "Parameter groups of the whole model (the first matching pattern applies)",
+        *_table(heads, rows, num_left=2),
+    ]
 
 
 def _memory(plan: RunPlan) -> list[str]:
@@ -103,8 +106,8 @@ def _memory(plan: RunPlan) -> list[str]:
         for stage in plan.stages
     ]
     return [
-        f"Memory of one rank in {unit}, at the fullest moment of a step (tensors; an allocator adds to that)",
-        "  an upper bound for gradients in exchanges: they count until awaited, messages for one computation more",
+        f"Memory of one rank in {unit}, at the fullest moment of a step (tensors only; an allocator needs more)",
+        "  an upper bound for gradients in exchanges: they count until awaited, and messages for one more computation",
         *_table(["stage with", *kinds, "total", "moment"], rows, num_left=1),
         *_host_memory(plan),
     ]
@@ -115,8 +118,8 @@ def _traffic(plan: RunPlan) -> list[str]:
         [stage.name, one.group, one.what, bytes_text(one.num_bytes)] for stage in plan.stages for one in stage.traffic
     ]
     return [
-        "Traffic: what one rank sends in a step (small sums are left out)",
-        *_table(["stage with", "group", "of what", "bytes"], rows, num_left=3),
+        "Traffic: bytes that one rank sends in a step, without small sums",
+        *_table(["stage with", "group", "content", "bytes"], rows, num_left=3),
     ]
 
 
@@ -126,7 +129,7 @@ def _host_memory(plan: RunPlan) -> list[str]:
         return []
     unit, unit_bytes = next((one for one in _UNITS if most >= one[1]), _UNITS[-1])
     needs = ", ".join(f"{stage.name}: {stage.memory.on_host / unit_bytes:.2f}" for stage in plan.stages)
-    return [f"Offloaded activations of one rank, pinned in host memory, in {unit} (hosts have several): {needs}"]
+    return [f"Offloaded activations of one rank, pinned in host memory, in {unit} (a host has several ranks): {needs}"]
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: int) -> list[str]:
@@ -165,7 +168,7 @@ def _count(number: int, noun: str, plural: str = "s") -> str:
 
 
 def dry_run(config: Config) -> str:
-    """Return a text about what every rank would do and hold. An open parallel.dp_size counts as 1.
+    """Return a text about what every rank would do and hold. With parallel.dp_size=0, one replica is assumed.
 
     Raises: TopologyError when layout, tensor plan or schedule cannot be built.
     """

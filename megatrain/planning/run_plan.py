@@ -1,10 +1,10 @@
-"""Plan a job on all its ranks in one process, without a GPU and without memory for weights.
+"""Plans a job on all its ranks in one process, without a GPU and without memory for weights.
 
 A mesh without peers (comm/dry.py) is built in the job's full world for one rank of each kind of stage (with the
 embedding, in the middle, with the head), and the rank's chunks are built on meta. The result is what these ranks would
-hold. Middle stages whose chunks have the same number of layers, of the same kinds, differ only in the micro-batches in
-flight. The first of them needs most memory, or the last, where a stage defers more than it keeps. The plan also counts
-the parameters of the whole model by update rule and parameter group.
+hold. Middle stages with the same layers per chunk, of the same kinds, differ only in the micro-batches in flight. The
+first of these stages needs most memory, or the last if a stage defers more than it keeps. The plan also counts the
+parameters of the whole model by update rule and parameter group.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class StagePlan:
     num_parameters: int
     """Elements on one rank, without padding."""
     memory: RankMemory
-    """The memory of the fullest of these stages."""
+    """The memory of the stage that needs most."""
     traffic: tuple[Traffic, ...]
     """What a rank sends in a step."""
 
@@ -99,7 +99,7 @@ class RunPlan:
     bucket_size: int
     """The least number of elements of gradients or parameters of one collective."""
     by_chunk: str
-    """Why collectives of data parallelism overlap only with other chunks; empty where they overlap bucket by bucket."""
+    """Why collectives of data parallelism overlap only with other chunks; empty if they overlap bucket by bucket."""
     bubble_fraction: float
     num_parameters: int
     """Parameters of the whole model."""
@@ -131,7 +131,7 @@ class RunPlan:
 
 
 def plan_run(config: Config) -> RunPlan:
-    """Return what every rank would hold. An open parallel.dp_size counts as 1.
+    """Return what every rank would hold. With parallel.dp_size=0, one replica is assumed.
 
     Raises: TopologyError when layout, tensor plan or schedule cannot be built.
     """
@@ -205,12 +205,12 @@ def _by_chunk(config: Config, largest_chunk: int) -> str:
         return "parallel.overlap=false: nothing overlaps"
     if config.parallel.bucket_size >= largest_chunk:
         layer = block_weights(config.model) // config.parallel.tp_size
-        return f"one bucket holds a whole chunk; parallel.bucket_size={layer} is the matrices of a layer"
+        return f"one bucket holds a whole chunk; parallel.bucket_size={layer} is the size of a layer's matrices"
     return ""
 
 
 def _stage_kinds(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the stages that are alike, with their name. Middle stages of several kinds are named by their layers."""
+    """Yield each kind of stage: its name, and its stages. Middle stages of several kinds are named by their layers."""
     pp_size = config.parallel.pp_size
     if pp_size == 1:
         yield "all layers", (0,)
@@ -234,7 +234,7 @@ def _layers_by_kind(config: Config, stage: int) -> tuple[tuple[LayerKind, ...], 
 
 
 def _group_plans(mesh: Mesh) -> Iterator[GroupPlan]:
-    """Yield this rank's groups, except groups of one rank, which are no process groups."""
+    """Yield this rank's groups, except groups of one rank, which need no process group."""
     world_size = mesh.layout.world_size
     for group in mesh.groups:
         if group.size == 1:

@@ -21,20 +21,20 @@ _BACKWARDS = (ActionKind.BACKWARD, ActionKind.DGRAD)
 
 @dataclass(frozen=True, slots=True)
 class ChunkMemory:
-    """What one chunk needs: a micro-batch's footprint, and bytes of its gradients."""
+    """The memory of one chunk: a micro-batch's footprint, and bytes of its gradients."""
 
     footprint: Footprint
     whole_gradients: int
-    """All gradients, in the type in which they accumulate."""
+    """All gradients, in the dtype in which they accumulate."""
     travelling: int
     """Alive from the start of a reduction to its end, without gradients that stay."""
     exchanged: int
-    """Parts that arrive from other ranks, where chunks take turns, so that only one chunk has them at a time."""
+    """Parts received from other ranks on CPUs, where chunks take turns: only one chunk has them at a time."""
     summed: int
-    """The sum of the arrived parts, for a moment, where half precision is summed."""
+    """The sum of the received parts, for a moment, if half precision is summed."""
     copied: int
-    """The most in addition to the copies while bucket after bucket is copied, where gradients travel in another type
-    and are then freed."""
+    """The most in addition to the copies while one bucket after another is copied, if gradients are sent in another
+    dtype and then freed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +159,13 @@ class StepWalk:
             self._messages -= self._message
 
     def _finish_compute(self, is_sent: bool) -> None:
-        """Count the result as a message. The message before it has arrived by the end of this computation."""
+        """Count the result as a message. The previous message has arrived by the end of this computation."""
         self._messages -= self._unsent
         self._unsent = self._message if is_sent else 0
         self._messages += self._unsent
 
     def _depart(self, chunk: int) -> None:
-        """Start a reduction. Where gradients travel in another type, both copies are alive for a moment."""
+        """Start a reduction. If gradients are sent in another dtype, both copies are alive for a moment."""
         memory = self._chunks[chunk]
         self._see(f"reduction of chunk {chunk}", memory.copied)
         self._travelling[chunk], self._exchanged[chunk] = memory.travelling, memory.exchanged
@@ -179,7 +179,7 @@ class StepWalk:
         self._exchanged.pop(chunk, None)
 
     def _see(self, what: str, bytes_of_part: int, of_which_kept: int = 0, early: int = 0) -> None:
-        """Record a moment if it is the largest. early: bytes of gradients whose reduction starts during the action."""
+        """Record a moment if it is the largest. early: bytes of gradients that are reduced during the action."""
         moment = Moment(
             what,
             self._activations + of_which_kept,

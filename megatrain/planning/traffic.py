@@ -1,4 +1,4 @@
-"""How many bytes a rank sends in a training step, by group: from the schedule, the buckets and the chunks as they run.
+"""How many bytes a rank sends in a training step, by group: from the schedule, the buckets and the measured chunks.
 
 A rank of a group of n sends (n - 1) / n of the whole tensor in an all-gather or a reduce-scatter, by any ring or direct
 algorithm. Small sums (counts, norms, flags) are left out.

@@ -23,7 +23,7 @@ from megatrain.telemetry.recorder import Recorder
 
 @dataclass(frozen=True, slots=True)
 class PlannedUpdate:
-    """What a rank needs for its update beside its state.
+    """The memory and traffic of a rank's update, besides its state.
 
     working: bytes at the fullest moment. sent: bytes to other ranks, by the name of the group.
     """

@@ -1,9 +1,9 @@
 """Many replicas of one graph at once: equal dependencies, different durations, some operations in common.
 
-The one idea: data-parallel replicas and steps repeat the same graph, so it is compiled once, and an operation's times
-are one small matrix [replica, column] that stays in the cache. A shared operation waits for all replicas of its column.
-Columns (steps or scenarios) do not depend on each other. Durations are requested operation by operation, so that a
-scenario need not copy millions of durations to change a few.
+Data-parallel replicas and steps repeat the same graph, so it is compiled once, and an operation's times are one small
+matrix [replica, column] that stays in the cache. A shared operation waits for all replicas of its column. Columns
+(steps or scenarios) do not depend on each other. Durations are requested operation by operation, so that a scenario
+need not copy millions of durations to change a few.
 
 The graph is compiled to topological levels: the nodes of a level can run only after a node of the level before. A node
 is an operation, or a group of operations that start together. Edges are stored as compressed rows.
@@ -24,7 +24,7 @@ Index = NDArray[np.int64]
 
 Matrix = NDArray[np.float64]
 Durations = Callable[[int], Matrix | float]
-"""Returns an operation's durations in a shape that fits [replica, column]. May be negative, because clocks disagree."""
+"""Returns an operation's durations in a shape that fits [replica, column]. Clocks differ, so they may be negative."""
 
 
 class Rows(NamedTuple):
@@ -59,7 +59,7 @@ def concatenate(rows: Rows, selected: Index) -> Index:
 
 
 def topological_levels(num_nodes: int, sources: Index, targets: Index) -> Rows:
-    """Return the nodes of each level; a node in no level is on a cycle or behind one.
+    """Return the nodes of each level; a node in no level is on a cycle or depends on one.
 
     `sources[i] -> targets[i]` are the edges, as nodes. A node's level is the length of the longest path to it.
     """
@@ -166,7 +166,7 @@ def evaluate_replicas(
 ) -> Matrix:
     """Return when each operation ends; the first operations can start at time 0.
 
-    delays: how much later than its dependencies allow an operation is ready to start.
+    delays: the time from the end of an operation's dependencies until the operation is ready to start.
     Shapes: the result is [operation, replica, column].
     """
     end = np.empty((graph.num_operations, num_replicas, num_columns))

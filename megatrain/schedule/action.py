@@ -1,10 +1,10 @@
 """The vocabulary of a pipeline schedule: actions, and each stage's list of actions.
 
-A stage executes its list in order. Computes first wait for what they consume. The other actions start an exchange and
-return; without `parallel.overlap`, GATHER and REDUCE wait for it too. A backward is one compute, or two where a
-schedule splits it. chunk_placement.py defines which stage has which part of the model. Messages from one stage to
-another in one direction form a channel, first in, first out: the n-th receive gets the message of the n-th send.
-Source: torch.distributed.pipelining and DeepSpeed use the list-of-actions form; the semantics here are ours.
+A stage executes its list in order. Computes first wait for their inputs. The other actions start an exchange and
+return; without `parallel.overlap`, GATHER and REDUCE wait for it too. A backward is one compute, or two if the schedule
+splits it. chunk_placement.py defines which stage has which part of the model. Messages from one stage to another in one
+direction form a channel, first in, first out: the n-th receive gets the message of the n-th send.
+Source: the list-of-actions form of torch.distributed.pipelining and DeepSpeed, with other semantics.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class ActionKind(Enum):
     BACKWARD = "backward"
     """Wait for the output's gradient, then compute the gradients of input and weights."""
     DGRAD = "dgrad"
-    """Wait for the output's gradient, then compute the input's gradient, and defer the products for the weights."""
+    """Wait for the output's gradient, then compute the input's gradient, and defer the wgrads."""
     WGRAD = "wgrad"
-    """Run the products that this micro-batch's DGRAD deferred."""
+    """Run the wgrads that this micro-batch's DGRAD deferred."""
     SEND_FORWARD = "send_forward"
     """Post the output of this chunk to the next model chunk; the buffer is released on delivery."""
     RECV_FORWARD = "recv_forward"
@@ -36,7 +36,7 @@ class ActionKind(Enum):
     RECV_BACKWARD = "recv_backward"
     """Post the receive of the gradient of this chunk's output."""
     GATHER = "gather"
-    """Start gathering the chunk's parameters over data-parallel ranks; parameters that are already whole stay whole."""
+    """Start gathering the chunk's parameters over data-parallel ranks, unless they are already gathered."""
     REDUCE = "reduce"
     """Start reducing and scattering the chunk's gradients over data-parallel ranks."""
 
@@ -56,7 +56,7 @@ MESSAGES_OF = {
     ActionKind.BACKWARD: (ActionKind.RECV_BACKWARD, ActionKind.SEND_BACKWARD),
     ActionKind.DGRAD: (ActionKind.RECV_BACKWARD, ActionKind.SEND_BACKWARD),
 }
-"""The receive before each compute and the send after it. WGRAD has neither."""
+"""The receive before each compute and the send after it. WGRAD has no messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Build a schedule by name. Results are immutable and cached, because config check and trainer ask for the same one.
+"""Builds schedules by name. Results are immutable and cached, because config check and trainer use the same ones.
 
 Reductions may be aligned: all stages start the reduction of a chunk's gradients when the stage that finishes the chunk
 latest is done. A reduction takes memory bandwidth and, on a GPU, processors from the compute that runs at the same
 time. Stages that reduce at different times slow each other down one after the other, because each waits for its
-neighbours. Stages that reduce together are slow only once. The price is that an earlier stage has less compute left to
+neighbours. Stages that reduce together are slow only once. The cost is that an earlier stage has less compute left to
 overlap.
 Source: the aligned gradient reduction of Megatron-LM.
 """

@@ -1,4 +1,4 @@
-"""Prove that a schedule is right, or name what is wrong: stage, position, action, rule.
+"""Proves that a schedule is correct, or names each violation: stage, position, action, rule.
 
 Three passes: every stage by itself (each action exactly once and in a legal order, memory and pending receives within
 their bounds), every channel (the n-th send carries what the n-th receive expects), and an execution (no deadlock).
@@ -22,10 +22,10 @@ _RECEIVES = (ActionKind.RECV_FORWARD, ActionKind.RECV_BACKWARD)
 
 
 def check_schedule(schedule: Schedule, pending_receives_bound: int = PENDING_RECEIVES_BOUND) -> list[str]:
-    """Return one message for every violation; an empty list means that the schedule is proved right.
+    """Return one message for every violation; an empty list means that the schedule is correct.
 
-    A schedule whose name `build_schedule` does not know is checked for everything except the peak of activations, for
-    which there is no closed form.
+    A schedule with a name that is not in KINDS is checked for everything except the peak of activations, for which
+    there is no closed form.
     """
     if len(schedule.stages) != schedule.pp_size:
         return [f"schedule {schedule.name!r} has {len(schedule.stages)} action lists for pp_size={schedule.pp_size}"]
@@ -51,7 +51,7 @@ def _check_peaks(schedule: Schedule) -> list[str]:
 
 
 Message = tuple[int, int]
-"""The model chunk nearer to the input, and the micro-batch: both ends of a transfer must agree on them."""
+"""The model chunk nearer to the input, and the micro-batch: sender and receiver must agree on them."""
 
 
 def _messages(schedule: Schedule) -> dict[StageChannel, tuple[list[tuple[Message, int]], list[tuple[Message, int]]]]:
@@ -72,7 +72,7 @@ def _messages(schedule: Schedule) -> dict[StageChannel, tuple[list[tuple[Message
 
 
 def _check_channels(schedule: Schedule) -> list[str]:
-    """Compare the two ends of each channel; report only the first difference, because the others follow from it."""
+    """Compare each channel's sends with its receives; report only the first difference, which causes the others."""
     problems: list[str] = []
     for channel, (sends, receives) in _messages(schedule).items():
         for number, (send, receive) in enumerate(zip_longest(sends, receives)):

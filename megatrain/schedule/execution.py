@@ -1,8 +1,8 @@
-"""Run a schedule without computing: find the slot of each compute, or the position where each stage blocks; and draw
+"""Runs a schedule without computing: finds the slot of each compute, or the position where each stage blocks; and draws
 the slots as text, for documentation and `config check`.
 
-The one idea: channels are first in, first out, so the comparison of two counters shows whether a message has arrived. A
-compute takes one slot and a message none; `replay` handles real durations.
+Channels are first in, first out, so the comparison of two counters shows whether a message has arrived. A compute takes
+one slot and a message none; `replay` handles real durations.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def render(schedule: Schedule) -> str:
     """Return the drawing. A cell is F or B, the micro-batch, and with several chunks a letter for the chunk; a dot is
     an idle slot.
 
-    Where backward is split, I is the dgrad and W is the wgrad. Every compute takes one slot and messages take none, so
+    If backward is split, I is the dgrad and W is the wgrad. Every compute takes one slot and messages take none, so
     columns show order and bubble, not time.
     """
     execution = execute(schedule)

@@ -2,10 +2,10 @@
 
 Micro-batches pass through the chunks in groups: a group runs chunk 0, then chunk 1, and so on, before the next group
 starts. A group needs at least pp_size micro-batches, or stage 0 waits for the wrap-around link at each change of chunk.
-Where pp_size does not divide num_microbatches, nearly equal groups of at least pp_size keep the bubble at its closed
-form, at the price of more activations held. The largest group comes first: if a later group were larger, the last stage
+If pp_size does not divide num_microbatches, nearly equal groups of at least pp_size keep the bubble at its closed form,
+at the cost of more activations in memory. The largest group comes first: if a later group were larger, the last stage
 would reach backwards whose forwards have not run yet.
-Source: Narayanan et al., Megatron-LM (SC'21) for the schedule and its warm-up; the uneven groups are ours.
+Source: Narayanan et al., Megatron-LM (SC'21) for the schedule and its warm-up, without uneven groups.
 """
 
 from __future__ import annotations

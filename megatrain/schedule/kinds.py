@@ -1,13 +1,13 @@
 """The kinds of schedule, one row each with all its facts; and closed forms for the idle time of a schedule and for the
-activations that its stages hold, so that no schedule need be built to know them.
+activations that its stages hold, which need no schedule to be built.
 
 Bubble: with free communication and model chunks of equal duration (tf forward, tb backward, any values), every stage
 computes for num_microbatches * num_chunks * (tf + tb) and idles for (pp_size - 1) * (tf + tb), for any number of
-micro-batches. Where backward is split (ti for dgrad, tw for wgrad, any values) and wgrads fill the bubble, a stage
-idles for (pp_size - 1) * (tf + ti - min(tf, ti, tw)). The factor is the paper's tf + ti - tw if wgrads are the
-shortest, and else the longer of tf and ti. The bubble of a step does not depend on the number of micro-batches, so a
-batch 4 times as large has a quarter of the bubble per token: 75 % less. For LAMB's larger batches, MegaScale sec. 3.1
-claims 87.5 %; we claim these 75 %.
+micro-batches. If backward is split (ti for dgrad, tw for wgrad, any values) and wgrads fill the bubble, a stage idles
+for (pp_size - 1) * (tf + ti - min(tf, ti, tw)). The factor is the paper's tf + ti - tw if wgrads are the shortest, and
+else the longer of tf and ti. The bubble of a step does not depend on the number of micro-batches, so a batch 4 times as
+large has a quarter of the bubble per token: 75 % less. For LAMB's larger batches, MegaScale sec. 3.1 states 87.5 %,
+which this formula does not give.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class ScheduleKind:
     is_v_shaped: bool = False
     """Whether every second pass of the chunks goes from the last stage to the first (chunk_placement.py)."""
     why_pipeline: str = ""
-    """Why one stage is too few; empty where one is enough."""
+    """Why one stage is too few; empty if one is enough."""
     why_microbatches: str = ""
-    """Why the schedule needs at least pp_size micro-batches; empty where any number is allowed."""
+    """Why the schedule needs at least pp_size micro-batches; empty if any number is allowed."""
     splits_backward: bool = False
     """Whether wgrads are deferred."""
 
@@ -81,7 +81,7 @@ KINDS: dict[str, ScheduleKind] = {
             zero_bubble_in_flight,
             zero_bubble_idle,
             why_pipeline="fills the bubble of a pipeline",
-            why_microbatches="there is too little to fill the bubble with",
+            why_microbatches="there are too few wgrads to fill the bubble",
             splits_backward=True,
         ),
     )

@@ -1,11 +1,11 @@
 """Lowering: turns the compute order of each stage into its full list of actions, with all communication.
 
-It finds the position of each send, receive, gather and reduce. The one idea: sends and receives are separate actions,
-and the receive of a compute is posted one compute earlier, in warm-up, steady state and cool-down alike, so that each
-transfer can overlap with a whole compute. It is never posted earlier, because a receive that waits long occupies a
-buffer and, on NCCL, a spinning kernel. Gathers start one chunk ahead of their first use. The gathers of the first two
-chunks are at the start of the list and do not need the batch (Schedule.initial_gathers). A reduce follows the chunk's
-last backward and the send after it, because another stage waits for that send.
+It finds the position of each send, receive, gather and reduce. Sends and receives are separate actions, and the receive
+of a compute is posted one compute earlier, in warm-up, steady state and cool-down alike, so that each transfer can
+overlap with a whole compute. A receive is never posted earlier, because a receive that waits long occupies a buffer
+and, on NCCL, a spinning kernel. Gathers start one chunk ahead of their first use. The gathers of the first two chunks
+are at the start of the list and do not need the batch (Schedule.initial_gathers). A reduce follows the chunk's last
+backward and the send after it, because another stage waits for that send.
 Source: MegaScale sec. 3.2.
 """
 
@@ -24,12 +24,12 @@ RECEIVES_AHEAD = 1
 
 
 class _MessageActions:
-    """The receive before a compute and the send after it. Equal actions of different stages are the same object."""
+    """The receive before a compute and the send after it. Stages share the objects of equal actions."""
 
     def __init__(self, placement: ChunkPlacement, num_microbatches: int) -> None:
         self._input = placement.stage_and_chunk(0)
         self._loss = placement.stage_and_chunk(placement.num_parts - 1)
-        # made once and shared by all stages: an action for each micro-batch and chunk, not for each stage too
+        # created once and shared by all stages: one action for each micro-batch and chunk
         self._actions = {
             kind: [[Action(kind, chunk, mb) for mb in range(num_microbatches)] for chunk in range(placement.num_chunks)]
             for kind in (
@@ -108,8 +108,8 @@ def _lower_stage(
     # chunk's first forward
     gather_before = {chunk: gathers[following] for chunk, following in pairwise(chunks[1:])}
     actions: list[Action] = [gathers[chunk] for chunk in chunks[:2]]
-    # receives[i] is the input of compute i: from here on each is posted `receives_ahead` computes before its own, so
-    # that the message travels during a compute
+    # receives[i] is the input of compute i: each is posted `receives_ahead` computes before that, so that the message
+    # travels during a compute
     actions += (receive for receive in receives[:receives_ahead] if receive is not None)
     for slot, compute in enumerate(order):
         due = slot + receives_ahead
@@ -118,7 +118,7 @@ def _lower_stage(
         if compute.kind is ActionKind.FORWARD and compute.chunk in gather_before:
             actions.append(gather_before.pop(compute.chunk))  # only before its first forward
         actions.append(compute)
-        # the send goes before the reduction: a neighbouring stage waits for it, and no rank for the reduction yet
+        # the send goes before the reduction: a neighbouring stage waits for the send, but no rank for the reduction yet
         if (send := sends[slot]) is not None:
             actions.append(send)
         if compute.kind in MICROBATCH_ENDS:

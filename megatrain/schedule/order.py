@@ -1,8 +1,8 @@
 """Compute orders: the forwards and backwards of every stage, in the order in which the stage runs them; and how long
-they take, in any one unit.
+they take, in any unit.
 
-The generator of a schedule returns only these; lowering.py adds the communication. Every schedule here weaves two
-sequences that all stages have in common: warm-up forwards, then one forward and one backward in turn, then the
+The generator of a schedule returns only compute orders; lowering.py adds the communication. Every schedule here weaves
+two sequences that all stages have in common: warm-up forwards, then one forward and one backward in turn, then the
 remaining backwards. Schedules differ in the sequences and in the number of warm-up forwards; zero bubble also inserts
 the wgrads.
 """
@@ -29,7 +29,7 @@ def weave(forwards: Sequence[Action], backwards: Sequence[Action], num_warmup: i
 
 @dataclass(frozen=True, slots=True)
 class ComputeDurations:
-    """How long the computes of a model chunk take for one micro-batch, in any one unit; backward is dgrad + wgrad."""
+    """How long the computes of a model chunk take for one micro-batch, in any unit; backward is dgrad + wgrad."""
 
     forward: float
     dgrad: float
@@ -41,4 +41,4 @@ class ComputeDurations:
 
 
 EQUAL_DURATIONS = ComputeDurations(1, 1, 1)
-"""Each has as many multiplications: the product with a weight in forward, and its two products in backward."""
+"""Each takes one GEMM per weight, with the same number of multiplications."""

@@ -32,7 +32,7 @@ def check_stages(schedule: Schedule, pending_receives_bound: int) -> list[str]:
 
 
 def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """Return each stage's largest number of forwards whose backward is not complete, in micro-batches of one chunk.
+    """Return each stage's largest number of forwards without a complete backward, in micro-batches of one chunk.
 
     A schedule without backwards holds nothing: its peaks are 0.
     """
@@ -56,7 +56,7 @@ def _place(stage: int, position: int, action: Action) -> str:
 
 
 def _precedences(schedule: Schedule) -> Iterator[Precedence]:
-    """Yield the order rules of a stage in the middle of the model. Every action of it is in at least one rule."""
+    """Yield the order rules of a stage in the middle of the model. Each of its actions is in at least one rule."""
     has_backward = schedule.name != FORWARD_ONLY
     is_split = _splits_backward(schedule)
     for chunk in range(schedule.num_chunks):
@@ -78,7 +78,7 @@ def _precedences(schedule: Schedule) -> Iterator[Precedence]:
 
 
 def _splits_backward(schedule: Schedule) -> bool:
-    """Whether all backwards must be split: they must if any of them is."""
+    """Whether all backwards must be split, because at least one is split."""
     return any(
         action.kind is ActionKind.DGRAD or action.kind is ActionKind.WGRAD
         for actions in schedule.stages

@@ -1,10 +1,10 @@
-"""Zero bubble (ZB-H1): 1F1B whose backward is split into dgrad and wgrad, so that wgrads fill the idle time.
+"""Zero bubble (ZB-H1): 1F1B with each backward split into dgrad and wgrad, so that wgrads fill the idle time.
 
 Another stage waits for a dgrad, but no stage waits for a wgrad. Forwards and dgrads keep the order of 1F1B, which sends
 gradients to the previous stage as early as possible. The wgrad of a micro-batch follows the dgrad of the micro-batch
 that comes `stage` micro-batches later, and the remaining wgrads run at the end, where 1F1B idles. So every stage has
-pp_size micro-batches in flight, like the first stage of 1F1B. With fewer micro-batches, stages have no wgrads to fill
-the bubble with.
+pp_size micro-batches in flight, like the first stage of 1F1B. With fewer micro-batches, there are too few wgrads to
+fill the bubble.
 Source: Qi et al., "Zero Bubble Pipeline Parallelism" (arXiv:2401.10241), sec. 2.
 """
 

@@ -1,1 +1,1 @@
-"""A rank's measurements of itself: spans, their black box, device timers, FLOPs and MFU."""
+"""Measurements of a rank by itself: spans, their black box, device timers, FLOPs and MFU."""

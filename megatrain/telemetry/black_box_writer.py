@@ -1,6 +1,6 @@
 """The memory of a recorder: a black box file on tmpfs, or plain memory without a file.
 
-The file is filled under a temporary name and then renamed, so no reader ever sees half a header. Its pages are
+The file is filled under a temporary name and then renamed, so no reader ever sees an incomplete header. Its pages are
 allocated at once, because a store into a hole of a full tmpfs would kill the process with SIGBUS. Words that readers
 watch are stored through a memoryview of 64-bit words, which takes one machine store each; struct.pack_into would first
 write zeros. Telemetry must not stop training: without a usable directory there is one warning and no file.
@@ -58,7 +58,7 @@ _WORDS_WITHOUT_VALUE = (
 
 
 class BlackBoxWriter:
-    """The mapped bytes of one black box, and those of its words that change.
+    """The mapped bytes of one black box, and its words that change.
 
     `buffer` and `words` are the same memory, as bytes for struct and as 64-bit words.
     """
@@ -84,20 +84,21 @@ class BlackBoxWriter:
 
     @classmethod
     def create(cls, path: Path, identity: Identity, capacity: int) -> Self:
-        """Make the file. A file of an earlier process of the same rank and round is evidence and is kept under another
-        name.
+        """Create the file. A file of an earlier process of the same rank and round is kept under another name, as
+        evidence.
 
-        Raises: OSError when the directory is missing, read-only, full or not ours; DataError when a name does not fit.
+        Raises: OSError when the directory is missing, read-only, full or not private to this user; DataError when a
+        name is too long.
         """
         if sys.byteorder != "little":
-            raise DataError("the layout is little endian, and this machine is not")
+            raise DataError("the format of a black box is little-endian, and this machine is big-endian")
         header = encode_header(identity, read_clock_base(), capacity)
         check_own_directory(path.parent)
         size = box_bytes(capacity)
         space = os.statvfs(path.parent)
         free = space.f_bavail * space.f_frsize
         if free < size + _SPARE_BYTES:
-            raise OSError(f"{free} bytes free, {size} needed and {_SPARE_BYTES} to be left free")
+            raise OSError(f"{free} bytes are free, {size} are needed and {_SPARE_BYTES} must stay free")
         file, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             os.posix_fallocate(file, 0, size)
@@ -117,7 +118,7 @@ class BlackBoxWriter:
         return writer
 
     def add_group(self, name: str, first_rank: int, stride: int, num_ranks: int) -> int:
-        """Enter a process group in the table, if it is not there yet, and return its number.
+        """Add a process group to the table, if it is not there yet, and return its number.
 
         Raises: DataError when the table is full or the name too long.
         """
@@ -147,7 +148,7 @@ class BlackBoxWriter:
         return None
 
     def close(self, *, keep: bool, has_failed: bool) -> None:
-        """Note the end, and remove the file unless `keep` is set. The memory stays usable for late spans."""
+        """Record the end, and remove the file unless `keep` is set. The memory stays usable for late spans."""
         self.words[Word.ENDED_NS] = time.monotonic_ns()
         self.words[Word.STATE] = State.FAILED if has_failed else State.CLOSED
         if self.path is not None and not keep:
@@ -168,7 +169,7 @@ def open_writer(identity: Identity, directory: str, run_key: str, num_records: i
         return BlackBoxWriter.create(path, identity, num_records)
     except (OSError, DataError) as error:
         logger.warning(
-            "no black box for rank %d, so a crash or hang of it leaves no record: %s: %s"
+            "no black box for rank %d, so a crash or hang of this rank leaves no record: %s: %s"
             " (telemetry.black_box_directory=%r)",
             *(identity.rank, path, error, directory),
         )

@@ -1,4 +1,4 @@
-"""The spans whose work a device does: from their launch until the device has ended them."""
+"""Spans of device work: from their launch until the device has completed them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _FOLLOW_AFTER_NS = 1_000_000_000
 class DeviceSpans:
     """Times spans on the device.
 
-    words: of the black box. unlaunched: the spans whose work the host still launches, by token. change_flags: adds
-    flags to the record of (token, index of its first word). end: called with each span that has ended, and its times.
+    words: those of the black box. unlaunched: the spans with work that the host is still launching, by token.
+    change_flags: adds flags to the record of (token, index of its first word). end: called with each span that has
+    ended, and its times.
     """
 
     def __init__(
@@ -44,11 +45,11 @@ class DeviceSpans:
         self._follower: threading.Thread | None = None
 
     def start(self, token: int, number: int, group: int) -> None:
-        """Note that the work of this span is launched from here on, on the current stream."""
+        """Record that the work of this span is launched from here on, on the current stream."""
         self._timer.start(token, (number, group))
 
     def launched(self, token: int, span: OpenSpan) -> bool:
-        """Note that all work of this span is launched. Return whether the device times it."""
+        """Record that all work of this span is launched. Return whether the device times it."""
         self._launched[token] = span
         if self._timer.stop(token):
             self.resolve((span[1], span[3]))
@@ -61,11 +62,11 @@ class DeviceSpans:
         return self._launched.get(token)
 
     def wait(self, token: int) -> None:
-        """Note that the current stream waits from here on for the end of a launched span."""
+        """Record that the current stream waits from here on for the end of a launched span."""
         self._timer.wait(token)
 
     def resolve(self, lane: Lane | None = None) -> None:
-        """Record what the device has ended; never waits for the device, nor for a thread that does the same."""
+        """Record the spans that the device has completed. Never waits for the device or for another call."""
         if not self._resolving.acquire(blocking=False):
             return
         try:
@@ -76,12 +77,12 @@ class DeviceSpans:
             self._resolving.release()
 
     def start_following(self) -> None:
-        """Start a thread that follows the device, so that it is seen even while the step loop is stuck."""
+        """Start a thread that records the device's progress even while the step loop is stuck."""
         self._follower = threading.Thread(target=self._follow_until_closed, name="device-follower", daemon=True)
         self._follower.start()
 
     def follow(self) -> None:
-        """Record for watchers how far the device is."""
+        """Record which spans the device has reached."""
         now = monotonic_ns()
         self.resolve()
         for token, has_begun, is_awaited in self._timer.reached():
@@ -92,10 +93,10 @@ class DeviceSpans:
         self._words[Word.DEVICE_SEEN_NS] = now
 
     def close(self) -> None:
-        """Record what the device has ended, and stop following it."""
+        """Record the spans that the device has completed, and stop following the device."""
         self._closed.set()
         if self._follower is not None:
-            # a driver that hangs holds up the query of an event, and must not hold up the end of the process
+            # a hanging driver blocks the query of an event, but must not block the exit of the process
             self._follower.join(timeout=_FOLLOW_AFTER_NS / 1e9)
         self.resolve()
 

@@ -1,11 +1,11 @@
 """How many floating-point operations a token costs, and which fraction of the device's peak a run reaches (MFU).
 
-Counted: the matrix products of the model, 2*m*n*k each. Attention counts exactly the (query, key) pairs that causality
-and the window allow, so that skipped work does not raise MFU (MegaScale counts its window the same way; PaLM's MFU, no
-recomputation). Backward counts twice the forward. The output head counts with the configured `vocab_size`, because
-padding is our own waste. Left out: embedding look-up, norms, biases, softmax, rotary, and document boundaries inside a
-sample, which are a property of the data. With the FLOPs of a token and the peak of a device, a throughput becomes the
-MFU.
+Counted: the matrix multiplications of the model, 2*m*n*k each. Attention counts exactly the (query, key) pairs that
+causality and the window allow, so that skipped work does not raise MFU (MegaScale counts its window the same way;
+PaLM's MFU, no recomputation). Backward counts twice the forward. The output head counts with the configured
+`vocab_size`, because padding is no useful work. Not counted: embedding look-up, norms, biases, softmax, rotary, and
+document boundaries inside a sample, which are a property of the data. With the FLOPs of a token and the peak of a
+device, a throughput becomes the MFU.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PEAK_TFLOPS_BF16: dict[str, float] = {
     "RTX 4090": 165.2,
     "RTX 6000 Ada": 364.2,
 }
-"""Dense bf16 peaks, TFLOP/s, from the vendors' data sheets (half of what they print "with sparsity")."""
+"""Dense bf16 peaks, TFLOP/s, from the vendors' data sheets (half of the figures "with sparsity")."""
 
 
 def attended_pairs(seq_len: int, window_size: int = 0) -> int:
@@ -67,7 +67,7 @@ def forward_flops_per_token(model: ModelConfig, attention: Attention = "exact") 
     projections = model.hidden_size * (2 * widths.query + 2 * widths.kv)
     mlp = widths.num_mlp_matrices * model.hidden_size * model.resolved_ffn_size
     pairs = _pairs_of_all_layers(model) if attention == "exact" else model.num_layers * model.seq_len**2
-    # Scores and values each take one product of head_dim per pair and head.
+    # Scores and values each take head_dim multiplications per pair and head.
     scores_and_values = 2 * widths.query * pairs / model.seq_len
     head = model.hidden_size * model.vocab_size
     return 2 * (model.num_layers * (projections + mlp) + scores_and_values + head)

@@ -1,10 +1,10 @@
-"""Spans: what the rank does, when it began and how long it took. The one idea: a span is written when it BEGINS.
+"""Spans: what the rank does, when it began and how long it took. A span is written when it BEGINS.
 
 A record stays open in the black box while its span lasts, so a rank that hangs or dies leaves the name of its current
 operation. Every step is recorded, because it is unknown which step will hang; the streamer decides which steps are
 streamed. The end of a span stores one word. Durations are also summed by operation, for the step line and for the rows
 that are streamed for every step. The hot path takes no lock and costs one to two microseconds
-(benchmarks/span_overhead.py). A DeviceTimer (timers.py) times device operations; without one the host's clock does.
+(benchmarks/span_overhead.py). A DeviceTimer (timers.py) times device operations; without one, the host's clock is used.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Span:
 
 
 class Recorder:
-    """Records the spans and the progress of one rank. `open_recorder` makes it.
+    """Records the spans and the progress of one rank. `open_recorder` creates it.
 
     Several threads may record at the same time; only the thread of the step loop sets steps and phases.
     """
@@ -115,7 +115,7 @@ class Recorder:
                 self._initial_flags[operation.number] = int(RecordFlag.DEVICE_CLOCK) if operation.is_on_device else 0
         self._entered = [0] * MAX_GROUPS
         self._open: dict[int, OpenSpan] = {}
-        """By token, without the spans whose work has been launched and has not ended on the device."""
+        """By token, without spans of device work that is launched and has not ended."""
         self._launched: dict[int, int] = {}
         """token -> how long the host took to launch the operation."""
         self._awaited: dict[int, int] = {}
@@ -135,9 +135,9 @@ class Recorder:
             self._device = DeviceSpans(timer, writer.words, self._open, self._change_flags, self._end_on_device)
 
     def add_group(self, name: str, ranks: Sequence[int]) -> int:
-        """Enter a process group of this rank and return its number for `span(group=...)`.
+        """Add a process group of this rank and return its number for `span(group=...)`.
 
-        For a pipeline link enter one group per direction, with sender and receiver, so that both ends count alike.
+        A pipeline link is one group per direction, with sender and receiver, so that both ranks have the same counts.
         Raises: DataError when there are more than 63 groups, or the name has more than 32 bytes.
         """
         stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
@@ -203,7 +203,7 @@ class Recorder:
         return token
 
     def begin_now(self, token: int) -> None:
-        """Note that the operation of this span begins only now: since `begin` it waited for its turn."""
+        """Record that the operation of this span begins only now, after it has waited for its turn since `begin`."""
         span = self._open.get(token)
         if span is not None:
             _, number, num_bytes, group, collective_sequence, word = span
@@ -213,9 +213,9 @@ class Recorder:
                 self._words[word + 1] = now
 
     def launched(self, token: int) -> None:
-        """Note that the thread of the step loop has launched the operation of this span and does other work now.
+        """Record that the thread of the step loop has launched the operation of this span and now does other work.
 
-        With a device timer the span of a device's operation ends here: where the current stream gets to this point.
+        With a device timer, the span of a device operation ends when the current stream reaches this point.
         """
         span = self._open.get(token)
         if span is not None and self._device is not None and self._initial_flags[span[1]]:
@@ -224,7 +224,7 @@ class Recorder:
             self._launched[token] = monotonic_ns() - span[0]
 
     def await_end(self, token: int) -> None:
-        """Note that the host waits from now on until the group operation of this span has ended.
+        """Record that the host waits from now on until the group operation of this span has ended.
 
         An operation that was started but is not waited for delays no other rank. This separates the culprits of a hang
         from its victims, and overlapped communication from exposed communication.
@@ -275,13 +275,13 @@ class Recorder:
             self._totals.fold()
 
     def _attended(self, token: int, start: int, end: int) -> int:
-        """Return for how much of a span the host only launched the operation and waited for it, in ns."""
+        """Return the part of a span, in ns, in which the host only launched the operation or waited for it."""
         attended = self._launched.pop(token, 0)
         since = self._awaited.pop(token, 0)
         return attended + end - max(since, start) if since else attended
 
     def _enter(self, group: int) -> int:
-        """Count a span of a group whose operation is switched off. Ranks obey a switch in different steps, and their
+        """Count a span of a group whose operation is switched off. Ranks apply a new mask at different steps, but their
         counts must agree."""
         collective_sequence = self._entered[group] + 1
         self._entered[group] = collective_sequence
@@ -318,12 +318,12 @@ class Recorder:
             self._totals.fold()
 
     def follow_device(self) -> None:
-        """Have a thread record how far the device is, so that watchers see it even while the step loop is stuck."""
+        """Start a thread that records the device's progress even while the step loop is stuck."""
         if self._device is not None:
             self._device.start_following()
 
     def set_step(self, step: int) -> None:
-        """Begin a step, to which spans without an explicit step belong. Obeys a changed control page."""
+        """Begin a step, to which spans without an explicit step belong. Applies a changed control page."""
         words = self._words
         self._step = step
         self._step_started_ns = monotonic_ns()
@@ -340,7 +340,7 @@ class Recorder:
     def complete_step(self) -> StepSummary:
         """End the step, which watchers read as the heartbeat of the rank. Writes the step's totals to the black box.
 
-        Call it when the optimizer has stepped, before evaluation and checkpoints, so that these do not count as step
+        Must be called after the optimizer step, before evaluation and checkpoints, so that these do not count as step
         time. The first step does not count towards the typical step.
         """
         now = monotonic_ns()
@@ -386,17 +386,17 @@ class Recorder:
         self._words[word] = sequence
 
     def set_phase(self, phase: Phase) -> None:
-        """Set the phase of the rank, so that a watcher knows how long to wait. `set_step` sets the phases of steps."""
+        """Set the phase of the rank, which determines how long a watcher waits. `set_step` sets the phases of steps."""
         if phase != self._phase:
             self._learn_phase()
             self._phase = phase
-            # A watcher between these stores sees the old phase as new, never the new phase with the start of the old.
+            # A reader between these stores sees the old phase with the new start, never the new one with the old start.
             self._phase_began_ns = monotonic_ns()
             self._words[Word.PHASE_SINCE_NS] = self._phase_began_ns
             self._words[Word.PHASE] = phase
 
     def _learn_phase(self) -> None:
-        """Remember the duration of the phase that ends now, as a measure for later phases of its kind."""
+        """Record the duration of the phase that ends now, as a measure for later phases of its kind."""
         words, word = self._words, _LONGEST_WORDS.get(self._phase)
         if word is not None and self._summary is not None:
             words[word] = max(words[word], monotonic_ns() - self._phase_began_ns)
@@ -406,7 +406,7 @@ class Recorder:
         return decode_progress(self._words, "this rank's black box")
 
     def note_write(self, seconds: float) -> None:
-        """Record how long a snapshot took from this host's memory to storage; the longest counts."""
+        """Record how long a snapshot took from this host's memory to storage, if it is the longest so far."""
         words = self._words
         words[Word.LONGEST_WRITE_NS] = max(words[Word.LONGEST_WRITE_NS], int(seconds * _NS))
 

@@ -1,4 +1,5 @@
-"""The worker's side of stack dumps. contracts/black_box/stack_dumps.py defines how one is requested and where it is.
+"""The worker's side of stack dumps. contracts/black_box/stack_dumps.py defines how a dump is requested and where it is
+written.
 
 faulthandler's handler runs in C in any state of the interpreter, and interrupted system calls continue, so it does not
 affect a healthy run. Standard library only, because this is loaded before torch.

@@ -1,6 +1,7 @@
 """The time of a step: the sum, the longest, the count and the bytes of its spans, by operation.
 
-These totals are the first tier of telemetry: they are streamed for every rank and step, whole spans only for a few.
+These totals are the first tier of telemetry: they are streamed for every rank and step; single spans are streamed only
+for a few.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class OperationTotals:
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """A completed step. The spans that ended since the completion of the step before count for this step."""
+    """A completed step. Spans that ended since the completion of the previous step count for this step."""
 
     step: int
     started_ns: int
@@ -42,7 +43,7 @@ class StepSummary:
 class TotalsBuilder:
     """Collects (operation number, duration, bytes, attended time or -1) of ended spans from any thread.
 
-    Threads append to `ended` without a lock, which a deque allows. The sums are made later, outside of the spans.
+    Threads append to `ended` without a lock, which a deque allows. The sums are computed later, outside of the spans.
     """
 
     def __init__(self) -> None:

@@ -3,10 +3,10 @@
 A timed stretch is two events, recorded on the stream that is current at its launch and at its end. Their times are read
 when the device has passed them, which costs a query and no synchronisation. Event pairs of one lane (an operation of a
 group, on one stream) end in order, so each poll queries only the head of each lane. Event times are relative to a base
-event, which ties them to the monotonic clock. The base moves along, because float milliseconds lose digits. Two
-invariants correct it: no work starts before the host launched it, and no work ends after the host saw its end. The pool
-of events is bounded, because a device that does not answer must not take memory without limit. A stretch without an
-event is timed by the host's clock.
+event, which ties them to the monotonic clock. The base is replaced from time to time, because float milliseconds lose
+precision. Two invariants correct it: no work starts before the host launched it, and no work ends after the host saw
+its end. The pool of events is bounded, so that a device that does not answer cannot use up the memory. A stretch
+without an event is timed by the host's clock.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ class DeviceTimer:
         self._base_ns = clock()
 
     def start(self, token: int, lane: Lane) -> None:
-        """Note that the host launches the work of `token` from here on, on the current stream."""
+        """Record that the host launches the work of `token` from here on, on the current stream."""
         event = self._event()
         if event is not None:
             self._started[token] = (lane, self._clock(), event)
             event.record()
 
     def stop(self, token: int) -> bool:
-        """Note that the host has launched all work of `token`, or that the current stream waits for it.
+        """Record that the host has launched all work of `token`, or that the current stream waits for it.
 
         Return whether `resolved` will return it, which needs a free event.
         """
@@ -109,7 +109,7 @@ class DeviceTimer:
         return True
 
     def wait(self, token: int) -> None:
-        """Note that the current stream waits from here on for the end of `token`."""
+        """Record that the current stream waits from here on for the end of `token`."""
         stretch = self._stopped.get(token)
         wait = None if stretch is None else self._event()
         if stretch is not None and wait is not None:
@@ -125,7 +125,7 @@ class DeviceTimer:
         return [self._times(stretch) for waiting in lanes for stretch in self._ended(waiting)]
 
     def reached(self) -> list[tuple[int, bool, bool]]:
-        """Return (token, it has begun, compute waits for its end) of the stretches that the device has got to, but not
+        """Return (token, has begun, compute waits for its end) of the stretches that the device has reached but not
         ended."""
         found = [(token, True, False) for token, (_, _, start) in list(self._started.items()) if start.query()]
         for waiting in list(self._lanes.values()):
@@ -147,7 +147,7 @@ class DeviceTimer:
     def _times(self, stretch: _Stretch) -> DeviceTimes:
         awaited_ns = 0
         if stretch.wait is not None:
-            # compute that has not got there yet will find the end passed
+            # if compute has not reached the wait yet, it will not have to wait
             if stretch.wait.query():
                 awaited_ns = max(0, round(stretch.wait.elapsed_time(stretch.end) * 1e6))
             self._free.append(stretch.wait)

@@ -1,4 +1,4 @@
-"""torch's allocator for weeks of steps on a GPU: its segments grow, so that free memory does not fragment.
+"""Settings of torch's allocator for long runs on a GPU: segments grow, so that free memory does not fragment.
 
 Source: torch's notes on CUDA memory management (expandable_segments).
 """
@@ -16,7 +16,7 @@ GROWING_SEGMENTS = "expandable_segments:True"
 def let_segments_grow(environment: Mapping[str, str], set_settings: Callable[[str], None]) -> str:
     """Make the allocator grow its segments instead of adding new ones, unless the user has set allocator settings.
 
-    Call it before the first allocation. Returns a note for the log, or an empty text.
+    Must be called before the first allocation. Returns a note for the log, or an empty text.
     """
     for name in ALLOCATOR_VARIABLES:
         if environment.get(name):
@@ -26,6 +26,6 @@ def let_segments_grow(environment: Mapping[str, str], set_settings: Callable[[st
 
 
 def set_allocator(settings: str) -> None:
-    """Give settings to torch's allocator, through the function that this version of torch has."""
+    """Apply settings to torch's allocator, through the function that this version of torch has."""
     newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     (newer or torch.cuda.memory._set_allocator_settings)(settings)

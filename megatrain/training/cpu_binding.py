@@ -1,9 +1,9 @@
 """Binding a worker to cores: the same number of cores for each worker, or the NUMA node that is nearest to its GPU.
 
 `choose_cores` is a pure function from a description of the host to a set of cores. `bind_process` reads the host,
-calls it, and applies the result to all threads of the process. If possible, bind before libraries start their threads,
-because they size their pools by the cores that they see. Left out: binding of memory, which Linux takes from the node
-of the core that first touches it.
+calls it, and applies the result to all threads of the process. If possible, the caller binds before libraries start
+their threads, because they size thread pools by the available cores. Memory is not bound: Linux allocates it on the
+node of the core that first touches it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def bind_process(
     """Bind this process and its threads according to runtime.cpu_binding, and return a text about what was done.
 
     `gpu_address` is the PCI address of the rank's GPU, see `gpu_pci_address`; empty without a GPU.
-    Raises: ConfigError when the system refuses.
+    Raises: ConfigError when the system refuses the binding or does not support it.
     """
     if cpu_binding == "none":
         return "not bound to cores"
@@ -80,7 +80,7 @@ def choose_cores(
 
 
 def _core_share(host: HostCores, local_rank: int, local_world_size: int) -> CoreChoice:
-    # By physical core, so that the two threads of one core belong to one rank; by number where that is unknown.
+    # By physical core, so that the two threads of one core belong to one rank; by number if that is unknown.
     cores = sorted(host.allowed, key=lambda core: (host.physical.get(core, (0, 0)), core))
     if local_world_size > len(cores):
         core = cores[local_rank % len(cores)]
@@ -98,7 +98,7 @@ def _core_share(host: HostCores, local_rank: int, local_world_size: int) -> Core
 
 def _numa_node(host: HostCores, local_rank: int, local_world_size: int, gpu_node: int | None) -> CoreChoice:
     allowed = set(host.allowed)
-    # A node can have memory but no cores, or no cores that we may use.
+    # A node can have memory but no cores, or no cores that this process may use.
     nodes = {node: tuple(sorted(allowed.intersection(cores))) for node, cores in sorted(host.nodes.items())}
     usable = [node for node, cores in nodes.items() if cores]
     if not usable:
@@ -127,7 +127,7 @@ def read_host_cores(sys_root: Path) -> HostCores:
 
 
 def read_gpu_node(gpu_address: str, sys_root: Path) -> int | None:
-    """Return the NUMA node of a PCI device; None without a device or if the system does not know the node (-1)."""
+    """Return the NUMA node of a PCI device; None without a device or if its node is unknown (-1)."""
     text = _read(sys_root / "bus/pci/devices" / gpu_address / "numa_node") if gpu_address else ""
     return int(text) if text.isdigit() else None
 

@@ -30,9 +30,9 @@ _MICROBATCHES_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The loss of `num_tokens` held-out tokens: its sum in nats.
+    """The summed loss of `num_tokens` held-out tokens, in nats.
 
-    `text_bytes`: the size of their text, None where it is unknown or only a part of the text was evaluated.
+    `text_bytes`: the size of their text, None if it is unknown or only a part of the text was evaluated.
     """
 
     loss_sum: float
@@ -60,7 +60,7 @@ def together(evaluations: Sequence[Evaluation]) -> Evaluation:
 
 
 def evaluate(rank_model: RankModel, sets: Sequence[ValidationSet]) -> list[Evaluation]:
-    """Return the loss on the first windows of each of `sets`, as many as it says, in file order.
+    """Return the loss on the first `num_samples` windows of each of `sets`, in file order.
 
     Communication: forward passes of all ranks, then one small all-reduce per axis.
     """
@@ -105,7 +105,7 @@ def _loss_sum(rank_model: RankModel, config: Config, group: Iterable[MicroBatch]
 class Evaluations:
     """Evaluates every evaluation.interval steps and after the last step. Does nothing without held-out tokens.
 
-    reporter: None on all ranks except the reporting rank. callbacks: get each result after the reporter.
+    reporter: None on all ranks except the reporting rank. callbacks: receive each result after the reporter.
     """
 
     def __init__(
@@ -123,9 +123,9 @@ class Evaluations:
         self._callbacks = callbacks
 
     def after_step(self, step: int) -> None:
-        """Evaluate if it is due after `step` steps.
+        """Evaluate if an evaluation is due after `step` steps.
 
-        Communication: that of `evaluate`.
+        Communication: the same as for `evaluate`.
         """
         config = self._rank_model.config
         interval, is_last = config.evaluation.interval, step == config.train.steps

@@ -1,4 +1,4 @@
-"""What a user's program adds to a training run: callbacks, and a loss in place of cross entropy. Loads no torch."""
+"""A user's additions to a training run: callbacks, and a loss that replaces cross entropy. Does not import torch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ a token has no label. The trainer divides the sum by the number of labels in the
 
 
 class Callback:
-    """Gets the events of a run. A subclass overrides the methods that it needs.
+    """Receives the events of a run. A subclass overrides the methods that it needs.
 
-    Every rank has callbacks of its own and calls them in the thread of its step loop, in the order of the list.
+    Every rank has its own callbacks and calls them in the thread of its step loop, in the order of the list.
     A loss is the same on all ranks; durations and memory are the rank's own. Training waits until a method returns. An
-    exception ends the rank, and with it the run.
+    exception ends the rank, and so the run.
     """
 
     def on_start(self, config: Config, rank: int, step: int) -> None:
@@ -50,15 +50,15 @@ class Callback:
 
 @dataclass(frozen=True, slots=True)
 class Extensions:
-    """What is added to a run. loss: None for cross entropy."""
+    """The additions to a run. loss: None for cross entropy."""
 
     callbacks: tuple[Callback, ...] = ()
     loss: Loss | None = None
 
     def problems(self, config: Config) -> list[str]:
-        """Return what of `config` prevents the loss, one sentence each.
+        """Return the settings of `config` that do not support a custom loss, one sentence each.
 
-        The result of a loss over parts of the vocabulary would be wrong, and terms of the built-in loss would be lost.
+        A loss over a part of the vocabulary would be wrong, and terms of the built-in loss would be ignored.
         """
         if self.loss is None:
             return []
@@ -72,12 +72,12 @@ class Extensions:
         for name, value in (("z_loss", train.z_loss), ("label_smoothing", train.label_smoothing)):
             if value:
                 found.append(
-                    f"train.{name}={value:g} with a loss of your own: it is a term of the built-in loss; set "
+                    f"train.{name}={value:g} with a loss of your own: {name} is a term of the built-in loss; set "
                     f"train.{name}=0, and compute the term in your loss"
                 )
         if config.kernels.cuda_graphs:
             found.append(
-                "kernels.cuda_graphs=true with a loss of your own: a replay of a graph does not call it; set "
+                "kernels.cuda_graphs=true with a loss of your own: a replayed graph does not call your loss; set "
                 "kernels.cuda_graphs=false"
             )
         return found

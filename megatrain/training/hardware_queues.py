@@ -1,9 +1,9 @@
-"""The GPU's hardware queues: enough of them that no stream waits for another one by accident.
+"""The GPU's hardware queues: enough of them that unrelated streams do not wait for each other.
 
 The CUDA driver maps streams to 8 queues unless CUDA_DEVICE_MAX_CONNECTIONS sets another number. Work of one queue
-starts in the order of its launches, so a stream that waits for a peer holds up the other streams of its queue. A rank
-uses up to 12 streams (ADR 0060). Results never depend on the number. Source: CUDA programming guide, environment
-variables.
+starts in the order of its launches, so a stream that waits for a peer delays the other streams of its queue. A rank
+uses up to 12 streams (ADR 0060). Results never depend on the number of queues. Source: CUDA programming guide,
+environment variables.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ NUM_STREAMS = 12
 
 
 def use_all_queues(environment: MutableMapping[str, str]) -> str:
-    """Ask for all hardware queues, unless the user has set their number. Call it before CUDA starts.
+    """Request all hardware queues, unless the user has set their number. Must be called before CUDA starts.
 
-    Returns a note for the log where the user's number is too small, else an empty text.
+    Returns a note for the log if the user's number is too small, else an empty text.
     """
     number = environment.setdefault(QUEUES_VARIABLE, str(MAX_QUEUES))
     return queues_warning(number)
@@ -32,5 +32,5 @@ def queues_warning(number: str) -> str:
         return ""
     return (
         f"{QUEUES_VARIABLE}={number} makes streams of a GPU wait for each other: communication overlaps less with "
-        f"compute. Nothing here needs it; unset it, or use {MAX_QUEUES}"
+        f"compute. megatrain does not need this setting; unset it, or use {MAX_QUEUES}"
     )

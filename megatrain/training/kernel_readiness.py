@@ -1,4 +1,4 @@
-"""Checks that a worker's device can run what the configuration asks for, before the worker builds anything."""
+"""Checks that a worker's device supports what the configuration requires, before the worker builds anything."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def kernel_note(config: Config, capability: tuple[int, int], extension: Extensio
     """Return a text for the log that names the kernels which a GPU of `capability` will run.
 
     Imports the backends that the configuration names, and no others.
-    Raises: ConfigError where kernels are missing and kernels.strict, kernels.cuda_graphs or our FP8 needs them, where
-    the kernels were built for other GPUs, where no allowed attention kernel can run this model, where the GPU lacks the
-    FP8 that fp8.recipe needs, or where a named backend is not installed, is another package or does not load.
+    Raises: ConfigError when kernels are missing and kernels.strict, kernels.cuda_graphs or megatrain's FP8 needs them,
+    when the kernels were built for other GPUs, when no allowed attention kernel can run this model, when the GPU lacks
+    the FP8 that fp8.recipe needs, or when a named backend is not installed, is another package or cannot be imported.
     """
     backends = tuple(_named_backends(config))
     problems = [f'{one}: {problem}; or use {one.key}="megatrain"' for one in backends if (problem := one.problem())]
@@ -89,8 +89,8 @@ def kernel_note(config: Config, capability: tuple[int, int], extension: Extensio
         )
     if config.fp8.is_used and config.fp8.backend == "megatrain" and not extension.is_active:
         problems.append(
-            f'fp8.recipe="{config.fp8.recipe}" and there are no compiled kernels: {extension.reason}; their plain form '
-            f'takes thousands of launches a product; use recipe="none", or see `megatrain doctor`'
+            f'fp8.recipe="{config.fp8.recipe}" and there are no compiled kernels: {extension.reason}; without '
+            f'them an FP8 GEMM takes thousands of kernel launches; use recipe="none", or see `megatrain doctor`'
         )
     try:
         if config.model.is_own("attention"):
@@ -123,10 +123,10 @@ def processor_notes(config: Config) -> list[str]:
     if config.kernels.cuda_graphs:
         notes.append("kernels.cuda_graphs=true has no effect on CPUs")
     if config.kernels.strict:
-        notes.append("kernels.strict=true has no effect on CPUs: they have one form of each operation")
+        notes.append("kernels.strict=true has no effect on CPUs: operations have only one form there")
     if config.kernels.attention != "auto":
         notes.append(
-            f'kernels.attention="{config.kernels.attention}" has no effect on CPUs: they have their own kernel'
+            f'kernels.attention="{config.kernels.attention}" has no effect on CPUs: attention has its own kernel there'
         )
     if config.parallel.offload_layers:
         notes.append("parallel.offload_layers saves nothing without a GPU: all activations are in host memory")

@@ -1,6 +1,6 @@
-"""Assemble one rank's part of the job: model chunks, tensor plan, buckets, pipeline, optimizer.
+"""Assembles one rank's part of the job: model chunks, tensor plan, buckets, pipeline, optimizer.
 
-The model is built on the meta device and cut before it gets memory, so no rank ever holds more than its part.
+The model is built on the meta device and sharded before it gets memory, so no rank ever holds more than its part.
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ def build_rank_model(
 ) -> RankModel:
     """Build this rank's chunks, pipeline and optimizer. Weights are zero until they are initialised or loaded.
 
-    capture: records micro-batches as CUDA graphs; None: what `capture_of` returns. loss: takes the place of cross
-    entropy in training; the configuration must allow it (Extensions.problems). It returns only a sum, so with it there
-    are no losses of samples, which a run of several sources keeps otherwise.
+    capture: records micro-batches as CUDA graphs; None: the result of `capture_of`. loss: replaces cross entropy in
+    training; the configuration must allow it (Extensions.problems). It returns only a sum, so the losses of samples,
+    which a run with several sources otherwise keeps, are not available.
     """
     capture = capture or capture_of(config, device)
     built = build_chunks(config, mesh, device, CudaCopies(device) if device.type == "cuda" else ImmediateCopies())
@@ -156,7 +156,8 @@ def capture_of(config: Config, device: torch.device) -> Capture | None:
 def _as_trained(config: Config, chunk: BuiltChunk, capture: Capture | None) -> PipelineChunk:
     """Return the chunk as the pipeline runs it; with `capture` it replays the CUDA graphs of recorded micro-batches.
 
-    A replay runs no hook when a gradient is written or a parameter is used, so overlap by bucket works only without it.
+    A replay runs no hook when a gradient is written or a parameter is used, so overlap by bucket works only without
+    graphs.
     """
     plain = chunk.pipeline_chunk
     if capture is None:
@@ -184,7 +185,7 @@ def _keep_sample_losses(config: Config, chunk: BuiltChunk, device: torch.device)
 def _decisions(chunk: BuiltChunk) -> Hashable:
     """Return the values that change during training and on which the model's Python code branches.
 
-    A graph is recorded for each combination of them: docs/adr/0029.
+    A graph is recorded for each combination of these values: docs/adr/0029.
     """
     scales = chunk.fp8_scales
     return chunk.meta.module.training, scales is not None and scales.scaling.is_primed

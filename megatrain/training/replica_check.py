@@ -1,11 +1,11 @@
 """A runtime check: the ranks of a replica group hold the same parameters, bit by bit.
 
 Each rank makes a checksum of every bucket, and all ranks that hold the same bucket compare them: the ranks of its
-replica group, and the ranks along other axes that do not cut the model. One number per bucket travels. Where two
-checksums differ, checksums of the bucket's parameters show which parameters differ. The check reads the parameters that
-a step has computed with, after its gathers and before the optimizer writes again, so it waits for no gather. Every
-gather overwrites everything except the owner's shard. Damage outside that shard is not found if a gather repairs it
-before the next comparison.
+replica group, and the ranks along other axes that do not cut the model. One number per bucket is sent. If two checksums
+differ, checksums of the bucket's parameters show which parameters differ. The check reads the parameters that a step
+has computed with, after its gathers and before the optimizer writes again, so it waits for no gather. Every gather
+overwrites everything except the owner's shard. Damage outside that shard is not found if a gather repairs it before the
+next comparison.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Numbered = tuple[int, Bucket]
 """The number of a chunk, and one of its buckets."""
 _MAX_NAMED = 8
 PIECE_WORDS = 2**20
-"""The products of one piece take 8 MiB while they are summed, however large the memory is."""
+"""The size of a piece: its products take 8 MiB while they are summed, whatever the size of the memory."""
 _BASE = 0x9E3779B97F4A7C15 - 2**64
 """2^64 divided by the golden ratio. It is odd, so that no digit is lost."""
 
@@ -57,7 +57,7 @@ class ReplicaCheck:
             for bucket in chunk.buckets:
                 axes = mesh.layout.replica_axes(first_axis_of(bucket.replicas.name))
                 by_axes.setdefault(axes, []).append((chunk.number, bucket))
-        # every group compares, even if an earlier one found a difference: not all ranks know of the difference
+        # every group compares, even if an earlier one found a difference, because not all ranks have found it
         problems = [self._compared(step, axes, buckets) for axes, buckets in by_axes.items()]
         problem = next(filter(None, problems), None)
         is_bad = torch.tensor(float(problem is not None), device=self._rank_model.device)
@@ -66,13 +66,13 @@ class ReplicaCheck:
         self._equal_at = step
 
     def _compared(self, step: int, axes: tuple[str, ...], buckets: Sequence[_Numbered]) -> str | None:
-        """Return the difference among the ranks along `axes`, or None; each of these ranks returns the same."""
+        """Return the difference among the ranks along `axes`, or None; the same on each of these ranks."""
         by_rank = self._gathered(axes, [self._checksums.of(bucket.values) for _, bucket in buckets])
         differing = [index for index, column in enumerate(zip(*by_rank, strict=True)) if len(set(column)) > 1]
         return self._problem(step, axes, [buckets[index] for index in differing]) if differing else None
 
     def _problem(self, step: int, axes: tuple[str, ...], buckets: Sequence[_Numbered]) -> str:
-        """Return a text that names the differing parameters of these buckets, and the ranks that hold odd values."""
+        """Return a text that names the differing parameters of these buckets, and the ranks in the minority."""
         names, sums = [], []
         for chunk, bucket in buckets:
             stops = [*bucket.starts[1:], bucket.starts[-1] + bucket.parameters[-1].parameter.numel()]
@@ -123,7 +123,7 @@ class Checksums:
     2^64. The sums of the pieces are combined as the digits of one number. A single changed word always changes the
     checksum, because multiplying by an odd factor loses no bits. Nearly every other change does too, including swapped
     words. A sum of integers does not depend on the order, so the checksum does not depend on the device.
-    Source: ours, after multilinear hashing (Carter and Wegman, 1979).
+    Source: after multilinear hashing (Carter and Wegman, 1979).
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -22,7 +22,7 @@ class Saving:
     """Takes a snapshot when one is due or requested, at the step on which all ranks have agreed.
 
     decides_timed_saves: whether this rank decides, for all ranks, when a timed checkpoint is due; one rank does.
-    reporter: None on all ranks except the reporting rank. callbacks: get the step of each snapshot.
+    reporter: None on all ranks except the reporting rank. callbacks: receive the step of each snapshot.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class Saving:
         self._saved_step = -1
 
     def note_loaded(self, step: int) -> None:
-        """Note that the state of `step` was loaded, so it is already saved."""
+        """Record that the state of `step` was loaded, so it is already saved."""
         self._saved_step = step
 
     def is_requested(self) -> bool:
-        """Whether the executor asks for a checkpoint that this worker has not taken yet."""
+        """Whether the executor requests a checkpoint that this worker has not taken yet."""
         control = self._recorder.read_control()
         return control.command == Command.CHECKPOINT and control.command_number > self._obeyed_command
 
     def is_interval_over(self) -> bool:
-        """Whether a checkpoint by time is due; False on ranks that do not decide it."""
+        """Whether a checkpoint by time is due; False on all ranks except the one that decides."""
         return self._decides_timed_saves and self._interval.is_over(is_storing=self._checkpoints.is_storing)
 
     def after_step(self, progress: TrainingProgress, agreed: Requests, *, is_stopped: bool, is_skipping: bool) -> None:
@@ -81,7 +81,7 @@ class Saving:
             self._recorder.set_obeyed_command(self._obeyed_command)
 
     def finish(self, step: int) -> None:
-        """Wait until the last snapshot is a committed checkpoint, since another job may get the whole host soon.
+        """Wait until the last snapshot is a committed checkpoint, because another job may get this host soon.
 
         This process may not have taken that snapshot itself: it may have resumed from a snapshot that is still on its
         way to storage.
@@ -106,7 +106,7 @@ class Saving:
                 self._reporter.note(line)
 
     def _save(self, progress: TrainingProgress) -> None:
-        """Take a snapshot of the current state; it travels to storage while training continues."""
+        """Take a snapshot of the current state, which is copied to storage while training continues."""
         with self._phases.enter(Phase.CHECKPOINT, self._timeout_s, Operation.CHECKPOINT):
             times = self._checkpoints.take(progress)
         self._saved_step = progress.step

@@ -1,8 +1,8 @@
 """One optimizer step: forward and backward of all micro-batches, reduction, clipping, update.
 
-Every rank divides the loss of a token by the number of label tokens in the GLOBAL batch before backward, so neither the
-layout nor accumulation changes a gradient's scale. A step is skipped if its loss or gradient norm is not finite. All
-ranks have the same loss and norm, so they agree without another collective.
+Every rank divides the loss of a token by the number of label tokens in the GLOBAL batch before backward, so a
+gradient's scale does not depend on the layout or on accumulation. A step is skipped if its loss or gradient norm is not
+finite. All ranks have the same loss and norm, so they agree without another collective.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Requests:
 
     stop: bool = False
     checkpoint: bool = False
-    """The executor asks for a checkpoint."""
+    """The executor requests a checkpoint."""
     is_interval_over: bool = False
     """The next checkpoint by time is due."""
 
@@ -67,13 +67,14 @@ def train_step(
 
     num_label_tokens: the count in these micro-batches. grad_clip: the largest gradient norm, 0 for no limit.
     requests: returns the requests to this rank. Called at the end of backward, before the ranks agree and update.
-    sources: those of the samples of `inputs`. On all ranks or on none; the model must keep the losses of samples.
+    sources: those of the samples of `inputs`, given on all ranks or on none; the model must keep the losses of samples.
     check_replicas: called when the step has used the parameters and has not changed them yet.
     Communication: all exchanges of the step. Returns when this rank's shards are updated and the gathers at the start
-    of the schedule have started; they overlap with the fetching of the next batch. A skipped step does neither.
+    of the schedule have started; they overlap with the fetching of the next batch. A skipped step does not update or
+    gather.
     """
     mesh = rank_model.mesh
-    # filled on the device: a copy from the host would wait until the device has done the step before
+    # filled on the device: a copy from the host would wait until the device has finished the last step
     token_count = torch.full((1,), float(num_label_tokens), dtype=torch.float64, device=rank_model.device)
     counted = mesh.replicas.all_reduce(token_count, all_reduce_along(mesh.replicas.name))
     for chunk in rank_model.data_parallel:
@@ -107,7 +108,7 @@ def train_step(
 
 
 def _sums_by_source(sources: SampleSources | None, losses: TrainingLosses | None) -> list[float]:
-    """Return the numbers that a rank adds to those of the sources: summed losses, then label tokens."""
+    """Return this rank's part of the sums of the sources: losses, then label tokens."""
     if sources is None:
         return []
     samples_MB = None if losses is None or losses.samples_MB is None else np.array(losses.samples_MB.tolist())
@@ -125,7 +126,7 @@ def _source_reports(sources: SampleSources | None, sums: Sequence[float]) -> tup
 
 
 def _on_device(values: list[float], like: torch.Tensor) -> torch.Tensor:
-    """Return numbers of the host on the device of `like`, in its dtype. The host does not wait for the copy."""
+    """Copy numbers to the device of `like`, in its dtype. The host does not wait for the copy."""
     found = torch.tensor(values, dtype=like.dtype)
     return found.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else found
 

@@ -50,7 +50,7 @@ class StepLoopParts:
     extend_grace: Callable[[float], None]
     """Lets the watchdog's grace period begin this many seconds from now at the earliest; see Watchdog.extend."""
     callbacks: Sequence[Callback] = ()
-    """They get evaluations and snapshots from the loop; steps come from an observer."""
+    """The loop calls them for evaluations and snapshots; an observer calls them for steps."""
 
 
 class StepLoop:
@@ -63,7 +63,7 @@ class StepLoop:
         self._progress = TrainingProgress()
         self._reader = parts.reader
         self._excluded_samples: SampleRanges = ()
-        """Samples that the job leaves out since a rollback."""
+        """Samples that the job skips since a rollback."""
         self._num_skipped_in_a_row = 0
         self._phases = Phases(mesh, parts.recorder, parts.extend_grace, config.runtime.step_timeout_s)
         self._saving = Saving(
@@ -143,7 +143,7 @@ class StepLoop:
                     self._evaluations.after_step(self.step)
         recorder.set_phase(Phase.STOPPING)
         for chunk in self._parts.rank_model.data_parallel:
-            chunk.finish_gather()  # no group may be destroyed while an exchange is under way in it
+            chunk.finish_gather()  # no group may be destroyed while it carries out an exchange
         self._saving.finish(self.step)
 
     def _plan(self) -> Iterator[tuple[int, int]]:
@@ -152,7 +152,7 @@ class StepLoop:
         return islice(batches, max(0, self._config.train.steps - self.step))
 
     def _check_data(self) -> None:
-        """Raise DataError if the run would read a source more often than it may, before the first step."""
+        """Raise DataError, before the first step, if the run would read a source more often than allowed."""
         cursor, remaining = self._progress.consumed_samples, max(0, self._config.train.steps - self.step)
         end = cursor_after(self._config.batch, cursor, remaining, self._excluded_samples)
         uses = source_uses(self._reader, end, cursor)

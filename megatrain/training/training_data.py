@@ -1,4 +1,4 @@
-"""Open the training and held-out data that a configuration names, and describe the sample order for checkpoints."""
+"""Opens the training and held-out data that a configuration names, and describes the sample order for checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from megatrain.data.reader import BatchReader, TrainingSource
 class ValidationSet:
     """A set of held-out tokens, and how many samples of it an evaluation takes.
 
-    `text_bytes`: the size of their text, None where it is unknown. `digest`: of their content.
+    `text_bytes`: the size of their text, None if it is unknown. `digest`: of their content.
     """
 
     name: str
@@ -34,10 +34,10 @@ class ValidationSet:
 
 
 def open_reader(config: Config) -> BatchReader:
-    """Return the reader of the training data, as a new run reads them.
+    """Return the reader of the training data, in the order of a new run.
 
-    Raises: DataError when files cannot be used, do not belong to one tokenizer, to data.tokenizer or to the model,
-    and when two sources have the same content.
+    Raises: DataError when files cannot be used, when their tokenizers differ from each other, from data.tokenizer or
+    from the model, and when two sources have the same content.
     """
     prefixes = {key: Path(source.path) for key, source in config.data_sources.items()}
     with_validation = prefixes | {key: Path(one.path) for key, one in config.validation_sets.items()}
@@ -60,7 +60,7 @@ def open_reader(config: Config) -> BatchReader:
 
 
 def open_validation(config: Config) -> tuple[ValidationSet, ...]:
-    """Open the sets of held-out tokens, in the order of the configuration; none if it names none.
+    """Open the sets of held-out tokens, in the order of the configuration, which may name none.
 
     Raises: DataError when files cannot be used or have too few tokens, and when two sets have the same content.
     """
@@ -100,7 +100,7 @@ def planned_stages(config: Config) -> tuple[MixtureStage, ...]:
 
 
 def _refuse_twins(found: Iterable[tuple[str, IndexedDataset, str]], hint: str) -> None:
-    """Raise DataError if two of these have the same digest. found: key, tokens, digest."""
+    """Raise DataError if two of `found`, each (key, tokens, digest), have the same digest."""
     firsts: dict[str, tuple[str, IndexedDataset]] = {}
     for key, dataset, digest in found:
         first_key, first = firsts.setdefault(digest, (key, dataset))

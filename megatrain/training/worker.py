@@ -63,11 +63,11 @@ def run_worker(
     Raises: MegatrainError; the black box is then kept, so that the cause can be found.
     """
     queues = use_all_queues(os.environ)
-    # here, since the threads and programs that lower their priority start much later
+    # checked here, because the threads and programs that lower their priority start much later
     background_niceness(LOWEST_PRIORITY, os.environ)
     device, binding = _choose_device(config, process)
     notes = _device_notes(config, device, queues)
-    # the worker opens everything that it only reads before it writes anything
+    # all files that are only read are opened before anything is written
     reader, validation = open_reader(config), open_validation(config)
     run_directory = RunDirectory(Path(config.job.resolved_run_directory))
     run_directory.create()
@@ -156,13 +156,13 @@ def _train(
     if reporter is not None:
         reporter.close()  # prints the last step line before the note
         cause = signals.name or "a signal to another worker"
-        reporter.note(f"stopped at step {trainer.step} by {cause}; start again to go on")
+        reporter.note(f"stopped at step {trainer.step} by {cause}; start the job again to continue")
     return ExitCode.SAVED_AND_STOPPED
 
 
 def _keep_config(config: Config, run_directory: RunDirectory, reporter: Reporter, round_number: int, step: int) -> None:
-    """Write this run's configuration and its changes to the run directory. Only after `StepLoop.load`: it refuses a
-    configuration that does not fit the checkpoint.
+    """Write this run's configuration and its changes to the run directory. Must be called after `StepLoop.load`, which
+    refuses a configuration that does not fit the checkpoint.
     """
     path = run_directory.root / CONFIG_NAME
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -176,7 +176,7 @@ def _keep_config(config: Config, run_directory: RunDirectory, reporter: Reporter
         temporary.write_text(to_toml(config))
         temporary.replace(path)
     except OSError as error:
-        reporter.note(f"{path} could not be written ({error.strerror}); training goes on")
+        reporter.note(f"{path} could not be written ({error.strerror}); training continues")
 
 
 def _open_recorder(config: Config, process: Process, run_directory: RunDirectory, device: torch.device) -> Recorder:
@@ -230,7 +230,7 @@ def _join(
 def _check_same_config(config: Config, rendezvous: Rendezvous) -> None:
     """Raise ConfigError naming host and keys if this rank was started with another configuration than rank 0.
 
-    `megatrain launch` checks that before it starts workers; under torchrun this is the only check.
+    `megatrain launch` checks this before it starts workers; under torchrun there is only this check.
     """
     process, own = rendezvous.process, config_values(config)
     first = json.loads(value_of_rank_0(rendezvous, "config", json.dumps(own)))
@@ -269,7 +269,7 @@ def _choose_device(config: Config, process: Process) -> tuple[torch.device, str]
     is_cpu = wanted == "cpu" or not torch.cuda.is_available()
     if not is_cpu and process.local_rank >= torch.cuda.device_count():
         found = torch.cuda.device_count()
-        problem = f"worker {process.local_rank} of this host has no GPU of its own: there are {found}"
+        problem = f"worker {process.local_rank} of this host has no GPU: the host has {found}"
         raise ConfigError([f"{problem}; start at most {found} workers here (torchrun --nproc-per-node)"])
     kind = config.runtime.cpu_binding
     address = "" if is_cpu or kind == "none" else gpu_pci_address(process.local_rank)

@@ -225,4 +225,4 @@ def test_a_worker_of_a_launcher_ends_with_the_code_of_its_error(all_data: Tables
         code, _, stderr = finish(process)
 
     assert code == ExitCode.CONFIG
-    assert "train.z_loss=0.001 with a loss of your own: it is a term of the built-in loss" in stderr
+    assert "train.z_loss=0.001 with a loss of your own: z_loss is a term of the built-in loss" in stderr

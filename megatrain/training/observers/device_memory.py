@@ -2,8 +2,8 @@
 
 A step allocates the same tensors as the step before it, so after some steps torch requests no further memory from the
 driver. If free memory is then fragmented into pieces of the wrong sizes, torch returns its free memory to the driver
-and allocates again, and the GPU waits. The count of such retries shows it; allocator.py makes them rare. Source:
-torch's notes on CUDA memory management (memory_stats).
+and allocates again, and the GPU waits. The count of such retries shows how often this happens; allocator.py makes
+retries rare. Source: torch's notes on CUDA memory management (memory_stats).
 """
 
 from __future__ import annotations

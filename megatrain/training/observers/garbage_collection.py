@@ -29,7 +29,7 @@ class PlannedGarbageCollection(StepObserver):
         self._was_enabled = gc.isenabled()
         if interval:
             gc.collect()
-            gc.freeze()  # objects of the start live as long as the process and need no further collection
+            gc.freeze()  # objects created at the start live as long as the process and need no further collection
             gc.disable()
         gc.callbacks.append(self._record)
 
@@ -40,7 +40,7 @@ class PlannedGarbageCollection(StepObserver):
         return ""
 
     def _record(self, phase: str, info: Mapping[str, Any]) -> None:
-        """Record a collection. Python calls this at its begin and end, in the thread that runs it."""
+        """Record a collection. Python calls this at its start and end, in the thread that runs it."""
         if info["generation"] != _OLDEST_GENERATION:
             return
         if phase == "start":

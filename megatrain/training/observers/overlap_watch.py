@@ -1,9 +1,10 @@
 """Warns once when parallel.overlap is on but almost all communication is exposed.
 
-The totals of a rank's own steps decide: communication that the host waited for was exposed. On a device the waits of
-the host are not known, so this judges nothing there. It watches the collectives of data parallelism and, with sequence
-chunks, those of tensor parallelism. It does not watch messages of the pipeline: a receive also waits for the
-neighbour's work, which is the bubble. The dry run shows before a job starts what its layout cannot overlap.
+The warning is based on the totals of this rank's steps: communication for which the host waited counts as exposed. On a
+GPU the waits of the host are not known, so there is no warning. The watched operations are the collectives of data
+parallelism and, with sequence chunks, those of tensor parallelism. Messages of the pipeline are not watched: a receive
+also waits for the neighbour's work, which is the bubble. The dry run shows before a job starts what its layout cannot
+overlap.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from megatrain.telemetry.step_summary import StepSummary
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
 
 LEFT_OUT_STEPS = 5
-"""The first steps compile, allocate and connect."""
+"""The first steps are left out, because they compile, allocate and connect."""
 WATCHED_STEPS = 20
 MIN_OVERLAPPED = 0.1
 MIN_OF_STEP = 0.03

@@ -51,7 +51,7 @@ def step_observers(
     """Return the observers of a worker. The heartbeat comes before the observers that read a step's totals, because it
     completes the totals.
 
-    reporter: None on all ranks except the reporting rank. profiler, garbage: the caller closes them. callbacks: get
+    reporter: None on all ranks except the reporting rank. profiler, garbage: the caller closes them. callbacks: receive
     the report of each step after the reporter.
     """
     memory, layout = device_memory(rank_model.device), rank_model.mesh.layout

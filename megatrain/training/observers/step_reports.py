@@ -1,7 +1,7 @@
-"""What a rank reports of each step: to its black box for the diagnosis, and to the reporter and callbacks.
+"""Reports of each step: to this rank's black box for the diagnosis, and to the reporter and callbacks.
 
 The heartbeat shows the current step and the last completed step. Every rank records its own values, because any rank
-may die.
+may fail.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from megatrain.training.rank_model import RankModel
 
 
 class Heartbeat(StepObserver):
-    """Records in the black box that a step begins or is complete. Executor, watchdog and daemon read it there."""
+    """Records in the black box that a step begins or is complete. Executor, watchdog and daemon read these records."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

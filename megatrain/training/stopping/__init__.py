@@ -1,1 +1,1 @@
-"""How a worker stops: the watchdog that ends it, the fence of a frozen executor, the warning that a stop takes long."""
+"""How a worker stops: the watchdog that kills it, the self-fence, and the warning that a stop takes long."""

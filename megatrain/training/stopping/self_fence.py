@@ -1,7 +1,7 @@
 """Decides whether a worker must end because its executor may be frozen and cannot end it (ADR 0036).
 
 The watchdog process polls every half second. The black box has all facts for the decision: the executor's control page
-has the time until which the lease is good and the round that the executor has reached, and the worker's own records
+has the time until which the lease is valid and the round that the executor has reached, and the worker's own records
 show its progress. Without an executor no process writes that page, and no worker is ended. Standard library only,
 because this module is loaded before torch.
 """
@@ -27,10 +27,10 @@ class SelfFence:
         self._suspected = FenceAction.GO_ON
 
     def poll(self) -> tuple[FenceAction, str]:
-        """Return what must be done with the worker, and why.
+        """Return the action for the worker, and its reason.
 
-        A decision needs the same result in two polls in a row. So a live executor acts first, and a machine that was
-        merely held up has made progress by then.
+        An action needs the same result in two successive polls. By the second, a live executor has acted, and a machine
+        that was only delayed has made progress.
         """
         control = self._reader.control()
         action, reason = FenceAction.GO_ON, ""
@@ -47,7 +47,7 @@ class SelfFence:
 def worker_action(
     control: ControlPage, progress: Progress, rule: FenceRule, own_round: int, rank: int, now_ns: int
 ) -> tuple[FenceAction, str]:
-    """Return what must be done with a worker of `own_round`, from its black box only, and why."""
+    """Return the action for a worker of `own_round`, from its black box only, and its reason."""
     if control.lease_ok_until_ns == 0:
         return FenceAction.GO_ON, ""
     if control.round > own_round:

@@ -39,7 +39,7 @@ class StopNotice(StepObserver):
         figures = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in parts.items() if seconds)
         return (
             f"WARNING: a stop may take {times.total_s:.0f} s ({figures}), and runtime.save_grace_s="
-            f"{self._save_grace_s:g} leaves too little room for that: the job allows itself up to "
+            f"{self._save_grace_s:g} leaves too little room for that: the job extends its limit to "
             f"{self._given_s:.0f} s. Set runtime.save_grace_s={self._given_s:.0f}, and make the program that ends the "
             "job wait as long (docs/guides/stopping.md)"
         )

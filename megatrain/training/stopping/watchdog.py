@@ -1,10 +1,10 @@
-"""How a worker stops: a signal asks it to save at the next agreed step, and a watchdog kills it if no such step comes.
+"""How a worker stops: a signal makes it save at a step on which all ranks agree; a watchdog kills it if none comes.
 
 A rank that waits in a collective, or in C code that holds the interpreter lock, never runs a Python signal handler. So
 the watchdog is a child process, forked while the worker is still small. CPython's own C-level handler writes the number
 of each signal into the watchdog's pipe (`signal.set_wakeup_fd`), whether or not the lock is held. The watchdog counts
-the grace period down and kills the worker. It also kills a worker whose executor is frozen while the job may have gone
-on without it: see self_fence.py.
+the grace period down and kills the worker. It also kills a worker if its executor is frozen and the job may have
+continued without it: see self_fence.py.
 The trainer agrees on the step and saves (ADR 0007, ADR 0044).
 Standard library only, because this is loaded before torch.
 """
@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """The worker's handle of its watchdog process. `start_watchdog` makes it."""
+    """The worker's handle of its watchdog process, created by `start_watchdog`."""
 
     def __init__(self, pid: int, pipe_fd: int) -> None:
         self.pid = pid
@@ -39,12 +39,13 @@ class Watchdog:
     def extend(self, seconds: float) -> None:
         """Let the grace period begin `seconds` from now at the earliest, for a signal that has arrived or will arrive.
 
-        Call it with the timeout before a save or an evaluation, and with 0 after it. Each call replaces the one before.
+        The worker calls it with the timeout before a save or an evaluation, and with 0 after it. Each call replaces the
+        last.
         """
         self._send(EXTEND, seconds)
 
     def disarm(self) -> None:
-        """Forget the signals that have arrived; the next signal starts a new grace period."""
+        """Ignore the signals that have arrived; the next signal starts a new grace period."""
         self._send(DISARM, 0.0)
 
     def follow(self, black_box: Path | None) -> None:
@@ -58,7 +59,7 @@ class Watchdog:
         if self._pipe_fd < 0:
             return
         self._disconnect()
-        # Other code may have waited for our child already; then its pid may belong to another process.
+        # Other code may have waited for this child already; then its pid may belong to another process.
         with contextlib.suppress(ChildProcessError):
             if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
                 os.kill(self.pid, signal.SIGKILL)
@@ -76,7 +77,7 @@ class Watchdog:
         try:
             os.write(self._pipe_fd, COMMAND.pack(command, value, len(text)) + text)
         except OSError as error:
-            # Training continues without its watchdog: the sender of a signal sees that the worker lives on, and can
+            # Training continues without its watchdog: the sender of a signal sees that the worker still runs, and can
             # kill it.
             _logger.warning(
                 "watchdog process %d accepts no commands (%s): it will not end a stuck worker", self.pid, error
@@ -95,10 +96,11 @@ def start_watchdog(grace_s: float, rank: int | None = None, fence_rule: FenceRul
 
     The kill comes `grace_s` after the signal. If the median step in the black box that the watchdog follows is longer
     than two thirds of that, the kill comes after twice that step.
-    Call it in the main thread before torch is imported: the child stays small, and no lock of a library is copied.
+    Must be called in the main thread before torch is imported, so that the child stays small, and no lock of a library
+    is copied.
     The watchdog sees the signals that have a Python handler: see StopSignals. `rank` is for the message; None means
-    torchrun's rank. With `fence_rule` the watchdog also kills a worker whose executor is frozen and whose job may have
-    gone on without it: see `follow`.
+    torchrun's rank. With `fence_rule` the watchdog also kills a worker if its executor is frozen and the job may have
+    continued without it: see `follow`.
     """
     rank_text = os.environ.get("RANK", "0") if rank is None else str(rank)
     worker_pid = os.getpid()
@@ -119,7 +121,7 @@ def start_watchdog(grace_s: float, rank: int | None = None, fence_rule: FenceRul
 
 def install_launcher_death_guard(launcher_pid: int) -> None:
     """Install a parent-death guard that sends SIGTERM when the launcher dies: no process would watch the worker, and a
-    new launcher starts other workers. Call it after the signal's handler is set.
+    new launcher starts other workers. Must be called after the signal's handler is set.
 
     launcher_pid: the parent at the start of the process.
     """

@@ -1,6 +1,6 @@
 """The process of a watchdog: it counts down the grace period after a stop signal, and kills the worker at its end.
 
-It also kills a worker whose executor is frozen while the job may have gone on without it: see self_fence.py. Standard
+It also kills a worker if its executor is frozen and the job may have continued without it: see self_fence.py. Standard
 library only, because the worker loads this before torch.
 """
 
@@ -49,7 +49,7 @@ def run_watchdog(
         set_parent_death_signal(signal.SIGKILL)
         watch = _Watch(worker_pid, grace_s, fence_rule, f"rank {rank_text} (process {worker_pid})")
         reason = watch.wait()
-        # The worker is still our parent, so its pid does not belong to another process.
+        # The worker is still the parent, so its pid does not belong to another process.
         if reason and os.getppid() == worker_pid:
             _write_stderr(f"megatrain: {reason}\n")
             if watch.has_fenced and os.getpgid(worker_pid) == worker_pid:
@@ -80,7 +80,7 @@ def _detach_from_worker(read_fd: int) -> None:
 
 
 class GraceClock:
-    """Decides when to kill, from what arrived through the pipe. Times are seconds of one monotonic clock."""
+    """Determines when to kill, from the messages in the pipe. Times are seconds of one monotonic clock."""
 
     def __init__(self, grace_s: float) -> None:
         self.signal_name = ""
@@ -118,8 +118,8 @@ class GraceClock:
         self._rest = data[position:]
 
     def _take_signal(self, number: int, now: float) -> None:
-        # Every signal that has a Python handler arrives here. Only the first stop signal counts: a second one gives no
-        # more time.
+        # Every signal that has a Python handler arrives here. Only the first stop signal counts: a second signal gives
+        # no more time.
         if number in STOP_SIGNALS and not self.signal_name:
             self.signal_name = signal.Signals(number).name
             self._signalled_at = now
@@ -145,7 +145,7 @@ class _Watch:
         self._fence: SelfFence | None = None
         self._poll_at = math.inf
         self.has_fenced = False
-        """Whether the worker must end because its job may have gone on without it; its process group then ends too."""
+        """Whether the worker must end because the job may have continued without it. Its process group ends too."""
 
     def wait(self) -> str:
         """Return why the worker must be killed, or "" when it has ended by itself."""
@@ -176,7 +176,7 @@ class _Watch:
         return ""
 
     def _lengthen_grace(self) -> bool:
-        """Lengthen the grace period if the worker's own steps need more; return whether they do."""
+        """Lengthen the grace period if the worker's steps need more time. Return whether they do."""
         step_ns = None
         if self._clock.black_box is not None:
             with contextlib.suppress(DataError), BlackBoxReader(self._clock.black_box) as reader:
@@ -214,7 +214,7 @@ class _Watch:
 
 
 def _write_stderr(text: str) -> None:
-    # The reader may be gone, or frozen with the pipe full; neither may prevent the kill.
+    # The reader of stderr may be gone, or frozen with the pipe full. This must not prevent the kill.
     with contextlib.suppress(OSError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, text.encode())

@@ -120,7 +120,7 @@ def test_a_server_that_does_not_know_the_secret_gets_nothing() -> None:
         # it says hello, takes the client's authentication for granted, and answers with one of its own making
         theirs.sendall(b"MTPEER1\n" + bytes(32) + bytes(32))
         connection = PeerConnection(ours, "a liar", LIMITS)
-        with connection, pytest.raises(CommunicationError, match="a liar: the peer does not know this round's secret"):
+        with connection, pytest.raises(CommunicationError, match="a liar: the peer does not have this round's secret"):
             connection.authenticate(SECRET, is_server=False)
         assert len(theirs.recv(4096)) == 64
 

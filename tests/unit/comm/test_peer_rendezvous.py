@@ -19,7 +19,9 @@ def test_the_address_of_an_interface() -> None:
 
 
 def test_an_interface_that_is_not_there_is_named() -> None:
-    with pytest.raises(CommunicationError, match=r'runtime\.network_interface="nope0": .* has no address on it'):
+    with pytest.raises(
+        CommunicationError, match=r'runtime\.network_interface="nope0": .* has no address on this interface'
+    ):
         local_address("nope0", "")
 
 

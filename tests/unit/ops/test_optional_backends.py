@@ -67,7 +67,7 @@ def test_apex_without_its_kernels(package_root: Path) -> None:
 def test_transformer_engine_without_its_part_for_torch(package_root: Path) -> None:
     write_packages(package_root, without(TRANSFORMER_ENGINE, "transformer_engine/pytorch/__init__.py"))
 
-    assert find_transformer_engine().problem.endswith("has no part for PyTorch")
+    assert find_transformer_engine().problem.endswith("was installed without its PyTorch module")
 
 
 def test_a_package_that_no_installer_knows(package_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

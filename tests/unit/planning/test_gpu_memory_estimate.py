@@ -95,6 +95,8 @@ def test_host_memory_of_offloaded_activations_is_reported() -> None:
     # inputs of the norms and of the sublayers, heads, attention's output, both sides of the activation; in bf16
     a_layer = 2 * tokens * (2 * hidden + 2 * hidden + qkv + hidden + 2 * ffn + ffn)
     assert offloaded.memory.on_host == pytest.approx(3 * a_layer, rel=0.01)
-    reported = f"pinned in host memory, in MiB (hosts have several): all layers: {offloaded.memory.on_host / 2**20:.2f}"
+    reported = (
+        f"pinned in host memory, in MiB (a host has several ranks): all layers: {offloaded.memory.on_host / 2**20:.2f}"
+    )
     assert reported in render(plans[1])
     assert "Offloaded" not in render(plans[0])

@@ -223,7 +223,7 @@ def test_a_full_tmpfs_costs_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=2000, f_frsize=4096))
-    assert_falls_back(tmp_path, caplog, "8192000 bytes free, 28672 needed and 8388608 to be left free")
+    assert_falls_back(tmp_path, caplog, "8192000 bytes are free, 28672 are needed and 8388608 must stay free")
     assert own_box_paths(tmp_path) == []
 
 

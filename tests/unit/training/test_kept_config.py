@@ -63,4 +63,4 @@ def test_training_goes_on_where_no_file_can_be_written(config: Config, tmp_path:
     run, reporter = RunDirectory(tmp_path), Reporter()  # without its directories
     (tmp_path / CONFIG_NAME).write_text("[train]\nsteps = 1\n")
     _keep_config(config, run, reporter, 2, 10)
-    assert "training goes on" in reporter.notes[0]
+    assert "training continues" in reporter.notes[0]

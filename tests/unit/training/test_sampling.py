@@ -273,10 +273,10 @@ def test_logits_are_those_of_the_weights_saved(run: TrainedRun) -> None:
         ([VOCAB_SIZE], f"token {VOCAB_SIZE} is not in the vocabulary of this model .model.vocab_size={VOCAB_SIZE}"),
         ([3, -1], "token -1 is not in the vocabulary"),
         ([0] * (SEQ_LEN + 1), f"{SEQ_LEN + 1} tokens in a sequence, and model.seq_len={SEQ_LEN}; give at most"),
-        ([0.5], r"tokens of shape \[1\] and type torch.float32; give integers"),
-        ([], r"tokens of shape \[0\]"),
-        (3, r"tokens of shape \[\]"),
-        ([[1], [1, 2]], r"tokens that are no tensor \(.*\); give integers of shape"),
+        ([0.5], r"tokens have shape \[1\] and type torch.float32; give integers"),
+        ([], r"tokens have shape \[0\]"),
+        (3, r"tokens have shape \[\]"),
+        ([[1], [1, 2]], r"tokens cannot be made a tensor \(.*\); give integers of shape"),
     ],
     ids=["above", "below", "long", "fraction", "none", "scalar", "ragged"],
 )
@@ -294,7 +294,7 @@ def test_the_function_says_what_is_wrong_with_a_place_or_a_value(run: TrainedRun
         load(run.root, step=1)
     for options, message in (
         ({"dtype": "fp8"}, "dtype='fp8' is unknown; use one of fp32, bf16, fp64"),
-        ({"device": "abacus"}, "device='abacus' is no device that models run on"),
+        ({"device": "abacus"}, "device='abacus' is not a device that models run on"),
     ):
         with pytest.raises(ConfigError, match=message):
             load(run.root, **options)

@@ -33,7 +33,7 @@ def test_figures_and_hint_are_logged_once_and_when_they_grow() -> None:
 
     assert texts[0] == (
         "WARNING: a stop may take 50 s (a step 50 s), and runtime.save_grace_s=60 leaves too little room for that: the "
-        "job allows itself up to 100 s. Set runtime.save_grace_s=100, and make the program that ends the job wait as "
+        "job extends its limit to 100 s. Set runtime.save_grace_s=100, and make the program that ends the job wait as "
         "long (docs/guides/stopping.md)"
     )
     assert "80 s (a step 50 s, an evaluation 20 s, a snapshot 500 ms, its copy to storage 9.5 s)" in texts[2]

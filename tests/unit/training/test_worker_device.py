@@ -24,7 +24,7 @@ def test_more_workers_than_gpus_are_refused(cpu_binding: str, monkeypatch: pytes
     monkeypatch.setattr("megatrain.training.worker.bind_process", bind)
     unused: Any = None
 
-    problem = r"worker 2 of this host has no GPU of its own: there are 2; start at most 2 workers here"
+    problem = r"worker 2 of this host has no GPU: the host has 2; start at most 2 workers here"
     with pytest.raises(ConfigError, match=problem):
         run_worker(make_config(runtime={"cpu_binding": cpu_binding}), Process(2, 4, 2, 4), unused, unused)
 
