@@ -104,7 +104,10 @@ class StandbyClient:
         self._keeper.start()
 
     def notify(self, on_change: Callable[[], None]) -> None:
-        """Register `on_change`. The keeper thread calls it if a worker exits, a group is gone, or the server is ready."""
+        """Register `on_change`.
+
+        The keeper thread calls it when a worker exits, when a worker's group is gone, and when the server is ready.
+        """
         self._on_change = on_change
 
     @property
