@@ -222,7 +222,7 @@ def hold_of_returned(now: float, state: ClusterState, round_: Round) -> tuple[Op
     if not names or len(_holds(state, round_)) >= _MAX_HOLDS:
         return ()
     lost = f"{_part_of(names, round_)} lost {'its lease' if len(names) == 1 else 'their leases'}"
-    reason = f"held: {lost} ({', '.join(names[:8])}) and registered again; training went on"
+    reason = f"held: {lost} ({', '.join(names[:8])}) and registered again; training continued"
     incident = new_incident(
         now, state, IncidentKind.CONTROL_PLANE, round_=round_, began=now, reason=reason, action=HOLD
     )  # fmt: skip

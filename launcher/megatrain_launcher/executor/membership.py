@@ -72,7 +72,7 @@ class Membership:
         self._keeper_of_key: LeaseKeeper | None = None
         """The keeper of the lease under which the host's key was written; None before the first write."""
         self._gone_at: float | None = None
-        """When that lease was lost or had expired; None while the lease is valid, as far as this host knows."""
+        """When that lease was lost or had expired; None while the lease appears to be valid."""
         self._problem = ""
         self._replaced = ""
         self._wake = threading.Event()
@@ -115,7 +115,7 @@ class Membership:
 
     @property
     def is_registered(self) -> bool:
-        """Whether the host's key exists, as far as this host knows."""
+        """Whether the host's key should exist: it was written under a lease that is not known to be lost."""
         with self._lock:
             return self._is_registered and self.keeper.state is not LeaseState.LOST
 

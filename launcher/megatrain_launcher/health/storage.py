@@ -75,7 +75,8 @@ def judge_shared_memory(directory: Path, needed_bytes: int, free: int | str) -> 
     """Judge the free bytes of a tmpfs; `free` is a text if they are unknown: the reason."""
     (name,) = SHARED_MEMORY_NAMES
     if isinstance(free, str):
-        return failed(name, f"{directory} cannot be used: {free} (or set telemetry.black_box_directory)")
+        text = f"telemetry.black_box_directory={directory} cannot be used: {free}"
+        return failed(name, f"{text}; fix this, or set another directory")
     state = f"{free / MIB:.0f} MiB free in {directory}, black boxes take {needed_bytes / MIB:.0f}"
     advice = "raise it (containers: --shm-size), or lower telemetry.black_box_records"
     if free < needed_bytes:
