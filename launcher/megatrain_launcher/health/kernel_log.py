@@ -39,7 +39,7 @@ def check_kernel_log(context: HealthContext, history: HealthHistory) -> tuple[He
 
 
 def read_kernel_log(path: Path) -> list[bytes]:
-    """Return the lines of the records in the kernel's log; each read of the device returns one record. Raises: OSError."""
+    """Return the lines of the kernel's log; each read of the device returns one record. Raises: OSError."""
     records: list[bytes] = []
     total = 0
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
