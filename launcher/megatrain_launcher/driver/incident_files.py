@@ -26,10 +26,7 @@ _END_S = 5.0
 
 
 class IncidentFiles:
-    """Writes <directory>/<incident id>.json, and the audit, while it is entered.
-
-    Disk errors are reported and stop nothing.
-    """
+    """Writes <directory>/<incident id>.json, and the audit, while entered. `problem` reports disk errors."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory

@@ -77,7 +77,7 @@ def number_of_round(state: ClusterState) -> int | None:
 
 
 def incident_of_hang(state: ClusterState, verdict: HostVerdict) -> Incident | None:
-    """Return the hang that a verdict is about, if the driver has seen one."""
+    """Return the incident of the hang that a verdict is about; None if the driver has detected no such hang."""
     found = [one for one in state.incidents.values() if one.kind is IncidentKind.HANG and one.round == verdict.round]
     return max(found, key=state.created, default=None)
 

@@ -1,4 +1,4 @@
-"""The address by which other hosts reach this one."""
+"""Finds the address by which other hosts reach this host."""
 
 from __future__ import annotations
 
