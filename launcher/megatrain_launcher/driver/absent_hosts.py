@@ -1,7 +1,8 @@
-"""Hosts of a live round that are not registered: dead, cut off, or only without a lease (ADR 0036). Pure.
+"""Hosts of a live round that are not registered: dead, cut off, or only without a lease (ADR 0036).
 
-A vanished lease proves nothing while steps are completed. Proof is a port that refuses, or another session of the
-executor. A second sign is a stall, a failure, or that no step is completed.
+Pure functions: no I/O and no clock. As long as steps are completed, a lost lease does not show that a host is lost. A
+host is proven dead if its liveness port refuses connections, or if its executor runs with another session. Without
+proof, a second sign is required besides the lease: a stall, a failure, or no completed step.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from megatrain_launcher.liveness import Vitality
 _SLOW_STEPS = 3
 """A host without a lease is evicted if no step is completed for this many times the median step."""
 _TOLERATED_S = 1.0
-"""After an outage of etcd, hosts register again one after the other; an absence of at most this time is no incident."""
+"""An absence of at most this time is no incident: after an outage of etcd, hosts register again one after the other."""
 _MIN_HOSTS = 3
-"""With fewer hosts, the fraction of lost leases is no evidence about etcd."""
+"""In a smaller round, the fraction of lost leases does not show whether etcd is the cause."""
 _MANY = 2
-"""If fewer hosts are missing, etcd never counts as the cause."""
+"""If fewer hosts than this are missing, etcd does not count as the cause."""
 _MAX_HOLDS = 20
-"""This many holds of a round get their own incidents; later ones are only logged, because a lease may flap for days."""
+"""The most incidents for holds of a round; later holds are only logged, because a lease may flap for days."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """Hosts of a round that are not registered. `dead`: those that are proven dead, with the proof."""
+    """Hosts of a round that are not registered: `gone` without proof of death, `dead` by name with the proof."""
 
     gone: tuple[RoundHost, ...]
     dead: Mapping[str, str]
@@ -52,10 +53,10 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class _SecondSign:
-    """What shows, besides a lease that is gone, that hosts are lost.
+    """Evidence, besides the lost leases, that hosts are lost.
 
-    `began`: when steps ended, as far as the sign shows it. A host that is cut off stops the others' steps long before
-    its lease ends.
+    `began`: when the steps stopped according to this evidence; a host that is cut off stops the steps of all hosts long
+    before its lease ends.
     """
 
     evidence: tuple[str, ...]
@@ -63,7 +64,7 @@ class _SecondSign:
 
 
 def absent_of(state: ClusterState, round_: Round) -> Absent:
-    """Return the hosts of a round that are missing, except those that had finished before they left."""
+    """Return the hosts of a round that are not registered, except those that have finished their work."""
     gone: list[RoundHost] = []
     dead: dict[str, str] = {}
     for part in round_.hosts:
@@ -78,7 +79,7 @@ def absent_of(state: ClusterState, round_: Round) -> Absent:
 
 
 def respond_to_deaths(now: float, state: ClusterState, round_: Round, dead: Mapping[str, str]) -> Decision:
-    """Halt a round that has hosts which are certainly dead."""
+    """Halt a round with hosts that are proven dead."""
     began = min(state.gone_since(part) for part in round_.hosts if part.host in dead)
     incident = broken_incident(
         now, state, round_, IncidentKind.HOST_LOST, began, tuple(dead.values()), hosts=tuple(dead)
@@ -114,17 +115,17 @@ def respond_to_vanished(
         )
     # a status that arrives now may have a step that was completed one interval ago
     if _advanced_at(state, round_, gone, began) > began + max(_TOLERATED_S, policy.status_interval_s):
-        return _hold(now, state, round_, names, began, probes, "training goes on without their leases")
-    # a host that is frozen still accepts connections: until a stall would have been reported, that shows nothing
+        return _hold(now, state, round_, names, began, probes, "training continues without their leases")
+    # a frozen host still accepts connections: an answer counts only once a stall would have been reported
     if all(_is_alive(state, part) for part in gone) and now - began > _silence_limit_s(state, policy, round_):
-        return _hold(now, state, round_, names, began, probes, "they answer, and no host reports a stall")
+        return _hold(now, state, round_, names, began, probes, "they answer probes, and no host reports a stall")
     return Decision(probes, f"{', '.join(names[:8])}: lease gone; waiting for a second sign before a host is evicted")
 
 
 def _second_sign(
     now: float, state: ClusterState, policy: Policy, round_: Round, gone: tuple[RoundHost, ...], began: float
 ) -> _SecondSign | None:
-    """Return a sign besides the lease that the hosts are lost; None if they may still train."""
+    """Return evidence besides the leases that the hosts are lost; None if they may still train."""
     stalled = stalled_hosts(state, round_)
     if stalled:
         since = min(stall_began(state, host, now) for host in stalled)
@@ -133,17 +134,19 @@ def _second_sign(
     others = _others(round_, gone)
     if not others:
         until = max(gone_by(state, policy, round_, part, state.gone_since(part)) for part in gone)
-        return _SecondSign((f"no host of the round is reachable for {waited_s:.0f} s",), began) if now > until else None
+        text = f"no host of the round has been reachable for {waited_s:.0f} s"
+        return _SecondSign((text,), began) if now > until else None
     saved = [part.host for part in others if _exit_code_of(state, round_, part) == ExitCode.SAVED_AND_STOPPED]
     if saved:
-        # all ranks agree on such a stop, and no known host or person has asked for it
+        # all ranks agreed to save and stop, but no registered host or person requested it: a missing host may have
         return _SecondSign((f"{', '.join(saved[:8])}: the workers were asked to save and stop, and did so",), began)
     if _are_too_many(policy, round_, gone) or all(_is_alive(state, part) for part in gone):
-        # a host that has finished its work reports no stalls any more
+        # a host that has finished its work no longer reports stalls
         is_waiting = all(_is_done(state, round_, part) for part in others)
         until = max(gone_by(state, policy, round_, part, state.gone_since(part)) for part in gone)
         is_over = is_waiting and now > until
-        return _SecondSign((f"all others are done and wait for {waited_s:.0f} s",), began) if is_over else None
+        text = f"all other hosts are done and have waited for {waited_s:.0f} s"
+        return _SecondSign((text,), began) if is_over else None
     limit_s = _silence_limit_s(state, policy, round_)
     advanced_at = _advanced_at(state, round_, gone, began)
     silent_s = now - advanced_at
@@ -153,7 +156,7 @@ def _second_sign(
 
 
 def _silence_limit_s(state: ClusterState, policy: Policy, round_: Round) -> float:
-    """Return for how long steps may continue unreported: statuses come at intervals."""
+    """Return how long reports of completed steps may be missing while training continues."""
     return policy.status_interval_s + max(policy.hang_floor_s, _SLOW_STEPS * (median_step_s(state, round_) or 0.0))
 
 
@@ -214,14 +217,12 @@ def _part_of(names: tuple[str, ...], round_: Round) -> str:
 
 
 def hold_of_returned(now: float, state: ClusterState, round_: Round) -> tuple[OpenIncident, ...]:
-    """Return an incident for leases that were lost and regained while no driver could open one: every loss is
-    recorded.
-    """
+    """Return the incident of leases that were lost and regained while no driver led, so that each loss is recorded."""
     names = _returned(state, round_)
     if not names or len(_holds(state, round_)) >= _MAX_HOLDS:
         return ()
     lost = f"{_part_of(names, round_)} lost {'its lease' if len(names) == 1 else 'their leases'}"
-    reason = f"held: {lost} ({', '.join(names[:8])}) and registered again; training went on"
+    reason = f"held: {lost} ({', '.join(names[:8])}) and registered again; training continued"
     incident = new_incident(
         now, state, IncidentKind.CONTROL_PLANE, round_=round_, began=now, reason=reason, action=HOLD
     )  # fmt: skip
@@ -242,7 +243,7 @@ def hold_of_returned(now: float, state: ClusterState, round_: Round) -> tuple[Op
 def _returned(state: ClusterState, round_: Round) -> tuple[str, ...]:
     """Return the hosts that lost and regained their leases since the last hold of the round was recorded.
 
-    Their registration is newer than the round and newer than every record of its holds.
+    Such a host's registration has a higher revision than the round and than all of its recorded holds.
     """
     keys = state.keys
     written = state.seen.get(keys.round(round_.number))
@@ -264,7 +265,7 @@ def _returned(state: ClusterState, round_: Round) -> tuple[str, ...]:
 
 
 def open_hold(state: ClusterState, round_: Round) -> Incident | None:
-    """Return the round's hold that is not over."""
+    """Return the incident of the round's current hold; None if there is none."""
     return next((incident for incident in _holds(state, round_) if OVER_NOTE not in incident.notes), None)
 
 

@@ -1,6 +1,4 @@
-"""The actions that the driver can decide on. Values only: `writes` turns them into a transaction, `driver` executes
-them.
-"""
+"""The actions of a decision, as plain values: `writes` turns them into a transaction, `term` carries them out."""
 
 from __future__ import annotations
 
@@ -19,10 +17,7 @@ class HaltRound:
 
 @dataclass(frozen=True, slots=True)
 class WriteRound:
-    """`vanished`: hosts without a lease whose deadlines have passed.
-
-    If one of them registers again, nothing is written.
-    """
+    """`vanished`: hosts without a lease, after their deadlines. If one registers again first, the write fails."""
 
     round: Round
     vanished: tuple[str, ...] = ()
@@ -30,9 +25,9 @@ class WriteRound:
 
 @dataclass(frozen=True, slots=True)
 class RaiseDeadlines:
-    """Make all hosts of a round use a longer interval.
+    """Publish longer deadlines to all hosts of a round.
 
-    `revision`: of the record that this replaces, 0 if there is none.
+    `revision`: the revision of the record that this one replaces; 0 if there is none.
     """
 
     deadlines: RoundDeadlines
@@ -82,21 +77,21 @@ class CordonHost:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """Answer a request. The last answer deletes the request."""
+    """Answer a request. A final answer (`is_done`) also deletes the request."""
 
     answer: Answer
 
 
 @dataclass(frozen=True, slots=True)
 class RecordOutcome:
-    """Record the outcome of a verdict. The final outcome is the last one."""
+    """Record the outcome of a verdict. A later outcome replaces an earlier one, until it is final."""
 
     outcome: VerdictOutcome
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Probe whether a host's executor lives. This is the only action that writes nothing."""
+    """Probe whether a host's executor lives. Writes nothing to etcd."""
 
     host: str
     session: str
@@ -106,10 +101,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A condition to report to an operator; every decision repeats it while it lasts.
-
-    `topic` distinguishes alarms.
-    """
+    """A condition to report to an operator. Every decision repeats it while it lasts. `topic` identifies the alarm."""
 
     topic: str
     text: str
@@ -135,7 +127,7 @@ DriverAction = (
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`reason` describes in a sentence what the job does now, even if there is no action."""
+    """`reason` is a sentence about what the job does now; it is set even if there is no action."""
 
     actions: tuple[DriverAction, ...]
     reason: str

@@ -1,4 +1,7 @@
-"""From a halted round to the next one: once its workers are gone, respond to the incident and form a round. Pure."""
+"""Continues after a halt: once the round's workers are gone, respond to the incident and form the next round.
+
+Pure functions: no I/O and no clock.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,8 @@ from megatrain_launcher.driver.verdict_actions import cordon_removals
 
 
 def follow_halt(now: float, state: ClusterState, policy: Policy, round_: Round, halt: Halt) -> Decision:
-    """Return what to do now that a round is halted and no newer one is written."""
-    is_old = state.is_of_older_launch(round_)  # what broke the earlier launch does not apply to this one
+    """Return the decision while the newest round is halted."""
+    is_old = state.is_of_older_launch(round_)  # then its incident does not apply to the current launch
     incident = None if is_old else state.incidents.get(halt.incident)
     since = state.since(state.keys.halt(round_.number), now)
     stopping = stopping_of(now, state, policy, round_, halt, since)
@@ -66,7 +69,7 @@ def follow_halt(now: float, state: ClusterState, policy: Policy, round_: Round, 
 
 
 def _done_code(state: ClusterState, round_: Round) -> int | None:
-    """Return the job's exit code if all hosts had finished their training when they were halted."""
+    """Return the job's exit code if all hosts have finished their training; None otherwise."""
     found = statuses_in(state, round_)
     is_done = len(found) == len(round_.hosts) and all(
         status.phase is HostPhase.DONE and status.exit_code == ExitCode.OK for status in found
@@ -83,7 +86,7 @@ def _respond(
     incident: Incident,
     since: float,
 ) -> Decision:
-    """Choose the response to the incident. Called when all reports about it have arrived."""
+    """Return the decision with the response to the incident. Called once all reports about it have arrived."""
     failures = _failures_of(state, round_, incident)
     incident = _completed(now, state, round_, incident)
     if incident.kind is IncidentKind.NUMERICS and incident.action == STOP:
@@ -148,14 +151,14 @@ def _form(
     )  # fmt: skip
     if not any(isinstance(one, WriteRound) for one in formed.actions):
         actions = (*actions, *cordon_removals(now, state, policy, round_, incident, since))
-    # an incident that forming advances is written only once
+    # if forming also updates the incident, only that update is written
     later = {one.incident.incident_id for one in formed.actions if isinstance(one, UpdateIncident)}
     kept = (one for one in actions if not (isinstance(one, UpdateIncident) and one.incident.incident_id in later))
     return Decision((*kept, *formed.actions), formed.reason)
 
 
 def _failures_of(state: ClusterState, round_: Round, incident: Incident) -> tuple[RankFailure, ...]:
-    """Return how ranks of a round ended, earliest first, including the reports that arrived while it was stopping."""
+    """Return the failures of a round's ranks, earliest first, including those reported while it was stopping."""
     failures = {failure.rank: failure for failure in incident.failures}
     failures.update(state.failures.get(round_.number, {}))
     known = (one for one in failures.values() if 0 <= one.rank < round_.world_size)
@@ -163,8 +166,9 @@ def _failures_of(state: ClusterState, round_: Round, incident: Incident) -> tupl
 
 
 def _completed(now: float, state: ClusterState, round_: Round, incident: Incident) -> Incident:
-    """Return the incident with the reports that arrived while the round was stopping; a judged incident is
-    unchanged.
+    """Return the incident with the reports that arrived while the round was stopping.
+
+    An incident whose response is already chosen is returned unchanged.
     """
     if incident.moments.halted is not None:
         return incident
@@ -182,9 +186,9 @@ def _lost_before(incident: Incident) -> tuple[str, ...]:
 
 
 def _suspects(state: ClusterState, round_: Round, incident: Incident, victims: set[str]) -> tuple[str, ...]:
-    """Return the hosts that a hang's evidence points at, or the peers to which victims lost the connection.
+    """Return the hosts to which a hang's evidence points, or the peers to which victims lost the connection.
 
-    `victims`: hosts by name.
+    `victims`: names of the hosts with failed ranks; they are left out.
     """
     if incident.kind is IncidentKind.HANG:
         return incident.culprit_hosts
@@ -202,7 +206,7 @@ def _answered(incident: Incident, response: Response, stopping: Stopping, num_fa
     known = (sentence for sentence in incident.evidence if sentence not in response.reason)
     sentences = [response.reason, *known, *stopping.lost.values(), *stopping.left_out.values()]
     if num_failures > len(incident.failures):
-        sentences.insert(1, f"{num_failures} workers ended; these {len(incident.failures)} are the most informative")
+        sentences.insert(1, f"{num_failures} workers failed; the {len(incident.failures)} most informative are kept")
     kind = response.kind if incident.kind is IncidentKind.FAILURE else incident.kind
     rollback = None if response.rollback is None else Rollback(incident.incident_id, *response.rollback)
     return replace(
@@ -219,7 +223,7 @@ def _answered(incident: Incident, response: Response, stopping: Stopping, num_fa
 
 
 def _unsaved(failures: Sequence[RankFailure]) -> tuple[str, ...]:
-    """Return the failures of workers that were asked to save and did not, the likely cause first."""
+    """Return sentences on the workers that were asked to save and failed instead, the likely cause first."""
     bad = [one for one in failures if one.exit_code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)]
     ordered = sorted(bad, key=lambda one: (is_victim(one), one.at_unix_s, one.rank))
     return tuple(
@@ -228,7 +232,7 @@ def _unsaved(failures: Sequence[RankFailure]) -> tuple[str, ...]:
 
 
 def _code_of_saving(state: ClusterState, round_: Round, incident: Incident) -> int:
-    """Return the exit code of a job that was asked to stop: the requested one, unless workers failed meanwhile."""
+    """Return the exit code of a job that was asked to stop: the requested code, or that of a failed worker."""
     codes = [failure.exit_code for failure in state.failures.get(round_.number, {}).values()]
     bad = [code for code in codes if code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)]
     if not bad:

@@ -1,4 +1,4 @@
-"""Halting a broken round and recording its incident. Pure."""
+"""Halts of broken rounds, their incidents, and the sentences on stalls. Pure functions: no I/O and no clock."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def broken_incident(
     hosts: tuple[str, ...] = (),
     failures: tuple[RankFailure, ...] = (),
 ) -> Incident:
-    """Return the incident of a broken round. The response is chosen later, when the round's workers are gone."""
+    """Return the incident of a broken round. The response is chosen later, once the round's workers are gone."""
     reason = f"round {round_.number} is broken: {evidence[0] if evidence else kind}"
     incident = new_incident(now, state, kind, round_=round_, began=began, reason=reason, action=RESTART)
     return replace(incident, culprit_hosts=hosts, evidence=evidence, failures=most_informative(failures))
 
 
 def most_informative(failures: Iterable[RankFailure]) -> tuple[RankFailure, ...]:
-    """Return the failures that an incident keeps, earliest first: a record of ten thousand victims is too large."""
+    """Return the failures to keep in an incident, earliest first; victims are the first to be dropped."""
     ordered = sorted(failures, key=lambda one: (is_victim(one), one.at_unix_s, one.rank))
     return tuple(sorted(ordered[:_MAX_FAILURES], key=lambda one: (one.at_unix_s, one.rank)))
 
@@ -54,7 +54,7 @@ def halt(now: float, round_: Round, reason: str, *, is_saving: bool = False, inc
 
 
 def probes_for(now: float, state: ClusterState, parts: Iterable[RoundHost]) -> tuple[DriverAction, ...]:
-    """Return probes of hosts that were not probed recently."""
+    """Return probes of those hosts that were not probed recently."""
     probes: list[DriverAction] = []
     for part in parts:
         found = state.probes.get(part.host)
@@ -70,7 +70,7 @@ def stalled_hosts(state: ClusterState, round_: Round) -> tuple[str, ...]:
 
 
 def stall_sentence(state: ClusterState, host: str) -> str:
-    """Return a host's stall as a sentence."""
+    """Return a sentence that describes a host's stall."""
     stall = state.statuses[host].stall
     assert stall is not None
     return f"{host}: {stall_text(stall)}"

@@ -1,9 +1,9 @@
-"""The driver's decision: takes the time, the state and the policy; returns actions and the reason. Pure and total.
+"""The driver's decision: takes the time, the state and the policy; returns actions and the reason.
 
-Two states come before any round. Unreadable keys would block the driver's next write forever: hosts may be running an
-unreadable round. The driver does not reuse its number, and writes a halt to end it. A candidacy without a lease would
-never expire, so the driver removes it. If the previous launch ended without an end record, the first driver opens an
-incident with its downtime.
+`decide` is a pure function (no I/O and no clock) and handles every state. Three cases are handled before the rounds: An
+unreadable round may be running on hosts, and its key blocks the number for the next round; the driver writes a halt for
+it and uses a higher number. A candidacy without a lease would never expire; the driver removes it. If the previous
+launch left no end record, the first driver of this launch opens an incident with the downtime.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ _MAX_CHARS = 300
 
 
 def drop_candidacies_without_lease(state: ClusterState) -> tuple[DropKey, ...]:
-    """Return the removal of candidacies that have no lease."""
+    """Return actions that delete the election keys without a lease."""
     found = sorted(key for key in state.damaged if key.startswith(f"{state.keys.election}/") and key in state.seen)
-    # a name with bytes that are not text is not known exactly, so its key cannot be addressed
+    # a key with bytes that are not UTF-8 is not known exactly, so it cannot be deleted by name
     known = [key for key in found if _UNKNOWN not in key][:_MAX_AT_ONCE]
     return tuple(DropKey(key, state.seen[key].mod_revision) for key in known)
 
 
 def skip_unreadable(now: float, state: ClusterState) -> Decision | None:
-    """Return halts of unreadable rounds newer than the newest readable one; None if there are none.
+    """Return halts of the unreadable rounds that are newer than the newest readable one; None if there are none.
 
-    Only for a job without a readable live round.
+    Called only if no readable round is live.
     """
     skips: list[SkipRound] = []
     number = state.next_number
     while (key := state.keys.round(number)) in state.damaged and key in state.seen and len(skips) < _MAX_AT_ONCE:
-        why = f"round {number} cannot be read, and is replaced by another one: {state.damaged[key][:_MAX_CHARS]}"
+        why = f"round {number} cannot be read, and is replaced by a new round: {state.damaged[key][:_MAX_CHARS]}"
         halt = Halt(number, why, is_saving=False, created_unix_s=now)
         skips.append(SkipRound(halt, state.seen[key].mod_revision))
         number += 1
@@ -65,10 +65,10 @@ def skip_unreadable(now: float, state: ClusterState) -> Decision | None:
 
 
 def report_lost_launch(now: float, state: ClusterState) -> Decision | None:
-    """Open the incident of a lost launch before the first round of this one; None if there is nothing to report, or it
-    is already reported.
+    """Open the incident of a lost launch before the first round of the current launch.
 
-    The first round then continues it like any open incident, and the first step closes it.
+    None if no launch was lost, or if the incident exists. The first round takes over the incident like any open one,
+    and the first completed step closes it.
     """
     lost = None if state.job is None else state.job.lost_launch
     has_begun = state.round is not None and not state.is_of_older_launch(state.round)
@@ -100,9 +100,9 @@ def report_lost_launch(now: float, state: ClusterState) -> Decision | None:
 
 
 def decide(now: float, state: ClusterState, policy: Policy) -> Decision:
-    """Return what to do now. The same arguments always give the same decision.
+    """Return the decision for the state at `now`. The same arguments always give the same decision.
 
-    The caller writes a decision's actions as one transaction, and decides again only after it has seen them in etcd.
+    The caller must write a decision's actions as one transaction, and call again only after these are in `state`.
     """
     if state.end is not None:
         answers = (*answer_all(now, state, state.end), *decline_all(now, state, state.end.reason))

@@ -1,4 +1,4 @@
-"""The driver's log of its decisions: each action once, the job's activity when it lasts, and each alarm once.
+"""Selects the decisions and alarms to log: each action once, a lasting activity of the job once, each alarm once.
 
 An alarm is a condition that an operator should fix. It stays in the driver's report while it lasts.
 """
@@ -13,12 +13,12 @@ from megatrain_job.coordination.maintenance import EtcdAlarm
 from megatrain_launcher.driver.actions import Alarm, Decision, EndJob, HaltRound, OpenIncident, SkipRound, WriteRound
 
 _LASTING_S = 1.0
-# a number that counts or measures; not one inside a host's name
+# a number that counts or measures, but not a number in a host's name
 _NUMBER = re.compile(r"(?<![\w.-])\d+(\.\d+)?(?![\w-])")
 
 
 class DecisionLog:
-    """Remembers what was logged. For one thread."""
+    """Returns the lines to log, without repetitions. Not thread-safe."""
 
     def __init__(self) -> None:
         self._logged = ""
@@ -42,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CurrentAlarms:
-    """The current alarms: those of the last decision and those of etcd. For one thread."""
+    """The current alarms: those of the last decision and those of etcd. Not thread-safe."""
 
     def __init__(self) -> None:
         self._by_topic: dict[str, str] = {}
@@ -53,13 +53,13 @@ class CurrentAlarms:
         return (*self._by_topic.values(), *self._etcd)
 
     def note_refusal(self, text: str) -> None:
-        """Record that etcd refuses writes; etcd's own alarms will report this too."""
+        """Record that etcd refuses writes, until `note_etcd` replaces this text by etcd's own alarms."""
         if text not in self._etcd:
             _logger.error("alarm: %s", text)
             self._etcd = (*self._etcd, text)
 
     def update(self, decision: Decision) -> None:
-        """Replace the alarms by those of a decision, and log new topics."""
+        """Replace the alarms by those of a decision, and log the alarms with new topics."""
         found = {action.topic: action.text for action in decision.actions if isinstance(action, Alarm)}
         for topic, text in found.items():
             if topic not in self._by_topic:
@@ -67,7 +67,7 @@ class CurrentAlarms:
         self._by_topic = found
 
     def note_etcd(self, found: Sequence[EtcdAlarm]) -> None:
-        """Replace the alarms of etcd. When etcd is out of space, training continues without new decisions."""
+        """Replace the alarms of etcd, and log new ones."""
         texts = tuple(f"etcd member {alarm.member_id:x} raises {alarm.name}" for alarm in found)
         for text in texts:
             if text not in self._etcd:

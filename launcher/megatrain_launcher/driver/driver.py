@@ -45,12 +45,12 @@ class SteadyClock:
 
 
 class Driver:
-    """A candidate for the election, and the driver while it is elected. `run` is for one thread.
+    """A candidate for the election, and the driver while it is elected. `run` must be called from one thread only.
 
-    `keeper` returns the current lease keeper; a host that lost its lease takes a new one. `incidents_directory`: where
-    incidents are also written as files. `watched`: directories of the run, and what is lost with each (see RunWatch).
-    `checkpoints`: where the run's checkpoints are (see ResumePointWatch). `leading` is set while this driver is
-    elected. `make_notifier` makes the object that sends notifications during a term.
+    `keeper` returns the current lease keeper; a host that lost its lease takes a new one. `incidents_directory`: the
+    directory of the incident files. `watched`: directories of the run, each with a text about what its removal loses
+    (see RunWatch). `checkpoints`: the directory of the run's checkpoints (see ResumePointWatch). `leading` is set while
+    this driver is elected. `make_notifier` makes the object that sends notifications during a term.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Driver:
         return self._reason if self.is_leading else ""
 
     def run(self, stop: threading.Event) -> None:
-        """Campaign and drive until `stop` is set. Errors of etcd are logged and retried."""
+        """Campaign and drive until `stop` is set. After an error of etcd, log it and try again."""
         with self._files, self._run_watch, self._resume_point_watch:
             self._run(stop)
 
@@ -109,7 +109,8 @@ class Driver:
                 stop.wait(_PAUSE_S)
             except NoSpaceError as error:
                 text = (
-                    "no host can drive job %s: etcd accepts no writes; training goes on, but faults are not handled: %s"
+                    "no host can drive job %s: etcd accepts no writes; training continues, but failures are not "
+                    "handled: %s"
                 )
                 _logger.error(text, self._keys.job, error)
                 stop.wait(_REPORT_S)
@@ -151,13 +152,13 @@ class Driver:
                 term.lead(stop, self._note)
             is_given_up = False
         except CoordinationError as error:
-            # a host without the rights to read or write the driver's keys cannot drive; another host may be able to
+            # this host has no rights to read or write the driver's keys; another host may have them
             is_given_up = isinstance(error, CoordinationRefusedError)
             raise
         finally:
             self._is_leading.clear()
             if is_given_up or stop.is_set():
-                # the lease is still alive: without this no host would drive the job
+                # this host's lease is still valid: without resigning, no other host could be elected
                 with suppress(CoordinationError):
                     leadership.resign()
 
@@ -173,7 +174,7 @@ class Driver:
             return False
         try:
             record = decode(HostRecord, item.value, key)
-        except CoordinationError:  # a damaged record proves nothing
+        except CoordinationError:  # an unreadable record is no proof
             return False
         vitality, _ = self._liveness.ask(record.address, record.liveness_port, record.session)
         return vitality is Vitality.DEAD

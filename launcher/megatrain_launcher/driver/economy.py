@@ -1,8 +1,8 @@
-"""Compares the gain of continuing without slow hosts, over the rest of the job, with the price of a
-restart. Pure.
+"""Compares the time that the eviction of slow hosts saves over the rest of the job with the cost of a restart.
 
-The price is the time that restarts of this job took: seconds without a step plus the steps that were repeated. The job
-evicts if what-if slowdown x remaining time exceeds it: ADR 0023 (MegaScale sec. 5 evicts by hand).
+Pure functions: no I/O and no clock. The cost (`price_s`) is measured from this job's restarts: seconds without a step
+plus the time of repeated steps. Hosts are evicted if the gain per step x the remaining steps exceeds it: ADR 0023
+(MegaScale sec. 5 evicts by hand).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megatrain_launcher.driver.state import ClusterState
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What an eviction gains over the rest of the job, and its price. `text` states how both were computed."""
+    """The time that an eviction saves over the rest of the job, and its cost. `text` explains both."""
 
     gain_s: float
     price_s: float
@@ -34,10 +34,9 @@ class Balance:
 def balance_of(
     state: ClusterState, policy: Policy, round_: Round, verdict: HostVerdict, num_hosts: int, num_spares: int
 ) -> Balance:
-    """Return the gain and the price of continuing without `num_hosts` hosts of a round.
+    """Return the gain and the cost of continuing without `num_hosts` hosts of a round.
 
-    If there are too few spares, the job first waits for other hosts and then continues with the largest possible
-    layout.
+    With too few spares, the cost includes the wait for hosts, and the gain is computed for the largest possible layout.
     """
     num_before = len(round_.hosts)
     num_after = policy.best_count(min(num_before, num_before - num_hosts + num_spares))

@@ -1,7 +1,7 @@
-"""Every reason for which a host is evicted, in one table. Pure.
+"""Table of the reasons for which a host is evicted.
 
-An eviction takes a host out of the running round. A cordon keeps it out of later rounds until a person removes the
-cordon.
+An eviction removes a host from the running round. A cordon keeps the host out of later rounds until a person removes
+the cordon.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import Enum, StrEnum
 
 
 class EvictionCause(StrEnum):
-    """The decider of an eviction."""
+    """Who decides on an eviction."""
 
     DRIVER = "the driver"
     VERDICT = "a verdict of the diagnosis, and a person who approves it if the configuration requires it"
@@ -18,7 +18,7 @@ class EvictionCause(StrEnum):
 
 
 class EvictionReason(Enum):
-    """The sentence of a reason, with places for the facts; the decider; and whether the host is cordoned."""
+    """For each reason: its sentence with placeholders for the facts, who decides, and whether the host is cordoned."""
 
     HOST_LOST = ("{hosts} {are} gone: {evidence}", EvictionCause.DRIVER, False)
     BROKEN_HOST = ("{failure}: {host} is broken", EvictionCause.DRIVER, True)
@@ -28,7 +28,7 @@ class EvictionReason(Enum):
     PAIR_TESTS = ("pair tests: {findings}", EvictionCause.DRIVER, True)
     STRAGGLER = ("{hosts}: slow by its {straggler_cause}; {balance}; {spares}", EvictionCause.VERDICT, True)
     REQUEST = ("evicted by {person}", EvictionCause.PERSON, True)
-    """The sentence of the cordon if the person gave no reason."""
+    """The reason of the cordon if the person gave none."""
 
     def __init__(self, sentence: str, cause: EvictionCause, is_cordoned: bool) -> None:
         self.sentence = sentence
@@ -36,5 +36,5 @@ class EvictionReason(Enum):
         self.is_cordoned = is_cordoned
 
     def text(self, **facts: object) -> str:
-        """Return the sentence with its facts."""
+        """Return the sentence with the facts filled in."""
         return self.sentence.format(**facts)

@@ -1,7 +1,7 @@
-"""When the workers of unreachable hosts are certainly gone, and the deadlines that hosts get for this. Pure.
+"""When the workers of unreachable hosts are certainly gone, and the deadlines that the driver publishes to hosts.
 
-The rule is `megatrain.fencing.fence`: hosts obey it, and the driver waits until its deadlines have passed. This module
-finds the rule's inputs for a round.
+Pure functions: no I/O and no clock. The rule is in `megatrain.fencing.fence`: hosts enforce it, and the driver waits
+until its deadlines have passed. This module determines the rule's inputs for a round.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.state import ClusterState
 
 _PROVING_STEPS = 2
-"""If another host has completed this many steps, this host has completed its first one: the other's second step needs
-data that this host sends after its first."""
+"""If another host has completed this many steps of the round, this host has completed its first step: the other host's
+second step needs data that this host sends after its first."""
 
 
 def published_deadlines(state: ClusterState, policy: Policy, round_: Round) -> RoundDeadlines:
-    """Return the deadlines that the hosts of a round received, zeros if there are none.
+    """Return the deadlines that were published to the hosts of a round; zeros if there are none.
 
-    If that record is no longer readable, the deadlines are computed from the hosts' own reports.
+    If the record is no longer readable, they are computed from the times that hosts report.
     """
     published = state.deadlines.get(round_.number, RoundDeadlines(round_.number))
     if state.keys.deadlines(round_.number) not in state.damaged:
         return published
-    # hosts may obey longer deadlines than those that can be read here, so the reported times count too
+    # hosts may use longer deadlines than the last readable ones, so the reported times count too
     rule = policy.fence_rule
     return RoundDeadlines(
         round_.number,
@@ -36,15 +36,14 @@ def published_deadlines(state: ClusterState, policy: Policy, round_: Round) -> R
 
 
 def grace_s(state: ClusterState, policy: Policy, round_: Round) -> float:
-    """Return how long, by the rule that the hosts obey, a round's workers may take to save and stop when asked."""
+    """Return how long a round's workers may take to save and stop, by the rule that hosts enforce."""
     return policy.fence_rule.grace_s(published_deadlines(state, policy, round_).stop_s)
 
 
 def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple[DriverAction, ...]:
-    """Return the action that publishes longer deadlines, or republishes them if they are no longer readable.
+    """Return the action that publishes longer deadlines, or publishes them again if their record is lost.
 
-    Adds an alarm if steps and saves take so long that the wait for a host that is cut off exceeds the limit for missing
-    hosts.
+    Adds an alarm if steps and saves take so long that a host that is cut off is waited for beyond join_timeout_s.
     """
     rule, published = policy.fence_rule, published_deadlines(state, policy, round_)
     key = state.keys.deadlines(round_.number)
@@ -55,7 +54,7 @@ def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple
         interval_s=min(MAX_INTERVAL_S, longer_s or published.interval_s),
         stop_s=min(MAX_INTERVAL_S, longer_stop_s or published.stop_s),
     )
-    # an unreadable or removed record is written again even if its values are the same: hosts obey what they can read
+    # write an unreadable or removed record again even if its values are the same, so that hosts can read it
     is_lost = key in state.damaged or key not in state.seen
     actions: tuple[DriverAction, ...] = ()
     if wanted != published or (is_lost and wanted != RoundDeadlines(round_.number)):
@@ -65,7 +64,7 @@ def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple
     if limits.end_s > max(policy.join_timeout_s, rule.deadlines(0.0).end_s):
         text = (
             f"steps and saves take so long that a host that is cut off is replaced only after up to "
-            f"{limits.end_s:.0f} s, beyond recovery.join_timeout_s={policy.join_timeout_s:g}: its workers go on for "
+            f"{limits.end_s:.0f} s, beyond recovery.join_timeout_s={policy.join_timeout_s:g}: its workers continue for "
             f"{limits.silent_s:.0f} s after each step"
         )
         actions = (*actions, Alarm("fence", text))
@@ -73,9 +72,7 @@ def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple
 
 
 def gone_by(state: ClusterState, policy: Policy, round_: Round, part: RoundHost, lease_gone_at: float) -> float:
-    """Return when the workers of a host of a round are certainly gone, by the deadlines that it obeys without a
-    lease.
-    """
+    """Return when a host's workers are certainly gone, by the deadlines that the host enforces without a lease."""
     others = [one for one in round_.hosts if one.host != part.host]
     moments = [at for one in others if (at := _stuck_since(state, round_, one)) is not None]
     seen_s, published = _seen_interval_s(state, round_), published_deadlines(state, policy, round_)
@@ -102,10 +99,9 @@ def _seen_stop_s(state: ClusterState, round_: Round) -> float:
 def _stuck_since(state: ClusterState, round_: Round, part: RoundHost) -> float | None:
     """Return since when a host of a round certainly completes no further step; None if it may complete some.
 
-    From then on, every other host can complete one more step at most.
-
-    A host that has finished its training does not count: the others may be saving. A stall of a host that is cut off
-    does not count either: it could not report any further steps.
+    From then on, every other host can complete at most one more step. None for a host that has finished its training,
+    because the other hosts may still be saving. A stall counts only while the host is registered, because a host that
+    is cut off cannot report further steps.
     """
     status = state.status_of(part, round_.number)
     if status is not None and (status.phase is HostPhase.DONE or status.exit_code is not None):
@@ -115,19 +111,17 @@ def _stuck_since(state: ClusterState, round_: Round, part: RoundHost) -> float |
         return state.stalled_since[part.host] - status.stall.silent_s
     if state.has_stopped(part, round_.number):
         assert status is not None
-        # its last step is earlier than its stop, and the others can be at most one step ahead of it
+        # its last step was before its stop, and other hosts can be at most one step ahead
         has_stepped = status.min_step is not None and part.host in state.advanced_at
         if has_stepped:
             return state.advanced_at[part.host]
-        # the later of the two, since a host that left may have no status key
+        # the later of the two times: a host that left may have no status key
         return max(state.seen_at(state.keys.status(part.host)), state.gone_since(part))
     return state.proven_at(part) if state.proof_of_death(part) else None
 
 
 def _has_stepped(state: ClusterState, round_: Round, part: RoundHost, others: list[RoundHost]) -> bool:
-    """Return whether a host has certainly completed a step of a round: it reported one, or another host has completed
-    two.
-    """
+    """Return whether a host has certainly completed a step: it reported one, or another host has completed two."""
     own = state.status_of(part, round_.number)
     if own is not None and own.min_step is not None:
         return True

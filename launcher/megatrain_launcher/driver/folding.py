@@ -1,7 +1,7 @@
-"""The next state from watch events. Pure: the same events at the same times give the same state.
+"""Applies watch events to the state. Pure functions: no I/O and no clock.
 
-A value that cannot be read is kept out of the state and listed in `damaged`; it must not stop the driver. Another
-host's time is used if its clock is close to the observer's, else the observer's own time.
+An unreadable value does not stop the driver: it is left out of the state and listed in `damaged`. A time that a host
+reports is used if it is plausible by this driver's clock; otherwise the time at which it arrived is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from megatrain_launcher.driver.state import ClusterState, Departed, Seen
 
 _KEPT_FAILURE_ROUNDS = 2
 _MAX_REPORT_DELAY_S = 60.0
-"""How long after it happened a failure may be reported: etcd may have been down, or a driver had to be elected."""
+"""Maximum plausible delay of a failure report: etcd may have been down, or a driver had to be elected."""
 _ELECTION = "driver"
 
 
@@ -87,18 +87,18 @@ _OWN_NAMES: Mapping[str, tuple[str, ...]] = {
     "outcomes": ("verdict_id",),
     "notices": ("receiver",),
 }
-"""The fields of a record that repeat its key. A record under another key would be answered or halted in the wrong
-place."""
+"""The fields of a record that repeat its key. A mismatch is an error: an answer or halt would be written to the wrong
+key."""
 _SINGLE: Mapping[str, type[Any]] = {"job": JobRecord, "end": JobEnd}
 
 
 def fold(state: ClusterState, event: WatchEvent, now: float) -> ClusterState:
-    """Return the state after an event that came at `now`."""
+    """Return the state after an event that arrived at `now`."""
     return fold_all(state, (event,), now)
 
 
 def fold_all(state: ClusterState, events: Iterable[WatchEvent], now: float) -> ClusterState:
-    """Return the state after events that were taken together at `now`: each table is copied once for all of them."""
+    """Return the state after events that arrived at `now`. Each changed table is copied only once."""
     draft = _Draft(state, now)
     for event in events:
         draft.take(event)
@@ -106,7 +106,7 @@ def fold_all(state: ClusterState, events: Iterable[WatchEvent], now: float) -> C
 
 
 def plausible_time(host_time: float, first_seen: float, now: float) -> float:
-    """Return `host_time` if it is not after `now` and at most _MAX_REPORT_DELAY_S before `first_seen`, else that."""
+    """Return `host_time` if it is between `first_seen` - _MAX_REPORT_DELAY_S and `now`, else `first_seen`."""
     return host_time if first_seen - _MAX_REPORT_DELAY_S <= host_time <= now else first_seen
 
 
@@ -115,7 +115,7 @@ def _name(key: bytes) -> str:
 
 
 class _Draft:
-    """A state under construction: copies a table when it is first written to."""
+    """A state under construction. Copies a table before the first write to it."""
 
     def __init__(self, state: ClusterState, now: float) -> None:
         self._state = state
@@ -160,13 +160,13 @@ class _Draft:
         kind, *rest = self._state.keys.parts(key) or ("",)
         try:
             if kind == _ELECTION and not item.lease_id:
-                raise CoordinationError(f"{key}: it has no lease, so it is not a candidacy")
+                raise CoordinationError(f"{key}: this election key has no lease, so it is not a candidacy")
             if kind in _SINGLE and not rest:
                 self._changed[kind] = decode(_SINGLE[kind], item.value, key)
             elif kind in _TABLES:
                 self._enter(kind, tuple(rest), item.value, key)
         except (CoordinationError, ValueError) as error:
-            # the earlier value no longer holds either
+            # the previous value is no longer valid either
             self._drop(kind, tuple(rest))
             self._table("damaged")[key] = str(error)
         else:
@@ -179,7 +179,7 @@ class _Draft:
         kind, *rest = self._state.keys.parts(key) or ("",)
         if kind in _SINGLE and not rest:
             self._changed[kind] = None
-        elif kind != "status":  # the last status of a host that is gone still counts
+        elif kind != "status":  # the last status of a host that is gone is still needed
             self._drop(kind, tuple(rest))
 
     def _enter(self, kind: str, rest: tuple[str, ...], value: bytes, key: str) -> None:
@@ -203,7 +203,7 @@ class _Draft:
         table[entry] = record
 
     def _drop(self, kind: str, rest: tuple[str, ...]) -> None:
-        if kind not in _TABLES or kind == "deadlines":  # hosts may still obey the earlier deadlines
+        if kind not in _TABLES or kind == "deadlines":  # hosts may still use the earlier deadlines
             return
         name, _, entry_of = _TABLES[kind]
         try:
@@ -215,7 +215,7 @@ class _Draft:
             self._table("departed")[entry] = Departed(record, self._now)
 
     def _forget_departure(self, record: HostRecord) -> None:
-        """Forget that a session of a host was gone, and the result of its probe, when it is registered again."""
+        """Remove the departure and the probe result of a session that is registered again."""
         left = self._table("departed").get(record.host)
         if left is not None and left.record.session == record.session:
             del self._table("departed")[record.host]
@@ -239,7 +239,7 @@ class _Draft:
         ranks: dict[int, RankFailure] = dict(rounds.get(status.round, {}))
         for failure in status.failures:
             known = ranks.get(failure.rank)
-            # a later failure with a label is more specific than an early one without
+            # a later failure with a label is more specific than an earlier failure without a label
             if known is None or failure.label or not known.label:
                 at = plausible_time(failure.at_unix_s, self._now, self._now) if known is None else known.at_unix_s
                 ranks[failure.rank] = replace(failure, at_unix_s=at)

@@ -1,4 +1,7 @@
-"""Which hosts may take part in the next round, and whether it is written now or waits for more hosts. Pure."""
+"""Forms the next round: which hosts may take part, and whether to write it now or wait for more hosts.
+
+Pure functions: no I/O and no clock.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,16 @@ _BUSY_PHASES = (HostPhase.STARTING, HostPhase.RUNNING, HostPhase.STOPPING)
 
 @dataclass(frozen=True, slots=True)
 class Eligible:
-    """Hosts that may take part, and why the other registered hosts may not."""
+    """The registered hosts that may take part, and the others with the reason why they may not."""
 
     available: Mapping[str, HostRecord]
     refused: Mapping[str, str]
 
 
 def eligible(now: float, state: ClusterState, policy: Policy, previous: Round | None) -> Eligible:
-    """Divide the registered hosts into usable and refused ones. `previous`: the newest round; the caller decides about
-    its members.
+    """Divide the registered hosts into available and refused ones.
+
+    `previous`: the newest round. Whether its members still have workers is not checked here; the caller checks that.
     """
     fenced = {session for one in state.rounds.values() for session in one.fenced}
     members = {part.session for part in previous.hosts} if previous is not None else set()
@@ -53,7 +57,7 @@ def eligible(now: float, state: ClusterState, policy: Policy, previous: Round | 
         if not reason and record.session in fenced:
             number = last_round_of.get(record.session)
             which = "an older round" if number is None else f"round {number}"
-            reason = f"it has not reported that the workers of {which} have ended; its executor must restart"
+            reason = f"it has not reported that the workers of {which} have exited; its executor must restart"
         if not reason and record.session not in members:
             reason = _busy_with(state, record, last_round_of.get(record.session, 0))
         if reason:
@@ -69,15 +73,16 @@ def _refusal(state: ClusterState, policy: Policy, record: HostRecord) -> str:
     if record.host in state.cordons:
         return f"it is cordoned: {state.cordons[record.host].reason}"
     if record.num_workers != policy.num_workers:
-        return f"it has {record.num_workers} workers, but the job needs {policy.num_workers} a host"
+        return f"it has {record.num_workers} workers, but the job needs {policy.num_workers} per host"
     if state.job is not None and record.config_hash != state.job.config_hash:
         return "its configuration differs from the job's"
     return ""
 
 
 def _checks_pending(now: float, state: ClusterState) -> dict[str, str]:
-    """Return why hosts that must pass their checks may not take part yet, by the newest incident that asks for
-    a check.
+    """Return, for each host that must pass checks, why it may not take part yet (empty if it may).
+
+    Only the newest incident that requests checks of a host counts.
     """
     found: dict[str, str] = {}
     asking = [incident for incident in state.incidents.values() if incident.notes.get(CHECK_NOTE)]
@@ -91,7 +96,7 @@ def _check_pending(now: float, state: ClusterState, incident: Incident, host: st
     report = state.checks.get((incident.incident_id, host))
     if report is not None and report.failed and not _has_passed_since(state, host, report):
         return f"it failed its check: {report.failed[0].name}: {report.failed[0].detail}"
-    # since this driver saw the halt: an incident's times may come from another clock
+    # measured from when this driver saw the halt, because the incident's times may be of another driver's clock
     asked_s = now - state.since(state.keys.halt(incident.round))
     if report is not None or asked_s > CHECK_TIMEOUT_S or not state.is_of_this_launch(incident):
         return ""
@@ -99,7 +104,7 @@ def _check_pending(now: float, state: ClusterState, incident: Incident, host: st
 
 
 def _has_passed_since(state: ClusterState, host: str, failed: CheckReport) -> bool:
-    """Return whether a host passed a later check, which people request after a repair."""
+    """Return whether a host passed a later check, such as one that a person requested after a repair."""
     return any(
         report.is_fit and report.at_unix_s > failed.at_unix_s
         for (_, name), report in state.checks.items()
@@ -108,7 +113,10 @@ def _has_passed_since(state: ClusterState, host: str, failed: CheckReport) -> bo
 
 
 def _busy_with(state: ClusterState, record: HostRecord, last_round: int) -> str:
-    """Return why a host may still have workers. `last_round`: the newest readable round with this session, or 0."""
+    """Return why a host may still have workers; empty if it has none.
+
+    `last_round`: the newest readable round with this session; 0 if there is none.
+    """
     status = state.statuses.get(record.host)
     is_current = status is not None and status.session == record.session
     if last_round:
@@ -133,10 +141,10 @@ def form(
     reason: str,
     vanished: tuple[str, ...] = (),
 ) -> Decision:
-    """Write the next round if enough hosts are registered, else wait or end the job. `since`: when waiting began.
+    """Write the next round if enough hosts are available, else wait or end the job. `since`: when waiting began.
 
-    `fenced`: sessions of the previous round that did not confirm their stop; `left_out`: missing hosts, and why each is
-    missing.
+    `fenced`: sessions of the previous round that did not confirm their stop; `left_out`: missing hosts, with the
+    reasons.
     """
     found = eligible(now, state, policy, previous)
     is_first = previous is None or state.is_of_older_launch(previous)
@@ -175,14 +183,14 @@ def form(
 
 
 def _are_pairs_due(previous: Round | None, available: Mapping[str, HostRecord], incident: Incident | None) -> bool:
-    """Return whether pair tests come first: not after a failure with a known culprit, to restart without delay."""
+    """Return whether pair tests must run before the round. After a failure with a known culprit they are skipped."""
     if incident is not None:
         return PAIRS_NOTE in incident.notes
     return previous is None or not available.keys() <= {part.host for part in previous.hosts}
 
 
 def _after_pairs(now: float, tests: PairCheck, culprits: Mapping[str, str], incident: Incident | None) -> Decision:
-    """Continue the pair tests, or cordon the hosts at fault; a later decision forms a round without them."""
+    """Continue the pair tests, or cordon the hosts at fault; the next decision forms the round without those hosts."""
     if tests.waiting:
         return Decision(tests.actions, tests.waiting)
     text = EvictionReason.PAIR_TESTS.text(findings=findings_text(tests.findings))
@@ -205,7 +213,7 @@ def _may_start_with_fewer(
     available: Mapping[str, HostRecord],
     since: float,
 ) -> bool:
-    """Return whether the next round may start with fewer hosts than wanted, because the others had time to register."""
+    """Return whether the next round may start with fewer hosts than wanted: the others have had time to register."""
     if previous is not None:
         return now - since >= policy.shrink_after_s
     times = sorted(state.since(state.keys.host(host), now) for host in available)
@@ -250,9 +258,9 @@ def _write(
 
 
 def _rollback_of(incident: Incident | None, previous: Round | None) -> Rollback | None:
-    """Return where workers roll back to.
+    """Return the rollback of the next round.
 
-    Later rounds repeat it: the first one may have ended before the rollback was done.
+    A round without a new rollback repeats that of the previous round, which may have ended before it rolled back.
     """
     if incident is not None and incident.rollback is not None:
         return incident.rollback
@@ -260,14 +268,14 @@ def _rollback_of(incident: Incident | None, previous: Round | None) -> Rollback 
 
 
 def _with_round(now: float, incident: Incident, number: int) -> Incident:
-    """Return an incident whose recovery continues, or starts again, with a round."""
+    """Return an incident with `number` as the round of its recovery, and the moments of an earlier one cleared."""
     written = no_earlier(now, incident.moments)
     moments = replace(incident.moments, round_written=written, joined=None, loaded=None, first_step=None)
     return replace(incident, next_round=number, moments=moments)
 
 
 def _open_with(state: ClusterState, incident: Incident | None) -> tuple[Incident, ...]:
-    """Return the open incidents, with the current one as it is after this decision."""
+    """Return the open incidents, with `incident` in place of its recorded state."""
     open_ = {one.incident_id: one for one in state.open_incidents()}
     if incident is not None:
         open_[incident.incident_id] = incident
@@ -281,7 +289,7 @@ def _missing(
     previous: Round | None,
     available: Mapping[str, HostRecord],
 ) -> str:
-    """Name the missing hosts, since when each is missing, and why."""
+    """Return a text that names the missing hosts, each with the reason."""
     reasons: dict[str, str] = dict(found.refused)
     for part in previous.hosts if previous is not None else ():
         if part.host not in state.hosts:

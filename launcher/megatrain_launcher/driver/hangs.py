@@ -1,7 +1,7 @@
-"""Which ranks hold up a stuck round, from the evidence of all hosts. Pure.
+"""Finds the ranks that hold up a stuck round, from the evidence of all hosts. Pure functions: no I/O and no clock.
 
-The rule is that of failures.hang: a stopped or dead process is the clearest sign; without one, the last sequence
-numbers decide. A host that sends no evidence counts as silent, like a rank without a black box.
+The rules are in megatrain_job.failures.hang: a stopped or dead process is the strongest evidence; without one, the last
+sequence numbers of collectives decide. Ranks of a host without evidence count as silent, as without a black box.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _RANGE = 3
 
 @dataclass(frozen=True, slots=True)
 class CulpritFinding:
-    """The culprit, how certain it is, and the evidence in sentences, strongest first."""
+    """The culprit, how certain it is, and the evidence as sentences, strongest first."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
     confidence: str
     sentences: tuple[str, ...]
     waits_for_storage: str = ""
-    """Ranks that wait for storage and not for other ranks: then no rank hangs. Empty if there are none."""
+    """Not empty if all suspects only wait for storage, so that no rank hangs: a sentence that names one of them."""
 
     @property
     def is_firm(self) -> bool:
@@ -38,7 +38,7 @@ class CulpritFinding:
 def find_culprit(round_: Round, evidence: Mapping[str, HangEvidence], stalls: Iterable[str] = ()) -> CulpritFinding:
     """Return the culprit of a stuck round.
 
-    `evidence`: by host, of the hosts that sent some; `stalls`: the hosts' reports.
+    `evidence`: by host, for the hosts that sent evidence; `stalls`: sentences about the stalls that hosts report.
     """
     known = {one.rank: one for host in sorted(evidence) for one in evidence[host].ranks}
     without_evidence = [part for part in round_.hosts if part.host not in evidence]
@@ -79,7 +79,7 @@ def _awaited(one: RankEvidence, group: str) -> int | None:
 
 
 def _groups(evidence: Mapping[str, HangEvidence], round_: Round) -> dict[str, tuple[int, ...]]:
-    """Return the groups' members, combined from all hosts; ranks that are not in the round are left out."""
+    """Return the members of each group, combined from all hosts; ranks that are not in the round are left out."""
     num_ranks = min(round_.world_size, sum(part.num_workers for part in round_.hosts))
     ranges = {group: numbers for one in evidence.values() for group, numbers in one.groups.items()}
     return {

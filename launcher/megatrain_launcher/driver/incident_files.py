@@ -1,7 +1,7 @@
-"""Incidents as JSON files in the run directory, and the audit of verdicts: both stay readable when etcd is gone.
+"""Writes incidents and the audit of verdicts to the run directory, where they stay readable without etcd.
 
-audit.jsonl has a line for each outcome of a verdict, with the verdict itself; lines are only ever appended. A separate
-thread writes, because the driver must keep deciding while the run directory's storage is unavailable.
+audit.jsonl has a line for each outcome of a verdict, with the verdict; lines are only appended. A separate thread
+writes, because the driver must continue to decide while the run directory's storage is unavailable.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ _END_S = 5.0
 
 
 class IncidentFiles:
-    """Writes <directory>/<incident id>.json, and the audit, while it is entered.
-
-    Disk errors are reported and stop nothing.
-    """
+    """Writes <directory>/<incident id>.json, and the audit, while entered. `problem` reports disk errors."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
@@ -37,7 +34,7 @@ class IncidentFiles:
         self._changed = threading.Condition()
         self._waiting: dict[str, Incident | AuditEntry] = {}
         self._newest: dict[str, Incident | AuditEntry] = {}
-        """The newest version of everything that was ever to be written."""
+        """The newest version of every record that was ever queued."""
         self._must_reopen_audit = False
         self._busy_since: float | None = None
         self._is_closed = False
@@ -57,7 +54,7 @@ class IncidentFiles:
             self._is_closed = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(_END_S)  # unresponsive storage must not delay the end
+            self._thread.join(_END_S)  # unresponsive storage must not delay the exit for longer
 
     @property
     def problem(self) -> str:
@@ -65,19 +62,19 @@ class IncidentFiles:
         with self._changed:
             since = self._busy_since
             if since is not None and time.monotonic() - since > _SLOW_S:
-                return f"incidents cannot be written to {self._directory}: it does not answer"
+                return f"incidents cannot be written to {self._directory}: its storage does not respond"
             return self._problem
 
     def write(self, incident: Incident) -> None:
-        """Queue an incident to be written or rewritten as a whole; of several versions the newest is written."""
+        """Queue an incident to be written. If several versions are queued, only the newest is written."""
         self._put(incident.incident_id, incident)
 
     def audit(self, entry: AuditEntry) -> None:
-        """Queue a line for the audit, unless the outcome is already in it."""
+        """Queue an outcome for the audit. An outcome that the file already has is not appended again."""
         self._put(f"{AUDIT_NAME}/{entry.outcome.verdict_id}/{entry.outcome.kind}", entry)
 
     def write_again(self) -> None:
-        """Queue all earlier files again, after they were removed."""
+        """Queue all records again, because their files were removed."""
         with self._changed:
             self._waiting = {**self._newest, **self._waiting}
             self._must_reopen_audit = True
@@ -107,7 +104,7 @@ class IncidentFiles:
 
 
 def _write(directory: Path, incident: Incident) -> str:
-    """Write one file; return the error if that failed."""
+    """Write an incident's file; return the error, empty if it was written."""
     path = directory / f"{incident.incident_id}.json"
     raw = encode(incident) + b"\n"
     try:
@@ -121,7 +118,7 @@ def _write(directory: Path, incident: Incident) -> str:
         except OSError:
             draft.unlink(missing_ok=True)
             raise
-    except (OSError, ValueError) as error:  # an id may not be a valid file name
+    except (OSError, ValueError) as error:  # ValueError: the id is not a valid file name
         why = getattr(error, "strerror", None) or error
         problem = f"incident {incident.incident_id!r} cannot be written to {directory}: {why}"
         _logger.warning("%s", problem)
@@ -130,18 +127,18 @@ def _write(directory: Path, incident: Incident) -> str:
 
 
 class _Audit:
-    """The file of outcomes. Every driver of the job appends the outcomes that are not in it yet."""
+    """The audit file. Each driver of the job appends the outcomes that are not in the file yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: set[tuple[str, str]] = set()
 
     def append(self, entry: AuditEntry) -> str:
-        """Append a line; return the error if that failed."""
+        """Append an outcome unless the file has it; return the error, empty if there was none."""
         name = (entry.outcome.verdict_id, str(entry.outcome.kind))
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            if name not in self._known:  # another driver may have appended it meanwhile
+            if name not in self._known:  # an earlier driver may have appended it
                 self._known = {(one.outcome.verdict_id, str(one.outcome.kind)) for one in read_audit(self._path)[0]}
             if name not in self._known:
                 append_to_audit(self._path, entry)

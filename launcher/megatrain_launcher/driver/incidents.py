@@ -1,4 +1,4 @@
-"""Incident records: how one begins, what each state of the job adds to it, its receipts, and the total cost. Pure."""
+"""Creates and updates incident records: their moments, receipts and cost. Pure functions: no I/O and no clock."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from megatrain_launcher.driver.actions import DriverAction, OpenIncident, Update
 from megatrain_launcher.driver.state import ClusterState
 
 EXIT_CODE_NOTE = "exit_code"
-"""The note with the exit code of a job that stops on request."""
+"""The note with the exit code for a job that stops on request."""
 REQUEST_NOTE = "request"
 CHECK_NOTE = "check"
 PAIRS_NOTE = "pairs"
-"""The note of an incident without a culprit: all hosts run pair tests with their neighbours before the next round."""
+"""The note of an incident after which all hosts run pair tests, because it has no culprit."""
 HOSTS_NOTE = "num_hosts"
-"""The note with the number of hosts that the round after an eviction for slowness must have."""
+"""The note with the number of hosts that the round after the eviction of a straggler must have."""
 
 
 def new_incident(
     now: float, state: ClusterState, kind: IncidentKind, *, round_: Round, began: float, reason: str, action: str
 ) -> Incident:
-    """Return a new incident, with the steps that the round's hosts report."""
+    """Return a new incident, with the last step and the median step time that the round's hosts report."""
     median_s = median_step_s(state, round_)
     return Incident(
         incident_id=new_id(now, state, round_.number),
@@ -54,9 +54,9 @@ def new_id(now: float, state: ClusterState, number: int) -> str:
 
 
 def history_of(state: ClusterState, before: Incident | None = None) -> tuple[Incident, ...]:
-    """Return the incidents of this launch of the job, oldest first, up to but not including `before`.
+    """Return the incidents of the current launch that are older than `before` (None: all), oldest first.
 
-    The order is that of revisions, because an id has the time of the clock of the driver that wrote it.
+    Ordered by revision, because ids contain times of different drivers' clocks.
     """
     end = state.revision + 1 if before is None else state.created(before)
     found = [(state.created(one), one) for one in state.incidents.values() if state.is_of_this_launch(one)]
@@ -65,7 +65,7 @@ def history_of(state: ClusterState, before: Incident | None = None) -> tuple[Inc
 
 
 def statuses_in(state: ClusterState, round_: Round) -> tuple[HostStatus, ...]:
-    """Return the hosts' statuses of a round, including those of hosts that are gone."""
+    """Return the statuses that hosts reported for a round, including those of hosts that are gone."""
     found = (state.status_of(part, round_.number) for part in round_.hosts)
     return tuple(status for status in found if status is not None)
 
@@ -82,7 +82,7 @@ def median_step_s(state: ClusterState, round_: Round) -> float | None:
 
 
 def advanced_incidents(now: float, state: ClusterState, round_: Round) -> tuple[Incident, ...]:
-    """Return the open incidents that progress of a live round advances: joined, loaded, first step done."""
+    """Return the open incidents with new moments from the progress of a live round: joined, loaded, first step."""
     found = statuses_in(state, round_)
     is_whole = len(found) == len(round_.hosts)
     changed: list[Incident] = []
@@ -104,7 +104,10 @@ def advanced_incidents(now: float, state: ClusterState, round_: Round) -> tuple[
 
 
 def _reached(moments: Moments, found: Sequence[HostStatus], now: float) -> Moments:
-    """Return how far a recovery is. Recorded times stay; no time is earlier than that of the phase before it."""
+    """Return the moments with the phases of recovery that the hosts have reached.
+
+    Recorded times are kept. No time is earlier than that of the previous phase.
+    """
     joined, loaded, first_step = moments.joined, moments.loaded, moments.first_step
     least = no_earlier(moments.round_written or moments.detected, moments)
     if joined is None:
@@ -118,13 +121,13 @@ def _reached(moments: Moments, found: Sequence[HostStatus], now: float) -> Momen
 
 
 def no_earlier(now: float, moments: Moments) -> float:
-    """Return `now`, or the driver's newest recorded time if that is later: another driver's clock wrote it."""
+    """Return `now`, or the latest recorded time if that is later, because another driver's clock may be ahead."""
     recorded = (moments.detected, moments.decided, moments.halted, moments.round_written)
     return max(now, *(moment for moment in recorded if moment is not None))
 
 
 def _within(host_time: float | None, least: float, now: float) -> float | None:
-    """Return a time that hosts reported; if their clocks cannot be right, the time at which the report arrived."""
+    """Return a time that hosts reported; if it is not between `least` and `now`, the later of these two."""
     if host_time is None:
         return None
     return host_time if least <= host_time <= now else max(least, now)
@@ -149,10 +152,10 @@ def as_ended(incident: Incident, *, is_recovered: bool) -> Incident:
 
 
 def kept_receipts(state: ClusterState, actions: Iterable[DriverAction] = ()) -> tuple[UpdateIncident, ...]:
-    """Return the incidents with receipts that their records lack.
+    """Return updates of the incidents that lack receipts of their receivers' records.
 
-    An incident that the decision's other `actions` write waits for the next decision, because one of two writes would
-    be lost.
+    Incidents that other `actions` of the decision write are left for the next decision: one of two writes to the same
+    key would be lost.
     """
     records = state.receivers.values()
     with_receipts = {topic.removeprefix(TOPIC_PREFIX) for record in records for topic in record.receipts}
@@ -167,7 +170,7 @@ def kept_receipts(state: ClusterState, actions: Iterable[DriverAction] = ()) -> 
 
 
 def _receipts_of(state: ClusterState, incident: Incident) -> tuple[Receipt, ...]:
-    """Return all receipts of an incident; a receiver's current record replaces the receipts kept for it."""
+    """Return all receipts of an incident: those in the receivers' records, else those that the incident has."""
     current = {name: record.receipts.get(incident.topic, ()) for name, record in state.receivers.items()}
     kept = (one for one in incident.receipts if not current.get(one.receiver))
     new = (one for receipts in current.values() for one in receipts)

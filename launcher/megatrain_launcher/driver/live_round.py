@@ -1,12 +1,12 @@
-"""What to do about a round that trains: nothing, hold, ask for evidence, end the job, or halt it. Pure.
+"""The decision on a live round: nothing, hold, request evidence, end the job, or halt the round.
 
-A broken round is halted at once. The response is chosen when its workers are gone, because all reports about it have
-arrived then (`after_halt`). Only the culprit of a hang is sought before the halt, because a killed process gives no
-more evidence.
+Pure functions: no I/O and no clock. A broken round is halted at once. The response is chosen once its workers are gone,
+because all reports about it have arrived then (`after_halt`). Only the culprit of a hang is determined before the halt,
+because killed processes give no evidence.
 
-While storage does not accept the checkpoints of a round, no round that could continue is ended. Ending a round costs
-little because its state is in storage, or will be. If storage fails, the next round depends on the hosts' memory only;
-if checkpoints cannot be read either, it cannot begin, and the job is over.
+A round that can continue is kept running as long as its checkpoints cannot be stored. Ending a round normally costs
+little, because its state is in storage. If storage fails, the next round depends on the snapshots in the hosts' memory;
+if storage cannot be read either, the next round cannot begin, and the job ends.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ _GOOD_ENDS = (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
 
 
 def unsaved(state: ClusterState, round_: Round) -> str:
-    """Return what storage has not accepted of a round and why; empty if the newest snapshot is a checkpoint, or if
-    there was no snapshot yet.
-    """
+    """Return how many of a round's last checkpoints could not be stored, and why; empty if none has failed."""
     host_saves = [(status.host, status.saves) for status in statuses_in(state, round_) if status.saves is not None]
     host, saves = max(host_saves, key=lambda one: one[1].num_failed, default=("", None))
     if saves is None or not saves.num_failed:
@@ -50,11 +48,11 @@ def unsaved(state: ClusterState, round_: Round) -> str:
     missing = (
         "the last checkpoint" if saves.num_failed == 1 else f"the last {count_text(saves.num_failed, 'checkpoint')}"
     )
-    return f"storage has not taken {missing} ({host}): {saves.error}"
+    return f"{missing} could not be stored ({host}): {saves.error}"
 
 
 def decide_live_round(now: float, state: ClusterState, policy: Policy, round_: Round) -> Decision:
-    """Return what to do now that a round is live."""
+    """Return the decision on a live round."""
     if _is_left_over(state, round_):
         reason = f"round {round_.number} belongs to an earlier launch"
         return Decision((halt(now, round_, reason),), reason)
@@ -73,13 +71,13 @@ def decide_live_round(now: float, state: ClusterState, policy: Policy, round_: R
 
 
 def failures_of(state: ClusterState, round_: Round) -> tuple[RankFailure, ...]:
-    """Return how ranks of a round ended, earliest first."""
+    """Return the failures of a round's ranks, earliest first."""
     found = state.failures.get(round_.number, {}).values()
     return tuple(sorted((one for one in found if 0 <= one.rank < round_.world_size), key=lambda one: one.at_unix_s))
 
 
 def _is_left_over(state: ClusterState, round_: Round) -> bool:
-    """Return whether a round is left over from an earlier launch of the same job that was killed as a whole."""
+    """Return whether a round is of an earlier launch, and none of its hosts is registered any more."""
     return state.is_of_older_launch(round_) and not any(state.is_registered(part) for part in round_.hosts)
 
 
@@ -100,7 +98,7 @@ def _broken(now: float, state: ClusterState, round_: Round) -> Decision | None:
     began = failures[0].at_unix_s if failures else now
     incident = broken_incident(now, state, round_, IncidentKind.FAILURE, began, evidence, failures=failures)
     decision = break_round(now, round_, incident)
-    # the failure may have begun on a host that sent no report: its executor can be dead long before its lease
+    # the failure may have begun on a host that sent no report: its executor may be dead while its lease is still valid
     not_yet_idle = [part for part in round_.hosts if part.host not in idle]
     return replace(decision, actions=(*decision.actions, *probes_for(now, state, not_yet_idle)))
 
@@ -125,7 +123,7 @@ def _over(now: float, state: ClusterState, round_: Round) -> Decision | None:
 
 
 def _steady(now: float, state: ClusterState, policy: Policy, round_: Round) -> Decision:
-    """Nothing is wrong: end a hold, or take in hosts that are missing for the best layout."""
+    """The round is healthy: end a hold, or start a new round if waiting hosts allow a larger layout."""
     held = open_hold(state, round_)
     over: tuple[DriverAction, ...] = hold_of_returned(now, state, round_)
     if held is not None:

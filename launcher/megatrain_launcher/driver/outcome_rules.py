@@ -1,7 +1,8 @@
-"""The rules by which a verdict is acted on, waits for a person, is only noted, or is declined. Pure.
+"""The rules that decide whether to act on a verdict, wait for approval, only record it (dry run), or decline it.
 
-In their order: is the verdict current; is it certain; does storage accept checkpoints; is the host the cause; would
-other hosts suffice; does it pay; is it within the limits; and does the configuration allow it ([diagnostics] eviction).
+Pure functions: no I/O and no clock. The rules, in order: the verdict is current; its confidence is high; storage
+accepts checkpoints; the host is the cause; enough other hosts exist; the gain exceeds the cost; the limits are not
+reached; the configuration allows it ([diagnostics] eviction).
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from megatrain_launcher.driver.state import ClusterState
 _HANG_S = 60.0
 """How long after a verdict on a hang the driver may detect the hang itself."""
 _MAX_HOSTS = 32
-"""How many hosts one verdict may evict: more are no stragglers."""
+"""The most hosts that one verdict may evict; a verdict on more hosts is implausible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The outcome of a verdict; `kind` None: nothing yet. `is_stopping`: the job has rolled back too often."""
+    """The outcome of a verdict; `kind` None: undecided. `is_stopping`: stop the job, it has rolled back too often."""
 
     kind: OutcomeKind | None
     reason: str
@@ -39,7 +40,7 @@ class Judgement:
     price_s: float = 0.0
     hosts: tuple[str, ...] = ()
     num_after: int = 0
-    """How many hosts the next round must have."""
+    """The number of hosts that the next round must have."""
     is_stopping: bool = False
 
 
@@ -48,7 +49,8 @@ def outcome_of(
 ) -> Judgement:
     """Return the outcome of a verdict.
 
-    `is_approved`: a person approved it, so its gain does not matter. Limits still apply; `host evict` has none.
+    `is_approved`: a person approved it, so the gain need not exceed the cost. The limits still apply, unlike for
+    `host evict`.
     """
     if verdict.kind is VerdictKind.HANG:
         return _of_hang(now, state, verdict)
@@ -62,20 +64,20 @@ def outcome_of(
     assert round_ is not None
     at_risk = unsaved(state, round_)
     if at_risk:
-        return Judgement(None, f"{at_risk}; the round is not ended until storage accepts it")
+        return Judgement(None, f"{at_risk}; the round is not ended until storage accepts checkpoints")
     if verdict.kind is VerdictKind.NUMERICS:
         return _of_numerics(now, state, policy, round_, verdict, is_approved=is_approved)
     return _of_straggler(now, state, policy, round_, verdict, is_approved=is_approved)
 
 
 def number_of_round(state: ClusterState) -> int | None:
-    """Return the number of the live round, None where there is none."""
+    """Return the number of the live round; None if no round is live."""
     round_ = state.round
     return None if round_ is None or round_.number in state.halts else round_.number
 
 
 def incident_of_hang(state: ClusterState, verdict: HostVerdict) -> Incident | None:
-    """Return the hang that a verdict is about, if the driver has seen one."""
+    """Return the incident of the hang that a verdict is about; None if the driver has detected no such hang."""
     found = [one for one in state.incidents.values() if one.kind is IncidentKind.HANG and one.round == verdict.round]
     return max(found, key=state.created, default=None)
 
@@ -85,7 +87,7 @@ def _declined(reason: str) -> Judgement:
 
 
 def _allowed(policy: Policy, judged: Judgement, *, is_approved: bool) -> Judgement:
-    """Return a judgement to act, as far as the configuration lets the driver act without approval."""
+    """Return the judgement, changed to WAITING or DRY_RUN if the configuration does not let the driver act on it."""
     if policy.eviction == "automatic" or is_approved:
         return judged
     if policy.eviction == "approval":
@@ -96,15 +98,15 @@ def _allowed(policy: Policy, judged: Judgement, *, is_approved: bool) -> Judgeme
 
 
 def _why_outdated(state: ClusterState, verdict: HostVerdict) -> str:
-    """Return why a verdict does not apply to the job as it is now; empty if it does.
+    """Return why a verdict does not apply to the current state of the job; empty if it does.
 
-    Revisions of etcd decide the order of events, because the clock of a daemon may be wrong by hours.
+    Compares revisions of etcd, because the daemon's clock may be wrong by hours.
     """
     round_ = state.round
     if round_ is None:
         return "there is no round"
     if verdict.round != round_.number:
-        return f"it is about round {verdict.round}, now there is round {round_.number}"
+        return f"it is about round {verdict.round}, but the newest is round {round_.number}"
     if round_.number in state.halts:
         return f"round {round_.number} is over: {state.halts[round_.number].reason}"
     own = state.seen.get(state.keys.verdict(verdict.verdict_id))
@@ -121,7 +123,7 @@ def _why_uncertain(verdict: HostVerdict) -> str:
 
 
 def _equal_verdict(state: ClusterState, verdict: HostVerdict) -> str:
-    """Return an earlier verdict with the same content for this round; one that a rule declined may be repeated."""
+    """Return a text about an earlier equal verdict; empty if there is none, or if a rule (not a person) declined it."""
     for outcome in state.outcomes.values():
         other = state.verdicts.get(outcome.verdict_id)
         if other is None or other.verdict_id == verdict.verdict_id or _gist(other) != _gist(verdict):
@@ -147,7 +149,7 @@ def _of_straggler(
     if not num_after:
         least = min(policy.feasible_counts)
         return _declined(
-            f"the job cannot go on without {names_text(hosts)}: {_spares_text(spares)}, and it needs {least} hosts"
+            f"the job cannot continue without {names_text(hosts)}: {_spares_text(spares)}, and it needs {least} hosts"
         )
     balance = balance_of(state, policy, round_, verdict, len(hosts), len(spares))
     if not balance.is_worth_it and not is_approved:
@@ -167,7 +169,7 @@ def _of_straggler(
 
 
 def _why_no_eviction(round_: Round, verdict: HostVerdict, hosts: Sequence[str]) -> str:
-    """Return why no eviction can follow from a verdict, at any cost; empty if one can."""
+    """Return why a verdict can never lead to an eviction, even at no cost; empty if it can."""
     if not verdict.cause.is_of_host:
         return f"its cause is {verdict.cause}: another host in its place would not be faster"
     if not hosts:
@@ -204,21 +206,21 @@ def _of_numerics(
 ) -> Judgement:
     to_step, first, last = verdict.rollback_to, verdict.skip_from, verdict.skip_to
     if to_step is None or first is None or last is None:
-        return _declined("rollback_to, skip_from and skip_to are not all given: the step to go back to is unknown")
+        return _declined("rollback_to, skip_from and skip_to are not all given, so there is no step to roll back to")
     done = last_step(state, round_)
     reached = max(done or 0, last + 1)
     if not (0 <= to_step <= first <= last < policy.train_steps and last - first < MAX_SKIPPED_STEPS):
         return _declined(
-            f"it would go back to step {to_step} and leave out steps {first} to {last}: expected steps in this order, "
-            f"before step {policy.train_steps}, and at most {MAX_SKIPPED_STEPS} of them"
+            f"it would roll back to step {to_step} and skip the batches of steps {first} to {last}: expected steps in "
+            f"this order, before step {policy.train_steps}, and at most {MAX_SKIPPED_STEPS} skipped steps"
         )
     if policy.max_rollbacks == 0:
-        return _declined("diagnostics.max_rollbacks=0: the job never goes back by itself")
+        return _declined("diagnostics.max_rollbacks=0: the job never rolls back by itself")
     num_back = len(rollbacks_since(state.incidents.values(), now - HOUR_S))
     what = names_text(verdict.evidence[:1]) or "loss or gradients went wrong"
     if num_back >= policy.max_rollbacks:
         reason = (
-            f"{what}; the job went back {count_text(num_back, 'time')} within an hour already "
+            f"{what}; the job has already rolled back {count_text(num_back, 'time')} within an hour "
             f"(diagnostics.max_rollbacks={policy.max_rollbacks})"
         )
         return _allowed(policy, Judgement(OutcomeKind.ACTED, reason, is_stopping=True), is_approved=is_approved)
@@ -229,7 +231,7 @@ def _of_numerics(
 
 
 def _of_hang(now: float, state: ClusterState, verdict: HostVerdict) -> Judgement:
-    """The driver responds to hangs itself; a verdict only adds evidence."""
+    """Return the outcome of a verdict on a hang. The driver handles hangs itself; the verdict only adds evidence."""
     incident = incident_of_hang(state, verdict)
     if incident is not None and incident.verdict:
         return _declined(f"incident {incident.incident_id} has the evidence of verdict {incident.verdict} already")

@@ -1,8 +1,8 @@
-"""All-reduces of neighbouring hosts, ordered turn by turn, and the findings about hosts. Pure.
+"""Pair tests: commands for timed all-reduces between neighbouring hosts, turn by turn, and the findings.
 
-One pair test run goes once around the ring of its hosts. Its only state is in etcd: its turns are commands, and the
-answers are reports, so any driver can continue it. The topology makes hosts neighbours, those of one switch first
-(MegaScale sec. 4.3: all-reduce with neighbours under the same switch).
+Pure functions: no I/O and no clock. A pair test run goes once around a ring of hosts. Its state is in etcd only: turns
+are commands and results are reports, so a new driver can continue the run. Hosts of one switch are neighbours in the
+ring (MegaScale sec. 4.3: all-reduce with neighbours under the same switch).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KIND = "pairs"
 
 @dataclass(frozen=True, slots=True)
 class PairCheck:
-    """The progress of a pair test run: `actions` and `waiting` for its next turn; the findings after the last one."""
+    """The progress of a pair test run: `actions` and `waiting` of the current turn, or the findings after the last."""
 
     actions: tuple[DriverAction, ...] = ()
     waiting: str = ""
@@ -36,9 +36,9 @@ class PairCheck:
 def follow_pairs(
     now: float, state: ClusterState, policy: Policy, test_run: str, hosts: Iterable[HostRecord]
 ) -> PairCheck:
-    """Begin or continue a pair test run with these hosts. With fewer than two hosts there is nothing to do.
+    """Begin or continue a pair test run with these hosts. With fewer than two hosts, return an empty result.
 
-    `test_run` names it in etcd permanently; commands under this name from an earlier launch are ignored.
+    `test_run`: the id of the run in etcd. Commands of the same id from an earlier launch are ignored.
     """
     first = _command(state, test_run, 0)
     ring = first.hosts if first is not None else tuple(one.host for one in sorted(hosts, key=topology_key))
@@ -57,7 +57,7 @@ def follow_pairs(
         waited_s = now - state.since(state.keys.command(command.number), now)
         if silent and waited_s <= policy.pair_timeout_s + PAIR_START_S:
             return PairCheck(waiting=f"pair tests, turn {turn + 1}: waiting for {names_text(silent, most=4)}")
-        # a host that left in the middle proves nothing about its partner
+        # a pair with a host that left before its report is not judged
         schedule += [pair for pair in met if all(reports[host] is not None or host in state.hosts for host in pair)]
         results += [one for report in reports.values() if report is not None for one in pair_results(report)]
     hardware = {host: record.hardware for host, record in state.hosts.items()}
@@ -65,7 +65,7 @@ def follow_pairs(
 
 
 def findings_text(findings: PairFindings) -> str:
-    """Return the findings of pair tests other than good pairs; empty if there are none."""
+    """Return a text about hosts and links that are at fault; empty if there are none."""
     parts = [f"{host} is at fault: {why}" for host, why in findings.culprits.items()]
     parts += [f"{host} may be at fault: {why}" for host, why in findings.suspects.items()]
     parts += [f"the link between {one} and {other} is bad" for one, other in findings.bad_links]
@@ -88,7 +88,7 @@ def _command(state: ClusterState, test_run: str, turn: int) -> HostCommand | Non
 
 
 def _command_turn(now: float, state: ClusterState, test_run: str, ring: Sequence[str], turn: int) -> PairCheck | None:
-    """Return the command for a turn, None if it has no pair left."""
+    """Return the command for a turn; None if no pair of registered hosts is left in it."""
     met = [pair for pair in pairs(ring, turn) if all(host in state.hosts for host in pair)]
     if not met:
         return None
@@ -101,7 +101,7 @@ def _command_turn(now: float, state: ClusterState, test_run: str, ring: Sequence
 
 
 def _pairs_of(command: HostCommand, ring: Sequence[str], turn: int) -> list[Pair]:
-    """Return the pairs of a turn that were ordered: hosts that had already left have no partner."""
+    """Return the pairs of a turn that the command contains. Pairs of hosts that had already left are missing there."""
     return [pair for pair in pairs(ring, turn) if command.partners.get(pair[0]) == pair[1]]
 
 

@@ -1,4 +1,4 @@
-"""What the driver may do: limits of [recovery] and [diagnostics], and with how many hosts a job can train."""
+"""The limits that the driver applies: those of [recovery] and [diagnostics], and the possible numbers of hosts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ EVIDENCE_S = 1.0
 """Time limit for the hosts of a stuck round to report the positions of their ranks."""
 PROBE_AGAIN_S = 0.5
 HANG_GRACE_S = 2.0
-"""A stall that has lasted a lease's TTL and this long is answered even if its suspects are unreachable."""
+"""After a lease's TTL plus this time, the driver halts a stalled round even if the suspects are unreachable."""
 GROW_AFTER_S = 10.0
-"""How long a host must have been registered before a round that trains is ended to include it."""
+"""How long a host must be registered before the driver ends a running round to include it."""
 CHECK_TIMEOUT_S = 320.0
-"""Limit for a suspect's health checks: the timed ones may take 300 s."""
+"""Time limit for the health checks of a suspect host; the timed checks alone may take 300 s."""
 PAIR_START_S = 90.0
-"""Limit for one turn of pair tests beyond `pair_timeout_s`: the command comes, torch is loaded, the report goes."""
+"""Time beyond `pair_timeout_s` for a turn of pair tests: to receive the command, load torch, and send the report."""
 REQUEST_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The driver's rules. `feasible_counts`: the numbers of hosts with a possible layout, each within min and max."""
+    """The driver's limits. `feasible_counts`: numbers of hosts, min_hosts to max_hosts, for which a layout exists."""
 
     min_hosts: int
     max_hosts: int
@@ -45,7 +45,7 @@ class Policy:
     save_grace_s: float = 60.0
     join_timeout_s: float = 600.0
     shrink_after_s: float = 600.0
-    """How long a broken round keeps a host's place before the job continues with fewer hosts."""
+    """How long to wait for a missing host after a round broke, before the job continues with fewer hosts."""
     max_vanished_fraction: float = 0.3
     has_health_checks: bool = True
     has_pair_checks: bool = False
@@ -55,7 +55,7 @@ class Policy:
     train_steps: int = 1_000_000
     max_skipped_steps: int = 5
     eviction: Literal["automatic", "approval", "dry-run"] = "automatic"
-    """What may follow from a verdict of the diagnosis."""
+    """How the driver responds to a verdict of the diagnosis: acts, waits for approval, or only records it."""
     evictions_per_hour: int = 2
     restart_price_s: float = 60.0
     max_rollbacks: int = 2
@@ -106,7 +106,7 @@ class Policy:
 
     @property
     def fence_rule(self) -> FenceRule:
-        """How long the workers of a host may outlive its lease: hosts obey this limit, and the driver waits for it."""
+        """How long the workers of a host may outlive its lease. Hosts enforce this limit; the driver waits for it."""
         return FenceRule(
             lease_ttl_s=self.lease_ttl_s,
             floor_s=self.hang_floor_s,

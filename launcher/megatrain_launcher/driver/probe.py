@@ -1,4 +1,4 @@
-"""Probes executors' liveness ports: they show whether an executor is dead or slow, before its lease runs out."""
+"""Probes executors' liveness ports, which show whether an executor is dead or slow before its lease runs out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ProbeResult:
 
 
 class Prober:
-    """Probes many hosts at once, but each host only once at a time. Methods are for one thread."""
+    """Probes many hosts at once, but each host only once at a time. Not thread-safe."""
 
     def __init__(self, reader: LivenessReader, clock: Callable[[], float]) -> None:
         self._reader = reader
@@ -45,7 +45,7 @@ class Prober:
             return bool(self._under_way or self._results)
 
     def reach_new_hosts(self, hosts: Iterable[HostRecord]) -> None:
-        """Connect to each new host's port while it lives: only then does a port that refuses later prove death."""
+        """Connect once to the port of each new host: a later refusal proves death only if the port was reachable."""
         for host in hosts:
             if host.liveness_port and (host.host, host.session) not in self._contacted:
                 self._contacted.add((host.host, host.session))
@@ -65,14 +65,14 @@ class Prober:
         return tuple(results)
 
     def close(self) -> None:
-        """Wait for running probes, a second at most."""
+        """Cancel the queued probes and wait for the running ones, about a second at most."""
         self._pool.shutdown(cancel_futures=True)
 
     def _reach(self, host: HostRecord) -> None:
         vitality, detail = self._reader.ask(host.address, host.liveness_port, host.session)
         if vitality is not Vitality.ALIVE:
             _logger.info(
-                "host %s is registered, but %s; its death would be noticed only when its lease ends", host.host, detail
+                "host %s is registered, but %s; its death would be detected only when its lease ends", host.host, detail
             )
 
     def _ask(self, probe: Probe) -> None:

@@ -1,8 +1,8 @@
-"""Which hosts take part in a round, and with which ranks. Pure.
+"""Chooses the hosts of a round and their ranks. Pure functions: no I/O and no clock.
 
-Ranks are stable: a host keeps its place while it can, and a spare takes the place of a host that left, so that local
-snapshots stay useful. The first placement follows the topology: hosts of one switch are neighbours, and neighbours have
-neighbouring ranks (dp next to tp: MegaScale sec. 3.5).
+Ranks are stable: a host keeps its ranks where possible, and a spare takes over those of a host that left, so that the
+snapshots in the hosts' memory stay usable. The first round follows the topology: hosts of one switch get neighbouring
+ranks (dp next to tp: MegaScale sec. 3.5).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def topology_key(record: HostRecord) -> tuple[tuple[tuple[int, str, NaturalKey],
 def choose(available: Mapping[str, HostRecord], previous: Round | None, count: int) -> tuple[HostRecord, ...]:
     """Return the hosts of the next round, in the order of their ranks. At least `count` must be available.
 
-    Hosts of the previous round come first, then spares, ordered by the labels that they share with the others.
+    Hosts of the previous round are chosen first, then the spares that share most labels with them.
     """
     slots = {} if previous is None else {part.host: slot for slot, part in enumerate(previous.hosts)}
     members = sorted((record for name, record in available.items() if name in slots), key=lambda one: slots[one.host])
@@ -44,7 +44,7 @@ def choose(available: Mapping[str, HostRecord], previous: Round | None, count: i
 
 
 def _assign_slots(chosen: Sequence[HostRecord], slots: Mapping[str, int], count: int) -> tuple[HostRecord, ...]:
-    """Give each host its previous slot if it has one, and the free slots to the others in topology order."""
+    """Assign each host its previous slot if that still exists; assign free slots to the others in topology order."""
     by_slot: dict[int, HostRecord] = {}
     without_slot: list[HostRecord] = []
     for record in chosen:
@@ -59,7 +59,7 @@ def _assign_slots(chosen: Sequence[HostRecord], slots: Mapping[str, int], count:
 
 
 def parts_of(records: Sequence[HostRecord], num_workers: int) -> tuple[RoundHost, ...]:
-    """Return the parts of a round with these hosts in this order."""
+    """Return the `hosts` field of a round with these hosts in this order."""
     return tuple(
         RoundHost(record.host, record.session, record.address, slot * num_workers, num_workers, record.liveness_port)
         for slot, record in enumerate(records)

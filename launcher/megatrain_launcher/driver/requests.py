@@ -1,8 +1,9 @@
-"""People's requests: answers, and the halts, cordons and commands that follow. Pure.
+"""Handles the requests of people: answers them, and derives halts, cordons and commands. Pure functions: no I/O and no
+clock.
 
-A request stays in etcd until its last answer, so that a new driver can continue it. The state shows what is under way:
-a command or an incident that names the request, or a first answer while a round is being stopped. A round written after
-a request fulfils that request for a new round.
+A request stays in etcd until its final answer, so that a new driver can continue it. A request is in progress if a
+command or an incident names it, or if it has a first answer while a round is being stopped. A request to restart is
+fulfilled by any round that is written after it.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from megatrain_launcher.driver.verdicts import decided_by_person
 
 
 def answer_requests(now: float, state: ClusterState, policy: Policy, *, is_quiet: bool) -> tuple[DriverAction, ...]:
-    """Return what follows from the oldest request that can be acted on.
+    """Return the actions for the oldest request that can be handled now.
 
-    `is_quiet`: nothing else is decided at this moment; only then may a request change anything.
+    `is_quiet`: the current decision has no other action that changes the job. Otherwise a request is only answered.
     """
     for request in _by_age(state):
         actions = _follow(now, state, policy, request, is_quiet=is_quiet)
@@ -52,12 +53,12 @@ def answer_requests(now: float, state: ClusterState, policy: Policy, *, is_quiet
 
 
 def asked_to_stop(state: ClusterState) -> JobRequest | None:
-    """Return the oldest request to stop the job; None without one."""
+    """Return the oldest request to stop the job; None if there is none."""
     return next((request for request in _by_age(state) if request.kind is RequestKind.STOP), None)
 
 
 def answer_all(now: float, state: ClusterState, end: JobEnd) -> tuple[DriverAction, ...]:
-    """Return answers to all requests of a job that is over: only a stop was granted, if the job saved and stopped."""
+    """Return final answers to all requests of an ended job: accepts a stop if the job ended well, refuses the rest."""
     text = f"the job is over: {end.reason}"
     is_good = end.exit_code in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
     return tuple(
@@ -67,7 +68,7 @@ def answer_all(now: float, state: ClusterState, end: JobEnd) -> tuple[DriverActi
 
 
 def _by_age(state: ClusterState) -> list[JobRequest]:
-    """Return the requests, oldest first by revision, because clocks of machines differ."""
+    """Return the requests, oldest first. Ordered by revision, because clocks of machines differ."""
 
     def revision(request_id: str) -> int:
         found = state.seen.get(state.keys.request(request_id))
@@ -89,7 +90,7 @@ def _refuse(now: float, request: JobRequest, text: str) -> tuple[DriverAction, .
 def _follow(
     now: float, state: ClusterState, policy: Policy, request: JobRequest, *, is_quiet: bool
 ) -> tuple[DriverAction, ...] | None:
-    """Continue a request that was begun; None if it was not."""
+    """Return the actions for a request that is in progress; None if it has not been begun."""
     command = next((one for one in state.commands.values() if one.request == request.request_id), None)
     incident = next(
         (one for one in state.incidents.values() if one.notes.get(REQUEST_NOTE) == request.request_id), None
@@ -109,12 +110,12 @@ def _follow(
     if text:
         return (_answer(now, request, text, is_done=True),)
     if _is_overdue(now, state, request):
-        return _refuse(now, request, f"it was not done within {REQUEST_TIMEOUT_S:g} s")
+        return _refuse(now, request, f"the request was not completed within {REQUEST_TIMEOUT_S:g} s")
     return ()
 
 
 def _paired(state: ClusterState, request: JobRequest) -> list[HostRecord]:
-    """Return the hosts that a check pairs: idle ones; for a check of one host, it and its two neighbours."""
+    """Return the hosts for the pair tests of a check: all idle hosts, or the checked host and its two neighbours."""
     live = state.round if state.round is not None and state.round.number not in state.halts else None
     training = {part.host for part in live.hosts} if live is not None else set()
     idle = sorted((one for host, one in state.hosts.items() if host not in training), key=topology_key)
@@ -130,7 +131,7 @@ def _paired(state: ClusterState, request: JobRequest) -> list[HostRecord]:
 
 def _pairs_result(tests: PairCheck) -> str:
     if tests.waiting:
-        return f"pair tests did not end: {tests.waiting}"
+        return f"pair tests did not finish: {tests.waiting}"
     if not tests.num_pairs:
         return "no pair tests: fewer than two hosts are idle"
     return findings_text(tests.findings) or f"{count_text(tests.num_pairs, 'pair')} of idle hosts passed"
@@ -141,7 +142,7 @@ def _is_overdue(now: float, state: ClusterState, request: JobRequest) -> bool:
 
 
 def _command_result(state: ClusterState, request: JobRequest, command: HostCommand) -> str:
-    """Return the result of a command, empty while it is under way."""
+    """Return the result of a command; empty while hosts still carry it out."""
     if request.kind is RequestKind.CHECK:
         reports = {host: state.checks.get((request.request_id, host)) for host in command.hosts}
         if any(report is None for host, report in reports.items() if host in state.hosts):
@@ -151,7 +152,7 @@ def _command_result(state: ClusterState, request: JobRequest, command: HostComma
             for host, one in reports.items()
             if one and one.failed
         ]
-        gone = [f"{host} left" for host, one in reports.items() if one is None]
+        gone = [f"{host} left the job" for host, one in reports.items() if one is None]
         return "; ".join((*failed, *gone)) or f"all checks passed on {names_text(command.hosts, most=8)}"
     waiting = [
         host
@@ -206,7 +207,7 @@ def _without_round(now: float, state: ClusterState, request: JobRequest) -> tupl
 
 
 def _while_stopping(now: float, state: ClusterState, request: JobRequest, round_: Round) -> tuple[DriverAction, ...]:
-    """Answer a request for a round that is halted; the request waits for the next round or the end of the job."""
+    """Answer a request that arrives while its round is being stopped."""
     number, is_saving = round_.number, state.halts[round_.number].is_saving
     doing = "saves and stops" if is_saving else "is being stopped"
     match request.kind:
@@ -215,17 +216,17 @@ def _while_stopping(now: float, state: ClusterState, request: JobRequest, round_
         case RequestKind.STOP:
             return _wait(now, state, request, f"round {number} {doing}; then the job ends")
         case _ if is_saving:
-            text = f"round {number} saves and stops already; the next round can be asked to save when it trains"
+            text = f"round {number} already saves and stops; request a checkpoint again when the next round trains"
             return (_answer(now, request, text, is_done=True),)
         case _:
-            text = f"round {number} is being stopped: there is nothing to save before the next one trains"
+            text = f"round {number} is being stopped: there is nothing to save before the next round trains"
             return _refuse(now, request, text)
 
 
 def _wait(now: float, state: ClusterState, request: JobRequest, text: str) -> tuple[DriverAction, ...]:
-    """Answer once what a request waits for; an existing answer shows that this was done."""
+    """Return one answer that names what the request waits for; nothing if there is an answer already."""
     if _is_overdue(now, state, request):
-        return _refuse(now, request, f"it was not done within {REQUEST_TIMEOUT_S:g} s: {text}")
+        return _refuse(now, request, f"the request was not completed within {REQUEST_TIMEOUT_S:g} s: {text}")
     return () if request.request_id in state.answers else (_answer(now, request, text),)
 
 
@@ -240,7 +241,7 @@ def _is_newer(state: ClusterState, round_: Round, request: JobRequest) -> bool:
 def _await_training(now: float, state: ClusterState, request: JobRequest, round_: Round) -> tuple[DriverAction, ...]:
     found = statuses_in(state, round_)
     if len(found) == len(round_.hosts) and all(status.phase is HostPhase.RUNNING for status in found):
-        text = f"done: round {round_.number} trains; it began after this was asked for"
+        text = f"done: round {round_.number} trains; it began after this request"
         return (_answer(now, request, text, is_done=True),)
     return _wait(now, state, request, f"round {round_.number} begins")
 
@@ -279,7 +280,7 @@ def _evict(now: float, state: ClusterState, request: JobRequest) -> tuple[Driver
         return (*cordon, *_wait(now, state, request, text))
     at_risk = unsaved(state, round_)
     if at_risk:
-        text = f"{host} is cordoned and leaves when round {round_.number} ends; the round goes on for now: {at_risk}"
+        text = f"{host} is cordoned and leaves when round {round_.number} ends; the round continues for now: {at_risk}"
         return (*cordon, _answer(now, request, text, is_done=True))
     return (*cordon, *_halt_for(now, state, request, round_, EVICT, f"saving, then a round without {host}"))
 
@@ -294,7 +295,7 @@ def _about_verdict(now: float, state: ClusterState, policy: Policy, request: Job
 def _halt_for(
     now: float, state: ClusterState, request: JobRequest, live: Round, action: str, text: str
 ) -> tuple[DriverAction, ...]:
-    """Open the request's incident and halt the round, with time to save."""
+    """Open an incident for the request and halt the round, with time to save."""
     why = f": {request.reason}" if request.reason else ""
     host = f" {request.host}" if request.host else ""
     reason = f"{request.by} asked for {request.kind}{host}{why}"

@@ -1,7 +1,7 @@
-"""The driver's response to a failure: restart, evict or stop, by the facts once all workers are gone. Pure.
+"""The driver's response to a failure, chosen from the facts that are known once all workers are gone.
 
-Exit codes decide first, then the verdict on the log of the earliest failed rank that is not a victim. The limits on
-restarts come last and can turn every response into a stop.
+Pure functions: no I/O and no clock. Exit codes take precedence over the verdict on the log of the earliest failed rank
+that is not a victim. The limits on restarts are applied last and can turn a restart into a stop of the job.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _FATAL = {
     ExitCode.CHECKPOINT: "there is no checkpoint that can be loaded",
     ExitCode.NO_PERMISSION: "access was refused",
 }
-"""Exit codes of failures that a restart cannot cure, with the reason."""
+"""Exit codes after which a restart cannot help, with the reason."""
 _LABEL_OF_CODE = {ExitCode.NON_FINITE: Label.NUMERICS, ExitCode.SAVE_FAILED: Label.STORAGE}
 _ONE_RETRY = (FailureAction.STOP_USER, FailureAction.RETRY_THEN_STOP, FailureAction.ROLLBACK)
 RESTART, EVICT, STOP, REQUEUE, HOLD = "restart", "evict", "stop", "requeue", "hold"
 ROLLBACK = "rollback"
-"""The action of a restart from before the fault, without the batches that caused it."""
+"""The action: restart from a checkpoint before the bad steps, and skip their batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class Facts:
     lost: Mapping[str, str]
     """Hosts of the round that are gone, with the evidence."""
     suspects: tuple[str, ...]
-    """Hosts that victims lost the connection to, or that a hang's evidence points at."""
+    """Hosts to which victims lost the connection, or to which a hang's evidence points."""
     suspect_ranks: tuple[int, ...] = ()
     sign: str = ""
-    """The strongest evidence of a hang, in a sentence."""
+    """The strongest evidence of a hang, as a sentence."""
     last_step: int | None = None
     stop_reason: str = ""
-    """The reason that a host gave for stopping its own workers."""
+    """The reason that a host reported for stopping its own workers."""
     fit: frozenset[str] = frozenset()
     """Hosts that may take part in the next round, before this response excludes any."""
 
@@ -66,11 +66,11 @@ class Response:
     culprit_hosts: tuple[str, ...] = ()
     culprit_ranks: tuple[int, ...] = ()
     cordoned: tuple[str, ...] = ()
-    """The culprits that cannot return until a person removes their cordon."""
+    """The culprits that no round may use until a person removes their cordon."""
     needs_health_check: bool = False
-    """The culprits must pass their health checks before they take part again."""
+    """Whether the culprits must pass their health checks before they take part again."""
     needs_pair_tests: bool = False
-    """There is no culprit: all hosts run pair tests before the next round."""
+    """Whether all hosts run pair tests before the next round, because the culprit is unknown."""
     exit_code: int = 0
     kind: IncidentKind = IncidentKind.FAILURE
     rollback: tuple[int, int, int] | None = None
@@ -158,16 +158,16 @@ def _for_root(root: RankFailure, facts: Facts, history: Sequence[Incident], poli
 def _for_non_finite(
     named: Response, last_step: int, history: Sequence[Incident], policy: Policy, now: float
 ) -> Response:
-    """Roll back to before the consecutive steps that changed nothing, and skip their batches.
+    """Roll back to before the consecutive skipped (non-finite) steps, and leave out their batches.
 
-    If the state is at fault and not the batches, the failure recurs at the same step, and the job stops.
+    If the cause is the model's state and not the batches, the failure recurs at the same step, and the job stops.
     """
     if policy.max_rollbacks == 0:
         return named
     recent = rollbacks_since(history, now - HOUR_S)
     if len(recent) >= policy.max_rollbacks:
         reason = (
-            f"{named.reason}; the job went back {len(recent)} times within an hour already, "
+            f"{named.reason}; the job has already rolled back {len(recent)} times within an hour, "
             f"diagnostics.max_rollbacks={policy.max_rollbacks} ({_ids(recent)})"
         )
         return replace(named, action=STOP, reason=reason, exit_code=int(ExitCode.NON_FINITE))
@@ -177,7 +177,7 @@ def _for_non_finite(
 
 
 def rollbacks_since(incidents: Iterable[Incident], moment: float) -> list[Incident]:
-    """Return the incidents since a given time for which the job rolled back."""
+    """Return the incidents since `moment` for which the job rolled back."""
     return _since([one for one in incidents if one.rollback is not None], moment)
 
 
@@ -190,7 +190,7 @@ def _for_network(
     now: float,
     text: str = "",
 ) -> Response:
-    """Tolerate a host's first network failure, and evict the host if it recurs soon."""
+    """Restart after a host's first network failures; evict it at `network_failures` of them within the window."""
     text = text or f"victims lost the connection to {_names(hosts)}"
     named = Response(RESTART, text, label=Label.NETWORK, culprit_hosts=hosts, culprit_ranks=ranks)
     recent = _since(history, now - policy.network_window_s)
@@ -206,7 +206,7 @@ def _for_network(
 def _evict_if_recurring(
     response: Response, facts: Facts, history: Sequence[Incident], policy: Policy, now: float
 ) -> Response:
-    """Evict hosts that failed too often, whatever the failures were, if the job can continue without them."""
+    """Evict hosts that failed too often, for any reasons, if the job can continue without them."""
     most = max(1.0, policy.max_vanished_fraction * len(set(facts.host_of.values())))
 
     def counts_against_host(kind: IncidentKind, label: str, num_culprits: int) -> bool:
@@ -228,12 +228,12 @@ def _evict_if_recurring(
         return response
     reason = EvictionReason.FAILURES.text(failure=response.reason, times=_names_with_counts(often, times))
     if not policy.best_count(len(facts.fit - set(often))):
-        return replace(response, reason=f"{reason}, and the job cannot go on without it")
+        return replace(response, reason=f"{reason}, and the job cannot continue without it")
     return replace(response, action=EVICT, reason=reason, cordoned=tuple(dict.fromkeys((*response.cordoned, *often))))
 
 
 def _label_and_action(failure: RankFailure) -> tuple[str, str]:
-    """Return label and action; an exit code of megatrain's own is more reliable than a log."""
+    """Return label and action. One of megatrain's exit codes takes precedence over the log."""
     by_code = _LABEL_OF_CODE.get(ExitCode(failure.exit_code)) if failure.exit_code in set(ExitCode) else None
     if by_code is not None:
         return by_code, LABELS[by_code].action
@@ -243,7 +243,7 @@ def _label_and_action(failure: RankFailure) -> tuple[str, str]:
 
 
 def _is_again(label: str, facts: Facts, history: Sequence[Incident]) -> bool:
-    """Return whether the previous failure was of the same kind and no step beyond it has been completed since."""
+    """Return whether the previous failure had the same label and no step beyond its last step was completed since."""
     before = next((one for one in reversed(history) if is_automatic(one)), None)
     if before is None or before.label != label:
         return False
@@ -279,7 +279,7 @@ def _limit_restarts(
 
 
 def _since(incidents: Sequence[Incident], moment: float) -> list[Incident]:
-    """Return the incidents since a given time, by the clocks of drivers: those of hosts may be wrong."""
+    """Return the incidents since `moment`, by the time at which a driver detected each; host clocks may be wrong."""
     return [one for one in incidents if one.moments.detected >= moment]
 
 
@@ -289,7 +289,7 @@ def _times(hosts: Sequence[str], alike: Sequence[Incident]) -> dict[str, int]:
 
 
 def _names_with_counts(hosts: Sequence[str], times: Mapping[str, int]) -> str:
-    """Return "host-1 for the 3rd time", with the number of the others if there are many."""
+    """Return "host-1 for the 3rd time, ...": up to four hosts, then the number of further ones."""
     shown = ", ".join(f"{host} for the {_nth(times[host])} time" for host in hosts[:4])
     return shown + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
 

@@ -1,7 +1,7 @@
 """Checks continuously whether a job can resume from its newest committed checkpoint, before a resume is needed.
 
-A thread checks only manifests and file sizes, and only on the driver: there may be many files, and storage may be slow.
-Checkpoints behind a URL are not checked, because each check would cost requests.
+A thread of the driver checks manifests and file sizes, but not contents, because there may be many files and storage
+may be slow. Checkpoints at a URL are not checked, because each check would cost requests.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _REST = 20.0
 
 
 def local_checkpoints(config: Config, run: RunDirectory) -> Path | None:
-    """Return where a run's checkpoints are on a file system, None if they are behind a URL."""
+    """Return the directory of a run's checkpoints; None if they are at a URL."""
     location = config.checkpoint.directory or str(run.checkpoints)
     return None if "://" in location else Path(location).absolute()
 
 
 class ResumePointWatch:
-    """Checks while it is entered and `is_driving`."""
+    """Checks while entered and while `is_driving` returns True."""
 
     def __init__(
         self, checkpoints: Path | None, is_driving: Callable[[], bool] = lambda: True, *, poll_s: float = _POLL_S
@@ -43,9 +43,9 @@ class ResumePointWatch:
 
     @property
     def damage(self) -> str:
-        """Why a job would not resume from the newest committed checkpoint, and from which instead; empty if it would.
+        """Why a job could not resume from the newest committed checkpoint, and from which it would; empty if it could.
 
-        Two consecutive checks must agree: a checkpoint that is being removed appears damaged.
+        Two consecutive checks must agree, because a checkpoint that is being removed appears damaged.
         """
         return self._damage
 
@@ -59,7 +59,7 @@ class ResumePointWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._closed.set()  # unresponsive storage must not delay the end
+        self._closed.set()  # no join: unresponsive storage must not delay the exit
 
     def _run(self, checkpoints: LocalLocation) -> None:
         pause_s = self._poll_s

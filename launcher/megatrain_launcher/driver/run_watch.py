@@ -1,6 +1,6 @@
-"""Detects within seconds that a directory of the run was removed, recreates and reports it.
+"""Detects within seconds that a directory of the run was removed; creates it again and reports the loss.
 
-A separate thread checks, because the driver must keep deciding while the run directory's storage is unavailable.
+A separate thread checks, because the driver must continue to decide while the run directory's storage is unavailable.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _POLL_S = 1.0
 
 
 def watched_directories(config: Config, run: RunDirectory) -> dict[Path, str]:
-    """Return the directories that a run needs, each with a text about the files that its removal loses.
+    """Return the directories that a run needs, each with a text about what its removal loses.
 
-    Logs are watched where they are written: each host has its own.
+    The log directories are not included: each host watches its own.
     """
     found = {
         run.metrics: "the records of all steps until then are lost, the next ones are written",
@@ -46,13 +46,13 @@ class _Watched:
     path: WatchedPath
     consequence: str
     problem: str = ""
-    """Why it cannot be recreated."""
+    """Why the directory cannot be created again; empty if it can."""
 
 
 class RunWatch:
-    """Checks while it is entered. Calls `on_lost` with each lost path once the directory exists again.
+    """Checks while entered. Calls `on_lost` with each lost directory once that exists again.
 
-    Every candidate checks, so that the next driver knows what was lost; the driver logs it.
+    Runs on every driver candidate, so that the next driver can also report earlier losses; only the driver logs them.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RunWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._closed.set()  # unresponsive storage must not delay the end
+        self._closed.set()  # no join: unresponsive storage must not delay the exit
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -107,5 +107,5 @@ class RunWatch:
             one.problem = f"{path} cannot be created again: {error.strerror}"
             return
         one.problem = ""
-        one.path.was_lost()  # from now on, watch the new one
+        one.path.was_lost()  # watch the new directory from now on
         self._on_lost(path)

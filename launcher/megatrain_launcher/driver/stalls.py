@@ -1,4 +1,7 @@
-"""A live round without progress: gather evidence briefly, find the culprit, halt. Pure."""
+"""The response to a live round without progress: collect evidence, find the culprit, halt.
+
+Pure functions: no I/O and no clock.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def _halt_hang(
 
 
 def _fresh_evidence(state: ClusterState, round_: Round, since: float) -> dict[str, HangEvidence]:
-    """Return the evidence of this stall; evidence may arrive a moment before the status that reports the stall."""
+    """Return the evidence of this stall by host; it may arrive a moment before the status that reports the stall."""
     found: dict[str, HangEvidence] = {}
     for part in round_.hosts:
         one = state.evidence.get((round_.number, part.host))
@@ -66,7 +69,7 @@ def _fresh_evidence(state: ClusterState, round_: Round, since: float) -> dict[st
 
 
 def _has_asked(state: ClusterState, round_: Round, since: float, now: float) -> bool:
-    """Whether evidence of this stall was requested recently; older evidence may be outdated."""
+    """Return whether evidence of this stall was requested recently; older evidence may be outdated."""
     since = max(since, now - _ASK_AGAIN_S)
     return any(
         command.kind == "evidence"

@@ -1,7 +1,7 @@
-"""The input of a decision: a frozen value of all that etcd holds about the job, and when this driver saw it.
+"""The input of a decision: an immutable copy of the job's keys in etcd, with the times at which this driver saw them.
 
-Times are the observer's own; no other clock decides when a key appeared or a lease was gone. A new driver restarts
-them, so it only waits longer. `folding` makes the next value from watch events.
+The times at which a key appeared or changed, or a lease was gone, are of this driver's clock. They restart with a new
+driver, which can only make it wait longer. `folding` applies watch events to this value.
 """
 
 from __future__ import annotations
@@ -40,10 +40,7 @@ _STOPPED_PHASES = (HostPhase.STOPPED, HostPhase.PARKED, HostPhase.DONE)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A key as this driver saw it.
-
-    `since`: when the key was created, as this driver saw it; `changed`: when its value last changed.
-    """
+    """The revisions of a key, and when this driver first saw it (`since`) and last saw its value change (`changed`)."""
 
     create_revision: int
     mod_revision: int
@@ -53,7 +50,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Departed:
-    """A host whose registration is gone, and when that was seen."""
+    """A host whose registration is gone, and when this driver saw that."""
 
     record: HostRecord
     at: float
@@ -61,7 +58,7 @@ class Departed:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """Everything that `decide` reads. `statuses` keeps the last status of hosts that are gone."""
+    """The state that `decide` reads. `statuses` also has the last status of each host that is gone."""
 
     keys: JobKeys
     observer: str
@@ -93,7 +90,7 @@ class ClusterState:
     advanced_at: Mapping[str, float] = field(default_factory=dict)
     """When a host's completed steps were last seen to increase."""
     failures: Mapping[int, Mapping[int, RankFailure]] = field(default_factory=dict)
-    """By round and rank, including hosts that are gone."""
+    """By round and rank, including ranks of hosts that are gone."""
     probes: Mapping[str, ProbeResult] = field(default_factory=dict)
 
     @property
@@ -121,20 +118,20 @@ class ClusterState:
     def is_of_older_launch(self, round_: Round) -> bool:
         """Return whether a round was written before the job's latest launch.
 
-        By revisions, because clocks of hosts differ.
+        Compares revisions of etcd, because clocks of hosts differ.
         """
         job, own = self.seen.get(self.keys.record), self.seen.get(self.keys.round(round_.number))
         return job is not None and own is not None and own.create_revision < job.mod_revision
 
     def created(self, incident: Incident) -> int:
-        """Return the revision at which an incident was opened: an order of time that does not depend on clocks."""
+        """Return the revision at which an incident was opened. Revisions order events without relying on clocks."""
         found = self.seen.get(self.keys.incident(incident.incident_id))
         return self.revision + 1 if found is None else found.create_revision
 
     def is_of_this_launch(self, incident: Incident) -> bool:
-        """Return whether an incident happened since the job was launched.
+        """Return whether an incident was opened in the current launch of the job.
 
-        By revisions, because clocks of hosts differ.
+        Compares revisions of etcd, because clocks of hosts differ.
         """
         job = self.seen.get(self.keys.record)
         return job is None or self.created(incident) > job.mod_revision
@@ -147,9 +144,7 @@ class ClusterState:
         return self.began if default is None else default
 
     def seen_at(self, key: str) -> float:
-        """Return when the value of a key was last seen to change; if it no longer exists, when this driver began to
-        watch.
-        """
+        """Return when this driver last saw a key's value change; without the key, when it began to watch."""
         found = self.seen.get(key)
         return self.began if found is None else found.changed
 
@@ -159,27 +154,27 @@ class ClusterState:
         return record is not None and record.session == part.session
 
     def status_of(self, part: RoundHost, number: int) -> HostStatus | None:
-        """Return this session's status of a round, None if there is none yet."""
+        """Return the status that a host's session reported for a round; None if there is none yet."""
         status = self.statuses.get(part.host)
         if status is None or status.session != part.session or status.round != number:
             return None
         return status
 
     def has_stopped(self, part: RoundHost, number: int) -> bool:
-        """Return whether a host itself reported that none of its workers of this round is left."""
+        """Return whether the host reported that all of its workers of this round are gone."""
         status = self.status_of(part, number)
         if status is None:
             return False
         return status.phase in _STOPPED_PHASES or (status.phase is HostPhase.FAILED and _is_none_alive(status))
 
     def has_left_round(self, part: RoundHost, number: int) -> bool:
-        """Return whether the host's own status, of this round or a later one, shows that no worker is left."""
+        """Return whether the host's status, for this round or a later one, shows that all of its workers are gone."""
         status = self.statuses.get(part.host)
         has_reported = status is not None and status.session == part.session and status.round >= number
         return has_reported and status is not None and self.has_stopped(part, status.round)
 
     def gone_since(self, part: RoundHost) -> float:
-        """Return since when a host is known to be gone."""
+        """Return when this driver saw that a host was gone; the start of its watch if it did not see that."""
         left = self.departed.get(part.host)
         if left is not None and left.record.session == part.session:
             return left.at
@@ -196,7 +191,7 @@ class ClusterState:
         return ""
 
     def proven_at(self, part: RoundHost) -> float:
-        """Return when `proof_of_death` was found: until then a host may have trained, with a lease or without."""
+        """Return when `proof_of_death` was found. The host may have trained until then, with or without a lease."""
         record = self.hosts.get(part.host)
         if record is not None and record.session != part.session:
             return max(self.gone_since(part), self.since(self.keys.host(part.host)))
@@ -207,7 +202,7 @@ class ClusterState:
         return tuple(incident for incident in self._unclosed() if self.is_of_this_launch(incident))
 
     def abandoned_incidents(self) -> tuple[Incident, ...]:
-        """Return the incidents that were open when an earlier launch ended; no driver was left to close them."""
+        """Return the incidents that an earlier launch left open because it ended without a driver."""
         return tuple(incident for incident in self._unclosed() if not self.is_of_this_launch(incident))
 
     def _unclosed(self) -> list[Incident]:
@@ -215,7 +210,7 @@ class ClusterState:
         return [incident for incident in found if incident.state is IncidentState.OPEN]
 
     def with_probes(self, results: tuple[ProbeResult, ...]) -> ClusterState:
-        """Return the state with the answers to probes."""
+        """Return the state with the results of probes added."""
         return replace(self, probes={**self.probes, **{result.host: result for result in results}})
 
 

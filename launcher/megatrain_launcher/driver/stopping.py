@@ -1,4 +1,7 @@
-"""A halted round on its way to a stop: which hosts are still waited for, until when, and which are gone. Pure."""
+"""The progress of a halt: which hosts must still stop, until when to wait, and which hosts are gone.
+
+Pure functions: no I/O and no clock.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from megatrain_launcher.liveness import orders_lost_within_s
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """The progress of a halt. The state of a host decides which fields list it:
+    """The progress of a halt. Which fields list a host depends on the state of the host:
 
-    it reported that its workers are gone     none
+    reported that its workers are gone        none
     waited for                                pending; unreachable too, if the halt may not have reached it
     registered, but did not stop in time      fenced, left_out
     proven dead                               fenced, left_out, lost
@@ -28,21 +31,21 @@ class Stopping:
 
     pending: tuple[RoundHost, ...]
     unreachable: Mapping[str, float]
-    """Unreachable hosts among the awaited ones, and until when their workers may live."""
+    """Those of the pending hosts that may be unreachable, and until when their workers may live."""
     fenced: Mapping[str, str]
-    """Sessions that are not waited for, and why. They are in no later round."""
+    """Sessions that are not waited for, and why. No later round may name them."""
     lost: Mapping[str, str]
     """Hosts that are certainly gone, with the evidence."""
     left_out: Mapping[str, str]
-    """Hosts that may be missing in the next round, and why."""
+    """Hosts that may be absent from the next round, and why."""
     vanished: tuple[str, ...]
-    """Lost hosts without a proof of death. They count as gone because their deadlines have passed."""
+    """Lost hosts that are not proven dead; they count as gone because their deadlines have passed."""
     over_at: float
-    """When the last deadline passed; from then on the next round waits for hosts."""
+    """The latest time until which a host was waited for; the wait for hosts of the next round is counted from it."""
 
 
 def stopping_of(now: float, state: ClusterState, policy: Policy, round_: Round, halt: Halt, since: float) -> Stopping:
-    """Return which hosts of a halted round are still waited for, and which are not, with the reasons."""
+    """Return the progress of a halt. `since`: when this driver saw the halt."""
     timeout_s = policy.stop_timeout_s + (grace_s(state, policy, round_) if halt.is_saving else 0.0)
     pending: list[RoundHost] = []
     unreachable: dict[str, float] = {}
@@ -86,13 +89,13 @@ def _wait_until(
 ) -> float:
     """Return until when to wait for a host that has not reported that its workers are gone.
 
-    A host that has killed its workers and only waits for the kernel to end them runs none of their code any more. Any
-    other host may not have received the halt; it then obeys its deadlines, counted from the end of its lease or its
-    last status.
+    A registered host in phase STOPPING has sent its workers a kill signal, and gets only the timeout. Any other host
+    may not have received the halt; its workers then end by the deadlines, counted from when the host loses its lease or
+    no longer receives orders.
     """
     if not state.is_registered(part):
         until = gone_by(state, policy, round_, part, state.gone_since(part))
-        # it may have asked its workers to save before it was cut off
+        # the host may have asked its workers to save before it was cut off
         return max(until, since + timeout_s) if is_saving else until
     status = state.status_of(part, round_.number)
     if status is not None and status.phase is HostPhase.STOPPING:

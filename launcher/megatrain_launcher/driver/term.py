@@ -1,9 +1,8 @@
-"""A term of the driver, from the campaign that won it to its end: watch, decide, write.
+"""A term of the driver, from its election until it steps down: watch, decide, write.
 
-Each decision is one transaction that requires the current leadership revision of this driver and changes it. The driver
-renews that revision before it reads: at the start, and after each write whose answer was lost. A transaction that etcd
-applies late therefore fails, so no decision from a stale state is ever applied, not even this driver's own. See
-docs/adr/0036.
+Each decision is one transaction that requires this driver's current leadership revision and changes it. The driver
+renews that revision before it reads: at the start, and after each write that got no response. So a transaction that
+etcd applies late fails, and no decision from an outdated state is ever applied. See docs/adr/0036.
 """
 
 from __future__ import annotations
@@ -58,17 +57,17 @@ _MAX_EVENTS = 4096
 """The most watch events that are folded into the state before a decision."""
 _HELD_UP_S = 1.0
 _SETTLE_S = 0.5
-"""How long the watch has to read the events that waited for it."""
+"""After a delay, how long the watch reads the waiting events before the driver decides."""
 _PAUSE_FACTOR = 4
-"""The pause after a decision, as a multiple of the time it took to compute; events meanwhile are handled together."""
+"""The pause after a decision, as a multiple of the time it took to compute. Events of a pause are handled together."""
 _MAX_PAUSE_S = 0.1
 
 
 class Pace:
-    """When a driver may decide: after a delay only once it has read the new events; it pauses after each decision.
+    """Limits when the driver decides: not while it still reads the events of a delay, and with a pause in between.
 
-    A process that was stopped for a while, or a machine that slept, finds the clock far ahead and the events of that
-    time unread. Without this rule, healthy hosts would look silent. Times are monotonic. For one thread.
+    After a process was stopped, or its machine was suspended, the clock is far ahead and the events of that time are
+    unread; healthy hosts would appear silent. Times are monotonic. Not thread-safe.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -76,7 +75,7 @@ class Pace:
         self._settled_s = now_s
 
     def begin_pass(self, now_s: float) -> float:
-        """Note a pass of the loop; return for how long the loop was held up before it, 0 if it was not."""
+        """Record the start of a pass of the loop; return the seconds by which it was delayed, 0 if it was not."""
         held_up_s = now_s - self._began_pass_s
         self._began_pass_s = now_s
         if held_up_s <= _HELD_UP_S:
@@ -89,12 +88,12 @@ class Pace:
 
     @staticmethod
     def pause_s(decision_s: float) -> float:
-        """Return the pause after a decision that took this long to make."""
+        """Return the pause after a decision that took `decision_s` to make."""
         return min(_MAX_PAUSE_S, _PAUSE_FACTOR * decision_s)
 
 
 class Term:
-    """One leadership, from the campaign that won it to its end."""
+    """One leadership of this driver, from its election until it steps down."""
 
     def __init__(
         self,
@@ -144,7 +143,7 @@ class Term:
                 self._keep_last_receipts()
 
     def _keep_last_receipts(self) -> None:
-        """Record the notifications of the incident that ended the job: they were sent after the last decision."""
+        """Add to incidents the receipts of notifications that were sent after the last decision of an ended job."""
         now = self._clock()
         try:
             notices = self._client.read_all(KeyRange.prefix(self._keys.directory("notices")))
@@ -155,7 +154,7 @@ class Term:
                 for update in updates:
                     self._files.write(update.incident)
         except CoordinationError as error:
-            _logger.warning("notifications of the job's end are not in its incidents: %s", error)
+            _logger.warning("receipts of the last notifications are not recorded in the job's incidents: %s", error)
 
     def lead(self, stop: threading.Event, note: Callable[[str], None]) -> None:
         """Drive until `stop` is set, or until leadership is in doubt.
@@ -165,7 +164,7 @@ class Term:
         while not stop.is_set() and self._leadership.is_certain:
             try:
                 self._awaited = self._leadership.renew_revision()
-                # all waiting times restart: this driver may have missed reports of the hosts
+                # all waiting times restart, because this driver may have missed reports of hosts
                 self._state = ClusterState(keys=self._keys, observer=self._host, began=self._clock())
                 with Watch(self._client, KeyRange.prefix(self._keys.prefix)) as watch:
                     self._follow(watch, stop, note)
@@ -174,7 +173,7 @@ class Term:
                 stop.wait(_TICK_S)
 
     def _follow(self, watch: Watch, stop: threading.Event, note: Callable[[str], None]) -> None:
-        """Decide on the events of a watch until it breaks; events from before a gap are never decided on."""
+        """Decide on the events of a watch until it breaks; the caller then reads everything again."""
         is_first = True
         pace = Pace(time.monotonic())
         while not stop.is_set() and self._leadership.is_certain and watch.is_open and not watch.problem:
@@ -190,7 +189,7 @@ class Term:
                 _logger.warning("etcd was restored to an older state; everything is read again")
                 return
             if self._state.revision < max(self._awaited, 1) or not pace.may_decide(began):
-                continue  # our last write, or what others wrote since, has not arrived yet
+                continue  # the events of this driver's last write, or of a delay, have not been read yet
             if is_first:
                 is_first = False
                 for incident in self._state.incidents.values():
@@ -209,7 +208,7 @@ class Term:
             stop.wait(pace.pause_s(decision_s))
 
     def _take(self, event: WatchEvent | None, watch: Watch) -> bool:
-        """Fold an event and all that are queued behind it; return False if etcd's history lacks our own last write."""
+        """Fold an event and all queued ones; return False if etcd's history lacks this driver's last write."""
         events: list[WatchEvent] = []
         while event is not None:
             if isinstance(event, Snapshot) and event.revision < self._awaited:
@@ -283,7 +282,7 @@ class Term:
             self._report = report
 
     def _maintain(self) -> None:
-        """Periodically bound etcd's history and the job's keys, and check etcd's alarms."""
+        """Periodically trim etcd's history and the job's keys, and read etcd's alarms."""
         now = self._clock()
         if now - self._maintained_at < _MAINTENANCE_S:
             return

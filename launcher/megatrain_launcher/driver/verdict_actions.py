@@ -1,4 +1,4 @@
-"""Acting on a verdict: an incident, a halt, and cordons or a rollback. Pure."""
+"""The actions on a verdict: an incident, a halt, and cordons or a rollback. Pure functions: no I/O and no clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_SENTENCE = 300
 def actions_on(
     now: float, state: ClusterState, policy: Policy, verdict: HostVerdict, judged: Judgement, request: JobRequest | None
 ) -> tuple[str, tuple[DriverAction, ...]]:
-    """Return the incident's id and the actions: the halt allows time to save for a straggler, none for bad numbers."""
+    """Return the id of the new incident and the actions. Workers may save first, unless the verdict is on numerics."""
     round_ = state.round
     assert round_ is not None
     incident = _incident(now, state, round_, verdict, judged, request)
@@ -75,7 +75,7 @@ def _sentences(verdict: HostVerdict) -> tuple[str, ...]:
 def cordon_removals(
     now: float, state: ClusterState, policy: Policy, round_: Round, incident: Incident, since: float
 ) -> tuple[DropKey, ...]:
-    """Return the removals of an eviction's cordons if its spare is gone: a slow host is better than none.
+    """Return removals of an eviction's cordons if too few hosts are left: a slow host is better than a smaller job.
 
     `since`: when the round was halted.
     """
@@ -90,7 +90,7 @@ def cordon_removals(
 
 
 def keep_as_evidence(state: ClusterState, verdict: HostVerdict) -> tuple[str, tuple[DriverAction, ...]]:
-    """Return the incident of the hang that a verdict is about, and its update with the verdict's evidence."""
+    """Return the id of the hang's incident, and the action that adds the verdict's evidence to it."""
     incident = incident_of_hang(state, verdict)
     assert incident is not None
     evidence = tuple(dict.fromkeys((*incident.evidence, *_sentences(verdict))))[: 2 * _MAX_SENTENCES]

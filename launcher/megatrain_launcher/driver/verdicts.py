@@ -1,7 +1,8 @@
-"""Responses to the verdicts of the diagnosis: at most one action at a time, and one final outcome per verdict. Pure.
+"""Responses to the verdicts of the diagnosis: at most one action at a time, and one final outcome per verdict.
 
-A verdict applies to one round only. Its outcome is decided when nothing else is, and no incident is open, so that
-two responses to the same failure never overlap. Only a person can approve or dismiss a verdict.
+Pure functions: no I/O and no clock. A verdict applies to one round only. The driver acts on it only if the decision has
+no other action and no incident is open, so that two responses to one failure never overlap. Only a person can approve
+or dismiss a verdict.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.verdict_actions import actions_on, keep_as_evidence
 
 _MAX_AT_ONCE = 40
-"""Outcomes per decision: many verdicts must not fill a transaction."""
+"""The most outcomes of one decision, so that many verdicts do not fill a transaction."""
 _MAX_CHARS = 500
 _UNKNOWN = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictReply:
-    """What people see of a verdict, and the actions. `is_done`: nothing more follows."""
+    """The answer to a request about a verdict, with the actions. `is_done`: the answer is final."""
 
     actions: tuple[DriverAction, ...]
     text: str
@@ -33,9 +34,9 @@ class VerdictReply:
 
 
 def answer_verdicts(now: float, state: ClusterState, policy: Policy, *, is_quiet: bool) -> tuple[DriverAction, ...]:
-    """Return outcomes of verdicts without a final one, and the actions for the first that requires any.
+    """Return new outcomes of verdicts without a final one, and the actions of the first verdict to act on.
 
-    `is_quiet`: nothing else is decided at this moment; only then may a verdict change anything.
+    `is_quiet`: the current decision has no other action that changes the job. Otherwise no verdict is acted on.
     """
     actions: list[DriverAction] = [*_unreadable(now, state)]
     for verdict in _unanswered(state):
@@ -43,10 +44,10 @@ def answer_verdicts(now: float, state: ClusterState, policy: Policy, *, is_quiet
             break
         judged = _judge(now, state, policy, verdict)
         if judged.kind is None or judged.kind is state_of(state, verdict.verdict_id):
-            continue  # it waits, and its outcome already records this
+            continue  # undecided, or its outcome is already recorded
         if judged.kind is not OutcomeKind.ACTED:
             actions.append(_outcome(now, state, verdict, judged))
-            # the outcomes of later verdicts depend on this one: of two equal verdicts, one is enough
+            # later outcomes depend on this one: a verdict equal to an earlier one is declined
             state = _with_outcome(state, actions[-1])
         elif is_quiet:
             return (*actions, *_act(now, state, policy, verdict, judged, None))
@@ -54,14 +55,14 @@ def answer_verdicts(now: float, state: ClusterState, policy: Policy, *, is_quiet
 
 
 def decline_all(now: float, state: ClusterState, why: str) -> tuple[DriverAction, ...]:
-    """Return outcomes of all verdicts without a final one, of a job that is over."""
+    """Return DECLINED outcomes for the verdicts without a final outcome, because the job is over."""
     judged = Judgement(OutcomeKind.DECLINED, f"the job is over: {why}")
     found = [_outcome(now, state, one, judged) for one in _unanswered(state)[:_MAX_AT_ONCE]]
     return (*_unreadable(now, state), *found)[:_MAX_AT_ONCE]
 
 
 def decided_by_person(now: float, state: ClusterState, policy: Policy, request: JobRequest) -> VerdictReply:
-    """Return the outcome of an approval or a dismissal."""
+    """Return the reply to a person's approval or dismissal of a verdict."""
     verdict = state.verdicts.get(request.verdict)
     if verdict is None:
         waiting = sorted(one.verdict_id for one in state.outcomes.values() if one.kind is OutcomeKind.WAITING)
@@ -90,7 +91,7 @@ def decided_by_person(now: float, state: ClusterState, policy: Policy, request: 
 
 
 def state_of(state: ClusterState, verdict_id: str) -> OutcomeKind | None:
-    """Return the state of a verdict so far."""
+    """Return the kind of a verdict's recorded outcome; None if there is none."""
     outcome = state.outcomes.get(verdict_id)
     return None if outcome is None else outcome.kind
 
@@ -104,7 +105,7 @@ def _judge(now: float, state: ClusterState, policy: Policy, verdict: HostVerdict
 
 
 def _unanswered(state: ClusterState) -> list[HostVerdict]:
-    """Return the verdicts without a final outcome, oldest first by revision, because clocks of machines differ."""
+    """Return the verdicts without a final outcome, oldest first. Ordered by revision, because clocks differ."""
 
     def revision(verdict_id: str) -> int:
         found = state.seen.get(state.keys.verdict(verdict_id))
@@ -115,7 +116,7 @@ def _unanswered(state: ClusterState) -> list[HostVerdict]:
 
 
 def _unreadable(now: float, state: ClusterState) -> list[DriverAction]:
-    """Decline unreadable verdicts; remove a key that cannot be a verdict's."""
+    """Return outcomes that decline unreadable verdicts, and deletions of keys that have no valid verdict id."""
     prefix = state.keys.directory("verdicts")
     found = sorted(key for key in state.damaged if key.startswith(prefix) and key in state.seen and _UNKNOWN not in key)
     actions: list[DriverAction] = []

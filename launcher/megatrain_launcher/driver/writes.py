@@ -1,4 +1,4 @@
-"""A decision as one etcd transaction: conditions that must still hold, and the writes. Pure."""
+"""Turns a decision into one etcd transaction of conditions and writes. Pure functions: no I/O and no clock."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from megatrain_launcher.driver.actions import (
 from megatrain_launcher.driver.state import Seen
 
 _MAX_OPERATIONS = 100
-"""etcd takes 128 in one transaction by default."""
+"""etcd allows 128 operations in a transaction by default."""
 _NUM_ROUNDS, _NUM_INCIDENTS, _NUM_VERDICTS = 50, 500, 500
-"""How many of each are kept."""
+"""How many of each are kept in etcd."""
 _FIRST = (HaltRound, WriteRound, SkipRound, EndJob, OpenIncident, SendCommand)
 _SECOND = (UpdateIncident, CordonHost, RecordOutcome)
 _NUMBERED = ("rounds", "halts", "deadlines", "evidence", "commands")
@@ -47,11 +47,11 @@ def writes_of(
     answer_lease_id: int = 0,
     damaged: Mapping[str, int] | None = None,
 ) -> Writes:
-    """Return what a decision writes. Rounds, halts, commands and the end are only ever created, never changed.
+    """Return the transaction of a decision. Rounds, halts, commands and the end are only created, never changed.
 
-    Writes that do not fit into one transaction wait for the next decision: halts and rounds come first. `damaged`:
-    unreadable keys, by the revision at which each was written. A halt or an end replaces an unreadable one, a round
-    never does.
+    Halts and rounds are written first; writes that do not fit into the transaction wait for the next decision.
+    `damaged`: the unreadable keys, each with the revision of its value. A halt or an end replaces an unreadable value,
+    a round never does.
     """
     conditions: list[Compare] = []
     operations: list[Operation] = []
@@ -59,7 +59,7 @@ def writes_of(
         if len(operations) >= _MAX_OPERATIONS:
             break
         _add(action, keys, answer_lease_id, damaged or {}, conditions, operations)
-    # etcd refuses a transaction that puts a key twice: the last put wins
+    # etcd refuses a transaction that puts a key twice, so only the last put of a key is kept
     puts = {as_bytes(one.key): one for one in operations if isinstance(one, Put)}
     rest = (one for one in operations if not isinstance(one, Put))
     return Writes(tuple(conditions), (*puts.values(), *rest))
@@ -124,7 +124,7 @@ def _add(
 
 
 def _is_free(key: str, damaged: Mapping[str, int]) -> Compare:
-    """Return the condition that a key does not exist, or still holds the same unreadable value."""
+    """Return the condition that a key does not exist, or still has the same unreadable value."""
     return Compare.mod_revision(key, damaged[key]) if key in damaged else Compare.is_absent(key)
 
 
@@ -134,9 +134,9 @@ def trims_of(
     *,
     num_verdicts: int = _NUM_VERDICTS,
 ) -> Sequence[Delete]:
-    """Return deletions of all but the newest rounds with their records, commands, incidents, and verdicts.
+    """Return deletions of old rounds with their records, old commands, incidents and answered verdicts.
 
-    Evidence of a round is deleted as one range, for any number of hosts. Keys with unknown names are left for people.
+    Evidence of a round is deleted as one range, for any number of hosts. Keys with unknown names are not deleted.
     """
     numbers: dict[str, set[int]] = {kind: set() for kind in _NUMBERED}
     incidents: list[str] = []
@@ -151,7 +151,7 @@ def trims_of(
     stale += [keys.halt(number) for number in sorted(numbers["halts"] - kept)]
     stale += [keys.deadlines(number) for number in sorted(numbers["deadlines"] - kept)]
     stale += [keys.command(number) for number in sorted(numbers["commands"])[:-_NUM_ROUNDS]]
-    # not by id: an id has the time of some driver's clock
+    # by revision, because ids contain times of different drivers' clocks
     stale += sorted(incidents, key=lambda key: present[key].create_revision)[:-_NUM_INCIDENTS]
     stale += _stale_verdicts(keys, present, num_verdicts)
     evidence = [KeyRange.prefix(keys.evidence(number, "")) for number in sorted(numbers["evidence"] - kept)]
@@ -160,8 +160,9 @@ def trims_of(
 
 
 def _stale_verdicts(keys: JobKeys, present: Mapping[str, Seen], num_verdicts: int) -> list[str]:
-    """Return verdicts that were answered long ago, each before its outcome: without the outcome, the driver would
-    decide on the verdict again.
+    """Return the keys of outcomes without a verdict and of old verdicts with outcomes, each verdict before its outcome.
+
+    A verdict whose outcome is deleted first would be decided on again.
     """
     names: dict[str, set[str]] = {"verdicts": set(), "outcomes": set()}
     for key in present:

@@ -1,4 +1,4 @@
-"""Health checks of this host: before it takes part and on request, one at a time, in a separate thread."""
+"""Runs this host's health checks, before it takes part and on request, one at a time in a separate thread."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from megatrain_launcher.executor.membership import FitnessCheck, Membership
 
 _logger = logging.getLogger(__name__)
 JOIN_CHECK = "join"
-"""Id of the report of the checks that a host runs before it takes part."""
+"""The report id of the checks that a host runs before it takes part."""
 _AGAIN_S = 300.0
-"""How often an unfit host that does not train is checked again: clocks may have been set, disks emptied."""
+"""Interval of repeated checks of an unfit host that does not train; the problem may have been fixed."""
 
 
 class HealthChecks(Protocol):
-    """The available checks. The calls may take minutes."""
+    """The checks that the queue runs. A call may take minutes."""
 
     def check(self, session: str, is_training: bool) -> CheckReport:
-        """Run all checks of this host; while it trains, the timed ones are skipped."""
+        """Run all checks of this host; skip the timed ones while it trains."""
 
     def check_pair(self, session: str, command: HostCommand) -> CheckReport:
-        """Run the timed all-reduce with the partner that a command names."""
+        """Run the timed all-reduce with the partner that the command names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class CheckQueueParts:
     checks: HealthChecks
     membership: Membership
     publish: Callable[[str, CheckReport], None]
-    """Publishes a report under the id of the request for it."""
+    """Publishes a report under a report id."""
     is_training: Callable[[], bool]
 
 
@@ -48,7 +48,7 @@ class CheckQueue:
         self._parts = parts
         self._again_s = again_s
         self._jobs: queue.SimpleQueue[tuple[HostCommand | None, Callable[[], None]] | None] = queue.SimpleQueue()
-        # not joined at the end: a check that hangs must not keep the host
+        # a daemon thread that is not joined: a check that hangs must not delay the executor's exit
         self._thread = threading.Thread(target=self._run, name="check queue", daemon=True)
         self._thread.start()
 
@@ -57,7 +57,7 @@ class CheckQueue:
         self._jobs.put((None, lambda: None))
 
     def obey(self, command: HostCommand, on_done: Callable[[], None]) -> None:
-        """Run what a command asks for; calls `on_done` when the report is published."""
+        """Queue the checks that a command requests; `on_done` is called when their report is published."""
         self._jobs.put((command, on_done))
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class CheckQueue:
             on_done()
 
     def _next(self) -> tuple[HostCommand | None, Callable[[], None]] | None:
-        """Wait for a request; return the previous checks if they failed and no request arrives for long."""
+        """Wait for the next request. Without one, repeat the checks of an unfit host every `again_s` seconds."""
         while True:
             try:
                 return self._jobs.get(timeout=self._again_s)
@@ -88,7 +88,7 @@ class CheckQueue:
         return self._parts.checks.check(self._parts.membership.session, self._parts.is_training())
 
     def _report(self, check: Callable[[], CheckReport]) -> CheckReport:
-        """Return what checks report; checks that fail themselves count as a failure of this host."""
+        """Return the report of checks. If they raise an error, the report has a failed check."""
         began = time.time()
         try:
             return check()

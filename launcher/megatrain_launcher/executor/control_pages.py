@@ -1,7 +1,7 @@
-"""The control pages of this host's ranks: round, lease, the command to save, and what is recorded and streamed.
+"""Writes the control pages of this host's ranks: round, lease, the command to save, and what to record and stream.
 
-A page is written when a rank's black box appears, the lease was renewed, a command arrived, or the recording settings
-or the deadlines changed; never otherwise, so a worker sees a change only when there is one.
+A page is written only if something changed: a new black box, a renewed lease, a command, other recording settings or
+deadlines. So each write that a worker sees is a change.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from megatrain.contracts.records.rounds import RoundDeadlines
 _logger = logging.getLogger(__name__)
 _NS = 1_000_000_000
 _RENEWED_NS = _NS // 2
-"""A lease counts as renewed when its end has moved by this much: reading two clocks is not exact."""
+"""A lease counts as renewed if its end has moved by more than this; smaller differences are clock reading errors."""
 
 
 class ControlPages:
-    """Writes the pages of the ranks of one round. For one thread."""
+    """Writes the control pages of the ranks of one round. Not thread-safe."""
 
     def __init__(self, round_number: int) -> None:
         self._round = round_number
@@ -32,19 +32,19 @@ class ControlPages:
         self._written: dict[int, ControlPage] = {}
 
     def command_checkpoint(self, number: int) -> None:
-        """Make the ranks save at the next step that all agree on, from the next `write` on."""
+        """Set the command to save at a step on which all ranks agree. Takes effect with the next `write`."""
         self._command_number = max(self._command_number, number)
 
     def set_recording(self, settings: DiagSettings) -> None:
-        """Make the ranks record, and their host stream, what the settings specify, from the next `write` on."""
+        """Set what the ranks record and the host streams. Takes effect with the next `write`."""
         self._recording = settings
 
     def set_deadlines(self, deadlines: RoundDeadlines) -> None:
-        """Make the ranks use a round's deadlines between steps and for a stop, from the next `write` on."""
+        """Set a round's deadlines between steps and for a stop. Takes effect with the next `write`."""
         self._interval_ns, self._stop_ns = int(deadlines.interval_s * _NS), int(deadlines.stop_s * _NS)
 
     def write(self, paths: dict[int, Path], lease_ok_until_ns: int, now_unix_s: float) -> None:
-        """Bring the pages of these ranks up to date. A burst of full steps that is over by `now_unix_s` ends here."""
+        """Write the changed pages of these ranks. After the end of a burst, the usual sample period applies again."""
         page = ControlPage(
             command_number=self._command_number,
             command=Command.CHECKPOINT if self._command_number else Command.NONE,
@@ -62,7 +62,7 @@ class ControlPages:
             try:
                 write_control(path, page)
             except DataError as error:
-                # the rank has ended, or its file was removed; if the rank still runs, the next poll writes
+                # the rank has exited or its file was removed; if the rank still runs, the next poll tries again
                 _logger.debug("rank %d: %s", rank, error)
                 continue
             self._written[rank] = page

@@ -1,8 +1,8 @@
-"""What a broken round leaves behind: its black boxes, kept in the run directory; their memory is freed.
+"""Keeps the evidence of broken rounds in the run directory: black boxes and positions of ranks.
 
-A separate thread copies a box when its process is gone, so that the next round need not wait, and then frees the box's
-memory. If an executor was killed, the next one on the machine keeps its boxes: it searches for their file names when it
-starts and when it ends. It touches only boxes of this job's run and of dead processes of this machine.
+A separate thread copies a box once its process is gone, and then removes the original from shared memory; the next
+round does not wait for this. An executor also copies the boxes of a killed earlier executor on the same machine: it
+searches for them when it starts and when it ends. Only boxes of this job's run and of dead processes are touched.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from megatrain_launcher.executor.evidence import is_running
 _logger = logging.getLogger(__name__)
 _MAX_ROUNDS_KEPT = 20
 _MAX_BOXES_KEPT = 1280
-"""The most black boxes on disk: a large job keeps fewer rounds, but at least two."""
+"""The most black boxes to keep on disk; so a large job keeps fewer rounds, but at least two."""
 _COPIED_BYTES = 1 << 20
 _SAME_BOOT_NS = 2_000_000_000
-"""The most by which the system's clock may have been set since a box was created."""
+"""How far the system's clock may have been changed since a box was created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,13 @@ class BoxPlaces:
 
     @property
     def problem(self) -> str:
-        """Why no black box can be trusted, empty if they can: without them neither a hang nor a step is seen."""
+        """Why black boxes cannot be used; empty if they can. Without them, steps and hangs are not detected."""
         if self.directory is None:
             return ""
         try:
             check_own_directory(own_box_directory(self.directory))
         except FileNotFoundError:
-            return ""  # it is made with the first black box
+            return ""  # the directory is made with the first black box
         except OSError as error:
             return (
                 f"no black boxes: {error.filename} {error.strerror}; remove it, or name another "
@@ -86,7 +86,7 @@ class BoxPlaces:
         return ""
 
     def leftovers(self) -> list[Path]:
-        """Return the black boxes of this run, and what was left of unfinished ones."""
+        """Return the files of this run's black boxes, including incomplete ones."""
         if self.directory is None:
             return []
         start = ".".join(("megatrain", safe_name(self.job), safe_name(self.run.key), safe_name(MAIN_BRANCH), ""))
@@ -109,7 +109,7 @@ class CrashEvidence:
         return self.places.run.incidents / f"round-{round_number:06d}"
 
     def keep_positions(self, evidence: HangEvidence) -> None:
-        """Queue the ranks' positions to be written. `counts` decides whether they replace earlier ones."""
+        """Queue the ranks' positions to be written, unless earlier positions take precedence (`counts`)."""
         self._jobs.put(partial(self._write_positions, evidence))
 
     def keep_boxes(self, round_number: int, paths: Mapping[int, Path]) -> None:
@@ -119,7 +119,7 @@ class CrashEvidence:
         self._jobs.put(self._thin_out)
 
     def sweep(self) -> None:
-        """Keep and free the boxes of this run whose processes are dead, including those of other executors."""
+        """Queue the boxes of dead processes of this run to be copied and freed, including those of other executors."""
         for path in self.places.leftovers():
             try:
                 with BlackBoxReader(path) as reader:
@@ -147,7 +147,7 @@ class CrashEvidence:
             directory = self.directory(evidence.round)
             directory.mkdir(parents=True, exist_ok=True)
             kept_path = directory / f"{safe_name(evidence.host)}.json"
-            kept_path.unlink(missing_ok=True)  # it may be a link to somewhere else
+            kept_path.unlink(missing_ok=True)  # do not write through a link
             kept_path.write_bytes(encode(evidence) + b"\n")
         except OSError as error:
             _logger.warning("evidence of round %d is not kept: %s", evidence.round, error)
@@ -179,11 +179,10 @@ class CrashEvidence:
 
 
 def counts(evidence: HangEvidence, before: HangEvidence | None) -> bool:
-    """Return whether new evidence replaces the kept one: evidence from before the halt counts.
+    """Return whether new evidence replaces the kept evidence of the round: the newest from before the halt is kept.
 
-    Of such evidence the newest counts. Later evidence shows ranks that failed with their peers, or were killed. It is
-    used only if there is no other, or if the other is of a stall that passed, because ranks have reached later steps
-    since.
+    Evidence from after the halt shows ranks that failed with their peers or were killed. It is used only if there is no
+    other, or if the other is of an earlier stall that has passed: ranks have reached later steps since.
     """
     if before is None or before.round != evidence.round or not evidence.is_after_halt:
         return True
@@ -194,17 +193,16 @@ def counts(evidence: HangEvidence, before: HangEvidence | None) -> bool:
 
 
 def _is_of_this_machine(clock: ClockBase) -> bool:
-    """Return whether a box was written on this machine since its last boot: each machine's monotonic clock has its own
-    origin.
+    """Return whether a box was written on this machine since its last boot, by the origin of the monotonic clock.
 
-    Several machines may see one directory, but only processes of this machine are known to be dead.
+    Several machines may share the directory, but the processes of other machines cannot be checked here.
     """
     began_ns = time.time_ns() - time.monotonic_ns()
     return abs(clock.unix_ns - clock.monotonic_ns - began_ns) < _SAME_BOOT_NS
 
 
 def _remove_old(path: Path) -> None:
-    """Remove a file that is no black box, unless it may be one under construction."""
+    """Remove a file that is not a black box, unless it may be one that is still being created (hidden)."""
     with suppress(OSError):
         if not path.name.startswith("."):
             path.unlink()

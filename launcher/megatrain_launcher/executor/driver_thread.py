@@ -1,4 +1,4 @@
-"""This host's candidate for the driver, in a separate thread."""
+"""Runs this host's driver candidate in a separate thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.notify.notifier import notifier_of
 
 RunDriver = Callable[[threading.Event], None]
-"""Campaigns and drives until the event is set."""
+"""A function that takes part in the driver election, and drives while elected, until the event is set."""
 
 
 def driver_of(
@@ -27,7 +27,7 @@ def driver_of(
     keeper: Callable[[], LeaseKeeper],
     leading: threading.Event,
 ) -> RunDriver:
-    """Return the function that runs this host's driver, with whichever lease the host currently has.
+    """Return the function that runs this host's driver. `keeper` returns the keeper of the host's current lease.
 
     `leading` is set while the driver is elected.
     """

@@ -1,7 +1,7 @@
 """This host's evidence on a stuck round: the position of its ranks in each group, and the state of their processes.
 
-The groups' entries in the black boxes name the last collective that a rank entered and left. /proc shows a process that
-is stopped, waits in the kernel or is dead. The culprit is determined elsewhere, from all hosts' evidence.
+The black boxes record, for each group, the last collective that a rank entered and left. /proc shows whether a process
+is stopped, waits in the kernel, or is dead. The driver determines the culprit from the evidence of all hosts.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from megatrain_launcher.executor.progress import RankWatch
 _NS = 1_000_000_000
 _RECENT_NS = 2 * _NS
 _NUM_BACK = 1024
-"""How many of the newest records are searched for the open span."""
+"""How many of the newest records are searched for open spans."""
 
 
 def process_state(pid: int) -> str:
-    """Return the letter of a process's state, empty if there is no such process."""
+    """Return the letter of a process's state in /proc; empty if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -33,7 +33,7 @@ def process_state(pid: int) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process exists and is not a zombie that waits for its exit code to be collected."""
+    """Return whether a process exists and has not exited (a zombie has)."""
     return process_state(pid) not in ("", "Z", "X")
 
 
@@ -45,7 +45,7 @@ def group_name(group: GroupRecord) -> str:
 def hang_evidence(
     host: str, session: str, round_number: int, watches: Mapping[int, RankWatch], at_unix_s: float
 ) -> HangEvidence:
-    """Return where the ranks of this host stand now. A rank without a readable black box is a silent one."""
+    """Return the current evidence of this host's ranks. Ranks without a readable black box are listed as silent."""
     members: dict[str, tuple[int, ...]] = {}
     found: list[RankEvidence] = []
     silent: list[int] = []
@@ -64,7 +64,7 @@ def hang_evidence(
 
 
 def _is_at_storage(progress: Progress) -> bool:
-    """Whether a rank in a checkpoint gave a sign of life a moment ago: it does so while it waits for storage."""
+    """Return whether a rank in phase CHECKPOINT has refreshed its phase lately, as it does while storage is slow."""
     return progress.phase is Phase.CHECKPOINT and time.monotonic_ns() - progress.phase_since_ns < _RECENT_NS
 
 

@@ -1,7 +1,7 @@
-"""The executor: connects lease, orders, workers, their watch and this host's driver, from start to end.
+"""The executor: creates and connects its parts (lease, orders, workers, round follower, driver) and ends them.
 
-`run_executor` returns the exit code that the job ended with. In every case it leaves no worker, no standby server and
-no black box of a round that is over. The agent runs in the calling thread, everything else in separate threads.
+`run_executor` returns the job's exit code. When it returns or raises, no worker, no standby server and no black box of
+a finished round is left. The agent runs in the calling thread, all other parts in separate threads.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ MakeDriver = Callable[[ExecutorSettings, EtcdClient, JobKeys, Callable[[], Lease
 
 @dataclass(frozen=True, slots=True)
 class ExecutorParts:
-    """The parts of an executor that tests replace: its health checks and its driver."""
+    """The factories of an executor's health checks and driver; tests replace them."""
 
     make_checks: MakeChecks = HostChecks
     make_driver: MakeDriver = driver_of
 
 
 def run_executor(settings: ExecutorSettings, parts: ExecutorParts | None = None) -> int:
-    """Take part in the job until it ends, and return its exit code.
+    """Take part in the job until it ends, and return the job's exit code.
 
     Raises: ConfigError or CoordinationError when this host cannot take part, or must leave.
     """
@@ -130,7 +130,7 @@ def _run_parts(
         closing.callback(control.close)
         local.wakers.all += [writer.wake, rounds.wake, follower.wake, control.wake]
         signals.set_callbacks(
-            lambda name: control.stop(f"it got {name}"), lambda name: control.kill(f"it got {name} again")
+            lambda name: control.stop(f"it received {name}"), lambda name: control.kill(f"it received {name} again")
         )
         orders.follow(client)
         rounds.run()
@@ -138,7 +138,7 @@ def _run_parts(
 
 
 def _exit_code(orders: OrderState, control: ExecutorControl, membership: Membership) -> int:
-    """Return the exit code of an executor whose agent has returned. Raises: CoordinationError when it was replaced."""
+    """Return the executor's exit code after its agent returned. Raises: CoordinationError if it was replaced."""
     end = orders.view().end
     if end is not None:
         _logger.info("the job is over: %s", end.reason)
@@ -200,7 +200,7 @@ def _start_follower(
 
 
 def _publish(writer: StatusWriter, crash: CrashEvidence, evidence: HangEvidence) -> None:
-    """Report to the driver where the ranks stand, and keep the same in the run directory."""
+    """Publish the evidence to the driver, and keep a copy in the run directory."""
     writer.add_evidence(evidence)
     crash.keep_positions(evidence)
 

@@ -1,10 +1,10 @@
-"""The thread that manages the executor itself: a new session after fencing, whether orders arrive, and stopping.
+"""The thread that manages the executor itself: a new session after fencing, the check that orders arrive, and stopping.
 
-It checks whenever orders or the lease change, and twice a second.
+It runs whenever orders or the lease change, and twice a second.
 
-On a signal, a host that no round uses leaves at once. A host that trains asks the driver to stop the job, as `megatrain
-job stop` would. If no driver answers, it asks its own workers to save: all ranks then agree on a step and stop. A
-second request kills the workers.
+After a signal, a host that no round uses leaves at once. A host that trains requests the driver to stop the job, like
+`megatrain job stop`. If no driver responds, the host's own workers are asked to save: all ranks then agree on a step
+and stop. A second signal kills the workers.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from megatrain_launcher.executor.settings import new_session
 from megatrain_launcher.liveness import LivenessPort, OrderDelivery
 
 HALT_S = 10.0
-"""The time limit for the driver to halt the round after the request."""
+"""How long the driver may take to halt the round after the request."""
 END_S = 20.0
-"""How long after its workers are gone a host waits for the end of the job."""
+"""How long a host waits for the end of the job after its workers are gone."""
 
 
 class StopAction(Enum):
-    """What a stopping executor does now."""
+    """The next action of a stopping executor."""
 
     WAIT = "wait"
     ASK_DRIVER = "ask the driver"
@@ -48,12 +48,12 @@ class StopAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StopView:
-    """The progress of a stop. Times are seconds since the stop was requested; None: this has not happened."""
+    """The progress of a stop. Times are seconds since the stop was requested; None: not yet."""
 
     is_training: bool
-    """A round has workers here, or is about to."""
+    """Whether a round has workers on this host, or is about to start them."""
     has_trained: bool
-    """There were workers when the stop was requested."""
+    """Whether there have been workers since the stop was requested."""
     is_halted: bool
     asked_at_s: float | None
     saved_here_at_s: float | None
@@ -62,7 +62,7 @@ class StopView:
 
 
 def next_stop_action(view: StopView) -> StopAction:
-    """Return what to do now."""
+    """Return the next action of a stop."""
     if not view.is_training:
         waited_s = 0.0 if view.idle_since_s is None else view.now_s - view.idle_since_s
         if not view.has_trained or view.saved_here_at_s is not None or waited_s > END_S:
@@ -91,7 +91,7 @@ class ExecutorControlParts:
     state: HostStatusBuilder
     delivery: OrderDelivery
     on_stop: Callable[[], None]
-    """Called when the workers have a new order to obey."""
+    """Called when there is a new order for the workers."""
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class ExecutorControl:
 
     @property
     def stop_reason(self) -> str:
-        """Why this executor stops; empty without a request to stop."""
+        """Why this executor stops; empty if it was not asked to."""
         return self._kill_reason or self._stop_reason
 
     @property
@@ -131,11 +131,11 @@ class ExecutorControl:
         self._wake.set()
 
     def stop(self, reason: str) -> None:
-        """Make the job save and stop, at the next check. Takes no lock."""
+        """Begin to save and stop the job, at the next check. Takes no lock, so that signal handlers may call it."""
         self._stop_reason = self._stop_reason or reason
 
     def kill(self, reason: str) -> None:
-        """Kill the workers of this host, and leave. Takes no lock."""
+        """Kill the workers of this host and leave, at the next check. Takes no lock."""
         self._kill_reason = reason
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class ExecutorControl:
         parts = self._parts
         session = new_session()
         if parts.orders.begin_session(session):
-            _logger.warning("the job went on without host %s, which returns as session %s", parts.host, session)
+            _logger.warning("the job continued without host %s, which returns with session %s", parts.host, session)
             parts.liveness.session = session
             parts.state.begin_session()
             parts.membership.begin_session(session)
@@ -174,7 +174,7 @@ class ExecutorControl:
         )  # fmt: skip
         if membership.set_unfit_reason(FitnessCheck.ORDERS, reason):
             if reason:
-                _logger.error("this host is not fit to take part: %s", reason)
+                _logger.error("this host is unfit to take part: %s", reason)
             else:
                 _logger.info("this host receives its orders again")
 
@@ -209,7 +209,7 @@ class ExecutorControl:
                 self._ask_driver(stop)
             case StopAction.SAVE_HERE:
                 stop.saved_here = now
-                self._parts.orders.save_and_stop(f"{stop.reason}, and no driver answers")
+                self._parts.orders.save_and_stop(f"{stop.reason}, and no driver responds")
                 self._parts.on_stop()
             case StopAction.LEAVE:
                 self._parts.orders.leave(stop.reason)
@@ -226,6 +226,6 @@ class ExecutorControl:
             self._parts.client.put(self._parts.keys.request(request_id), encode(request), deadline_s=_ASK_S)
         except CoordinationError as error:
             _logger.warning("the request to stop the job cannot be sent: %s", error)
-            self._parts.orders.save_and_stop(f"{stop.reason}, and etcd is out of reach")
+            self._parts.orders.save_and_stop(f"{stop.reason}, and etcd cannot be reached")
             stop.saved_here = time.monotonic()
             self._parts.on_stop()

@@ -1,4 +1,4 @@
-"""The health checks that an executor requests: of its own host, and together with a partner."""
+"""Runs the health checks of an executor's host, alone and with a partner host."""
 
 from __future__ import annotations
 

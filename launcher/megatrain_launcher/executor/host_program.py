@@ -1,8 +1,8 @@
-"""Programs that run beside a host's workers, if an installed distribution has one: the streamer of the diagnosis.
+"""Runs the host programs that installed distributions provide beside the workers: the streamer of the diagnosis.
 
-Such a distribution declares an entry point in the group `megatrain.host_program`: a function with the keywords that
-`_command` passes, which returns a command with its arguments, empty if there is nothing to run. Training does not need
-the program: if it cannot be started, or ends, the log reports this and it is started again after a while.
+A distribution declares an entry point in the group `megatrain.host_program`: a function with the keywords that
+`_command` passes. It returns a command with its arguments, or an empty list if there is nothing to run. Training does
+not depend on the program: if it cannot be started, or exits, this is logged and it is started again after a pause.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megatrain_launcher.executor.settings import ExecutorSettings
 ENTRY_POINT_GROUP = "megatrain.host_program"
 _logger = logging.getLogger(__name__)
 _STOP_S = 5.0
-"""How long a program that was asked to end may take to send its remaining data."""
+"""How long a program may take to send its remaining data after it was asked to exit."""
 
 
 class HostProgram:
@@ -36,17 +36,17 @@ class HostProgram:
         self._closed = threading.Event()
         self._supervisor: Supervisor | None = None
         self.is_supervised = False
-        """Whether there is a program to run; it is started again whenever it ends."""
-        # the parent-death guard ends the child when this thread ends
+        """Whether there is a program to run; it is started again whenever it exits."""
+        # the child's parent-death guard kills it when this thread ends
         self._thread = RestartingThread(f"host program {entry_point.name}", self._run, self._closed)
 
     @property
     def problem(self) -> str:
-        """Why the program cannot work; empty if it may."""
+        """Why the program does not work; empty if no problem is known."""
         return self._thread.problem or ("" if self._supervisor is None else self._supervisor.problem)
 
     def close(self) -> None:
-        """Ask the program to end, and wait for it; kill it if it takes too long."""
+        """Ask the program to exit and wait for it; kill it if that takes too long."""
         self._closed.set()
         self._thread.join()
 

@@ -1,7 +1,7 @@
-"""The host's status, built from the reports of its agent, its black boxes and its orders; the status writer reads it.
+"""Builds the host's status from the reports of the agent and the round follower, and from the orders.
 
-The agent's thread reports the ends of workers. The progress thread reports the contents of their black boxes. Only
-`status` makes a HostStatus of this: the phase follows from facts and is never stored.
+The agent's thread reports starts and exits of workers. The round follower's thread reports the contents of their black
+boxes. `status` derives the HostStatus from these facts; the phase is never stored.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _PEER = "peer "
 
 @dataclass(slots=True)
 class _RoundState:
-    """The state of the round whose workers this host has, or had last."""
+    """The state of the round of this host's current or latest workers."""
 
     assignment: Assignment
     pids: dict[int, int] = field(default_factory=dict)
     started_unix_s: float | None = None
     ends: dict[int, WorkerEnd] = field(default_factory=dict)
-    """By local rank; only of workers that ended by themselves."""
+    """By local rank; only of workers that exited by themselves."""
     progress: HostProgress | None = None
     stall: Stall | None = None
     is_stopping: bool = False
@@ -61,7 +61,7 @@ class _RoundState:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The workers that are running now; the progress thread follows them."""
+    """The running workers, for the round follower."""
 
     assignment: Assignment
     pids: Mapping[int, int]
@@ -69,7 +69,7 @@ class Running:
 
 
 class HostStatusBuilder:
-    """Implements the reporting half of `interfaces.WorkerListener`. Any thread may call the methods.
+    """Collects reports, through `interfaces.WorkerListener` and setters, and builds the status. Thread-safe.
 
     `on_change` is called after each change that must be published at once.
     """
@@ -82,7 +82,7 @@ class HostStatusBuilder:
         self._obeyed_command = 0
 
     def begin_session(self) -> None:
-        """Forget the round of the earlier session: none of its workers runs any more."""
+        """Drop the state of the earlier session's round, which has no workers left."""
         with self._lock:
             self._round = None
         self._on_change()
@@ -93,7 +93,7 @@ class HostStatusBuilder:
         self._on_change()
 
     def worker_ended(self, assignment: Assignment, end: WorkerEnd) -> None:
-        """Enter the end of a worker; a later report of the same end, with its log read, replaces the first."""
+        """Set the exit of a worker. A later report of the same exit, with a log verdict, replaces the first."""
         with self._lock:
             self._at(assignment).ends[end.local_rank] = end
         self._on_change()
@@ -109,7 +109,7 @@ class HostStatusBuilder:
         self._on_change()
 
     def set_progress(self, number: int, progress: HostProgress) -> None:
-        """Enter the content of a round's black boxes; it is published at once only if a milestone was reached."""
+        """Set the progress from a round's black boxes. It is published at once only if a milestone was reached."""
         with self._lock:
             if self._round is None or self._round.number != number:
                 return
@@ -119,9 +119,9 @@ class HostStatusBuilder:
             self._on_change()
 
     def set_last_steps(self, number: int, progress: HostProgress) -> None:
-        """Enter the ranks' progress after the last write to their black boxes.
+        """Set the ranks' last steps, read after the last write to their black boxes.
 
-        The previous reading may be a step old. The limit on restarts without progress compares last steps.
+        The previous reading may be a step old, and the limit on restarts without progress compares last steps.
         """
         with self._lock:
             known = self._round
@@ -132,7 +132,7 @@ class HostStatusBuilder:
             known.progress = replace(_with_steps(before, progress), resumed_step=resumed)
 
     def set_stall(self, number: int, stall: Stall | None) -> bool:
-        """Enter a stall of a round, or its end (None); return whether that changed the stall."""
+        """Set the stall of a round, None if it is over; return whether it changed."""
         with self._lock:
             if self._round is None or self._round.number != number:
                 return False
@@ -144,7 +144,7 @@ class HostStatusBuilder:
         return True
 
     def set_alarm(self, number: int, rank: int, verdict: Verdict) -> None:
-        """Enter the finding in the log of a rank that still lives."""
+        """Set the finding from the log of a rank that still runs."""
         with self._lock:
             if self._round is not None and self._round.number == number:
                 self._round.alarm = f"rank {rank}: {verdict.line}"[:_MAX_LINE]
@@ -164,7 +164,7 @@ class HostStatusBuilder:
         self._on_change()
 
     def running(self) -> Running | None:
-        """Return the workers that run now; None if there are none, or if they are being stopped."""
+        """Return the running workers; None if there are none, or if they are being stopped."""
         with self._lock:
             known = self._round
             if known is None or known.is_stopping or known.is_stopped or known.started_unix_s is None:
@@ -172,13 +172,13 @@ class HostStatusBuilder:
             return Running(known.assignment, dict(known.pids), known.started_unix_s)
 
     def is_broken(self, number: int) -> bool:
-        """Return whether a round did not end normally: then its remains are evidence."""
+        """Return whether a round did not end normally, so that its black boxes must be kept as evidence."""
         with self._lock:
             known = self._round
             return known is not None and known.number == number and not known.is_done
 
     def status(self, session: str, orders: OrdersView, problem: str) -> HostStatus:
-        """Return this host's current status. The caller must have read the orders before, not after."""
+        """Return this host's current status. `orders` must have been read before the call."""
         with self._lock:
             known = self._round
             if known is None or (orders.taken > known.number):
@@ -188,7 +188,7 @@ class HostStatusBuilder:
             return self._round_status(known, session, orders, problem)
 
     def _idle_status(self, session: str, orders: OrdersView, problem: str) -> HostStatus:
-        """The status without workers: before the first round, between rounds, or before workers start."""
+        """Return the status without workers: before the first round, between rounds, or before workers start."""
         phase, number = HostPhase.PARKED, orders.newest_halt
         if orders.taken:
             phase, number = HostPhase.STARTING, orders.taken
@@ -227,7 +227,7 @@ class HostStatusBuilder:
         )
 
     def _at(self, assignment: Assignment) -> _RoundState:
-        """Return the state of this round. A round whose workers never started gets a new state."""
+        """Return the state of this round; create it if the round's workers were never started."""
         if self._round is None or self._round.number != assignment.round.number:
             self._round = _RoundState(assignment)
         return self._round
@@ -248,7 +248,7 @@ def _phase(known: _RoundState, progress: HostProgress, *, is_halted: bool) -> Ho
 
 
 def _with_steps(progress: HostProgress, other: HostProgress | None) -> HostProgress:
-    """Return progress with the steps of another poll if that poll saw more: steps of a round never decrease."""
+    """Return progress with the higher steps of two polls, because the steps of a round never decrease."""
     if other is None:
         return progress
     return replace(
@@ -281,7 +281,7 @@ def _failure(end: WorkerEnd) -> RankFailure:
 
 
 def _lost_hosts(known: _RoundState) -> tuple[str, ...]:
-    """Return the addresses of peers that the logs of cascades name."""
+    """Return the addresses of peers to which, by their logs, cascade victims lost the connection."""
     verdicts = [end.log_verdict for end in known.failed]
     culprits = [one.culprit or "" for one in verdicts if one is not None and one.is_cascade]
     return tuple(dict.fromkeys(text.removeprefix(_PEER) for text in culprits if text.startswith(_PEER)))

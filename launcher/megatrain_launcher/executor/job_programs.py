@@ -1,11 +1,11 @@
-"""The programs of a job, if an installed distribution has some: the diagnostics daemon and the web page.
+"""Runs the programs of a job that installed distributions provide: the diagnostics daemon and the web page.
 
-Such a distribution declares an entry point in the group `megatrain.job_programs`: a function with the keywords
-`config`, `run` and `etcd` (flags for reaching it) which returns commands by name. One host of a job runs them. Training
-does not need them: a program that cannot be started, or ends, is reported and started again after a while, unless that
-cannot help. Each has its own thread, so that the end of one does not affect the others.
+A distribution declares an entry point in the group `megatrain.job_programs`: a function with the keywords `config`,
+`run` and `etcd` (command-line flags) that returns commands by name. One host of the job runs the programs. Training
+does not depend on them: a program that cannot be started, or that exits, is reported and started again after a pause,
+unless a restart cannot help. Each program has a supervisor thread, so that they do not affect each other.
 
-The address of the web page is printed when the page is first served, and whenever it has moved.
+The address of the web page is reported when the page is first served, and whenever the address changes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ENTRY_POINT_GROUP = "megatrain.job_programs"
 
 @dataclass(frozen=True, slots=True)
 class ProgramSettings:
-    """What the programs of a job are started with."""
+    """The settings with which a job's programs are started."""
 
     config: Config
     run: Path
@@ -46,9 +46,9 @@ class ProgramSettings:
 
 @contextmanager
 def running_programs(settings: ProgramSettings, report: Callable[[str], None]) -> Iterator[Mapping[str, Supervisor]]:
-    """Run every installed program of the job during the block, which receives their supervisors by name.
+    """Run all installed programs of the job during the block, and yield their supervisors by name.
 
-    `report` is called from separate threads.
+    `report` is called with messages, from the programs' threads.
     """
     is_over = threading.Event()
     supervisors = {
@@ -85,13 +85,13 @@ def _starter(command: Sequence[str], settings: ProgramSettings) -> Callable[[Pat
 
 @contextmanager
 def reported_dashboard(settings: EtcdSettings, keys: JobKeys, report: Callable[[str], None]) -> Iterator[None]:
-    """Report the address of the page during the block, each address once."""
+    """Call `report` with the address of the web page during the block, once for each new address."""
     last_url = ""
 
     def take(event: WatchEvent) -> None:
         nonlocal last_url
         for item in event.written:
-            with suppress(CoordinationError):  # the page itself must repair a record that cannot be read
+            with suppress(CoordinationError):  # an unreadable record is replaced by the page's own program
                 record = decode(DashboardRecord, item.value, keys.dashboard)
                 way_in = f" (sign in with the token in {record.token_file})" if record.token_file else ""
                 if record.url != last_url:

@@ -1,8 +1,8 @@
-"""Claims a job's name: the first host writes the job's record, and the settings of the others must match it.
+"""Claims a job's name: the first host writes the job's record, and the settings of the other hosts must match it.
 
 A name is free if no job has it, or if its job has ended (or was abandoned) and none of its hosts is registered any
-more. Then the new launch replaces the record and deletes the old end, in one transaction. Rounds stay: their numbers
-continue, so that nothing left by an old round can be confused with a new round's.
+more. Then the new launch replaces the record and deletes the old end, in one transaction. Rounds are kept and their
+numbers continue, so that files and keys of old rounds cannot be confused with those of new rounds.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from megatrain_launcher.liveness import Vitality, ask
 _logger = logging.getLogger(__name__)
 _MAX_SHOWN_KEYS = 8
 _MAX_HOSTS_READ = 64
-"""A few suffice to decide, and to name some in an error; a thousand hosts may read at once."""
+"""The most host records to read: a few suffice, and a thousand hosts may read at once."""
 _MAX_ASKED = 4
 _POLL_S = 0.25
 _ABANDONED_S = 2.0
-"""How long a job without an end may have a record and no hosts before it counts as abandoned."""
+"""A job with a record, but without an end and hosts, counts as abandoned after this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What etcd contains about a job's name at one moment."""
+    """The keys of a job in etcd at one revision."""
 
     record: JobRecord | None
     record_revision: int
@@ -44,11 +44,11 @@ class JobView:
     end_revision: int
     hosts: tuple[HostRecord, ...]
     has_begun: bool = False
-    """Whether a round was written since the record."""
+    """Whether a round was written after the record."""
 
 
 def record_of(settings: ExecutorSettings) -> JobRecord:
-    """Return the record that this host would write as the first host."""
+    """Return the record that this host writes if it is the first host."""
     config = settings.config
     return JobRecord(
         job=config.job.name,
@@ -81,9 +81,9 @@ def claim_job(
 ) -> JobRecord:
     """Claim the name for this launch, and return the job's record.
 
-    `patience_s`: how long to wait for hosts of a launch that has ended, or whose hosts do not answer. The caller
-    registers its host at once: a record without hosts counts as abandoned after a moment.
-    Raises: ConfigError naming host and key when the record is of another job; CoordinationError.
+    `patience_s`: how long to wait for the hosts of a launch that has ended, or whose hosts do not respond. The caller
+    must register its host at once, because a record without hosts soon counts as abandoned.
+    Raises: ConfigError with hosts and keys if the settings differ or another launch has the name; CoordinationError.
     """
     began = time.monotonic()
     while True:
@@ -92,9 +92,9 @@ def claim_job(
         if view.record is None or (view.end is not None and not view.hosts):
             _write(
                 client, keys, view, mine, find_lost_launch
-            )  # the next read shows the record, whichever host wrote it
+            )  # then read the record again: another host may have written it first
         elif view.end is not None and mine.launch_id and view.record.launch_id == mine.launch_id:
-            return view.record  # too late: this host leaves with the others
+            return view.record  # this launch has already ended, so this host leaves like the others
         elif (
             view.end is None
             and _is_same_launch(view.record, mine)
@@ -111,13 +111,13 @@ def claim_job(
         elif view.end is None and not view.hosts and waited_s > _ABANDONED_S:
             _write(client, keys, view, mine, find_lost_launch)
         else:
-            # hosts of an ended launch are leaving, the leases of a killed launch are running out, or the first host of
-            # another launch is about to register
+            # hosts of an ended launch are leaving, leases of a killed launch are expiring, or the first host of another
+            # launch is about to register
             time.sleep(_POLL_S)
 
 
 def read_job(client: EtcdClient, keys: JobKeys) -> JobView:
-    """Return what etcd contains about the job now, at one revision, with at most _MAX_HOSTS_READ hosts.
+    """Read the job's keys at one revision, with at most _MAX_HOSTS_READ hosts.
 
     Raises: CoordinationError; also when a record cannot be read, except a host record without a lease.
     """
@@ -137,14 +137,14 @@ def read_job(client: EtcdClient, keys: JobKeys) -> JobView:
 
 
 def _host_of(item: KeyValue) -> HostRecord | None:
-    """Return a registered host; None for a key without a lease that cannot be read: an executor's own key has one."""
+    """Return a registered host; None for an unreadable key without a lease, which no executor has written."""
     key = item.key.decode(errors="replace")
     try:
         return decode(HostRecord, item.value, key)
     except CoordinationError as error:
         if item.lease_id:
             raise
-        _logger.warning("a record is not a host's, and is skipped: %s", error)
+        _logger.warning("a key below hosts/ is not a host's record, and is skipped: %s", error)
         return None
 
 
@@ -164,10 +164,9 @@ def _is_same_launch(record: JobRecord, mine: JobRecord) -> bool:
 
 
 def _has_no_live_host(view: JobView, mine: JobRecord) -> bool:
-    """Return whether all hosts of an earlier launch are gone or dead: then a host without a launch id begins another
-    launch.
+    """Return whether this host has no launch id and the recorded launch has no live host, so that a new launch begins.
 
-    Otherwise it would count as one of theirs, and the loss of the earlier launch would not be reported.
+    Otherwise this host would join the recorded launch, and the loss of that launch would not be reported.
     """
     if mine.launch_id or not view.has_begun:
         return False
@@ -176,8 +175,9 @@ def _has_no_live_host(view: JobView, mine: JobRecord) -> bool:
 
 
 def _write(client: EtcdClient, keys: JobKeys, view: JobView, mine: JobRecord, find_lost_launch: FindLostLaunch) -> None:
-    """Replace the record that was read, unless another host was faster; the new one names an earlier launch without an
-    end.
+    """Write this launch's record in place of `view.record`, unless another host has changed it.
+
+    The new record contains the traces of an earlier launch without an end.
     """
     own = mine if mine.launch_id else replace(mine, launch_id=secrets.token_hex(8))
     if view.record is not None and view.end is None and view.has_begun:
@@ -192,7 +192,7 @@ def _write(client: EtcdClient, keys: JobKeys, view: JobView, mine: JobRecord, fi
 
 
 def _differences(record: JobRecord, mine: JobRecord) -> list[str]:
-    """Return how this host's job differs from the first host's."""
+    """Return how this host's settings differ from the first host's."""
     first, here = record.first_host, mine.first_host
     problems = [
         f"{key}: {here} has {_shown(mine.config, key)}, but {first}, the first host of job {record.job!r}, has "
@@ -209,7 +209,7 @@ def _differences(record: JobRecord, mine: JobRecord) -> list[str]:
     if not problems and record.run_directory and mine.run_directory != record.run_directory:
         problems.append(
             f"job.run_directory: {here} writes to {mine.run_directory}, {first} to {record.run_directory}: a relative "
-            "path begins where each host was started"
+            "path starts at each host's working directory"
         )
     if not record.config and record.config_hash != mine.config_hash:
         problems.append(f"config: {here} has hash {mine.config_hash[:12]}, {first} has {record.config_hash[:12]}")
@@ -227,8 +227,8 @@ def _another_launch(record: JobRecord, view: JobView, mine: JobRecord) -> str:
     own = mine.launch_id or "none"
     return (
         f"job.name={mine.job!r}: {mine.first_host} cannot launch it: another launch of this name {state} (begun by "
-        f"{record.first_host}, launch id {record.launch_id}, this one's is {own}; hosts {names}; key of its record: "
-        "job); stop it with `megatrain job stop`, or give this one another job.name"
+        f"{record.first_host}, launch id {record.launch_id}, own launch id {own}; hosts {names}; key of its record: "
+        "job); stop it with `megatrain job stop`, or give the new launch another job.name"
     )
 
 

@@ -1,6 +1,6 @@
-"""How a host joins its job: the name is claimed, this host's own parts are made, and the host is registered.
+"""How a host joins its job: claim the job's name, create the local parts, and register the host.
 
-A driver sees the host from its registration on, as a whole record.
+A driver sees the host only once it is registered, with its complete record.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from megatrain_launcher.store import listen_for_store
 from megatrain_launcher.worker_environment import server_environment
 
 _LEAVING_S = 5.0
-"""How long, beyond their lease's life, the hosts of an ended launch are waited for."""
+"""How long, in addition to the lease's TTL, to wait until the hosts of an ended launch have left."""
 _CHECKS_RUN = "its health checks are running"
 
 
 @dataclass(slots=True)
 class Wakers:
-    """What to wake after a change; filled in when the parts that wake each other are made."""
+    """The parts to wake after a change. The list is filled once these parts exist, because they wake each other."""
 
     all: list[Callable[[], None]] = field(default_factory=list)
 
@@ -52,7 +52,7 @@ class Wakers:
 
 @dataclass(frozen=True, slots=True)
 class LocalParts:
-    """What this host has before it joins the job."""
+    """The parts that this host creates before it joins the job."""
 
     wakers: Wakers
     state: HostStatusBuilder
@@ -77,7 +77,7 @@ class JoinedHost:
 
 
 def join_job(settings: ExecutorSettings, client: EtcdClient, closing: ExitStack) -> JoinedHost:
-    """Claim the job's name, make this host's own parts, and register the host. `closing` ends what was made.
+    """Claim the job's name, create the local parts, and register the host. `closing` closes what was created.
 
     Raises: ConfigError or CoordinationError when this host cannot take part.
     """
@@ -98,7 +98,7 @@ def _find_lost_launch(settings: ExecutorSettings, record: JobRecord) -> LostLaun
 def _open_local(settings: ExecutorSettings, closing: ExitStack) -> LocalParts:
     wakers = Wakers()
     state = HostStatusBuilder(settings.host, wakers.wake)
-    # what is entered first is closed last
+    # closed in reverse order
     places = _box_places(settings)
     places.make()
     crash = CrashEvidence(places, settings.max_hosts * settings.num_workers)
@@ -161,7 +161,7 @@ def _box_places(settings: ExecutorSettings) -> BoxPlaces:
 
 
 def _newest_command(client: EtcdClient, keys: JobKeys) -> int:
-    """Return the number of the newest command from before this executor started."""
+    """Return the number of the newest command in etcd, which is older than this executor; 0 if there is none."""
     items = client.read_all(KeyRange.prefix(keys.directory("commands")), has_values=False).items
     names = [keys.parts(item.key.decode(errors="replace"))[-1] for item in items]
     return max((key_number(name) or 0 for name in names), default=0)

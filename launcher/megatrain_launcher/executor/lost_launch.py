@@ -1,7 +1,7 @@
-"""The traces of a launch that left no end record: its last sign of life, its progress, and why it ended.
+"""Finds the traces of a launch that left no end record: its last sign of life, its progress, and why it ended.
 
-Black boxes outlive a launcher and contain the last step, but do not outlive their machine; the run's metrics outlive
-both. The records that hosts wrote to etcd are gone with their leases.
+Black boxes with the last step survive the launcher but not a restart of the machine; the run's metrics survive both.
+The records of hosts in etcd expired with their leases.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MACHINE_RESTARTED, LAUNCHER_LOST = "machine-restarted", "launcher-lost"
 _METRICS = "metrics.jsonl"
 _TAIL_BYTES = 1 << 16
 _MAX_BOXES = 64
-"""One box shows when all ended; the slowest of a host's ranks gives the progress."""
+"""The most black boxes to read."""
 _NS = 1_000_000_000
 
 
@@ -37,13 +37,13 @@ class Sign:
     what: str
     step: int | None = None
     host: str = ""
-    """The machine whose memory still holds it."""
+    """The host whose memory has this sign; empty if it is not from a black box."""
 
 
 def find_lost_launch(record: JobRecord, run: RunDirectory, boxes: Path | None, host: str) -> LostLaunch:
-    """Return the traces of the launch that wrote a record.
+    """Return the traces of the launch that wrote `record`.
 
-    `boxes`: telemetry.black_box_directory; `host`: the host that runs this.
+    `boxes`: telemetry.black_box_directory; `host`: this host's name.
     """
     signs = [Sign(record.created_unix_s, f"it was launched by {record.first_host}"), *metric_signs(run)]
     signs += [] if boxes is None else box_signs(run, boxes, record.job)
@@ -51,10 +51,10 @@ def find_lost_launch(record: JobRecord, run: RunDirectory, boxes: Path | None, h
 
 
 def lost_launch_of(record: JobRecord, signs: list[Sign], now: float, booted: float | None, host: str) -> LostLaunch:
-    """Return what the signs of life show. `booted`: when the machine of `host`, which runs this, was started. Pure."""
+    """Return the traces that follow from signs of life. `booted`: when this machine, that of `host`, was started."""
     own = [one for one in signs if record.created_unix_s <= one.unix_s <= now] or signs[:1]
     last = max(own, key=lambda one: one.unix_s)
-    # from the newest sign with steps; of several ranks at one moment the slowest counts
+    # the progress: the slowest rank among the signs within a minute of the newest one
     steps = [one for one in own if one.step is not None]
     newest = max((one.unix_s for one in steps), default=0.0)
     reached = min((one.step for one in steps if one.step is not None and one.unix_s > newest - 60.0), default=None)
@@ -67,14 +67,14 @@ def lost_launch_of(record: JobRecord, signs: list[Sign], now: float, booted: flo
         cause = LAUNCHER_LOST
         evidence.append(
             f"the machine of {host} has not been restarted since: the launcher was killed, by a person or by the "
-            "kernel when memory ran out, or stopped while its etcd was out of reach"
+            "kernel when memory ran out, or stopped while its etcd could not be reached"
         )
-    evidence.append(f"neither launcher nor driver of launch {record.launch_id} recorded its end")
+    evidence.append(f"no launcher and no driver of launch {record.launch_id} recorded the launch's end")
     return LostLaunch(record.launch_id, record.first_host, last.unix_s, reached, cause, tuple(evidence))
 
 
 def metric_signs(run: RunDirectory) -> Iterator[Sign]:
-    """Yield the newest line of the run's metrics, which rank 0 appends."""
+    """Yield the newest line of the run's metrics, which rank 0 writes."""
     with suppress(OSError), open(open_below(run.root, f"{run.metrics.name}/{_METRICS}"), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         for line in reversed(file.read().splitlines()):
@@ -85,7 +85,7 @@ def metric_signs(run: RunDirectory) -> Iterator[Sign]:
 
 
 def box_signs(run: RunDirectory, boxes: Path, job: str) -> Iterator[Sign]:
-    """Yield the newest record of each black box that the run's ranks left in this machine's memory."""
+    """Yield the time and step of the newest record in each black box of the run in this machine's memory."""
     prefix = f"megatrain.{safe_name(job)}.{run.key}."
     found = [path for path in own_box_paths(boxes) if path.name.startswith(prefix)]
     for path in found[-_MAX_BOXES:]:
@@ -98,7 +98,7 @@ def box_signs(run: RunDirectory, boxes: Path, job: str) -> Iterator[Sign]:
 
 
 def _booted_unix_s() -> float | None:
-    """Return when this machine was started; None if the system does not provide it."""
+    """Return when this machine was started; None if the system does not report it."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
             if line.startswith("btime "):

@@ -1,9 +1,9 @@
-"""This host's place in the job: its lease, its record, and a new session if the job continued without the old one.
+"""This host's membership in the job: its lease, its record, and its session.
 
-After a lost lease the host takes a new lease and keeps its session: only the job's rounds show whether the job has
-continued without it. The host's key is written only if no other executor holds it. If the holder is proven dead (its
-port, on this same machine, refuses), its record is replaced at once; otherwise the host waits until the holder's lease
-is over.
+After a lost lease, the host takes a new lease and keeps its session, until the job's rounds show that the job continued
+without it. The host's key is written only if no other executor has it. If the other executor is proven dead (it was on
+this machine, and its port refuses connections), its record is replaced at once; otherwise this host waits until that
+lease has expired.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from megatrain_launcher.liveness import Vitality, ask
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.25
 _AGAIN_S = 0.5
-"""Pause before the next try to register again."""
+"""The pause between attempts to register again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,20 @@ class LeaseTimes:
 
 
 class FitnessCheck(Enum):
-    """The checks that may find this host unfit. It is fit if none does."""
+    """The checks of this host's fitness. The host is fit if all of them pass."""
 
     HEALTH = auto()
     ORDERS = auto()
 
 
 class ReplacedError(CoordinationError):
-    """Another executor has this host's name now: this one must leave."""
+    """Another executor has registered under this host's name, so this executor must leave."""
 
 
 class Membership:
-    """Keeps this host registered from `register` to `close`. Any thread may call its methods.
+    """Keeps this host registered from `register` to `close`. Thread-safe.
 
-    `on_change`: called when the lease or the session changed; must be quick and must not raise.
+    `on_change`: called when the lease or the registration changed; must be quick and must not raise.
     """
 
     def __init__(
@@ -70,21 +70,21 @@ class Membership:
         self._keeper: LeaseKeeper | None = None
         self._is_registered = False
         self._keeper_of_key: LeaseKeeper | None = None
-        """The keeper of the lease that the host's key was written with; None before the first write."""
+        """The keeper of the lease under which the host's key was written; None before the first write."""
         self._gone_at: float | None = None
-        """When that lease was lost, or ran out before; None while it is kept, as far as this host knows."""
+        """When that lease was lost or had expired; None while the lease appears to be valid."""
         self._problem = ""
         self._replaced = ""
         self._wake = threading.Event()
         self._closed = threading.Event()
         self._thread: RestartingThread | None = None
         self._job_created = 0
-        """Revision of etcd at which the job's record was made; 0 if there is none, as under torchrun."""
+        """The revision at which the job's record was created; 0 without a record."""
 
     def register(self, record: HostRecord) -> None:
-        """Take a lease and the host's key; keep both from now on.
+        """Take a lease, write the host's key, and keep both until `close`.
 
-        Raises: ConfigError when another executor holds the host's name; CoordinationError.
+        Raises: ConfigError when another executor has the host's name; CoordinationError.
         """
         deadline = time.monotonic() + self._times.ttl_s + 2.0
         self._keeper = self._new_keeper()
@@ -115,20 +115,20 @@ class Membership:
 
     @property
     def is_registered(self) -> bool:
-        """Whether the host's key exists, as far as this host knows."""
+        """Whether the host's key should exist: it was written under a lease that is not known to be lost."""
         with self._lock:
             return self._is_registered and self.keeper.state is not LeaseState.LOST
 
     @property
     def keeper(self) -> LeaseKeeper:
-        """The keeper of the current lease; another one after a loss."""
+        """The keeper of the current lease. A lost lease is replaced by a lease with another keeper."""
         with self._lock:
             assert self._keeper is not None
             return self._keeper
 
     @property
     def replaced(self) -> str:
-        """Why this executor must leave: another one has its name. Empty if none has."""
+        """Why this executor must leave, because another executor has its host's name; empty otherwise."""
         return self._replaced
 
     @property
@@ -137,7 +137,7 @@ class Membership:
         return self._problem
 
     def lease(self) -> LeaseView:
-        """Return the lease that the host's key was last written with, by this host's own clock."""
+        """Return the validity of the lease under which the host's key was last written, by this host's clock."""
         with self._lock:
             now, keeper = time.monotonic(), self._keeper_of_key
             if keeper is None:
@@ -150,14 +150,14 @@ class Membership:
             return LeaseView(now - self._gone_at)
 
     def begin_session(self, session: str) -> None:
-        """Begin a new session of this host."""
+        """Set a new session of this host, and register with it."""
         with self._lock:
             self._record = replace(self.record, session=session, joined_unix_s=time.time())
             self._is_registered = False
         self._notify_change()
 
     def set_unfit_reason(self, check: FitnessCheck, reason: str) -> bool:
-        """Set why this host is not fit by one of the checks, empty if it is. Return whether that has changed."""
+        """Set the reason why a check finds this host unfit; empty: fit. Return whether the reason changed."""
         with self._lock:
             if self.unfit_reason(check) == reason:
                 return False
@@ -169,12 +169,12 @@ class Membership:
         return True
 
     def unfit_reason(self, check: FitnessCheck) -> str:
-        """Return why this host is not fit by one of the checks; empty if it is."""
+        """Return the reason why a check finds this host unfit; empty if it does not."""
         with self._lock:
             return self._unfit_reasons.get(check, "")
 
     def close(self) -> None:
-        """Give up the host's key and its lease."""
+        """Stop, and revoke the lease, which removes the host's key."""
         self._closed.set()
         self._wake.set()
         if self._thread is not None:
@@ -193,7 +193,7 @@ class Membership:
         return LeaseKeeper(self._client, ttl_s=self._times.ttl_s, period_s=self._times.renew_s, on_change=lease_changed)
 
     def _run(self) -> None:
-        """Register again whenever needed, for as long as it takes."""
+        """Register again whenever necessary, and retry until that succeeds."""
         pause_s: float | None = None
         while not self._closed.is_set():
             self._wake.wait(pause_s)
@@ -225,17 +225,17 @@ class Membership:
         if holder is not None:
             found = decode(HostRecord, holder.value, self._keys.host(record.host))
             if _is_same_executor(found, record):
-                # our own earlier key, on a lease that etcd is about to end
+                # this executor's earlier key, under a lease that etcd is about to end
                 raise CoordinationError(
-                    "this host's key under the lost lease still exists", key=self._keys.host(record.host)
+                    "this host's key still exists under the lost lease", key=self._keys.host(record.host)
                 )
             raise ReplacedError(
                 f"host {record.host}: another executor (process {found.pid} at {found.address}) registered under this "
-                "name while this one was not registered; this one leaves",
+                "name while this executor was not registered; this executor leaves the job",
                 key=self._keys.host(record.host),
             )
         with self._lock:
-            # a change that came meanwhile is still to be written
+            # the record may have changed during the write; then write it again
             self._is_registered = self._record == record
             self._keeper_of_key = self._keeper
             if not self._is_registered:
@@ -244,7 +244,7 @@ class Membership:
         self._on_change()
 
     def _claim(self, record: HostRecord) -> KeyValue | None:
-        """Write the host's key if it is free or ours; return what prevents that.
+        """Write the host's key if it is free or this executor's; return another executor's key that prevents that.
 
         Raises: CoordinationError.
         """
@@ -271,19 +271,17 @@ class Membership:
         return item
 
     def _check_job(self, records: Sequence[KeyValue]) -> None:
-        """Raise CoordinationError if etcd has lost the job since this host joined it: rounds would count from 1
-        again.
-        """
+        """Raises: CoordinationError if etcd has lost the job since this host joined it: new rounds would begin at 1."""
         found = records[0].create_revision if records else 0
         if self._job_created and found != self._job_created:
             raise CoordinationError(
-                f"etcd no longer has the job {self._keys.job!r} that this host is in: etcd was emptied, or "
-                "restored to an older state; restore its data, or stop the job, which saves, and launch it again",
+                f"etcd no longer has the job {self._keys.job!r} that this host joined: etcd was emptied, or restored "
+                "to an older state; restore its data, or stop the job, which saves a checkpoint, and launch it again",
                 key=self._keys.record,
             )
 
     def _check_gone(self, holder: KeyValue, deadline: float) -> None:
-        """Raises: ConfigError when the holder of our name lives, or does not leave in time."""
+        """Raises: ConfigError if the executor that has this host's name lives, or has not left by the deadline."""
         key = self._keys.host(self.record.host)
         found = decode(HostRecord, holder.value, key)
         is_alive = ask(found.address, found.liveness_port, found.session)[0] is Vitality.ALIVE
@@ -291,18 +289,18 @@ class Membership:
             problem = (
                 f"host {found.host!r}: job {self._keys.job!r} has a live executor of this name (process {found.pid} at "
                 f"{found.address}, key {key}); this is a second launch of a running job, or two hosts share one name: "
-                "stop the other one, or give this one another --host-id"
+                "stop the other executor, or give this host another --host-id"
             )
             raise ConfigError([problem])
 
 
 def _is_same_executor(found: HostRecord, record: HostRecord) -> bool:
-    """Return whether two records are of one executor, in any session: no other has its port."""
+    """Return whether two records are of the same executor, by process, address and port; sessions may differ."""
     return (found.pid, found.address, found.liveness_port) == (record.pid, record.address, record.liveness_port)
 
 
 def _is_dead_here(found: HostRecord, record: HostRecord) -> bool:
-    """Return whether an executor is proven dead: it was on this machine, and its port refuses connections."""
+    """Return whether an executor is proven dead: it ran on this machine, and its port refuses connections."""
     if found.address != record.address and found.address not in _own_addresses():
         return False
     return ask(found.address, found.liveness_port, found.session)[0] is Vitality.DEAD

@@ -1,9 +1,9 @@
-"""The orders that this host must obey: the driver's rounds, halts and commands, and the end of the job.
+"""The orders for this host: the driver's rounds, halts and commands, and the end of the job.
 
-Three watches feed one state under one lock: one of `rounds/`, one of `halts/`, and one of the adjacent keys
-`commands/`, `deadlines/`, `diag/` and `end`. The agent waits in `next_assignment` for a round. Until the agent calls it
-again, this round counts as taken, so that a host never reports STOPPED for a round that it is about to start. Orders
-also come from this host itself: when it was fenced, or its executor is being stopped.
+Three watches update one state under one lock: one of `rounds/`, one of `halts/`, and one of the adjacent keys
+`commands/`, `deadlines/`, `diag/` and `end`. The agent waits in `next_assignment` for a round. The returned round
+counts as taken until the next call, so that a host never reports STOPPED for a round that it is about to start. This
+host also adds orders of its own when it is fenced, or when its executor is being stopped.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from megatrain_launcher.interfaces import Assignment
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.05
-"""Pause between two checks whether orders are confirmed again, because a confirmation wakes no waiting thread."""
+"""The interval at which a waiting thread checks whether orders are confirmed; a confirmation does not wake it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrdersView:
-    """The orders at one moment. `taken`: the round that this host starts, runs or stops; 0: none."""
+    """The orders at one time. `taken`: the round that this host starts, runs or stops; 0: none."""
 
     taken: int
     newest: Round | None
     newest_halt: int
     """The highest number of a halted round; 0: none."""
     named_in: int
-    """The newest round that named this session of the host; 0: none."""
+    """The newest round that has included this session of the host; 0: none."""
     end: JobEnd | None
 
 
 @dataclass(frozen=True, slots=True)
 class _LocalStop:
-    """An order of this host to itself to stop a round; number 0: none."""
+    """A local order to stop a round; number 0: none."""
 
     number: int = 0
     reason: str = ""
@@ -56,11 +56,11 @@ class _LocalStop:
 
 
 class OrderState:
-    """Follows the orders for one host. Implements `interfaces.Orders`; any thread may call the methods.
+    """Follows the orders for one host. Implements `interfaces.Orders`; thread-safe.
 
-    `on_change` is called after each change, also by the watching threads: it must be quick and must not raise.
-    `max_unconfirmed_s`: while orders may have been missed for longer than this, `next_assignment` returns no round. The
-    driver may have halted the round already and no longer wait for this host.
+    `on_change` is called after each change, possibly by a watching thread: it must be quick and must not raise.
+    `max_unconfirmed_s`: if orders may have been missed for longer than this, `next_assignment` returns no round,
+    because the driver may have halted the round and no longer wait for this host.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class OrderState:
         self._end: JobEnd | None = None
         self._diag_settings: DiagSettings | None = None
         self._named = 0
-        """The newest round that named this session, 0 for none."""
+        """The newest round that has included this session; 0: none."""
         self._taken = 0
         self._leave_reason = ""
         self._local_stop = _LocalStop()
@@ -94,14 +94,14 @@ class OrderState:
         self._followers: list[Follower] = []
 
     def follow(self, client: EtcdClient) -> None:
-        """Begin to follow the orders in etcd."""
+        """Start to follow the orders in etcd."""
         keys = self._keys
         rest = KeyRange(keys.directory("commands").encode(), keys.directory("evidence").encode())
         ranges = [KeyRange.prefix(keys.directory("rounds")), KeyRange.prefix(keys.directory("halts")), rest]
         self._followers = [Follower(client, one, partial(self.take, keys=one)) for one in ranges]
 
     def close(self) -> None:
-        """Stop following; a thread that waits for an assignment returns."""
+        """Stop following; a thread that waits in `next_assignment` returns."""
         self.leave(self._leave_reason or "the executor ends")
         for follower in self._followers:
             follower.close()
@@ -116,16 +116,16 @@ class OrderState:
 
     @property
     def problem(self) -> str:
-        """Why orders may not arrive at present; empty while they arrive."""
+        """Why orders may currently not arrive; empty while they arrive."""
         return next((follower.problem for follower in self._followers if follower.problem), "")
 
     @property
     def unconfirmed_s(self) -> float:
-        """For how many seconds orders may have been missed."""
+        """The seconds for which orders may have been missed."""
         return max((follower.unconfirmed_s for follower in self._followers), default=0.0)
 
     def next_assignment(self, after: int) -> Assignment | None:
-        """Wait for a round above `after` that names this host; None: the job is over, or this host leaves it."""
+        """Wait for a round above `after` that includes this host; None: the job is over, or this host leaves it."""
         with self._changed:
             self._taken = 0
             self._changed.notify_all()
@@ -163,7 +163,7 @@ class OrderState:
     def is_saving(self, number: int) -> bool:
         """Return whether workers of that round are to be asked to save and stop instead of being killed.
 
-        After a halt without a save, or with a newer round, this host no longer waits for the save: no other host does.
+        False after a halt without a save, or when a newer round exists: the other hosts do not wait for a save either.
         """
         with self._changed:
             if self._end is not None or self._leave_reason or max(self._rounds, default=0) > number:
@@ -185,16 +185,16 @@ class OrderState:
             return number in self._halts
 
     def commands_after(self, number: int) -> tuple[HostCommand, ...]:
-        """Return the commands to this host with higher numbers, in their order."""
+        """Return the commands to this host with numbers above `number`, in order."""
         with self._changed:
             found = [command for command in self._commands.values() if command.number > number]
         mine = [command for command in found if not command.hosts or self._host in command.hosts]
         return tuple(sorted(mine, key=lambda command: command.number))
 
     def begin_session(self, session: str) -> bool:
-        """Take a new session if the job continued without the old one and none of its workers is left here.
+        """Use a new session if the job continued without the current one and no workers of it are left here.
 
-        Return whether the session was taken. If so, only rounds that name the new session apply to this host.
+        Return whether the session was changed. If so, only rounds that include the new session apply to this host.
         """
         with self._changed:
             newest = self._rounds[max(self._rounds)] if self._rounds else None
@@ -209,21 +209,19 @@ class OrderState:
             return self._diag_settings
 
     def published_deadlines(self, number: int) -> RoundDeadlines:
-        """Return the deadlines that the driver published for a round, from step to step and for a stop; zeros if it
-        published none.
-        """
+        """Return the published deadlines of a round, between steps and for a stop; zeros if there are none."""
         with self._changed:
             return self._deadlines.get(number, RoundDeadlines(number))
 
     def stop_round(self, number: int, reason: str, *, is_saving: bool = False) -> None:
-        """Order the workers of one round to be killed, or to save and stop, for a local reason of this host."""
+        """Order the workers of one round to be killed, or to save and stop, for a reason on this host."""
         with self._changed:
             self._local_stop = _LocalStop(number, reason, is_saving)
             self._changed.notify_all()
         self._on_change()
 
     def save_and_stop(self, reason: str) -> None:
-        """Order the workers to save and stop without an order of the driver."""
+        """Order the workers to save and stop, without an order of the driver."""
         with self._changed:
             self._save_reason = reason
             self._changed.notify_all()
@@ -241,7 +239,7 @@ class OrderState:
             return self._changed.wait_for(lambda: is_met(self.view()), timeout_s)
 
     def take(self, event: WatchEvent, keys: KeyRange) -> None:
-        """Enter an event of the watch of `keys`. Unreadable values are logged and skipped."""
+        """Apply an event of the watch of `keys`. Unreadable values are logged and skipped."""
         with self._changed:
             match event:
                 case Snapshot(items=items):
@@ -299,7 +297,7 @@ class OrderState:
             _logger.error("an order cannot be read: %s", error)
 
     def _forget(self, keys: KeyRange) -> None:
-        """Forget the orders below `keys`, which a snapshot replaces."""
+        """Remove the orders in the range `keys`, because a snapshot replaces them."""
         for name, table in self._tables().items():
             if keys.start <= self._keys.directory(name).encode() < keys.end:
                 table.clear()
@@ -321,16 +319,16 @@ _Numbered = TypeVar("_Numbered", Round, Halt, RoundDeadlines, HostCommand)
 
 
 def _of_its_key(record: _Numbered, text: str, key: str) -> _Numbered:
-    """Return the record if its number is that of its key. Raises: CoordinationError if it is another."""
+    """Return the record. Raises: CoordinationError if its number differs from the number in its key."""
     if record.number != key_number(text):
         raise CoordinationError(f"{key}: number={record.number}; expected the number in the key")
     return record
 
 
 def needs_new_session(host: str, session: str, named_in: int, newest: Round | None) -> bool:
-    """Return whether the job has continued without this session of the host, so that a new session must replace it.
+    """Return whether the job has continued without this session of the host, so that the host needs a new session.
 
-    `named_in`: the newest round that named this session, 0 for none.
+    `named_in`: the newest round that has included this session; 0: none.
     """
     if newest is None or named_in == 0:
         return False

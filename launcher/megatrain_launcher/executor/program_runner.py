@@ -1,10 +1,9 @@
-"""Decides which host runs the programs of a job: the host of the elected driver, or the one in the configuration.
+"""Runs the programs of a job on one host: that of the elected driver, or the host that the configuration names.
 
-Leadership decides which host begins. A host that has begun continues through an outage of etcd, in which no host leads,
-and ends when etcd names another leader, or when its executor ends. So two hosts never run the programs for long, and an
-outage stops neither page nor daemon. Two daemons never write at once: the lock of the event store prevents it.
-The first host leaves a mark of the launch in the run directory, which shows other hosts whether they belong to the same
-launch.
+A host starts the programs when its driver is elected. It keeps them running through an outage of etcd, in which no host
+leads, and stops them when etcd names another leader or when its executor exits. So the programs run on two hosts only
+briefly; even then, the lock of the event store prevents two daemons from writing. The first host writes the id of the
+launch to the run directory, by which other hosts detect whether they share this directory.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from megatrain_launcher.executor.job_programs import ProgramSettings, reported_d
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.5
 _DRAIN_TIMEOUT_S = 10.0
-"""How long hosts that leave a finished job may take to send what they have streamed."""
+"""How long the other hosts of a finished job may take to send the rest of their streams."""
 _MARK = "launch"
 _MAX_MARK_BYTES = 1 << 10
 _TRIES = 10
 _TRY_S = 0.5
-"""A network file system may show a new file seconds later."""
+"""The file is read several times, because a network file system may show a new file seconds later."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramRunnerParts:
-    """What a program runner uses. `leading` is set while this host's driver is elected."""
+    """The parts that a program runner uses. `leading` is set while this host's driver is elected."""
 
     client: EtcdClient
     keys: JobKeys
@@ -50,13 +49,13 @@ class ProgramRunnerParts:
     """The name with which this host's driver campaigns."""
     leading: threading.Event
     programs: Callable[[], AbstractContextManager[Mapping[str, Supervisor]]]
-    """Runs the programs while it is entered, and gives their supervisors by name."""
+    """A context that runs the programs and yields their supervisors by name."""
     why_incomplete: Callable[[threading.Event], str] = lambda closed: ""
-    """Returns what is missing where they run; checks for a while, but not after the event is set."""
+    """Returns why the programs miss data on this host; empty if they do not. Takes seconds, unless the event is set."""
 
 
 class ProgramRunner:
-    """Runs the programs of the job while this host must, until `close`."""
+    """Runs the programs of the job while this host is responsible for them, until `close`."""
 
     def __init__(self, parts: ProgramRunnerParts) -> None:
         self._parts = parts
@@ -67,12 +66,12 @@ class ProgramRunner:
 
     @property
     def problem(self) -> str:
-        """Why the programs on this host cannot work; empty if they can."""
+        """Why the programs on this host do not work, or miss data; empty if no problem is known."""
         programs = [one.problem for one in self._supervisors.values()]
         return "; ".join(one for one in (self._thread.problem or self._why_incomplete, *programs) if one)
 
     def close(self) -> None:
-        """End the programs; those of a finished job first receive what its hosts still send."""
+        """Stop the programs. After the job's end, first wait for the data that the other hosts still send."""
         self._closed.set()
         self._thread.join()
 
@@ -107,7 +106,7 @@ class ProgramRunner:
             return False
 
     def _is_led_by_another_host(self) -> bool:
-        """Return whether another host is known to lead a job that continues; while etcd is unavailable none is."""
+        """Return whether another host leads a job that continues; False while etcd is unavailable."""
         try:
             leader = Election(self._parts.client, self._parts.keys.election).leader()
         except CoordinationError:
@@ -115,7 +114,7 @@ class ProgramRunner:
         return leader is not None and leader.value != self._parts.name.encode() and not self._is_job_over()
 
     def _wait_for_other_hosts(self) -> None:
-        """Wait for the other hosts: each leaves when its streamer has sent all its data."""
+        """Wait until the other hosts have left, which each does once its streamer has sent all data."""
         parts = self._parts
         own, deadline = parts.keys.host(parts.name).encode(), time.monotonic() + _DRAIN_TIMEOUT_S
         hosts = KeyRange.prefix(parts.keys.directory("hosts"))
@@ -132,9 +131,9 @@ class ProgramRunner:
 def start_program_runner(
     settings: ProgramSettings, host: str, client: EtcdClient, record: JobRecord, leading: threading.Event
 ) -> ProgramRunner | None:
-    """Have a host run the programs of its job when it must; None if the configuration names another host.
+    """Start the program runner of this host; None if the configuration names another host.
 
-    `host`: the name with which its driver campaigns; `leading` is set while that driver is elected.
+    `host`: the name with which this host's driver campaigns; `leading` is set while that driver is elected.
     """
     keys, named = JobKeys(record.job), settings.config.diagnostics.daemon_host
     if named and named != host:
@@ -158,7 +157,7 @@ def start_program_runner(
 
 
 def leave_mark(run: RunDirectory, record: JobRecord) -> None:
-    """Write the launch's mark; only the first host does so. A failed write is logged."""
+    """Write the launch id to the run directory. Called on the first host only. A failed write is logged."""
     try:
         write_private(run.diagnosis / _MARK, f"{record.launch_id}\n".encode())
     except OSError as error:
@@ -166,13 +165,13 @@ def leave_mark(run: RunDirectory, record: JobRecord) -> None:
 
 
 def why_not_shared(run: RunDirectory, record: JobRecord, host: str, closed: threading.Event) -> str:
-    """Return what a host lacks because its run directory is not the first host's; empty if it is."""
+    """Return a text about the data that is missing because the host's run directory is not shared; empty if it is."""
     for _ in range(_TRIES):
         if record.first_host == host or _read_mark(run) == record.launch_id or closed.wait(_TRY_S):
             return ""
     return (
         f"{run.root} on {host} is not that of {record.first_host}: the page and the daemon, which now run here, have "
-        "only what is recorded from now on; set job.run_directory to storage that all hosts share"
+        "only the data from now on; set job.run_directory to storage that all hosts share"
     )
 
 

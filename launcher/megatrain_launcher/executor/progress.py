@@ -1,7 +1,7 @@
-"""The progress of this host's ranks in their round, read from their black boxes ten times a second.
+"""Reads the progress of this host's ranks in their round from their black boxes.
 
-A black box counts as a rank's only if the process that wrote it is the one that was started: a file of the same name
-may be left from an earlier launch. The last content of a box stays known when its file is gone.
+A black box is used only if its writer is the rank's current process, because a file of the same name may be left from
+an earlier launch. After the file is removed, the last content that was read still counts.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from megatrain.fencing.fence import interval_of, stop_times
 _logger = logging.getLogger(__name__)
 _NS = 1_000_000_000
 _POLL_RECORDS = 4096
-"""The milestones of a start are searched for while a rank has written no more spans than this."""
+"""A rank's records are searched for the milestones of its start only while it has written at most this many."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankMoments:
-    """When a rank reached each milestone, unix seconds; None: not yet, or not seen."""
+    """When a rank reached each milestone, in unix seconds; None: not yet, or not seen."""
 
     joined: float | None = None
     loaded: float | None = None
     first_step: float | None = None
     resumed_step: int | None = None
-    """Steps that were completed when this rank began."""
+    """The number of completed steps from which this rank resumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """One rank by its black box. `is_closed`: its process has written everything."""
+    """A rank's progress from its black box. `is_closed`: the file is gone, so the process has closed its box."""
 
     rank: int
     progress: Progress
@@ -49,7 +49,7 @@ class RankProgress:
 
 @dataclass(frozen=True, slots=True)
 class HostProgress:
-    """The part of a host's status about all its ranks together."""
+    """The combined progress of a host's ranks, as in the host's status."""
 
     milestones: Milestones
     min_step: int | None = None
@@ -67,7 +67,7 @@ class HostProgress:
 
 
 def moments_of(records: Sequence[Record], progress: Progress, clock: ClockBase) -> RankMoments:
-    """Return the milestones of a start, from the rank's spans; if one is lost, from the progress words."""
+    """Return the milestones of a rank's start, from its spans; estimated from `progress` if a span is missing."""
 
     def end_of(operation: Operation) -> float | None:
         for record in records:
@@ -103,7 +103,7 @@ class RankWatch:
         self._has_warned = False
 
     def poll(self) -> RankProgress | None:
-        """Return what the rank's black box contains now; None before it exists."""
+        """Read the rank's black box and return the latest progress; None before the box exists."""
         if self._reader is None and not self._open():
             return self.latest
         assert self._reader is not None
@@ -145,7 +145,7 @@ class RankWatch:
         known = self._moments
         is_early = reader.cursor() <= _POLL_RECORDS
         found = moments_of(reader.records_since(0) if is_early else (), progress, reader.clock)
-        # a recorded time stays: later polls may only estimate it
+        # keep recorded times: a later poll may only have an estimate
         return RankMoments(
             found.joined if known.joined is None else known.joined,
             found.loaded if known.loaded is None else known.loaded,
@@ -160,15 +160,15 @@ class RankWatch:
 
 
 class RoundProgress:
-    """Follows all ranks of this host in one round. For one thread."""
+    """Follows all ranks of this host in one round. Not thread-safe."""
 
     def __init__(self, paths: Mapping[int, Path], pids: Mapping[int, int], started_unix_s: float) -> None:
-        """Follow the ranks of `paths`; `pids` holds the process of each."""
+        """Follow the ranks of `paths`; `pids`: each rank's process."""
         self.started_unix_s = started_unix_s
         self.watches = {rank: RankWatch(path, rank, pids[rank]) for rank, path in sorted(paths.items())}
 
     def poll(self) -> dict[int, RankProgress]:
-        """Return what each rank's black box contains now; ranks without one are left out."""
+        """Read the black boxes and return each rank's latest progress; ranks without a box are left out."""
         found = {rank: watch.poll() for rank, watch in self.watches.items()}
         return {rank: progress for rank, progress in found.items() if progress is not None}
 
@@ -179,7 +179,7 @@ class RoundProgress:
 
 
 def host_progress(ranks: Mapping[int, RankProgress], num_ranks: int, started_unix_s: float) -> HostProgress:
-    """Return the combined progress of a host's ranks: its slowest rank counts."""
+    """Return the combined progress of a host's ranks; phase and time of the last step are those of the slowest rank."""
     milestones = Milestones(started_unix_s=started_unix_s)
     found = [ranks[rank] for rank in sorted(ranks)]
     if not found:

@@ -1,8 +1,8 @@
-"""The thread that follows the workers: it reads their black boxes ten times a second and acts on them at once.
+"""The thread that follows the workers: it reads their black boxes ten times a second.
 
-Each poll updates the status, checks whether the ranks make progress, fences the host when it must, writes the control
-pages and obeys commands to save or to give evidence. A stall counts when two consecutive polls agree: after the whole
-machine was held up, the first poll may have come before the ranks moved.
+Each poll updates the status, checks whether the ranks make progress, fences the host if necessary, writes the control
+pages, and carries out commands to save or to report evidence. A stall counts only if two consecutive polls find it:
+after the whole machine was suspended, a poll may run before the ranks do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NS = 1_000_000_000
 
 
 class CommandKind(StrEnum):
-    """What the driver may ask of executors. Unknown kinds are ignored: another version may have more."""
+    """The commands of the driver to executors. Unknown kinds, of another version, are ignored."""
 
     CHECKPOINT = "checkpoint"
     EVIDENCE = "evidence"
@@ -46,7 +46,7 @@ class CommandKind(StrEnum):
 
 
 class CommandTracker:
-    """Tracks which commands are obeyed. Commands up to `seen` predate this executor, which ignores them."""
+    """Tracks which commands are completed. Commands up to `seen` are older than this executor and are ignored."""
 
     def __init__(self, seen: int) -> None:
         self._seen = seen
@@ -58,11 +58,11 @@ class CommandTracker:
 
     @property
     def obeyed(self) -> int:
-        """The number up to which every command is obeyed, or was not for this host."""
+        """The number up to which every command to this host is completed."""
         return min(self._open) - 1 if self._open else self._seen
 
     def take(self, commands: Iterable[HostCommand]) -> list[HostCommand]:
-        """Enter commands and return the new ones, in order."""
+        """Add commands and return the new ones, in order."""
         fresh = [command for command in sorted(commands, key=lambda one: one.number) if command.number > self._seen]
         for command in fresh:
             self._seen = command.number
@@ -71,11 +71,11 @@ class CommandTracker:
         return fresh
 
     def mark_done(self, number: int) -> None:
-        """Note that a command is obeyed, or can no longer be obeyed."""
+        """Record that a command is completed, or can no longer be carried out."""
         self._open.pop(number, None)
 
     def mark_checkpoints_done(self, up_to: int) -> None:
-        """Note that all ranks have obeyed the commands to save up to this number."""
+        """Record that all ranks have completed the commands to save up to this number."""
         for number in [one for one, command in self._open.items() if command.kind == CommandKind.CHECKPOINT]:
             if number <= up_to:
                 self.mark_done(number)
@@ -83,7 +83,7 @@ class CommandTracker:
 
 @dataclass(frozen=True, slots=True)
 class FollowerParts:
-    """What the follower reads, and where it reports."""
+    """The inputs and outputs of the follower."""
 
     host: str
     state: HostStatusBuilder
@@ -93,15 +93,15 @@ class FollowerParts:
     patience: Patience
     fence_rule: FenceRule
     recording: DiagSettings
-    """What the ranks record until the setting is changed."""
+    """What the ranks record until etcd has other settings."""
     publish: Callable[[HangEvidence], None]
     """Publishes evidence for the driver."""
     check: Callable[[HostCommand, Callable[[], None]], None]
-    """Runs health checks for a command; calls back when their report is written. Must not block."""
+    """Starts health checks for a command; calls the function when their report is queued. Must not block."""
 
 
 class _Followed:
-    """The round that is followed at the moment."""
+    """The round that is currently followed."""
 
     def __init__(self, running: Running, places: BoxPlaces) -> None:
         part = running.assignment.part
@@ -119,7 +119,10 @@ class _Followed:
 
 
 def unfinished(ranks: Mapping[int, RankProgress], progress: RoundProgress) -> dict[int, Progress]:
-    """Return the ranks that must make progress or exit: a process with a closed black box may still hang."""
+    """Return the progress of the ranks that must still make progress or exit.
+
+    A rank with a closed black box whose process still runs is included in phase STOPPING: its exit may hang.
+    """
     found: dict[int, Progress] = {}
     for rank, one in ranks.items():
         if not one.is_closed:
@@ -130,7 +133,7 @@ def unfinished(ranks: Mapping[int, RankProgress], progress: RoundProgress) -> di
 
 
 class RoundFollower:
-    """Follows whichever round runs, until `close`."""
+    """Follows the running round, until `close`."""
 
     def __init__(self, parts: FollowerParts, seen_command: int) -> None:
         self._parts = parts
@@ -172,13 +175,13 @@ class RoundFollower:
     def _log_deadlines(self, number: int) -> None:
         limits = self._limits(number)
         text = (
-            "round %d: if this host loses its lease, its workers go on for %g s after each completed step, and save "
+            "round %d: if this host loses its lease, its workers continue for %g s after each completed step, and save "
             "and stop after %g s without a lease (recovery.join_timeout_s=%g)"
         )
         _logger.info(text, number, limits.silent_s, limits.save_s, self._parts.fence_rule.join_timeout_s)
 
     def _forget(self) -> None:
-        """Forget a round that is over; its commands to save count as obeyed."""
+        """Stop following a round that is over; its commands to save count as completed."""
         if self._followed is not None:
             self._followed.progress.close()
             self._followed = None
@@ -224,7 +227,7 @@ class RoundFollower:
         return self._parts.fence_rule.deadlines(published.interval_s, published.stop_s)
 
     def _lease(self) -> LeaseView:
-        """Return the lease for fencing. A host that receives no orders counts as one without a lease."""
+        """Return the lease for fencing. A host that receives no orders counts as a host without a lease."""
         without_orders_s = self._parts.orders.unconfirmed_s - orders_lost_after_s(self._parts.fence_rule.lease_ttl_s)
         gone_s = self._parts.membership.lease().gone_s  # negative while the lease is valid
         return LeaseView(max(gone_s, without_orders_s), has_lost_orders=without_orders_s > max(gone_s, 0.0))
@@ -233,12 +236,12 @@ class RoundFollower:
         session = self._parts.membership.session
         watches = followed.progress.watches
         found = hang_evidence(self._parts.host, session, followed.number, watches, time.time())
-        # checked after the ranks were read: otherwise a rank that was killed by the halt would seem to be the culprit
+        # check after reading the ranks; otherwise a rank that the halt killed could appear to be the culprit
         if not self._parts.orders.is_halted(followed.number):
             self._parts.publish(found)
 
     def _write_pages(self, followed: _Followed) -> None:
-        # `gone_s` is negative while the lease is valid, so this is in the future then
+        # `gone_s` is negative while the lease is valid, so this time is then in the future
         valid_until_ns = time.monotonic_ns() - int(self._lease().gone_s * _NS)
         watches = followed.progress.watches
         paths = {rank: watch.path for rank, watch in watches.items() if watch.reader() is not None}
@@ -265,7 +268,7 @@ class RoundFollower:
             self._report_obeyed()
 
     def _mark_done(self, number: int) -> None:
-        """Note that a command is obeyed, and report the number up to which all commands are."""
+        """Record that a command is completed, and report the number up to which all commands are."""
         with self._tracker_lock:
             self._tracker.mark_done(number)
         self._report_obeyed()

@@ -1,4 +1,4 @@
-"""The settings that an executor gets when it starts."""
+"""The settings of an executor."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ def new_session() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSettings:
-    """The settings that an executor gets when it starts.
-
-    `host` and `address`: its name, and its address for other hosts.
-    """
+    """The settings of an executor. `host`: its host's name; `address`: the host's address for other hosts."""
 
     config: Config
     etcd: EtcdSettings
@@ -35,7 +32,7 @@ class ExecutorSettings:
     min_hosts: int
     max_hosts: int
     feasible_hosts: frozenset[int]
-    """The numbers of hosts, between min and max, with which this configuration can train."""
+    """The numbers of hosts, from min_hosts to max_hosts, with which this configuration can train."""
     launch_id: str = ""
     """Shared by all hosts of one launch; empty: the first host's is used."""
     module: str = "megatrain.train"
@@ -43,12 +40,12 @@ class ExecutorSettings:
     """Arguments of the workers' module."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     preload: Sequence[str] = ("megatrain.training.worker",)
-    """Modules that standby workers have loaded before they are needed."""
+    """Modules that the standby server imports before workers are forked."""
     labels: Mapping[str, str] = field(default_factory=dict)
     hardware: str = ""
     version: str = ""
     tee: TeeChoice = "first"
-    """The ranks whose lines the executor repeats on its own output: none, first (rank 0 of the job), all."""
+    """The ranks whose output the executor also prints: none, first (rank 0 of the job), or all."""
     log_directory: Path | None = None
     is_driver_candidate: bool = True
     is_daemon_candidate: bool = True
@@ -67,5 +64,5 @@ class ExecutorSettings:
         return config_hash(self.config)
 
     def config_values(self) -> dict[str, str]:
-        """Return section.key -> value as text, of every key."""
+        """Return the value of each configuration key as text, by section.key."""
         return config_values(self.config)

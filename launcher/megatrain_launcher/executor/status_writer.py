@@ -1,8 +1,8 @@
 """Writes this host's status under its lease: at once after an event, else every few seconds.
 
 Values that change with every step (steps, their times, the phase of the slowest rank) wait for the next regular write.
-The same thread writes evidence before the status that mentions it, so that the evidence of every stall in a status can
-be read. While etcd cannot be reached, the newest status waits; nothing is queued.
+Evidence of a stall is written before the status that reports the stall. While etcd cannot be reached, no statuses are
+queued; the newest one is written later.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from megatrain_launcher.executor.membership import Membership
 _logger = logging.getLogger(__name__)
 _AGAIN_S = 0.25
 _WRITE_S = 3.0
-"""Longest try: after it a newer status may be more useful."""
+"""Time limit for one write; after it, a newer status is written instead."""
 
 
 def is_news(before: HostStatus | None, now: HostStatus) -> bool:
-    """Return whether an event between two statuses must be published at once."""
+    """Return whether a status differs from the previous one in a value that must be published at once."""
     return before is None or _without_routine(before) != _without_routine(now)
 
 
@@ -82,23 +82,23 @@ class StatusWriter:
         self._thread = RestartingThread("status writer", self._run, self._closed)
 
     def wake(self) -> None:
-        """Check now whether anything is worth writing."""
+        """Check now whether there is anything to write."""
         self._wake.set()
 
     def add_evidence(self, evidence: HangEvidence) -> None:
-        """Write evidence, before the next status."""
+        """Queue evidence, to be written before the next status."""
         with self._lock:
             self._evidence[evidence.round] = evidence
         self._wake.set()
 
     def add_report(self, check_id: str, report: CheckReport) -> None:
-        """Write the result of health checks, under the lease."""
+        """Queue a report of health checks, to be written under the lease."""
         with self._lock:
             self._reports.append((check_id, report))
         self._wake.set()
 
     def close(self) -> None:
-        """Write what is new a last time, if etcd answers, and end."""
+        """Write what is pending a last time, if etcd responds, and stop the thread."""
         self._closed.set()
         self._wake.set()
         self._thread.join()
@@ -114,7 +114,10 @@ class StatusWriter:
                 return
 
     def _write_all(self) -> float:
-        """Write what is new; return when to try again. Writes that etcd refuses must not delay the status."""
+        """Write what is pending and due; return the seconds until the next try.
+
+        The status is written even if etcd refuses the pending items.
+        """
         try:
             self._write_pending()
             is_all_written = True
@@ -134,7 +137,7 @@ class StatusWriter:
         _logger.log(level, "%s", problem)
 
     def _write_pending(self) -> None:
-        """Write what is pending, each item once. Raises: CoordinationError; what is not written stays pending."""
+        """Write pending evidence and reports. Raises: CoordinationError; items that were not written stay pending."""
         for number, evidence in self._pending_evidence():
             key = self._keys.evidence(number, evidence.host)
             self._own.put(key, encode(evidence), deadline_s=_WRITE_S)
@@ -155,7 +158,7 @@ class StatusWriter:
             return sorted(self._evidence.items())
 
     def _write_status(self) -> float:
-        """Write the status if it is due; return when to try again. Raises: CoordinationError."""
+        """Write the status if it is due; return the seconds until the next try. Raises: CoordinationError."""
         if not self._membership.is_registered:
             return _AGAIN_S
         lease_id = self._membership.keeper.lease_id

@@ -1,5 +1,4 @@
-"""The storage part of the status: whether this host's checkpoints are stored, how much space their disks have, and when
-these will be full.
+"""Watches storage for the host's status: whether checkpoints are stored, the free space of disks, and when it runs out.
 
 A separate thread checks, because an unresponsive file system blocks its callers.
 """
@@ -28,23 +27,23 @@ from megatrain_launcher.leftovers import find_snapshots
 _POLL_S = 0.5
 _DISK_S = 10.0
 _NUM_SAMPLES = 360
-"""The samples of a disk within an hour."""
+"""The number of samples of a disk in an hour."""
 _MAX_ERROR = 400
 LEAST_S = 600.0
-"""A shorter period shows nothing: perhaps only one checkpoint was written in it."""
+"""The shortest period for an estimate; a shorter one may contain only one checkpoint."""
 _NUM_PARTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class StorageView:
-    """As of the last poll."""
+    """The state of storage at the last poll."""
 
     saves: HostSaves | None = None
     disks: tuple[DiskSpace, ...] = ()
 
 
 class StorageWatch:
-    """Polls until `close`. `on_change` is called when a checkpoint was saved, or failed to be saved."""
+    """Polls until `close`. Calls `on_change` when a checkpoint was saved or could not be saved."""
 
     def __init__(self, config: Config, run: RunDirectory, host: str, on_change: Callable[[], None]) -> None:
         self._config, self._run, self._host, self._on_change = config, run, host, on_change
@@ -58,7 +57,7 @@ class StorageWatch:
         return self._view
 
     def close(self) -> None:
-        """End the thread, unless storage blocks it: then it ends with the process."""
+        """Stop the thread. A thread that storage blocks ends with the process."""
         self._closed.set()
         self._thread.join(_DISK_S)
 
@@ -73,7 +72,7 @@ class StorageWatch:
             self._closed.wait(_POLL_S)
 
     def _saves(self) -> HostSaves | None:
-        """Return what the newest writer of this host's arenas reports."""
+        """Return the state of checkpoints from the newest writer status in this host's arenas."""
         found: list[WriterStatus] = []
         for arena in find_snapshots(self._config, self._run):
             if arena.root.name.endswith(f".{safe_name(self._host)}"):
@@ -102,7 +101,7 @@ class StorageWatch:
 
 
 def saves_of(status: WriterStatus) -> HostSaves:
-    """Return the state of the checkpoints in a writer's status."""
+    """Return the state of the checkpoints from a writer's status."""
     error = status.last_error.encode(errors="backslashreplace").decode()
     return HostSaves(
         saved_step=status.last_persisted_step,
@@ -116,18 +115,17 @@ def saves_of(status: WriterStatus) -> HostSaves:
 
 @dataclass(frozen=True, slots=True)
 class SpaceSample:
-    """Free space at a moment of a monotonic clock."""
+    """The free space of a disk at a time of the monotonic clock."""
 
     at_s: float
     free_bytes: int
 
 
 def full_in_s(samples: Sequence[SpaceSample]) -> float | None:
-    """Return in how many seconds the disk will be full at this rate; None if it does not fill, or that is not known.
+    """Return in how many seconds the disk will be full at this rate; None if it does not fill, or if that is unknown.
 
-    Checkpoints come in bursts and old ones are removed, so that free space goes up and down: a disk fills only if each
-    part of a long period had less space than the one before. Pure.
-    `samples`: oldest first.
+    Free space goes up and down, because checkpoints are written in bursts and old ones are removed. So a disk counts as
+    filling only if each quarter of the period has a lower median than the one before. `samples`: oldest first.
     """
     if not samples or (length_s := samples[-1].at_s - samples[0].at_s) < LEAST_S:
         return None

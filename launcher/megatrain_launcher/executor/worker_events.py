@@ -1,4 +1,4 @@
-"""Handles the agent's events about workers: enters them into the state, and keeps evidence while it exists."""
+"""Handles the agent's events about workers: updates the host's state, and saves evidence while it exists."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EventParts:
 
 
 class WorkerEvents:
-    """Implements `interfaces.WorkerListener`, in the agent's thread: nothing here waits for a disk or for etcd."""
+    """Implements `interfaces.WorkerListener`. Runs in the agent's thread, so it never waits for a disk or for etcd."""
 
     def __init__(self, parts: EventParts) -> None:
         self._parts = parts
@@ -38,9 +38,9 @@ class WorkerEvents:
         self._parts.state.worker_ended(assignment, end)
 
     def workers_stopping(self, assignment: Assignment) -> None:
-        """Read where the ranks stand while their processes still exist, then report that they are being stopped.
+        """Report that workers are being stopped, and read the ranks' positions while their processes still exist.
 
-        The round is already over, here or elsewhere, so this reading counts only if there is no earlier one.
+        The round is already broken, here or on another host, so this evidence is used only if there is no earlier one.
         """
         number = assignment.round.number
         self._parts.state.workers_stopping(assignment)

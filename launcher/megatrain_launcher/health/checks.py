@@ -1,7 +1,7 @@
-"""All health checks of a host: the list, and the code that runs each with its own deadline.
+"""The list of a host's health checks, and the code that runs each of them with a deadline.
 
-Each check has a thread. If a check hangs (a file system or driver that never answers), its thread is abandoned, and the
-check counts as failed or as a warning, as the list of checks defines; the result is always in time.
+Each check has a thread. If a check hangs, for example in a driver or file system, its thread is abandoned, and its
+findings are failures or warnings, as the list of checks defines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Check:
     run: Callable[[HealthContext, HealthHistory], Sequence[HealthFinding]]
     deadline_s: float
     is_needed: bool = True
-    """Whether a host is unfit if this check gives no answer."""
+    """Whether a host is unfit if this check gives no result by its deadline."""
 
 
 CHECKS: tuple[Check, ...] = (
@@ -46,7 +46,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def run_checks(context: HealthContext, checks: Sequence[Check] = CHECKS) -> CheckReport:
-    """Run all checks at the same time, store their measurements, and return their findings, in the list's order."""
+    """Run all checks at the same time, store their measurements, and return the report, in the order of `checks`."""
     at_unix_s = time.time()
     history, problem = HealthHistory(), ""
     try:
@@ -62,12 +62,12 @@ def run_checks(context: HealthContext, checks: Sequence[Check] = CHECKS) -> Chec
 
 
 def unfit_reason(report: CheckReport) -> str:
-    """Return in one line why a host may not take part, empty if it may."""
+    """Return a line with the reasons why a host may not take part; empty if it may."""
     return "; ".join(f"{result.name}: {result.detail}" for result in report.failed)
 
 
 def _remember(context: HealthContext, history: HealthHistory, findings: Sequence[Sequence[HealthFinding]]) -> str:
-    """Write the history with the new findings; return the error if that failed."""
+    """Write the history with the new findings; return the error, empty if there was none."""
     newer = history.with_findings(finding for some in findings for finding in some)
     if newer == history:
         return ""
@@ -93,7 +93,7 @@ class _RunningCheck:
         self._thread.start()
 
     def results(self) -> list[CheckResult]:
-        """Wait for the check, at most until its deadline, and return its findings."""
+        """Wait for the check until its deadline, and return its results."""
         self._thread.join(max(0.0, self._began + self._check.deadline_s - time.monotonic()))
         is_late = self._thread.is_alive()
         found = self._found
@@ -114,8 +114,8 @@ class _RunningCheck:
         try:
             self._found = self._check.run(context, history)
         except (OSError, ValueError, MegatrainError) as error:
-            # a check that cannot be made is no evidence about the host
-            _logger.exception("health check %s of host %s", self._check.names[0], context.host)
+            # a check that cannot be run does not show that the host is unfit
+            _logger.exception("health check %s of host %s could not be run", self._check.names[0], context.host)
             self._found = [warning(name, f"could not be run: {error}") for name in self._check.names]
         finally:
             self._ended = time.monotonic()

@@ -1,7 +1,7 @@
 """Runs a probe: a program of this package that may hang or crash, isolated from its caller.
 
-A child that hangs in the kernel cannot be killed. It is then abandoned, so that the caller has its answer in time. A
-probe ends when the process that started it ends, for any reason (`guard_probe`).
+A child that hangs in the kernel cannot be killed; it is abandoned, so that the caller gets a result in time. A probe is
+killed when the process that started it exits for any reason (`guard_probe`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KILLED_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ProbeEnd:
-    """The end of a probe. `exit_code` is None if it did not end in time, negative for a signal."""
+    """The end of a probe. `exit_code` is None if it did not exit in time, negative for a signal."""
 
     exit_code: int | None
     output: str
@@ -38,7 +38,7 @@ class ProbeEnd:
 
     @property
     def problem(self) -> str:
-        """Return how it ended, with its last output."""
+        """How the probe ended, with the last line of its stderr."""
         if self.exit_code is None:
             return f"no end within {self.deadline_s:g} s"
         how = f"its probe {end_text(self.exit_code)}"
@@ -47,24 +47,24 @@ class ProbeEnd:
 
 
 def device_environment(environment: Mapping[str, str], interface: str) -> dict[str, str]:
-    """Return the environment of a probe that uses devices, and the network through `interface` (empty: any)."""
+    """Return the environment for a probe that uses devices and the network interface `interface` (empty: any)."""
     more = {
-        # else torch asks CUDA how many devices there are, and no forked child could use CUDA any more
+        # count devices with NVML: a count through CUDA initializes it, and forked children could not use CUDA any more
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     if interface:
-        # the libraries read these names and offer no other way to choose an interface
+        # these variables are the only way to choose the interface of gloo and NCCL
         more |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     return {**environment, **more}
 
 
 class ProbeRunner(Protocol):
-    """Runs the module `name` of this package as a program and returns its end."""
+    """Runs the module `name` of this package as a program and returns how it ended."""
 
     def __call__(
         self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], deadline_s: float
     ) -> ProbeEnd:
-        """Wait for the program's end, at most for the deadline; then it and all its children are killed."""
+        """Wait until the program exits; at the deadline, kill it with all its children."""
 
 
 def run_probe(name: str, arguments: Sequence[str], *, environment: Mapping[str, str], deadline_s: float) -> ProbeEnd:
@@ -93,7 +93,7 @@ def run_probe(name: str, arguments: Sequence[str], *, environment: Mapping[str, 
 
 
 def _kill(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Kill a probe with its children and return its output; one stuck in the kernel is abandoned."""
+    """Kill a probe with its children and return its output; abandon a probe that is stuck in the kernel."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     try:

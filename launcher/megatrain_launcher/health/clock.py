@@ -1,9 +1,9 @@
-"""Checks this host's clock against the etcd members' by the Date of their HTTP answers.
+"""Compares this host's clock with the clocks of etcd's members, by the Date header of their HTTP responses.
 
-Date is the server's time in whole seconds, truncated. An answer with date D, requested at `sent` and received at
-`received` (both by our clock), bounds the offset server - ours by D - received and D + 1 - sent: the interval is one
-second plus the round trip, so its middle is wrong by at most half of that. More answers narrow the bounds, because they
-fall on other parts of a second; the check ends as soon as the bounds lie inside or outside of what is allowed.
+Date is the server's time, truncated to seconds. A response with date D, requested at `sent` and received at `received`
+(both by this host's clock), bounds the offset (server's clock - this host's clock) by D - received and D + 1 - sent.
+The interval is one second plus the round trip, so the error of its middle is at most half of that. Further responses at
+other fractions of a second narrow the bounds. The check ends once the bounds are completely within or beyond the limit.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ DEADLINE_S = 15.0
 _ANSWER_S = 2.0
 _MAX_ANSWERS = 8
 _BETWEEN_S = 0.13
-"""Eight of them are spread over one second."""
+"""The pause between requests, which spreads eight of them over one second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """How far a server's clock is ahead of ours: between these two, in seconds."""
+    """Bounds, in seconds, of how far a server's clock is ahead of this host's."""
 
     least: float
     most: float
@@ -43,12 +43,12 @@ class Offset:
         return (self.most - self.least) / 2
 
     def narrowed(self, other: Offset) -> Offset:
-        """Return the intersection; the newer one if they contradict each other, because a clock was set."""
+        """Return the intersection with newer bounds; if it is empty, because a clock was set, the newer bounds."""
         least, most = max(self.least, other.least), min(self.most, other.most)
         return Offset(least, most) if least <= most else other
 
     def is_within(self, limit_s: float) -> bool | None:
-        """Return whether the offset is allowed; None while the bounds leave that open."""
+        """Return whether the offset is within the limit; None if the bounds do not decide it."""
         if -limit_s <= self.least and self.most <= limit_s:
             return True
         if self.least > limit_s or self.most < -limit_s:
@@ -57,19 +57,19 @@ class Offset:
 
 
 def offset_of(date_unix_s: float, sent_unix_s: float, received_unix_s: float) -> Offset:
-    """Return the bounds that one answer gives. Pure."""
+    """Return the bounds that follow from one response."""
     return Offset(date_unix_s - received_unix_s, date_unix_s + 1.0 - sent_unix_s)
 
 
 def check_clock(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
-    """Compare our clock with each member's, until the result is clear."""
+    """Compare this host's clock with that of each etcd member."""
     del history
     if context.etcd is None:
         return (skipped(NAMES[0], "no etcd to compare with"),)
     limit_s = context.recovery.max_clock_offset_s
     settings = context.etcd
     if any(endpoint.path for endpoint in settings.endpoints):
-        return (skipped(NAMES[0], "etcd is on this host, and has its clock"),)
+        return (skipped(NAMES[0], "etcd is on this host and uses the same clock"),)
     try:
         offsets = [
             measured_offset(limit_s, lambda endpoint=endpoint: _ask(endpoint, settings))  # type: ignore[misc]
@@ -81,9 +81,9 @@ def check_clock(context: HealthContext, history: HealthHistory) -> tuple[HealthF
 
 
 def measured_offset(limit_s: float, ask: Callable[[], Offset | None]) -> Offset | None:
-    """Return an offset that is certainly within or beyond the limit, else the narrowest one that the answers give.
+    """Return an offset that is certainly within or beyond the limit, else the narrowest bounds of all responses.
 
-    None without an answer.
+    None without a response.
     """
     offset: Offset | None = None
     for number in range(_MAX_ANSWERS):
@@ -99,12 +99,12 @@ def measured_offset(limit_s: float, ask: Callable[[], Offset | None]) -> Offset 
 
 
 def judge_clock(offsets: Sequence[Offset | None], limit_s: float) -> HealthFinding:
-    """Judge the offsets from all members: our clock is wrong if it differs from most of theirs. Pure."""
+    """Judge the offsets from all members: this host's clock is wrong if it differs from most members' clocks."""
     (name,) = NAMES
     known = [offset for offset in offsets if offset is not None]
     if not known:
-        return warning(name, "no etcd member reports its time: not compared")
-    # if eight answers leave it open, the middle of the bounds decides
+        return warning(name, "no etcd member reports its time, so the clock was not compared")
+    # if the bounds do not decide, the middle of the bounds does
     wrong = [offset for offset in known if not _is_allowed(offset, limit_s)]
     typical = sorted(known, key=lambda offset: offset.middle)[len(known) // 2]
     sign = "ahead of" if typical.middle < 0 else "behind"
@@ -126,7 +126,7 @@ def _is_allowed(offset: Offset, limit_s: float) -> bool:
 
 
 def _ask(endpoint: Endpoint, settings: EtcdSettings) -> Offset | None:
-    """Return the bounds of one answer, None if it has no date. Raises: ConfigError for unusable TLS files."""
+    """Return the bounds of one response; None if it has no date. Raises: ConfigError for unusable TLS files."""
     timeout_s = min(_ANSWER_S, settings.attempt_s)
     connection: http.client.HTTPConnection
     if endpoint.scheme == "https":
@@ -135,7 +135,7 @@ def _ask(endpoint: Endpoint, settings: EtcdSettings) -> Offset | None:
     else:
         connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_s)
     try:
-        connection.connect()  # connecting is no part of the round trip
+        connection.connect()  # connect first, so that connecting is not part of the round trip
         sent = time.time()
         connection.request("GET", "/version")
         response = connection.getresponse()

@@ -1,7 +1,7 @@
-"""Times a single device: a matrix product and copies of memory. Loads torch; probes import it late.
+"""Times a single device: a matrix multiplication and copies of memory. Loads torch, so probes import it late.
 
-Several runs are timed together, and the best of some repetitions counts: other load makes single repetitions slower, a
-slow device makes all of them slow.
+Several calls are timed together, and the best of REPETITIONS such times counts: other load slows down some repetitions,
+a slow device all of them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ CPU_COPY_BYTES = 64 << 20
 GPU_COPY_BYTES = 512 << 20
 CPU_IN_ONE = 4
 GPU_IN_ONE = 50
-"""How many are timed together: some ten milliseconds, far above the cost of reading a clock and launching."""
+"""How many calls are timed together: tens of milliseconds, far above the cost of clock reads and kernel launches."""
 
 
 def resolve_device(wanted: str) -> tuple[str, int]:
-    """Return "cpu" or "cuda" and how many of them torch sees. Raises: RuntimeError when there is no CUDA device."""
+    """Return "cpu" or "cuda", and the number of devices. Raises: RuntimeError if "cuda" is wanted and there is none."""
     import torch
 
     num_gpus = torch.cuda.device_count() if wanted != "cpu" and torch.version.cuda is not None else 0
@@ -35,7 +35,7 @@ def resolve_device(wanted: str) -> tuple[str, int]:
 
 
 def hardware_name(kind: str) -> str:
-    """Return the properties that determine the speed of a device, so that other hardware has its own history."""
+    """Return a text that identifies the hardware, so that measurements of different hardware are not compared."""
     import torch
 
     if kind == "cuda":
@@ -44,7 +44,7 @@ def hardware_name(kind: str) -> str:
 
 
 def measure_compute(kind: str, index: int) -> dict[str, Any]:
-    """Return the times of one device: matmul_s, copy_s, on a GPU also host_copy_s, and whether results repeat.
+    """Return the times of one device (matmul_s, copy_s, on a GPU also host_copy_s), and whether results are repeatable.
 
     Raises: RuntimeError when the device fails.
     """
@@ -75,7 +75,7 @@ def measure_compute(kind: str, index: int) -> dict[str, Any]:
 
 
 def measure_matmul(kind: str, index: int) -> float:
-    """Return the best time of a batch of matrix products. Raises: RuntimeError when the device fails."""
+    """Return the best time of a batch of matrix multiplications. Raises: RuntimeError when the device fails."""
     import torch
 
     device = torch.device(kind, index) if kind == "cuda" else torch.device("cpu")
@@ -86,7 +86,7 @@ def measure_matmul(kind: str, index: int) -> float:
 
 
 def _best(work: Callable[[], Any], device: Any) -> float:
-    work()  # the first one allocates and chooses an algorithm
+    work()  # the first call allocates memory and chooses an algorithm
     return min(_timed(work, device) for _ in range(REPETITIONS))
 
 

@@ -1,6 +1,6 @@
-"""The input and output of a host's check: all facts of the machine, which a test can replace, and the finding.
+"""The input and output of a host's checks: the facts about the machine, which tests can replace, and the findings.
 
-A finding becomes a line of the report. It also has the values that the host's history keeps.
+A finding becomes a line of the report. It also has the values that are kept in the host's history.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megatrain_launcher.health.child import ProbeRunner, run_probe
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the system publishes its state."""
+    """The paths of the system's state."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
@@ -37,19 +37,19 @@ class HealthContext:
     run_directory: Path
     num_workers: int
     history: Path
-    """The file with this host's own earlier measurements."""
+    """The file with this host's earlier measurements."""
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     device: str = "auto"
     """As runtime.device: auto, cpu or cuda."""
     network_interface: str = ""
     shared_memory: Path | None = None
-    """Where black boxes go; None if they are off."""
+    """The directory of black boxes; None if black boxes are off."""
     shared_memory_bytes: int = 0
-    """The size of all black boxes of this host there."""
+    """The total size of this host's black boxes in `shared_memory`."""
     etcd: EtcdSettings | None = None
-    """The members with whose clocks this host's is compared."""
+    """etcd, with whose members' clocks this host's clock is compared."""
     is_training: bool = False
-    """Workers are running: nothing is timed then, because both would disturb each other."""
+    """Whether workers are running. Then nothing is timed, because checks and workers would slow each other down."""
     places: Places = field(default_factory=Places)
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     probe: ProbeRunner = run_probe
@@ -86,7 +86,7 @@ def context_of(
 
 
 def history_path(run_directory: Path, host: str) -> Path:
-    """Return where a run keeps its measurements of a host."""
+    """Return the file with a run's measurements of a host."""
     return run_directory / "hosts" / safe_name(host) / "health.json"
 
 
@@ -100,9 +100,9 @@ class HealthFinding:
     value: float | None = None
     unit: str = ""
     samples: Mapping[str, float] = field(default_factory=dict)
-    """Measurements of which the history keeps several; only those of a passed check are kept."""
+    """Measurements for the history, which keeps the last MAX_SAMPLES of each; only those of passed checks are kept."""
     seen: Mapping[str, float] = field(default_factory=dict)
-    """Facts of which the history keeps the last: the number of GPUs, the speed of a link."""
+    """Facts for the history, which keeps the last value of each, such as the number of GPUs or the speed of a link."""
 
 
 def passed(name: str, detail: str) -> HealthFinding:

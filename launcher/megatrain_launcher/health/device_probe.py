@@ -1,7 +1,6 @@
-"""Run as a program: times each device of this host by itself, then an all-reduce among them over the loopback
-interface.
+"""A program that times each device of this host alone, then an all-reduce among them over the loopback interface.
 
-Prints a line of JSON for each measurement as soon as it is made, so that it is known even if a later part hangs.
+Prints each measurement at once as a line of JSON, so that it is not lost if a later part hangs.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _CPU_RANKS = 2
 
 
 def main(wanted: str, num_workers: int, part_s: float) -> None:
-    """Measure. Ends with exit code 1 where torch sees no device of the wanted kind."""
+    """Measure and print. Exits with 1 if torch sees no device of the wanted kind."""
     guard_probe()
     from megatrain_launcher.health.compute import hardware_name, measure_compute, resolve_device
 

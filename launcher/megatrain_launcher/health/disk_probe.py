@@ -1,6 +1,6 @@
-"""Run as a program: reports the space of a directory's disk, and writes, syncs and removes a small file there.
+"""A program that reports the space of a directory's disk, and writes, syncs and removes a small file there.
 
-It is a separate program because a file system whose server is gone may block its callers in the kernel forever.
+It is a separate program because a file system without its server may block callers in the kernel forever.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PROBE_BYTES = 1 << 16
 
 
 def main(directory: Path) -> None:
-    """Print free_bytes, total_bytes, free_files and write_s, or error."""
+    """Print a JSON object with free_bytes, total_bytes, free_files and write_s, or with error."""
     guard_probe()
     try:
         directory.mkdir(parents=True, exist_ok=True)

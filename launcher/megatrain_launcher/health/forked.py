@@ -1,7 +1,7 @@
-"""Runs functions in forked children of a probe; each line of JSON that they print is one measurement.
+"""Runs functions in forked children of a probe. Each line of JSON that a child prints is one measurement.
 
-A crash or hang in one does not affect the others, and torch is imported only once. Forking is safe here because a probe
-has one thread and has not touched the device yet.
+A crash or hang of a child does not affect the others, and torch is imported only once. Forking is safe because the
+probe has one thread and has not used the device yet.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from megatrain.programs.processes import install_parent_death_guard
 
 _POLL_S = 0.01
 _GRACE_S = 1.0
-"""Time limit for the other children's results after one has failed."""
+"""How long the other children may run after one has failed."""
 _MAX_SHOWN = 300
 _STAT = Path("/proc/stat")
 
 
 def print_measurement(**fields: Any) -> None:
-    """Print one measurement as a line, shorter than PIPE_BUF: lines of several children do not mix."""
+    """Print one measurement as a line. Lines are shorter than PIPE_BUF, so those of several children do not mix."""
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
 def measurements(output: str) -> list[dict[str, Any]]:
-    """Return the measurements that a probe printed; lines of libraries between them are ignored."""
+    """Return the measurements that a probe printed; other lines, such as those of libraries, are ignored."""
     found = []
     for line in output.splitlines():
         with suppress(ValueError):
@@ -46,7 +46,7 @@ def measurements(output: str) -> list[dict[str, Any]]:
 
 
 def run_part(part: str, functions: Sequence[Callable[[], Mapping[str, Any]]], deadline_s: float) -> None:
-    """Run each function in its own child, which prints the result; print an error for a child that ends otherwise."""
+    """Run each function in a child, which prints the result; print an error for each child that does not."""
     before = _Load.now()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -74,12 +74,12 @@ def _fork(part: str, number: int, function: Callable[[], Mapping[str, Any]]) -> 
         raise
     finally:
         sys.stderr.flush()
-        os._exit(exit_code)  # never return into the probe's own code
-    raise AssertionError("a child never comes here")
+        os._exit(exit_code)  # never return into the probe's code
+    raise AssertionError("unreachable: the child has exited")
 
 
 def _wait(children: dict[int, int], deadline_s: float) -> dict[int, str]:
-    """Wait for all, at most for the deadline; return how each ended, empty if it printed a result or an error."""
+    """Wait for all children until the deadline; return how each ended, empty if it printed a result or an error."""
     ends: dict[int, str] = {}
     left = dict(children)
     deadline = time.monotonic() + deadline_s
@@ -97,7 +97,7 @@ def _wait(children: dict[int, int], deadline_s: float) -> dict[int, str]:
         if left and time.monotonic() > deadline:
             for pid, number in left.items():
                 os.kill(pid, signal.SIGKILL)
-                # processes that wait for a failed one are not at fault
+                # after a failure, the others may only wait for the failed child, so they get no error
                 ends[number] = "" if has_failed else f"no end within {deadline_s:g} s"
             _reap(left)
             break
@@ -107,7 +107,7 @@ def _wait(children: dict[int, int], deadline_s: float) -> dict[int, str]:
 
 
 def _reap(children: Mapping[int, int]) -> None:
-    """Reap killed children; abandon one that is stuck in the kernel."""
+    """Reap killed children; abandon those that are stuck in the kernel."""
     deadline = time.monotonic() + _GRACE_S
     left = set(children)
     while left and time.monotonic() < deadline:
@@ -122,7 +122,7 @@ def _first_line(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """Processor time, in seconds, that the whole host and this process with its children have used so far."""
+    """The CPU seconds that the whole host, and this process with its children, have used so far."""
 
     at_s: float
     host_s: float | None
@@ -134,13 +134,13 @@ class _Load:
         own = times.user + times.system + times.children_user + times.children_system
         host: float | None = None
         with suppress(OSError, ValueError, IndexError):
-            # user nice system idle iowait irq softirq steal: stolen time also belongs to others
+            # fields: user nice system idle iowait irq softirq steal; stolen time counts as used by others
             ticks = [int(word) for word in _STAT.read_text().split("\n", 1)[0].split()[1:9]]
             host = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
         return cls(time.monotonic(), host, own)
 
     def others_since(self, before: _Load) -> float | None:
-        """Return the part of all cores that others used meanwhile; None if the system does not provide it."""
+        """Return the fraction of all cores that other processes used since `before`; None if it is not known."""
         span = (self.at_s - before.at_s) * (os.cpu_count() or 1)
         if self.host_s is None or before.host_s is None or span <= 0:
             return None

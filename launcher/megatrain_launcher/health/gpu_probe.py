@@ -1,6 +1,6 @@
-"""Run as a program: asks the driver about the GPUs, prints a DriverReading.
+"""A program that queries the driver about the GPUs and prints a DriverReading.
 
-It is a separate program because a call into a broken driver may never return; its process cannot even be killed then.
+It is a separate program because a call into a broken driver may never return, and the process may not be killable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from megatrain_launcher.health.nvidia_smi import read_nvidia_smi
 
 
 def main(deadline_s: float) -> None:
-    """Ask NVML, or nvidia-smi if there is no binding."""
+    """Print the reading of NVML, or of nvidia-smi if NVML's Python binding is not installed."""
     guard_probe()
     reading = read_nvml() or read_nvidia_smi(deadline_s) or DriverReading("")
     sys.stdout.write(encode(reading).decode() + "\n")

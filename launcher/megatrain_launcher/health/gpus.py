@@ -1,4 +1,4 @@
-"""Checks the GPUs: all exist, the driver works, and none has broken memory or needs a reset."""
+"""Checks the GPUs: all are present, the driver works, and none has broken memory or needs a reset."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MISMATCH = re.compile(r"mismatch", re.IGNORECASE)
 
 
 def check_gpus(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
-    """Ask the driver in a separate process and judge its answer."""
+    """Query the driver in a separate process and judge its reading."""
     if context.device == "cpu":
         return tuple(skipped(name, "runtime.device is cpu") for name in NAMES)
-    margin_s = 5.0  # for the probe to start, and to report that nvidia-smi does not answer
+    margin_s = 5.0  # for the start of the probe, and to report that nvidia-smi does not respond
     end = context.probe(
         "gpu_probe",
         [f"{DEADLINE_S - 2 * margin_s:g}"],
@@ -32,7 +32,7 @@ def check_gpus(context: HealthContext, history: HealthHistory) -> tuple[HealthFi
     )
     if end.is_complete:
         try:
-            reading = decode(DriverReading, end.output, "the GPU probe's answer")
+            reading = decode(DriverReading, end.output, "the GPU probe's output")
         except CoordinationError as error:
             reading = DriverReading("probe", error=str(error))
     else:
@@ -56,9 +56,9 @@ def judge_gpus(
     num_before: int,
     kernel_module: str,
 ) -> tuple[HealthFinding, ...]:
-    """Return the findings of a reading. Pure.
+    """Return the findings of a reading.
 
-    `num_before` is how many GPUs this host had at its last check, `visible` is CUDA_VISIBLE_DEVICES.
+    `num_before`: the number of GPUs at this host's last check; `visible`: CUDA_VISIBLE_DEVICES.
     """
     is_expected = device == "cuda" or num_before > 0
     if not reading.gpus:
@@ -69,7 +69,7 @@ def judge_gpus(
 
 
 def kernel_module_version(proc: Path) -> str:
-    """Return the version of the driver that the kernel has loaded, empty if there is none."""
+    """Return the version of the kernel's NVIDIA driver; empty if none is loaded."""
     try:
         text = (proc / "driver/nvidia/version").read_text()
     except OSError:
@@ -94,7 +94,7 @@ def _without_gpus(
             *rest,
         )
     if kernel_module:
-        # a container without GPUs sees its host's driver; a broken installation gives the same result
+        # normal in a container without GPUs on a host with GPUs, but a broken installation gives the same result
         return passed(NAMES[0], f"driver {kernel_module} is loaded, but {reason}"), skipped(NAMES[1], reason), *rest
     return skipped(NAMES[0], reason), skipped(NAMES[1], reason), *rest
 
@@ -134,7 +134,7 @@ def _judge_state(gpus: Sequence[GpuReading]) -> HealthFinding:
         for gpu in gpus
         if gpu.uncorrected_errors
     ]
-    if noted:  # nothing is pending: the memory was repaired, or taken out of use
+    if noted:  # no reset is pending: the memory was repaired or disabled
         return warning(name, "; ".join(noted))
     names = ", ".join(sorted({gpu.name for gpu in gpus if gpu.name}))
     return passed(name, f"{names or 'GPUs'}: no memory errors, nothing pending")
@@ -153,7 +153,7 @@ def _problems(gpu: GpuReading) -> list[str]:
 
 
 def _visible(gpus: Sequence[GpuReading], visible: str | None) -> tuple[GpuReading, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves; names of another kind (MIG) leave all."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES selects; all if it has names of another kind (MIG)."""
     if visible is None:
         return tuple(gpus)
     wanted = [word.strip() for word in visible.split(",") if word.strip()]

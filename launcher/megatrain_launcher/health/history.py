@@ -1,7 +1,7 @@
-"""This host's earlier measurements: the only fair standard for its speed, because hosts of one job may differ.
+"""This host's earlier measurements. Its speed is compared only with them, because hosts of one job may differ.
 
-One small JSON file per host. Bounded: the last samples of each measurement. A damaged file is set aside and a new one
-begun, because an unreadable history must not make a host unfit.
+One JSON file per host with the last samples of each measurement. A damaged file is renamed and a new one begun, because
+an unreadable history must not make a host unfit.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ MAX_SAMPLES = 32
 MAX_NAMES = 512
 _MAX_BYTES = 1 << 20
 MIN_SAMPLES = 3
-"""Fewer do not show what is usual."""
+"""The fewest samples for a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthHistory:
-    """Earlier measurements, oldest first, and the last known facts."""
+    """`samples`: earlier measurements by name, oldest first; `seen`: the last known value of other facts."""
 
     samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     seen: Mapping[str, float] = field(default_factory=dict)
 
     def usual(self, name: str) -> float | None:
-        """Return the median of earlier measurements, None while there are too few."""
+        """Return the median of the earlier measurements; None if there are fewer than MIN_SAMPLES."""
         values = self.samples.get(name, ())
         return median(values) if len(values) >= MIN_SAMPLES else None
 
     def with_findings(self, findings: Iterable[HealthFinding]) -> HealthHistory:
-        """Return the history with new findings; samples of checks that did not pass are left out."""
+        """Return the history with the values of new findings, without samples of checks that did not pass."""
         samples = dict(self.samples)
         seen = dict(self.seen)
         for finding in findings:
             for name, value in finding.seen.items():
-                seen.pop(name, None)  # newest last: a name that no longer occurs is dropped first
+                seen.pop(name, None)  # keep the newest last, so that names that no longer occur are dropped first
                 seen[name] = value
             if finding.outcome != "passed":
                 continue
@@ -54,9 +54,9 @@ class HealthHistory:
 
 
 def read_history(path: Path) -> tuple[HealthHistory, str]:
-    """Return the history in a file, empty if there is none, and what is wrong with the file.
+    """Return the history in a file (empty without a file), and the problem of the file (empty if there is none).
 
-    Raises: OSError when it exists and cannot be read.
+    Raises: OSError when the file exists and cannot be read.
     """
     try:
         raw = read_bounded(path, _MAX_BYTES)
@@ -68,7 +68,7 @@ def read_history(path: Path) -> tuple[HealthHistory, str]:
         aside = path.with_suffix(".damaged.json")
         with suppress(OSError):
             path.replace(aside)
-        return HealthHistory(), f"{error}; put aside as {aside.name}, a new history begins"
+        return HealthHistory(), f"{error}; put aside as {aside.name}, so a new history begins"
 
 
 def write_history(path: Path, history: HealthHistory) -> None:

@@ -1,6 +1,6 @@
-"""Checks the kernel's log for GPUs that broke lately: NVIDIA's Xid messages, which no later query returns.
+"""Checks the kernel's log for recent GPU errors: NVIDIA's Xid messages, which later queries of the driver do not show.
 
-The kernel keeps them with the time since boot. If its log may not be read, the check gives no result.
+The log has them with the time since boot. Without permission to read the log, the check is skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_NAMED = 3
 
 
 def check_kernel_log(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
-    """Read what the kernel has kept and judge its Xid messages."""
+    """Read the kernel's log and judge its Xid messages."""
     del history
     if context.device == "cpu":
         return (skipped(NAMES[0], "runtime.device is cpu"),)
@@ -39,7 +39,7 @@ def check_kernel_log(context: HealthContext, history: HealthHistory) -> tuple[He
 
 
 def read_kernel_log(path: Path) -> list[bytes]:
-    """Return the records that the kernel holds now; each read of its device gives one. Raises: OSError."""
+    """Return the lines of the kernel's log; each read of the device returns one record. Raises: OSError."""
     records: list[bytes] = []
     total = 0
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -61,9 +61,9 @@ def read_kernel_log(path: Path) -> list[bytes]:
 
 
 def judge_kernel_log(lines: Iterable[bytes], now_s: float) -> HealthFinding:
-    """Return the findings of Xid messages for the host; `now_s` is the time since boot. Pure.
+    """Return the finding from the Xid messages. `now_s`: the time since boot.
 
-    The GPU driver's message that a GPU needs no recovery any more ends that GPU's earlier errors.
+    A message that a GPU no longer needs recovery cancels the earlier errors of that GPU.
     """
     broken: list[tuple[str, str]] = []
     handled: list[str] = []

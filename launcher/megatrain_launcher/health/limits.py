@@ -1,4 +1,4 @@
-"""Checks the system's limits for a process: open files, and locked memory if RDMA needs it."""
+"""Checks the process limits: open files, and locked memory if there is an RDMA device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from megatrain_launcher.health.history import HealthHistory
 NAMES = ("open-files", "locked-memory")
 DEADLINE_S = 5.0
 TOO_FEW_FILES = 256
-"""torch with its libraries, logs and a store use about a hundred."""
+"""Below this limit, a host is unfit: torch with its libraries, logs and a store use about a hundred files."""
 FEW_FILES = 4096
-"""A rank opens a socket to each peer of each group, plus files and libraries."""
+"""Below this limit, a check warns: a rank opens a socket to each peer of each group, plus files and libraries."""
 SMALL_LOCKED_BYTES = 1 << 30
 
 
@@ -27,7 +27,7 @@ def check_limits(context: HealthContext, history: HealthHistory) -> tuple[Health
 
 
 def judge_open_files(soft_limit: int) -> HealthFinding:
-    """Judge the limit on open files. Pure."""
+    """Judge the limit on open files."""
     if soft_limit == resource.RLIM_INFINITY:
         return passed(NAMES[0], "unlimited")
     if soft_limit < TOO_FEW_FILES:
@@ -38,7 +38,7 @@ def judge_open_files(soft_limit: int) -> HealthFinding:
 
 
 def judge_locked_memory(soft_limit: int, has_rdma: bool) -> HealthFinding:
-    """Judge the limit on locked memory: RDMA registers its buffers as locked. Pure."""
+    """Judge the limit on locked memory, which RDMA needs for its buffers."""
     if not has_rdma:
         return skipped(NAMES[1], "no RDMA device")
     if soft_limit == resource.RLIM_INFINITY:

@@ -1,4 +1,4 @@
-"""Checks the host's memory: all of it exists, some of it is free, and its error counters do not rise."""
+"""Checks the host's memory: none is missing, some is available, and its error counters do not rise."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NAMES = ("memory", "memory-errors")
 DEADLINE_S = 5.0
 GIB = 1 << 30
 MISSING_FRACTION = 0.02
-"""The kernel's own part differs a little from boot to boot; a lost module is at least one in 32."""
+"""Tolerance: the kernel's reserved part differs slightly from boot to boot; a lost module is at least 1/32."""
 LITTLE_FREE_FRACTION = 0.05
 _TOTAL = "memory_bytes"
 
 
 def check_memory(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
-    """Read the system's counters of this host."""
+    """Read this host's memory sizes and error counters."""
     sizes = read_sizes(context.places.proc / "meminfo")
     controllers = sorted((context.places.sys / "devices/system/edac/mc").glob("mc[0-9]*"))
     corrected = sum(_count(controller / "ce_count") for controller in controllers)
@@ -33,7 +33,7 @@ def check_memory(context: HealthContext, history: HealthHistory) -> tuple[Health
 
 
 def read_sizes(meminfo: Path) -> tuple[int, int] | None:
-    """Return total and available bytes; None if the system does not report them."""
+    """Return the total and available bytes; None if the system does not report them."""
     try:
         lines = meminfo.read_text().splitlines()
     except OSError:
@@ -45,7 +45,7 @@ def read_sizes(meminfo: Path) -> tuple[int, int] | None:
 
 
 def judge_memory(sizes: tuple[int, int] | None, total_before: float | None) -> HealthFinding:
-    """Judge the sizes. Pure."""
+    """Judge the sizes (total, available) against the earlier total."""
     name = NAMES[0]
     if sizes is None:
         return skipped(name, "the system does not report it")
@@ -62,7 +62,7 @@ def judge_memory(sizes: tuple[int, int] | None, total_before: float | None) -> H
 
 
 def judge_errors(corrected: int, uncorrected: int, corrected_before: float | None) -> HealthFinding:
-    """Judge the error counters since boot. Pure."""
+    """Judge the error counters since boot."""
     name = NAMES[1]
     seen = {"memory_corrected_errors": float(corrected)}
     if uncorrected:

@@ -1,6 +1,6 @@
-"""Checks the network interfaces: those that carry the ranks' traffic are up, as fast as before, and do not flap.
+"""Checks the network interfaces: those for the ranks' traffic are up, as fast as before, and do not flap.
 
-A port that is down counts only by this host's history: one that was up before is missing, one that never was is not.
+A port that is down is a problem only if it was up before, by this host's history.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from megatrain_launcher.health.history import HealthHistory
 NAMES = ("network", "infiniband")
 DEADLINE_S = 5.0
 FLAPS = 4
-"""Changes of the carrier since the last check: two times down and up again."""
+"""The carrier changes since the last check that count as flapping."""
 
 
 def check_network(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
@@ -29,14 +29,14 @@ def check_network(context: HealthContext, history: HealthHistory) -> tuple[Healt
 
 
 def judge_interfaces(links: Sequence[LinkReading], chosen: str, seen: Mapping[str, float]) -> HealthFinding:
-    """Judge the interfaces; `chosen` is runtime.network_interface. Pure."""
+    """Judge the interfaces. `chosen`: runtime.network_interface."""
     name = NAMES[0]
     by_name = {link.name: link for link in links}
     if chosen == "lo":
         return passed(name, "lo is chosen: one host")
     if chosen and chosen not in by_name:
         there = ", ".join(by_name) or "none but lo"
-        return failed(name, f"runtime.network_interface={chosen!r} does not exist; there are: {there}")
+        return failed(name, f"runtime.network_interface={chosen!r} does not exist; the interfaces are: {there}")
     if chosen and not by_name[chosen].is_up:
         return failed(name, f"runtime.network_interface={chosen!r} is {by_name[chosen].state}")
     if not links:
@@ -47,7 +47,7 @@ def judge_interfaces(links: Sequence[LinkReading], chosen: str, seen: Mapping[st
 
 
 def judge_ports(links: Sequence[LinkReading], seen: Mapping[str, float]) -> HealthFinding:
-    """Judge the RDMA ports. Pure."""
+    """Judge the RDMA ports."""
     if not links:
         return skipped(NAMES[1], "no RDMA device")
     return _judged(NAMES[1], links, "", seen, is_needed=True)
@@ -58,7 +58,7 @@ def _judged(
 ) -> HealthFinding:
     """Judge each link against its earlier state.
 
-    `is_needed`: every link that was up before carries the ranks' traffic.
+    `is_needed`: a problem of any link makes the host unfit, because every link carries the ranks' traffic.
     """
     problems: list[tuple[CheckOutcome, str]] = []
     remembered: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Reads the GPUs with the program nvidia-smi, if NVML's Python binding is not installed."""
+"""Reads the state of GPUs with nvidia-smi, for hosts without NVML's Python binding."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _FIELDS = (
     "remapped_rows.failure",
 )
 _NEEDED = 4
-"""The first fields: every version of the program has them."""
+"""The number of first fields that every version of nvidia-smi has."""
 _UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
-# The program prints these texts instead of a value when the GPU itself does not answer.
+# nvidia-smi prints these texts instead of a value if the GPU does not respond.
 _BROKEN = re.compile(r"gpu is lost|requires reset|unknown error|fallen off|\berr!", re.IGNORECASE)
 _MAX_SHOWN = 300
 
 
 def read_nvidia_smi(timeout_s: float) -> DriverReading | None:
-    """Return nvidia-smi's reading, None if there is no such program."""
+    """Return nvidia-smi's reading; None if nvidia-smi is not installed."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
@@ -60,7 +60,7 @@ def _reading(exit_code: int, output: str, printed: str, fields: Sequence[str]) -
         for row in csv.reader(output.splitlines(), skipinitialspace=True)
         if len(row) == len(fields) and row[0].isdigit()
     ]
-    # Without a driver or with a wrong library there are no rows. One lost GPU ends the list with a line of text.
+    # Without a driver, or with a wrong library, there are no rows. After a lost GPU, a line of text ends the list.
     messages = [line.strip() for line in printed.splitlines() if line.strip() and not re.match(r"\d+, ", line)]
     problem = messages[0][:_MAX_SHOWN] if messages else f"exit code {exit_code}"
     if not rows:
@@ -85,5 +85,5 @@ def _gpu(row: dict[str, str]) -> GpuReading:
 
 
 def _yes(value: str) -> bool | None:
-    """The program writes Yes and No, newer ones 1 and 0 or Enabled and Disabled, and [N/A]."""
+    """Parse a flag: nvidia-smi prints Yes or No, newer versions 1 or 0, or Enabled or Disabled; else None ([N/A])."""
     return {"yes": True, "1": True, "enabled": True, "no": False, "0": False, "disabled": False}.get(value.lower())

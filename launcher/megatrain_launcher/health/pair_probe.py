@@ -1,4 +1,4 @@
-"""Run as a program: this host's side of the timed all-reduce with one partner. Prints a line of JSON for each rank."""
+"""A program that runs this host's side of the timed all-reduce with one partner, and prints JSON lines per rank."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from megatrain_launcher.health.child import guard_probe
 from megatrain_launcher.health.forked import print_measurement, run_part
 
 COMPUTE_S = 30.0
-"""How long a rank has before the time limit of the meeting begins, and to report that it has passed."""
+"""Time in addition to the all-reduce's time limit: for a rank's computation before, and to report a timeout."""
 
 
 def main(argv: list[str]) -> None:
-    """Measure with one rank for each device that workers use; on the CPU, with one rank."""
+    """Measure with one rank per device that workers use; on the CPU, with one rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", required=True)
     parser.add_argument("--num-workers", type=int, required=True)
@@ -51,7 +51,7 @@ def _measure(args: argparse.Namespace, kind: str, num_ranks: int, number: int) -
         )
         return dist.PrefixStore(args.prefix, store)
 
-    # before the meeting, and printed at once: so it is known even if the partner never comes
+    # measured and printed before the all-reduce, so that it is known even if the partner never connects
     print_measurement(part="pair", number=number, kind=kind, compute_s=measure_matmul(kind, number))
     rank = args.side * num_ranks + number
     return measure_all_reduce(kind, number, rank, 2 * num_ranks, make_store, args.timeout_s)

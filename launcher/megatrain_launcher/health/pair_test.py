@@ -1,7 +1,7 @@
-"""This host's side of a timed all-reduce with a partner: agreeing on it, running it, and reporting it.
+"""This host's side of a timed all-reduce with a partner host: its parameters, the run, and the result.
 
-The partners meet at the store that one of their executors provides anyway. A bad result makes no host unfit by itself:
-`pairs.judge_pairs` finds the culprit from the results of all.
+The partners use the store that one of their executors already provides. A single bad result makes no host unfit:
+`pairs.judge_pairs` finds the culprit from the results of all pairs.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from megatrain_launcher.health.pairs import PairResult
 NAME = "pair"
 _NOTHING: Mapping[str, float] = {}
 START_S = 60.0
-"""How long loading torch may take, beyond the time limit of meeting and measuring."""
+"""Time to load torch, in addition to the time limit for the all-reduce."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairTask:
-    """The settings with which one host meets its partner."""
+    """One host's parameters of an all-reduce with its partner."""
 
     host: str
     partner: str
     side: int
-    """0: the host whose store both use."""
+    """0 for the host whose store both use, 1 for its partner."""
     store_address: str
     store_port: int
     prefix: str
-    """Prefix of keys in that store; no other pair or turn has it."""
+    """The prefix of keys in that store; unique to this pair and turn."""
     num_workers: int
     device: str
     network_interface: str
@@ -48,7 +48,7 @@ def pair_task(
     network_interface: str,
     timeout_s: float,
 ) -> PairTask:
-    """Return this host's task in the "pairs" command of that number; both partners come to the same agreement."""
+    """Return this host's task in the "pairs" command of that number. Both partners derive the same store and prefix."""
     side = 0 if own.host < partner.host else 1
     offering = own if side == 0 else partner
     return PairTask(
@@ -66,9 +66,9 @@ def pair_task(
 
 
 def run_pair(task: PairTask, environment: Mapping[str, str], probe: ProbeRunner = run_probe) -> CheckResult:
-    """Meet the partner, measure and return the result; blocks up to the time limit and START_S.
+    """Run the all-reduce with the partner and return the result; blocks up to the time limit plus START_S.
 
-    On a CPU the result has no unit: others use it meanwhile, perhaps even the partner, so its times are not judged.
+    On a CPU the result has no unit, so its times are not judged: other programs, even the partner, may use the CPU.
     """
     began = time.monotonic()
     unit = ""
@@ -100,7 +100,8 @@ def run_pair(task: PairTask, environment: Mapping[str, str], probe: ProbeRunner 
         detail = f"all-reduce with {task.partner} failed: {reason}"
         return CheckResult(NAME, CheckOutcome.WARNING, detail, taken_s, None, unit, task.partner, parts)
     value = parts["reduce"] * 1000
-    detail = f"all-reduce with {task.partner}: {value:.2f} ms; own matrix product {parts['compute'] * 1000:.2f} ms"
+    compute_ms = parts["compute"] * 1000
+    detail = f"all-reduce with {task.partner}: {value:.2f} ms; own matrix multiplication {compute_ms:.2f} ms"
     return CheckResult(NAME, CheckOutcome.PASSED, detail, taken_s, value, unit, task.partner, parts)
 
 
@@ -122,7 +123,7 @@ def pair_results(report: CheckReport) -> tuple[PairResult, ...]:
 
 
 def _parts(lines: Sequence[Mapping[str, object]], problem: str) -> tuple[dict[str, float], str]:
-    """Return the times of the slowest rank of this side by part, and the reason if it failed."""
+    """Return, by part, the longest time among this side's ranks, and the reason if the test failed."""
     worst: dict[str, float] = {}
     for line in lines:
         for part in ("compute", "wait", "reduce"):

@@ -1,9 +1,10 @@
-"""Which hosts are at fault, from timed all-reduces of neighbouring pairs with swapped partners. Pure.
+"""Finds the hosts at fault from timed all-reduces between neighbouring hosts with swapped partners. Pure functions: no
+I/O and no clock.
 
-Neighbours in the given order form a ring; each of its edges is tested once, so every host meets two partners. In a pair
-that failed or was slow, one of the two is at fault. A host that was in a good pair is cleared; a host whose every pair
-was bad is a culprit if one of its partners is cleared, else a suspect. Computing is timed separately, before partners
-meet, and is each host's own.
+The hosts form a ring in the given order, and each edge of the ring is tested once, so every host has two partners. If a
+pair failed or was slow, at least one of its hosts, or their link, is at fault. A host in a good pair is cleared. A host
+with only bad pairs is a culprit if one of its partners is cleared, else a suspect. Each host's own computation is timed
+separately, before the partners connect.
 Source: the two-round node check with swapped pairs, as in DLRover and ByteRobust, with culprits by exclusion only.
 """
 
@@ -16,11 +17,11 @@ from statistics import median_low
 Pair = tuple[str, str]
 
 NOISE_S = 0.002
-"""Differences below this are the system's, not a link's."""
+"""Smaller differences are noise of the system, not a slow link."""
 
 
 def num_turns(num_hosts: int) -> int:
-    """Return how many turns it takes until every host has met its neighbours: a ring of odd length takes three."""
+    """Return the number of turns that pair all neighbours: one for two hosts, else two, or three for an odd number."""
     if num_hosts < 2:
         return 0
     if num_hosts == 2:
@@ -29,9 +30,9 @@ def num_turns(num_hosts: int) -> int:
 
 
 def pairs(hosts: Sequence[str], turn: int) -> tuple[Pair, ...]:
-    """Return the pairs of a turn, 0 to num_turns - 1; neighbours in the order of `hosts`, swapped each turn.
+    """Return the pairs of turn 0 to num_turns - 1: neighbours in the order of `hosts`, with other partners each turn.
 
-    Raises: ValueError for a turn that does not exist, or a host that is named twice.
+    Raises: ValueError for a turn that does not exist, or a duplicate host.
     """
     if len(set(hosts)) != len(hosts):
         raise ValueError("a host is named twice")
@@ -45,13 +46,13 @@ def pairs(hosts: Sequence[str], turn: int) -> tuple[Pair, ...]:
 
 
 def partners(some: Sequence[Pair]) -> dict[str, str]:
-    """Return each host's partner, both ways."""
+    """Return each host's partner, for both hosts of each pair."""
     return dict(some) | {second: first for first, second in some}
 
 
 @dataclass(frozen=True, slots=True)
 class PairResult:
-    """One host's side of one pair. A time is None if the host did not get that far, for `reason`."""
+    """One host's result of a pair. A time is None if the host failed before it was measured; `reason` says why."""
 
     host: str
     partner: str
@@ -60,16 +61,16 @@ class PairResult:
     reduce_s: float | None = None
     reason: str = ""
     is_timed: bool = True
-    """On a CPU, which others use too, only whether it works counts."""
+    """Whether the times count. False on a CPU, which other programs use too: only success counts there."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairFindings:
-    """What the pairs show: reasons by host. A link is bad if its pair failed while others clear both of its hosts."""
+    """The findings, with reasons by host. A link is bad if its pair is bad but other pairs clear both hosts."""
 
     culprits: Mapping[str, str] = field(default_factory=dict)
     suspects: Mapping[str, str] = field(default_factory=dict)
-    """Hosts in bad pairs only, whose partners were too: at least one host of each such pair is at fault."""
+    """Hosts with only bad pairs, and without a cleared partner: at least one host of each pair is at fault."""
     bad_links: tuple[Pair, ...] = ()
 
 
@@ -89,9 +90,9 @@ def judge_pairs(
     max_slowdown: float,
     hardware: Mapping[str, str] | None = None,
 ) -> PairFindings:
-    """Return which hosts are at fault. `schedule`: the pairs of all turns; a pair without both results has failed.
+    """Return the hosts at fault. `schedule`: the pairs of all turns; a pair without both results has failed.
 
-    `hardware`: the kind of each host; computing is compared among hosts of one kind.
+    `hardware`: the kind of each host; computation times are compared among hosts of one kind.
     """
     hosts = list(dict.fromkeys(host for pair in schedule for host in pair))
     found = {(result.host, result.partner): result for result in results}
@@ -108,7 +109,7 @@ def judge_pairs(
             culprits[host] = why
         else:
             suspects[host] = why
-    # a culprit explains its bad pairs: a host with no other bad pairs is no suspect
+    # a host is not a suspect if all of its bad pairs have a culprit as partner
     for host in list(suspects):
         others = {_other(pair, host) for pair in bad if host in pair}
         if others <= culprits.keys():
@@ -141,7 +142,7 @@ def _bad_pairs(schedule: Sequence[Pair], found: Mapping[Pair, PairResult], max_s
 
 
 def _slow_computers(results: Sequence[PairResult], max_slowdown: float, hardware: Mapping[str, str]) -> dict[str, str]:
-    """Return the hosts that compute slower than others of their kind in every turn, and why."""
+    """Return, with reasons, the hosts whose best computation time is slow compared with other hosts of their kind."""
     best: dict[str, float] = {}
     for result in results:
         if result.compute_s is not None and result.is_timed:
@@ -150,7 +151,7 @@ def _slow_computers(results: Sequence[PairResult], max_slowdown: float, hardware
     for host, taken_s in best.items():
         usual = median_low(value for other, value in best.items() if hardware.get(other) == hardware.get(host))
         if taken_s > usual * max_slowdown and taken_s - usual > NOISE_S:
-            slow[host] = f"a matrix product took {taken_s * 1000:.1f} ms, on other hosts {usual * 1000:.1f}"
+            slow[host] = f"a matrix multiplication took {taken_s * 1000:.1f} ms, on other hosts {usual * 1000:.1f} ms"
     return slow
 
 

@@ -1,8 +1,7 @@
-"""Times an all-reduce among a few ranks, without the time to wait for them. Loads torch; probes import it late.
+"""Times an all-reduce among a few ranks, without the wait for their arrival. Loads torch, so probes import it late.
 
-A collective takes as long as its slowest member, so both partners of a pair measure the same. Two other times
-distinguish them: the time until both partners have met, which shows the late one, and the time of their own computing
-beforehand.
+A collective takes as long as its slowest member, so both partners of a pair measure the same time. Two other times show
+which one is slow: the wait until both partners have connected, and the time of each host's own computation before.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ GPU_BYTES = 64 << 20
 def measure_all_reduce(
     kind: str, index: int, rank: int, world_size: int, make_store: Callable[[], Any], timeout_s: float
 ) -> dict[str, float]:
-    """Return wait_s, until all ranks had met, and reduce_s, the best of some all-reduces.
+    """Return wait_s, the time until all ranks were connected, and reduce_s, the best of REPETITIONS all-reduces.
 
-    Communication: all ranks of `make_store`'s store, gloo or NCCL; blocks up to the timeout.
-    Raises: RuntimeError when the ranks do not meet, one is lost, or a sum is wrong.
+    Communication: gloo or NCCL, among all ranks of `make_store`'s store; blocks up to the timeout.
+    Raises: RuntimeError when ranks do not connect, a rank is lost, or a sum is wrong.
     """
     import torch
     from torch import distributed as dist
@@ -44,17 +43,17 @@ def measure_all_reduce(
     _all_reduce(values, rank, world_size)
     wait_s = time.perf_counter() - began
     reduce_s = min(_all_reduce(values, rank, world_size) for _ in range(REPETITIONS))
-    dist.destroy_process_group()  # not after an error: it may wait for a peer that is gone, and the process ends anyway
+    dist.destroy_process_group()  # not after an error: it may wait for a lost peer, and the process exits anyway
     return {"wait_s": wait_s, "reduce_s": reduce_s}
 
 
 def _all_reduce(values: Any, rank: int, world_size: int) -> float:
-    """Sum over all ranks, return the seconds. Raises: RuntimeError when the sum is wrong."""
+    """Run an all-reduce and return its seconds. Raises: RuntimeError when the sum is wrong."""
     import torch
     from torch import distributed as dist
 
     values.fill_(rank + 1)
-    dist.barrier()  # so that no rank's fill is part of another's time
+    dist.barrier()  # so that no rank's fill_ is part of another rank's time
     if values.is_cuda:
         torch.cuda.synchronize(values.device)
     began = time.perf_counter()
@@ -64,5 +63,5 @@ def _all_reduce(values: Any, rank: int, world_size: int) -> float:
     taken_s = time.perf_counter() - began
     expected = world_size * (world_size + 1) // 2  # small integers: exact in any order
     if not bool((values == expected).all()):
-        raise RuntimeError(f"rank {rank}: a wrong sum came out of an all-reduce of {world_size} ranks")
+        raise RuntimeError(f"rank {rank}: an all-reduce of {world_size} ranks returned a wrong sum")
     return taken_s

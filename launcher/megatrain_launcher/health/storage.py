@@ -1,4 +1,4 @@
-"""Checks the run directory's disk, and the tmpfs of black boxes and the communication libraries' buffers."""
+"""Checks the run directory's disk, and the tmpfs for black boxes and the buffers of communication libraries."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MIB = 1 << 20
 FEW_FILES = 1000
 SLOW_WRITE_S = 5.0
 SHARED_MEMORY_RESERVE_BYTES = 64 * MIB
-"""Space for NCCL and gloo themselves; a container has only 64 MiB by default."""
+"""Space for NCCL and gloo in addition to black boxes; a container has only 64 MiB by default."""
 
 
 def check_disk(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
-    """Run a probe that writes a small file to the run directory, and check the space left."""
+    """Run a probe that writes a small file to the run directory, and check the free space."""
     del history
     end = context.probe(
         "disk_probe",
@@ -43,7 +43,7 @@ def check_disk(context: HealthContext, history: HealthHistory) -> tuple[HealthFi
 
 
 def judge_disk(answer: dict[str, Any], where: str, min_free_gb: float) -> HealthFinding:
-    """Judge the probe's answer. Pure."""
+    """Judge the output of the disk probe."""
     (name,) = DISK_NAMES
     if "error" in answer:
         return failed(name, f"{where} cannot be written: {answer['error']}")
@@ -63,7 +63,7 @@ def judge_disk(answer: dict[str, Any], where: str, min_free_gb: float) -> Health
 
 
 def check_shared_memory(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
-    """Check that the black boxes of all workers fit."""
+    """Check that the black boxes of all workers fit into the tmpfs."""
     del history
     directory = context.shared_memory
     if directory is None:
@@ -72,10 +72,11 @@ def check_shared_memory(context: HealthContext, history: HealthHistory) -> tuple
 
 
 def judge_shared_memory(directory: Path, needed_bytes: int, free: int | str) -> HealthFinding:
-    """Judge the free bytes of a tmpfs, or the reason why they are not known. Pure."""
+    """Judge the free bytes of a tmpfs; `free` is a text if they are unknown: the reason."""
     (name,) = SHARED_MEMORY_NAMES
     if isinstance(free, str):
-        return failed(name, f"{directory} cannot be used: {free}; telemetry.black_box_directory names another place")
+        text = f"telemetry.black_box_directory={directory} cannot be used: {free}"
+        return failed(name, f"{text}; fix this, or set another directory")
     state = f"{free / MIB:.0f} MiB free in {directory}, black boxes take {needed_bytes / MIB:.0f}"
     advice = "raise it (containers: --shm-size), or lower telemetry.black_box_records"
     if free < needed_bytes:
@@ -90,7 +91,7 @@ def judge_shared_memory(directory: Path, needed_bytes: int, free: int | str) -> 
 def _free_bytes(directory: Path) -> int | str:
     try:
         space = os.statvfs(directory)
-        with suppress(FileNotFoundError):  # it is made with the first black box
+        with suppress(FileNotFoundError):  # the directory is made with the first black box
             check_own_directory(own_box_directory(directory))
     except NotOwnError as error:
         return f"{error.filename} {error.strerror}, remove it"

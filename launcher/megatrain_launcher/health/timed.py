@@ -1,7 +1,7 @@
-"""Checks the speed of this host's devices, each against its own history, and an all-reduce among them.
+"""Checks the speed of this host's devices, and of an all-reduce among them, against this host's history.
 
-A slow result is measured once more before a host is refused for it. On a CPU that others use meanwhile, slowness may be
-due to them and is only noted.
+A slow result is measured once more before the host counts as unfit. On a CPU that other programs use at the same time,
+a slow result is only a warning.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _PROBE_S = 140.0
 _PART_S = 45.0
 BUSY_FRACTION = 0.2
 NOISE_S = 0.002
-"""Differences below this are the system's."""
+"""Smaller differences are noise of the system."""
 _KEYS: Mapping[str, tuple[str, ...]] = {"matmul": ("matmul_s",), "memory-copy": ("copy_s", "host_copy_s")}
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """What the device probe measured. Seconds by check name, then by device or kind of copy."""
+    """The measurements of the device probe. `seconds`: by check name, then by device and kind of copy."""
 
     kind: str = ""
     hardware: str = ""
@@ -37,18 +37,18 @@ class Timings:
     errors: Mapping[str, str] = field(default_factory=dict)
     """By check name."""
     others_busy: Mapping[str, float | None] = field(default_factory=dict)
-    """The part of the cores that others used meanwhile, by part of the probe."""
+    """By part of the probe, the fraction of the cores that other programs used at the same time."""
 
 
 def check_speed(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
-    """Time the devices, twice if they seem slow."""
+    """Time the devices, and once more if they appear slow."""
     if context.is_training:
         return tuple(skipped(name, "workers are running; timing would disturb them") for name in NAMES)
     findings, is_slow = judge_speed(_measure(context), history, context.recovery.max_slowdown)
     if not is_slow:
         return findings
     again, _ = judge_speed(_measure(context), history, context.recovery.max_slowdown)
-    # the better of both counts: slowness that does not last is ignored
+    # use the better of both results, so that temporary slowness is ignored
     better = {CheckOutcome.PASSED: 0, CheckOutcome.SKIPPED: 1, CheckOutcome.WARNING: 2, CheckOutcome.FAILED: 3}
     return tuple(min(pair, key=lambda finding: better[finding.outcome]) for pair in zip(again, findings, strict=True))
 
@@ -56,7 +56,7 @@ def check_speed(context: HealthContext, history: HealthHistory) -> tuple[HealthF
 def judge_speed(
     timings: Timings, history: HealthHistory, max_slowdown: float
 ) -> tuple[tuple[HealthFinding, ...], bool]:
-    """Return the findings, and whether one of them failed only for slowness. Pure."""
+    """Return the findings, and whether one of them failed only because it was slow."""
     lost = int(history.seen.get("num_cuda_devices", 0)) if timings.kind == "cpu" else 0
     if lost:
         problem = f"torch sees no CUDA device; at the last check it saw {lost}"
@@ -88,14 +88,14 @@ def _judge(name: str, timings: Timings, history: HealthHistory, max_slowdown: fl
         known = "as usual" if compared else "no history yet to compare with"
         finding = passed(name, f"{state}, {known}")
     elif timings.kind == "cpu" and busy is not None and busy > BUSY_FRACTION:
-        finding = warning(name, f"{', '.join(slow)}: others use {busy:.0%} of the processor")
+        finding = warning(name, f"{', '.join(slow)}: other programs use {busy:.0%} of the processor")
     else:
         finding = failed(name, f"{', '.join(slow)}; recovery.max_slowdown={max_slowdown:g}")
     return replace(finding, value=worst * 1000, unit="ms", samples=samples)
 
 
 def timings_of(lines: Sequence[Mapping[str, Any]], problem: str) -> Timings:
-    """Return the measurements in the probe's lines; `problem`: how it ended, empty if it was complete. Pure."""
+    """Return the timings from the probe's lines; `problem`: how the probe failed, empty if it was complete."""
     by_part: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
         by_part.setdefault(str(line["part"]), []).append(line)
@@ -110,7 +110,7 @@ def timings_of(lines: Sequence[Mapping[str, Any]], problem: str) -> Timings:
             continue
         if not line["is_repeatable"]:
             errors["matmul"] = (
-                f"{line['device']}: the same product or copy gave different results: the device computes wrong"
+                f"{line['device']}: the same operation gave different results: the device computes wrong results"
             )
         for name, keys in _KEYS.items():
             for key in keys:

@@ -1,1 +1,1 @@
-"""The systems that run hosts: this machine, Slurm or Kubernetes. Each identifies a host, and can cordon it."""
+"""Adapters for the systems that run hosts (a plain machine, Slurm, Kubernetes): they identify and cordon hosts."""

@@ -1,4 +1,4 @@
-"""What the launcher needs from the system that runs the hosts."""
+"""The interface between the launcher and the system that runs the hosts."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from megatrain.contracts.errors import MegatrainError
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """The facts about this host in the environment; empty or 0 where it has none."""
+    """Facts about this host from the environment; a field that the environment does not give is empty or 0."""
 
     host: str
     address: str = ""
     """A name or an IP address."""
     launch_id: str = ""
     num_hosts: int = 0
-    """All hosts of the launch, including spares."""
+    """The number of hosts of the launch, including spares."""
     index: int = 0
-    """This host's index among them."""
+    """This host's index among the hosts of the launch."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class CordonError(MegatrainError):
-    """The cluster did not cordon a host; the job itself leaves it out all the same."""
+    """The cluster did not cordon a host. The job excludes the host nevertheless."""
 
 
 class HostAdapter(Protocol):
-    """One kind of cluster."""
+    """The adapter for one kind of cluster."""
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class HostAdapter(Protocol):
         """Return the facts of this host. Raises: ConfigError when the environment contradicts itself."""
 
     def cordon(self, host: str, reason: str) -> str:
-        """Keep other jobs off a host, and return a sentence on what was done; empty without a scheduler.
+        """Exclude a host from other jobs of the cluster; return a sentence on what was done, empty without a scheduler.
 
         Raises: CordonError.
         """

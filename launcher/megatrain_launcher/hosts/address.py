@@ -1,4 +1,4 @@
-"""The address by which other hosts reach this one."""
+"""Finds the address by which other hosts reach this host."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def interface_address(interface: str) -> str:
 
 
 def address_towards(endpoint: Endpoint) -> str:
-    """Return the address from which this host reaches an endpoint. Sends nothing except a look-up of the name.
+    """Return this host's address on the route to an endpoint. Sends nothing except a name look-up.
 
     Raises: ConfigError when the name is unknown or there is no route to it.
     """
@@ -53,12 +53,12 @@ def address_towards(endpoint: Endpoint) -> str:
 
 
 def resolve(name: str) -> str:
-    """Return an IP address of this host's own name that others can use, an empty text if there is none."""
+    """Return an IP address of `name`, this host's name, that other hosts can reach; empty if there is none."""
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, _DISCARD_PORT, type=socket.SOCK_DGRAM)}
     except OSError:
         return ""
-    # a machine's own name often means loopback on that machine
+    # a machine's own name often resolves to a loopback address on that machine
     usable = [text for text in found if not (ip := ipaddress.ip_address(text.partition("%")[0])).is_loopback
               and not ip.is_link_local]  # fmt: skip
     return min(usable, key=lambda text: (":" in text, text), default="")

@@ -1,7 +1,8 @@
-"""Kubernetes: one pod per node, made by a JobSet or a TrainJob; the pod's variables identify it (see the templates).
+"""Kubernetes: one pod per node, created by a JobSet or a TrainJob. Environment variables identify the host (see the
+templates).
 
-Eviction cordons the node, with the pod's service account if it has one, else by kubectl. The account needs only the
-verb patch on the job's own nodes; a JobSet has it for those that `--node` names.
+A node is cordoned with the pod's service account if it has one, else with kubectl. The account needs only the verb
+`patch` on the job's nodes; the JobSet template grants it for the nodes that `--node` names.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class KubernetesPlatform:
         self._account = account
 
     def facts(self) -> HostFacts:
-        """Return the host's facts; its name is the node's, so that a pod on a cordoned node is refused too."""
+        """Return the host's facts. The host's name is the node's, so that every pod on a cordoned node is refused."""
         get = self._environment.get
         jobset, attempt = get("JOBSET_NAME", ""), get("JOBSET_RESTART_ATTEMPT", "0") or "0"
         index = get("JOB_COMPLETION_INDEX", "0")
@@ -62,7 +63,7 @@ class KubernetesPlatform:
         port = self._environment.get("KUBERNETES_SERVICE_PORT", "443")
         patch = {"metadata": {"annotations": {REASON_ANNOTATION: reason}}, "spec": {"unschedulable": True}}
         try:
-            # read again each time: tokens are replaced while a pod runs
+            # read the token each time, because Kubernetes replaces it while a pod runs
             token = (self._account / "token").read_text().strip()
             context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
             connection = http.client.HTTPSConnection(address, int(port), timeout=_CALL_S, context=context)
@@ -83,7 +84,7 @@ class KubernetesPlatform:
                 connection.close()
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise CordonError(
-                f"node {host} was not cordoned: the API server {address}:{port} gave no answer: {error}"
+                f"node {host} was not cordoned: the API server {address}:{port} did not respond: {error}"
             ) from error
         if answer.status != http.client.OK:
             raise CordonError(f"node {host} was not cordoned: {_message(answer.status, body)}")
@@ -94,7 +95,7 @@ class KubernetesPlatform:
         if program is None:
             raise CordonError(
                 f"node {host} was not cordoned: the pod has no service account, and no kubectl is on PATH; "
-                "`megatrain launch --write-template jobset --node ...` gives it rights on the nodes that are named"
+                "`megatrain launch --write-template jobset --node ...` grants the account rights on the named nodes"
             )
         self._kubectl(host, [program, "cordon", "--", host])
         self._kubectl(host, [program, "annotate", "--overwrite", "node", host, f"{REASON_ANNOTATION}={reason}"])
@@ -119,10 +120,10 @@ class KubernetesPlatform:
 
 
 def _message(status: int, body: bytes) -> str:
-    """Return the API server's message; a refusal with the right that the account lacks."""
+    """Return the API server's message; after a refusal, with the permission that the account needs."""
     try:
         text = str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):
         text = f"the API server answered {status}"
-    hint = "; the service account needs the verb patch on this node, see --node" if status in (401, 403) else ""
+    hint = "; the service account needs the verb patch on this node (see --node)" if status in (401, 403) else ""
     return f"{text}{hint}"

@@ -1,4 +1,4 @@
-"""A machine without a scheduler: its name, and several executors on it that simulate several hosts."""
+"""A machine without a scheduler: its name as a host, and several executors that simulate several hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def host_name() -> str:
 
 
 class LocalPlatform:
-    """Implements HostAdapter where there is no cluster."""
+    """Implements HostAdapter for a machine outside of a cluster."""
 
     name = "local"
 
@@ -37,10 +37,10 @@ class LocalPlatform:
 
 
 class LocalHosts:
-    """Executors host-1 to host-N on this machine, as a context: none of them is left when the context ends.
+    """Context manager that runs executors host-1 to host-N on this machine; none is left when the context ends.
 
-    `arguments`: those of `megatrain launch` for one of them, without the host's name. A killed executor is not
-    started again: a spare takes its place.
+    `arguments`: the arguments of `megatrain launch` for each executor, without --host-id. A killed executor is not
+    started again; a spare replaces it.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class LocalHosts:
         self._held.close()
 
     def stop(self) -> None:
-        """Ask all of them to save and stop. May be called from a signal handler."""
+        """Ask all executors to save and stop. May be called from a signal handler."""
         for child in list(self._running.values()):
             child.send(signal.SIGTERM)
 
     def wait(self) -> list[int]:
-        """Wait until all have ended and return their exit codes, negative for signals; report failures."""
+        """Wait until all have exited and return their exit codes, negative for signals; report deaths by signal."""
         codes = []
         while self._running:
             for name, child in list(self._running.items()):
@@ -99,7 +99,7 @@ class LocalHosts:
         return codes
 
     def _end(self) -> None:
-        """Kill what still runs: the context ended before `wait` returned, so there is no wait for an orderly end."""
+        """Kill the executors that still run, without an orderly stop, because the context ended before `wait`."""
         for child in self._running.values():
             child.kill()
         self._running.clear()

@@ -15,7 +15,7 @@ _COMMAND_S = 30.0
 
 
 def is_slurm_task(environment: Mapping[str, str]) -> bool:
-    """Return whether `srun` started this process. In a batch script, or a shell of salloc, it did not."""
+    """Return whether `srun` started this process, unlike a batch script or a shell of salloc."""
     return "SLURM_JOB_ID" in environment and "SLURM_PROCID" in environment and _step(environment) not in _NO_TASK
 
 
@@ -23,7 +23,7 @@ _NO_TASK = ("batch", "extern", "interactive", "4294967291", "4294967292", "42949
 
 
 def _step(environment: Mapping[str, str]) -> str:
-    """Return the step's number; those of the batch script and of salloc's shell are names or near 2^32."""
+    """Return the step's id. Batch scripts and salloc's shells have a name, or a number near 2^32."""
     return environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", "batch"))
 
 
@@ -42,8 +42,8 @@ class SlurmPlatform:
             raise ConfigError(
                 [
                     (
-                        f"SLURM_STEP_TASKS_PER_NODE={','.join(tasks)}: one executor a host starts all its workers; use "
-                        "srun --ntasks-per-node=1 with --nproc-per-node"
+                        f"SLURM_STEP_TASKS_PER_NODE={','.join(tasks)}: one executor per host starts all of its "
+                        "workers; use srun --ntasks-per-node=1 with --nproc-per-node"
                     )
                 ]
             )
@@ -59,20 +59,20 @@ class SlurmPlatform:
         )
 
     def cordon(self, host: str, reason: str) -> str:
-        """Drain a node, which only Slurm's operators may do. Raises: CordonError."""
+        """Drain a node, which requires the rights of a Slurm operator. Raises: CordonError."""
         program = shutil.which("scontrol", path=self._environment.get("PATH"))
         if program is None:
-            raise CordonError(f"Slurm did not drain {host}: no scontrol on PATH; ask an operator to")
+            raise CordonError(f"Slurm did not drain {host}: no scontrol on PATH; ask an operator to do it")
         command = [program, "update", f"NodeName={host}", "State=DRAIN", f"Reason=megatrain: {reason}"[:200]]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", timeout=_COMMAND_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise CordonError(f"Slurm did not drain {host}: {error}; ask an operator to") from error
+            raise CordonError(f"Slurm did not drain {host}: {error}; ask an operator to do it") from error
         if done.returncode != 0:
             problem = (done.stderr or done.stdout).strip() or f"scontrol {end_text(done.returncode)}"
-            raise CordonError(f"Slurm does not drain {host}: {problem}; ask an operator to")
+            raise CordonError(f"Slurm did not drain {host}: {problem}; ask an operator to do it")
         return f"Slurm drains {host}"
 
     def _number(self, *names: str) -> int:
@@ -83,10 +83,10 @@ class SlurmPlatform:
         raise ConfigError([f"{names[0]} is not set, or is not a number; start with srun, or give --platform=local"])
 
     def _labels(self) -> dict[str, str]:
-        """Return the switch, from SLURM_TOPOLOGY_ADDR (s0.s3.node7): the nearest switch before the node."""
+        """Return the label `switch` from SLURM_TOPOLOGY_ADDR (s0.s3.node7): the path to the node's switch (s0.s3)."""
         names = self._environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
         pattern = self._environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "switch.node").split(".")
         if len(names) < 2 or len(names) != len(pattern) or pattern[-2] != "switch":
             return {}
-        # neighbours under a higher switch then come together too
+        # the path, not only the last switch, so that hosts under one higher switch sort together too
         return {"switch": ".".join(names[:-1])}

@@ -1,9 +1,9 @@
-"""A rendezvous for stock torchrun: `torchrun --rdzv-backend=megatrain --rdzv-endpoint=HOST:PORT[,HOST:PORT...]
---rdzv-id=NAME -m megatrain.train CONFIG`, with etcd v3 behind it.
+"""A rendezvous backend for stock torchrun that uses etcd v3: `torchrun --rdzv-backend=megatrain
+--rdzv-endpoint=HOST:PORT[,HOST:PORT...] --rdzv-id=NAME -m megatrain.train CONFIG`.
 
-Each agent has a leased key, an elected agent writes rounds, and each round has its own store. When an agent disappears,
-restarts its workers, or joins, the round is over, and the other agents' torchrun restarts their workers: within a
-lease's TTL, not when a collective happens to fail. Nothing is ever closed permanently.
+Each agent has keys with a lease, an elected agent writes rounds, and each round has its own store. The round ends when
+an agent disappears, restarts its workers, or joins. Then torchrun restarts the workers on the other agents, within a
+lease's TTL, instead of after a failed collective. The rendezvous is never closed permanently.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from typing import Any
 
 
 def torchrun_handler() -> Any:
-    """Return the function that makes a handler from torchrun's parameters: the entry point of group
-    `torchrun.handlers`.
-    """
+    """Return the function that creates a handler from torchrun's parameters (entry point group `torchrun.handlers`)."""
     # torchrun calls this for every rendezvous backend
     return _create_handler
 

@@ -1,8 +1,8 @@
-"""The RendezvousHandler that torch's agent calls: it requests and awaits a round, and returns ranks and a store.
+"""The RendezvousHandler that torch's agent calls: it requests a round, waits for it, and returns a rank and a store.
 
 Ranks here are those of agents; torch computes the ranks of their workers itself, through the round's store. Each round
-has a new store server, on its first host: workers of torchrun share one store without a prefix, and would find the keys
-of a dead round there.
+has a new store server on its first host, because torchrun's workers share one store without a prefix and would find the
+keys of an earlier round there.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from megatrain_launcher.rendezvous.view import View
 _logger = logging.getLogger(__name__)
 BACKEND = "megatrain"
 _POLL_S = 0.25
-"""How often a waiting agent checks the time, and lets Python handle signals."""
+"""How often a waiting agent checks its deadline and lets Python handle signals."""
 _CONNECT_S = 10.0
 _STORE_S = 60.0
 _LINGER_S = 1.0
-"""How long the other agents' last reads of a finished round's store may take."""
+"""How long the store of a finished round is kept for the last reads of other agents."""
 
 
 def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
-    """Return a handler for torchrun's options; a password is removed from the environment, which workers inherit.
+    """Return a handler for torchrun's options. Removes the password from the environment, which workers inherit.
 
     Raises: ConfigError.
     """
@@ -68,7 +68,7 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
-    """One agent's side of the rendezvous; it contacts etcd from the first `next_rendezvous` on."""
+    """One agent's side of the rendezvous. The first `next_rendezvous` connects to etcd."""
 
     def __init__(self, settings: RendezvousSettings) -> None:
         self._settings = settings
@@ -78,7 +78,7 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._server: TCPStore | None = None
         self._round: Round | None = None
         self._is_shut_down = False
-        # after a signal torch does not call shutdown, because that could close the rendezvous permanently
+        # torch does not call shutdown after a signal, because other backends would close the rendezvous permanently
         atexit.register(self.shutdown)
 
     def get_backend(self) -> str:
@@ -86,7 +86,7 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     @property
     def use_agent_store(self) -> bool:
-        """Workers meet at the round's store."""
+        """True: workers use the round's store."""
         return True
 
     def get_run_id(self) -> str:
@@ -96,19 +96,19 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
         return False
 
     def set_closed(self) -> None:
-        """Do nothing: a later agent may begin a new round."""
+        """Do nothing, because a later agent may begin a new round."""
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 when this agent's round is over, so that the agent restarts its workers; makes no call."""
+        """Return 1 if this agent's round is over, so that torch restarts the workers, else 0. Makes no call to etcd."""
         if self._membership is None or self._round is None:
             return 0
         return int(self._membership.view.is_over(self._round.number))
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for a round with this agent.
+        """Wait for a round that includes this agent.
 
-        Raises: RendezvousConnectionError when etcd cannot be reached or refuses us; RendezvousTimeoutError when too few
-        agents came; ConfigError.
+        Raises: RendezvousConnectionError when etcd cannot be reached or refuses access; RendezvousTimeoutError when too
+        few agents joined in time; ConfigError.
         """
         try:
             return self._next()
@@ -116,7 +116,7 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
             raise RendezvousConnectionError(f"--rdzv-backend={BACKEND}: {error}") from error
 
     def shutdown(self) -> bool:
-        """Leave. The others continue, or wait for an agent that takes this place."""
+        """Leave the job. The other agents continue with fewer agents, or wait for a replacement."""
         atexit.unregister(self.shutdown)
         if not self._is_shut_down:
             self._is_shut_down = True
@@ -151,7 +151,7 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
         part = found.part_of(membership.host, membership.session)
         assert part is not None
         self._round = found
-        # torchrun's restart counts differ between agents; this number does not
+        # unlike torchrun's restart count, this number is the same on all agents
         os.environ[ROUND_VARIABLE] = str(found.number)
         os.environ[ROUND_COUNTER_VARIABLE] = membership.client.gateway.cluster_id
         return RendezvousInfo(
@@ -173,7 +173,7 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
     def _wait_for_round(
         self, membership: RendezvousMembership, after: int, deadline: float, problem: str
     ) -> tuple[Round, float]:
-        """Return the round that names this agent, and the time by which it must be complete."""
+        """Wait for a round that includes this agent; return it and the deadline for its formation."""
 
         def is_ours(view: View) -> bool:
             live = view.live_round
@@ -189,13 +189,13 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
             if live is not None and is_ours(view):
                 return live, deadline
             if live is not None and live.number > after:
-                # others train: this agent is surplus, and waits for its turn
+                # a round of other agents trains: this agent waits as a spare, without a deadline
                 deadline = time.monotonic() + self._settings.join_timeout_s
             if time.monotonic() > deadline:
                 raise RendezvousTimeoutError(self._explain(view, problem))
 
     def _enter(self, membership: RendezvousMembership, found: Round) -> tuple[TCPStore | None, str]:
-        """Reach the round's store and wait until all others have; else return why not."""
+        """Connect to the round's store and wait until all its agents have; return the store, or why it failed."""
         is_first = found.hosts[0].session == membership.session
         server = self._server
         if not is_first:
@@ -228,13 +228,13 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
         stopping = still_stopping(view)
         stopping_text = f"; {', '.join(stopping)} stops its workers" if stopping else ""
         return (
-            f"--rdzv-id={self._settings.run_id}: no round of --nnodes={self._settings.host_range} hosts came about "
+            f"--rdzv-id={self._settings.run_id}: no round of --nnodes={self._settings.host_range} hosts was formed "
             f"within {self._settings.join_timeout_s:g} s: {', '.join(waiting) or 'no host'} waits{stopping_text}"
-            f"{'; ' + problem if problem else ''}. Start the missing agents, or allow fewer"
+            f"{'; ' + problem if problem else ''}. Start the missing agents, or lower --nnodes"
         )
 
     def _linger(self, membership: RendezvousMembership) -> None:
-        """Keep the store a little longer, if it is here, for agents that are just finishing too."""
+        """If the round's store is here, keep it until the round's other agents have left, up to _LINGER_S."""
         found = self._round
         if found is None or self._server is None:
             return
@@ -260,20 +260,20 @@ def _missing(view: View, found: Round) -> tuple[str, ...]:
 
 def _why_over(view: View, found: Round) -> str:
     halt = view.halts.get(found.number)
-    return halt.reason if halt is not None else "there is a newer one"
+    return halt.reason if halt is not None else "there is a newer round"
 
 
 def _open_store() -> TCPStore:
-    """Return a new store whose server is this process, at a port that the system chose."""
+    """Return a new store with its server in this process, at a free port."""
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     store.set_timeout(timedelta(seconds=_STORE_S))
     return store
 
 
 def _connect(found: Round, deadline: float) -> TCPStore | None:
-    """Return a client of a round's store, None when it does not listen yet. Raises: OSError, RuntimeError."""
+    """Return a client of a round's store; None if it does not listen yet. Raises: OSError, RuntimeError."""
     try:
-        # torch's own client would continue to wait after the round is over
+        # connect first: torch's client would continue to wait after the round is over
         socket.create_connection((found.store_address, found.store_port), _POLL_S).close()
     except OSError:
         if time.monotonic() > deadline:

@@ -1,7 +1,6 @@
-"""The elected agent writes rounds and halts; all others only follow.
+"""The leader of the rendezvous: the elected agent, which writes rounds and halts. The other agents only follow.
 
-It decides from its view, writes only while it leads, and does not decide again before it has seen its own
-writes.
+The leader decides from its view, writes only while it leads, and decides again only after it has seen its own writes.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ _TICK_S = 0.2
 _RETRY_S = 0.5
 _END_S = 2.0
 _NUM_KEPT = 50
-"""How many rounds and halts stay for people to read."""
+"""How many rounds and halts are kept in etcd for people to read."""
 
 
 class RendezvousLeader:
-    """A thread that is a candidate in the election until `close`."""
+    """A thread that takes part in the election, and leads while elected, until `close`."""
 
     def __init__(self, membership: RendezvousMembership) -> None:
         self._membership = membership
@@ -42,7 +41,7 @@ class RendezvousLeader:
         self._limits = RendezvousLimits(
             settings.min_hosts, settings.max_hosts, settings.last_call_s, settings.stop_timeout_s
         )
-        # etcd may have lost all leases at once: the others have this long to register again
+        # how long other agents have to register again after etcd may have lost all leases
         self._hold_s = settings.ttl_s
         self._doubt_s = -math.inf
         self._trimmer = HistoryTrimmer(membership.client)
@@ -51,7 +50,7 @@ class RendezvousLeader:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. A leader's key ends with the lease of its membership."""
+        """Stop the thread. The election key is removed with the membership's lease."""
         self._is_closed.set()
         self._thread.join(_END_S)  # it may wait for an unavailable etcd
 
@@ -71,7 +70,7 @@ class RendezvousLeader:
             except CoordinationError as error:
                 if not self._is_over:
                     _logger.warning("rendezvous: %s; trying again", error)
-            except Exception:  # our own mistake: another agent leads, and this one becomes a candidate again
+            except Exception:  # a bug: let another agent lead, and take part in the election again
                 _logger.exception("rendezvous: this leader failed")
             self._is_closed.wait(_RETRY_S if keeper is not None else _TICK_S)
 
@@ -87,13 +86,13 @@ class RendezvousLeader:
             is_fit = True
             raise
         finally:
-            if self._membership.has_failed or not is_fit:  # an agent with a current view leads better
+            if self._membership.has_failed or not is_fit:  # let an agent with a current view lead
                 leadership.resign()
 
     def _lead(self, leadership: Leadership) -> None:
         """Decide and write until this agent leaves. Raises: LeadershipLostError, CoordinationError."""
         leadership.renew_revision()
-        self._membership.refresh()  # with all that the leader before us wrote
+        self._membership.refresh()  # the view must include all writes of the previous leader
         view, since = self._membership.view, Since()
         while not self._is_over:
             decision, since = decide(
@@ -109,9 +108,9 @@ class RendezvousLeader:
             view = self._membership.view
 
     def _is_absence_certain(self) -> bool:
-        """Return whether the others have had the time to register again if etcd had lost all leases.
+        """Return whether other agents have had time to register again after etcd may have lost all leases.
 
-        If this agent could not renew its lease for a TTL, or lost it, others may have lost theirs.
+        If this agent lost its lease, or does not know whether it still has one, other agents may have lost theirs too.
         """
         keeper, now_s = self._membership.keeper, time.monotonic()
         if keeper is None or keeper.state is not LeaseState.HELD:
@@ -119,7 +118,7 @@ class RendezvousLeader:
         return now_s - max(self._doubt_s, self._membership.lost_s) > self._hold_s
 
     def _write(self, leadership: Leadership, view: View, decision: EndRound | BeginRound) -> int:
-        """Write a decision and return the revision at which its presence or absence can be seen."""
+        """Write a decision; return the revision at which the view shows whether the write was applied."""
         key, operations = self._operations(view, decision)
         try:
             return leadership.txn(operations, [Compare.is_absent(key)]).revision
@@ -158,5 +157,5 @@ class RendezvousLeader:
         try:
             self._trimmer.tick(time.monotonic())
         except CoordinationError as error:
-            # some users may not compact; etcd can do it itself
+            # this user may have no permission to compact; etcd can compact automatically
             _logger.debug("rendezvous: history was not trimmed: %s", error)

@@ -1,7 +1,7 @@
-"""One agent's place in the job: its leased keys, and its view of the others.
+"""One agent's membership in the job: its keys with a lease, and its view of the other agents.
 
-It writes the keys again when etcd lost the lease. A failure of etcd never stops workers: an agent that waits for a
-round gets the error, a running round continues.
+The keys are written again if etcd lost the lease. A failure of etcd never stops workers: an agent that waits for a
+round gets the error, but a running round continues.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GONE = (LeaseState.LOST, LeaseState.CLOSED)
 
 
 class RendezvousMembership:
-    """Registered from the first `ask` until `leave`; follows the job from `open` until `close`. For many threads."""
+    """Registered from the first `ask` until `leave`; follows the job from `open` until `close`. Thread-safe."""
 
     def __init__(self, client: EtcdClient, settings: RendezvousSettings, me: HostRecord) -> None:
         self.client = client
@@ -74,7 +74,7 @@ class RendezvousMembership:
 
     @property
     def keeper(self) -> LeaseKeeper | None:
-        """The keeper of the lease; another one after a loss, None before registration."""
+        """The keeper of the current lease, replaced after a loss; None before registration."""
         return self._keeper
 
     @property
@@ -84,18 +84,18 @@ class RendezvousMembership:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the view cannot be updated at the moment."""
+        """Whether the view currently cannot be updated."""
         return self._error is not None
 
     def open(self) -> None:
-        """Read the state of the job and follow it from then on. Raises: CoordinationError."""
+        """Read the state of the job and start to follow it. Raises: CoordinationError."""
         self.refresh()
         self._thread = RestartingThread("rendezvous follower", self._follow, self._is_closed)
 
     def ask(self, store_port: int, after: int) -> None:
-        """Register, if that is not done, and ask for a round newer than `after`, with a store for it at a port.
+        """Register if necessary, and request a round newer than `after`; `store_port`: of the store offered for it.
 
-        Raises: CoordinationError; ConfigError when another host was started with other --nnodes.
+        Raises: CoordinationError; ConfigError when an earlier host was started with another --nnodes.
         """
         is_first = self._keeper is None
         with self._writing:
@@ -113,7 +113,7 @@ class RendezvousMembership:
         self._publish()
 
     def wait(self, is_met: Callable[[View], bool], timeout_s: float) -> View:
-        """Return the view as soon as it meets a condition, or when the time is over.
+        """Return the view as soon as it meets a condition, or at the timeout.
 
         Raises: CoordinationError when it cannot be updated.
         """
@@ -124,25 +124,25 @@ class RendezvousMembership:
             return self._view
 
     def wait_beyond(self, revision: int, timeout_s: float) -> View:
-        """Return the view as soon as it is newer than a revision, or when the time is over. Raises: as `wait`."""
+        """Return the view as soon as it is newer than a revision, or at the timeout. Raises: as `wait`."""
         return self.wait(lambda view: view.revision > revision, timeout_s)
 
     def refresh(self) -> None:
-        """Read the job as it is now. Raises: CoordinationError."""
+        """Read the job's keys and update the view. Raises: CoordinationError."""
         response = self.client.read_all(KeyRange.prefix(self.keys.prefix))
         with self._changed:
             if response.revision > self._view.revision:  # the watch may be faster
                 self._take(Snapshot(response.revision, response.items, "read"))
 
     def leave(self) -> None:
-        """Remove the keys; if etcd cannot be reached, they end after a TTL. The view is still followed."""
+        """Remove the keys; if etcd cannot be reached, they expire after a TTL. The view is still updated."""
         self._is_over.set()
         with self._writing:
             if self._keeper is not None:
                 self._keeper.close()
 
     def close(self) -> None:
-        """Leave, and end the thread."""
+        """Leave, and stop the thread."""
         self.leave()
         self._is_closed.set()
         if self._thread is not None:
@@ -176,18 +176,18 @@ class RendezvousMembership:
         try:
             self.client.txn([], puts, is_repeatable=True)
         except LeaseLostError:
-            keeper.close(is_revoked=False)  # it has not noticed yet
+            keeper.close(is_revoked=False)  # the keeper may not have detected the loss yet
             raise
 
     def _check_others(self) -> None:
-        """Raise unless this host is the first, or has the same --nnodes as those before it."""
+        """Raises: ConfigError if a host that registered earlier has another --nnodes."""
         own, view = self._record.labels[NNODES_LABEL], self.view
         for host, record in sorted(view.records.items()):
             other = record.labels.get(NNODES_LABEL, own)
             # by revisions: clocks of hosts differ
             if other != own and view.since[host] < view.since.get(self.host, view.revision):
                 problem = f"--nnodes={own} on this host, {other} on {host} (key {self.keys.host(host)!r})"
-                hint = f"start all agents of --rdzv-id={self.settings.run_id} with the same, or choose another id"
+                hint = f"start all agents of --rdzv-id={self.settings.run_id} with the same --nnodes, or use another id"
                 raise ConfigError([f"{problem}; {hint}"])
 
     def _follow(self) -> None:
@@ -195,7 +195,7 @@ class RendezvousMembership:
             while not self._is_closed.is_set():
                 try:
                     event = watch.next(_POLL_S)
-                except CoordinationError as error:  # this user may not read
+                except CoordinationError as error:  # for example, this user has no permission to read
                     self._fail(error)
                     raise
                 if event is not None:

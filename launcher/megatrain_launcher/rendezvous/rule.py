@@ -1,7 +1,7 @@
-"""When a round ends and which hosts are in the next one: the whole policy of this rendezvous, a pure function.
+"""The rules of the rendezvous: when a round ends, and which hosts are in the next one. Pure functions: no I/O and no
+clock.
 
-torchrun itself limits how often workers are restarted (--max-restarts); this module only decides which hosts train
-together.
+torchrun itself limits how often workers are restarted (--max-restarts).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from megatrain_launcher.rendezvous.view import View
 
 @dataclass(frozen=True, slots=True)
 class RendezvousLimits:
-    """The limits of RendezvousSettings that the rule needs."""
+    """The limits of RendezvousSettings that the rules use."""
 
     min_hosts: int
     max_hosts: int
@@ -26,12 +26,12 @@ class RendezvousLimits:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """Since when each condition that the rule waits for has held, by the decider's clock. None: it does not hold."""
+    """When the conditions for a new round began to hold, by the leader's clock; None: the condition does not hold."""
 
     halted: float | None = None
-    """No round is live."""
+    """Since when no round is live."""
     enough: float | None = None
-    """Enough hosts wait."""
+    """Since when enough hosts wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class EndRound:
 
 @dataclass(frozen=True, slots=True)
 class BeginRound:
-    """Write the next round, of these hosts in the order of their ranks."""
+    """Write the next round with these hosts, in the order of their ranks."""
 
     number: int
     hosts: tuple[str, ...]
@@ -57,9 +57,9 @@ Decision = EndRound | BeginRound | None
 def decide(
     now_s: float, view: View, limits: RendezvousLimits, since: Since, *, is_absence_certain: bool = True
 ) -> tuple[Decision, Since]:
-    """Return what to write now, if anything, and the state for the next call.
+    """Return the decision, None to wait, and the state for the next call.
 
-    is_absence_certain: False while hosts may be missing only because etcd temporarily lost all leases.
+    is_absence_certain: False while hosts may appear missing because etcd lost all leases.
     """
     live = view.live_round
     if live is not None:
@@ -85,7 +85,7 @@ def decide(
 
 
 def still_stopping(view: View) -> tuple[str, ...]:
-    """Return the hosts of the last round that are registered but do not wait yet: they stop their workers."""
+    """Return the hosts of the last round that are registered and do not wait yet: they still stop their workers."""
     last = view.newest_round
     if last is None:
         return ()
@@ -95,7 +95,7 @@ def still_stopping(view: View) -> tuple[str, ...]:
 
 
 def in_rank_order(waiting: list[str], last: Round | None, view: View, max_hosts: int) -> tuple[str, ...]:
-    """Choose hosts and order them: hosts of the last round come first and keep their ranks if those exist."""
+    """Choose and order hosts. Hosts of the last round are preferred, and keep their ranks if these still exist."""
     ranks: Mapping[str, int] = {}
     if last is not None:
         ranks = {part.host: part.first_rank for part in last.hosts}

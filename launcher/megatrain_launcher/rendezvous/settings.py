@@ -1,8 +1,9 @@
-"""torchrun's options for the rendezvous, checked: --rdzv-endpoint, --rdzv-id, --nnodes and --rdzv-conf.
+"""Checks torchrun's rendezvous options: --rdzv-endpoint, --rdzv-id, --nnodes and --rdzv-conf.
 
---rdzv-conf never contains a password: torchrun logs it, and every user of the machine sees command lines.
+A password in --rdzv-conf is refused, because torchrun logs the option, and every user of the machine can see command
+lines.
 
-Other hosts reach this one by the address from which it reaches etcd, unless another one is configured.
+This host's address for other hosts is the one from which it reaches etcd, unless another address is configured.
 """
 
 from __future__ import annotations
@@ -27,32 +28,32 @@ _SECONDS = {
     "last_call_timeout": (2.0, 0.0),
     "stop_timeout": (60.0, 1.0),
 }
-"""Key of --rdzv-conf -> default and minimum."""
+"""By key of --rdzv-conf: default and minimum, in seconds."""
 _FILES = ("cacert", "cert", "key", "password_file")
 _OF_TORCHRUN = ("timeout",)
-"""torchrun adds these itself; `join_timeout` is the newer name of one."""
+"""Keys that torchrun adds itself; `join_timeout` is the newer name of `timeout`."""
 
 _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousSettings:
-    """All settings of a handler."""
+    """The settings of a handler."""
 
     run_id: str
     etcd: EtcdSettings
     min_hosts: int
     max_hosts: int
     address: str = ""
-    """This host's address for other hosts; empty: the address that it reaches etcd from."""
+    """This host's address for other hosts; empty: the address from which it reaches etcd."""
     ttl_s: float = _SECONDS["ttl"][0]
     renew_s: float = _SECONDS["renew"][0]
     join_timeout_s: float = _SECONDS["join_timeout"][0]
-    """How long an agent waits for a round while no round trains."""
+    """How long an agent waits for a round while no other round trains."""
     last_call_s: float = _SECONDS["last_call_timeout"][0]
-    """How long a round that could begin waits for more hosts, up to the maximum."""
+    """How long to wait for more than the minimum of hosts before a round begins."""
     stop_timeout_s: float = _SECONDS["stop_timeout"][0]
-    """How long the next round waits for a host that is still stopping its workers of the one before."""
+    """How long the next round waits for a host that still stops its workers of the previous round."""
 
     @property
     def keys(self) -> JobKeys:
@@ -76,22 +77,22 @@ def read_settings(
 ) -> RendezvousSettings:
     """Check torchrun's options; `options` are those of --rdzv-conf.
 
-    Raises: ConfigError with all that is wrong.
+    Raises: ConfigError with all problems.
     """
     problems: list[str] = []
     if not endpoint.strip():
         problems.append("--rdzv-endpoint is empty; name the members of etcd: --rdzv-endpoint=HOST:PORT[,HOST:PORT...]")
     if run_id in ("", _NO_ID) or "/" in run_id or not run_id.isprintable():
         problems.append(
-            f"--rdzv-id={run_id!r}: give the job a name of its own, without '/'; its agents find each other by it"
+            f"--rdzv-id={run_id!r}: give the job a unique name without '/', by which its agents find each other"
         )
     known = {*_SECONDS, *_FILES, *_OF_TORCHRUN, "user"}
     for name in sorted(options.keys() - known - {"password"}):
-        problems.append(f"--rdzv-conf {name}: no such key; there are {', '.join(sorted(known))}")
+        problems.append(f"--rdzv-conf {name}: no such key; the keys are {', '.join(sorted(known))}")
     if "password" in options:
         problems.append(
-            "--rdzv-conf password: other users can see command lines, and torchrun logs them; put it into a file "
-            f"(password_file=PATH) or into the environment variable {PASSWORD_VARIABLE}"
+            "--rdzv-conf password: other users can see command lines, and torchrun logs them; put the password into a "
+            f"file (password_file=PATH) or into the environment variable {PASSWORD_VARIABLE}"
         )
     seconds = {name: _seconds(name, options, problems) for name in _SECONDS}
     if seconds["renew"] > seconds["ttl"] / 2:
@@ -162,10 +163,10 @@ def _tls(options: Mapping[str, object]) -> TlsFiles | None:
 
 
 def own_address(endpoints: Sequence[Endpoint]) -> str:
-    """Return the address of the interface that leads to the first endpoint which has a route. Sends nothing.
+    """Return the address of the interface that leads to the first endpoint with a route. Sends nothing.
 
-    With etcd on loopback or a unix socket that is loopback: all its clients are on this machine. Without any route, it
-    is the host's name.
+    If etcd is on loopback or a unix socket, this is the loopback address, because all clients are on this machine.
+    Without any route, it is the host's name.
     """
     for endpoint in endpoints:
         if endpoint.path:

@@ -1,6 +1,6 @@
-"""One agent's view of the job: the result of all watch events on its keys. A pure value, so that rules can be pure.
+"""One agent's view of the job: an immutable value with the result of all watch events on the job's keys.
 
-A key whose value is no valid record is left out and named in `damaged`: one such key must not end every agent.
+A key with an invalid record does not stop the agents: it is left out of the view and listed in `damaged`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _KINDS: dict[str, tuple[str, type[Any]]] = {
     "rounds": ("rounds", Round),
     "halts": ("halts", Halt),
 }
-"""Directory of the job -> field of the view, and the record's class."""
+"""By directory of the job's keys: the field of the view, and the record's class."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """The job at a revision. `rounds` and `halts` are by number.
 
-    `since`: the revision at which a host came, because no two hosts' clocks agree. `damaged`: by key, why it is left
-    out.
+    `since`: by host, the revision of its registration (a revision, because clocks of hosts differ). `damaged`: by key,
+    the error for which the key is left out.
     """
 
     revision: int = 0
@@ -43,7 +43,7 @@ class View:
 
     @property
     def newest_number(self) -> int:
-        """The highest number that a round or a halt has had; 0 if there was none."""
+        """The highest number of a round or a halt; 0 if there is none."""
         return max([0, *self.rounds, *self.halts])
 
     @property
@@ -61,7 +61,7 @@ class View:
 
     @property
     def live_round(self) -> Round | None:
-        """The round that is not over; there is at most one."""
+        """The round that is not over, of which there is at most one; None if there is none."""
         newest = self.newest_round
         return newest if newest is not None and not self.is_over(newest.number) else None
 
@@ -70,7 +70,7 @@ class View:
         return number in self.halts or self.newest_number > number
 
     def is_present(self, host: str, session: str) -> bool:
-        """Return whether that session of a host is registered."""
+        """Return whether this session of the host is registered."""
         record = self.records.get(host)
         return record is not None and record.session == session
 
@@ -85,7 +85,7 @@ class View:
         )
 
     def after(self, event: WatchEvent, keys: JobKeys) -> View:
-        """Return the view after an event; changes that it already contains change nothing."""
+        """Return the view after an event. An event that the view already contains changes nothing."""
         match event:
             case Snapshot(revision=revision, items=items):
                 changes = tuple(Change(ChangeKind.PUT, item) for item in items)
@@ -120,7 +120,7 @@ class View:
                 table(name)[index] = decode(kind, change.item.value, key)
             except CoordinationError as error:
                 table("damaged")[key] = str(error)
-                if name == "halts" and index is not None:  # whatever it contains, no other agent can halt that round
+                if name == "halts" and index is not None:  # its key exists, so no agent can write another halt
                     table(name)[index] = Halt(index, str(error), is_saving=False, created_unix_s=0.0)
             else:
                 if name == "records":

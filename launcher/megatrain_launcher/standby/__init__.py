@@ -1,6 +1,6 @@
-"""Standby workers: a small process that has torch and the trainer imported, and forks a worker in milliseconds.
+"""Standby workers: a process that has imported torch and the trainer forks a worker within milliseconds.
 
-The one idea: fork instead of starting a program, from a process with one thread that never runs a worker's module
-itself. Importing this package loads nothing; `__main__` is the standby server's process, `fork_server` its loop, and
-`client` the executor's side.
+The standby server has one thread and never runs a worker's module itself, so that forking is safe. Importing this
+package loads nothing; `__main__` is the standby server's program, `fork_server` its loop, and `client` the executor's
+side.
 """

@@ -1,6 +1,7 @@
 """`python -m megatrain_launcher.standby CHANNEL EXECUTOR_PID STORE [MODULE ...]`: the standby server of an executor.
 
-STORE is the descriptor of the socket at which the host's store listens, or `none`.
+CHANNEL and STORE are file descriptors: the socket to the executor, and the socket on which the host's store listens, or
+`none`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from megatrain_launcher.standby.worker_process import become_worker
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Be the standby server, and later each of its workers."""
+    """Run the standby server. Each forked worker also returns from its loop and continues here."""
     channel_fd, executor_pid, store_fd, preload = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3:]
     install_parent_death_guard(executor_pid)
     set_process_name("mt-standby")
@@ -33,14 +34,14 @@ def _serve(
     channel: socket.socket, executor_pid: int, listener: socket.socket | None, preload: Sequence[str]
 ) -> Forked | None:
     os.set_inheritable(channel.fileno(), False)
-    gc.disable()  # the modules are no garbage, and looking for it takes a fifth of their loading
+    gc.disable()  # modules are never garbage, and collections would take a fifth of the import time
     problems: list[str] = []
     store_pid = None if listener is None else _fork_store(channel, listener, problems)
     problems += [problem for module in preload if (problem := _import(module))]
     if threading.active_count() > 1:
         names = ", ".join(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
         problems.append(f"importing {', '.join(preload)} started threads ({names}), which workers will not have")
-    # what exists now is never garbage: no collection in a worker touches it, so its memory stays shared
+    # exclude all current objects from collections in workers, so that their memory stays shared
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -50,11 +51,11 @@ def _serve(
 
 
 def _fork_store(channel: socket.socket, listener: socket.socket, problems: list[str]) -> int | None:
-    """Fork the process that answers at the store, and return its pid; None where torch cannot be imported."""
+    """Fork the process that serves the store, and return its pid; None if torch cannot be imported."""
     problem = _import("megatrain_launcher.standby.store_process")
     if problem:
         problems.append(problem)
-        listener.close()  # the executor's own stays open for the next server
+        listener.close()  # the executor's copy stays open for the next server
         return None
     from megatrain_launcher.standby.store_process import answer_at_store
 
@@ -68,11 +69,11 @@ def _fork_store(channel: socket.socket, listener: socket.socket, problems: list[
 
 
 def _import(module: str) -> str:
-    """Import a module; return the error. Its own program will fail at it again, in its own log."""
+    """Import a module; return the error, empty if it was imported. Workers report the same error in their logs."""
     try:
         importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever a module does when it is imported)
-        return f"{module} cannot be imported in advance ({type(error).__name__}: {error}); workers start slowly"
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (an import may raise any error)
+        return f"{module} cannot be imported in advance ({type(error).__name__}: {error}), so workers start slowly"
     return ""
 
 

@@ -1,7 +1,7 @@
-"""The executor's client of the standby server: keeps one alive, starts workers through it, and receives their ends.
+"""The executor's client of the standby server: keeps a server running, starts workers through it, and reports exits.
 
-One thread starts the server, reads its messages and starts another one when it dies. The server's life is tied to that
-thread's, so the executor's death ends the server and the workers.
+The keeper thread starts the server, reads its messages and starts another server when it dies. The server exits with
+the keeper thread, so the executor's death ends the server and its workers.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ _logger = logging.getLogger(__name__)
 
 DEFAULT_PRELOAD: Final = ("megatrain.training.worker",)
 _ANSWER_TIMEOUT_S: Final = 60.0
-"""A fork takes milliseconds; with swapped-out memory perhaps seconds."""
+"""Timeout for forks, which take milliseconds, or seconds with swapped-out memory."""
 _KILL_TIMEOUT_S: Final = 5.0
-"""A server that has not forwarded a kill within this time is stuck itself."""
+"""A server that has not confirmed a kill within this time counts as stuck."""
 _MAX_DEATHS: Final = 2
-"""After a server has died this often in a row before it was ready, the next one gets nothing to import."""
+"""After this many servers in a row died before they were ready, the next server imports nothing in advance."""
 _RESTART_DELAY_S: Final = 0.5
 _SWEEP_INTERVAL_S: Final = 0.01
 
 
 class StandbyError(MegatrainError):
-    """A worker could not be started here."""
+    """A worker could not be started on this host."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerExit:
-    """A worker's process ended. `exit_code` is negative for a signal. `note` has whatever else is known."""
+    """The exit of a worker's process. `exit_code` is negative for a signal. `note`: further information."""
 
     pid: int
     exit_code: int
     at_unix_s: float
     note: str = ""
     is_killed: bool = False
-    """The server killed it, as ordered."""
+    """Whether the server killed it because of a KILL message."""
 
 
 @dataclass(slots=True)
 class _State:
-    """State that both threads share; guarded by the condition."""
+    """The state shared with the keeper thread; guarded by `changed`."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     process: subprocess.Popen[bytes] | None = None
@@ -71,7 +71,7 @@ class _State:
     answers: list[Message] = field(default_factory=list)
     num_killed_answers: int = 0
     living: dict[int, bool] = field(default_factory=dict)
-    """The workers with processes left; whether the first one lives."""
+    """By pid, the workers whose group has processes left; the value: whether the worker itself still runs."""
     exits: list[WorkerExit] = field(default_factory=list)
     problem: str = ""
 
@@ -79,9 +79,9 @@ class _State:
 class StandbyClient:
     """Starts the standby server, and workers through it: the server forks them with `preload` imported.
 
-    `environment` is the server's own, and should hold what workers get, because libraries read it when they are
-    loaded. `store` is the socket at which the host's store listens: a process beside the server answers there, without
-    the keys of an earlier server. None: no store.
+    `environment`: the server's environment; it should contain the workers' variables that libraries read when they are
+    loaded. `store`: the socket on which the host's store listens; a child of the server serves the store, without the
+    keys of an earlier server. None: no store.
     """
 
     def __init__(
@@ -104,36 +104,39 @@ class StandbyClient:
         self._keeper.start()
 
     def notify(self, on_change: Callable[[], None]) -> None:
-        """Call this from now on whenever a worker ended, a group is gone, or the server is ready; in another thread."""
+        """Register `on_change`.
+
+        The keeper thread calls it when a worker exits, when a worker's group is gone, and when the server is ready.
+        """
         self._on_change = on_change
 
     @property
     def pid(self) -> int | None:
-        """Return the server's pid; None between two of them."""
+        """The current server's pid; None while there is none."""
         with self._state.changed:
             return None if self._state.process is None else self._state.process.pid
 
     @property
     def living(self) -> frozenset[int]:
-        """Return the pids of workers that have not ended."""
+        """The pids of workers that have not exited."""
         with self._state.changed:
             return frozenset(pid for pid, is_living in self._state.living.items() if is_living)
 
     @property
     def problem(self) -> str:
-        """Return the problem that an operator must fix; empty if there is none."""
+        """The problem that an operator should fix; empty if there is none."""
         with self._state.changed:
             return self._state.problem
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Wait until workers can be forked at once; return whether they can."""
+        """Wait until the server is ready to fork workers; return whether it is."""
         with self._state.changed:
             return self._state.changed.wait_for(lambda: self._state.is_ready, timeout_s)
 
     def start_workers(self, starts: Sequence[WorkerStart], outputs: Sequence[int]) -> list[int]:
-        """Fork workers, each with stdout and stderr on its descriptor of `outputs`, and return their pids.
+        """Fork workers, each with its descriptor in `outputs` as stdout and stderr, and return their pids.
 
-        Waits until the server is ready. Raises: StandbyError when not all of them run; those that do are killed.
+        Waits until the server is ready. Raises: StandbyError if not all could be started; the started ones are killed.
         """
         with self._starting:
             state = self._state
@@ -141,7 +144,7 @@ class StandbyClient:
                 if not state.changed.wait_for(lambda: state.is_ready or state.is_closing, _ANSWER_TIMEOUT_S):
                     raise StandbyError(
                         f"the standby server is not ready after {_ANSWER_TIMEOUT_S:.0f} s of importing "
-                        f"{', '.join(self._preload)}; is the file system of the Python packages slow or out of reach?"
+                        f"{', '.join(self._preload)}; check whether the file system of the Python packages is slow"
                     )
                 generation = state.generation
                 state.answers.clear()
@@ -156,50 +159,50 @@ class StandbyClient:
         return pids
 
     def take_exits(self) -> list[WorkerExit]:
-        """Return the ends of workers since the last call, in order."""
+        """Return the exits of workers since the last call, in order."""
         with self._state.changed:
             taken, self._state.exits = self._state.exits, []
             return taken
 
     def signal_workers(self, pids: Iterable[int], number: signal.Signals) -> None:
-        """Send a signal to live workers, and to none of the processes that they started."""
+        """Send a signal to live workers, but not to the processes that they started."""
         self._send({"kind": messages.SIGNAL, "pids": list(pids), "signal": int(number)})
 
     def kill(self, pids: Iterable[int]) -> None:
-        """Kill the process groups of workers, including those of ended workers."""
+        """Kill the process groups of workers, including groups whose worker has exited."""
         state = self._state
         with state.changed:
             generation, answered = state.generation, state.num_killed_answers
             wanted = [pid for pid in pids if pid in state.living]
         if not wanted or not self._send({"kind": messages.KILL, "pids": wanted}):
-            return  # the workers of a dead server are killed: see _clean_up_after
+            return  # the workers of a dead server are killed by _clean_up_after
         with state.changed:
             if not state.changed.wait_for(
                 lambda: state.num_killed_answers > answered or state.generation > generation, _KILL_TIMEOUT_S
             ):
-                _logger.warning("the standby server does not answer; it and all its workers are killed")
+                _logger.warning("the standby server does not respond; it and all its workers are killed")
                 self._kill_server()
 
     def kill_all(self) -> None:
-        """Kill every process of every worker that is left; `wait_gone` waits for it."""
+        """Kill all remaining process groups of workers; `wait_gone` waits until they are gone."""
         with self._state.changed:
             pids = list(self._state.living)
         self.kill(pids)
 
     def wait_gone(self, timeout_s: float) -> bool:
-        """Wait until no process of any killed worker is left; return whether none is."""
+        """Wait until no worker's group has a process left; return whether that is so."""
         with self._state.changed:
             return self._state.changed.wait_for(lambda: not self._state.living, timeout_s)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Kill everything and end the server. Calling it again does nothing."""
+        """Kill all workers and the server, and stop the thread. A second call does nothing."""
         state = self._state
         with state.changed:
             state.is_closing = True
             state.changed.notify_all()
         self.kill_all()
         self.wait_gone(timeout_s)
-        self._kill_server()  # no worker is left, or none that can die; the server may be in an import
+        self._kill_server()  # no worker is left, or the rest cannot be killed; the server may still import modules
         self._keeper.join(timeout_s)
 
     def __enter__(self) -> Self:
@@ -217,7 +220,7 @@ class StandbyClient:
             with self._sending:
                 send_message(channel, message, descriptor)
         except OSError:
-            # dead, or stuck so that half a message was sent: the keeper thread then reports its end
+            # the server is dead, or stuck after part of a message; the keeper thread handles its death
             self._kill_server()
             return False
         return True
@@ -251,12 +254,15 @@ class StandbyClient:
             with self._state.changed:
                 if num_deaths == _MAX_DEATHS:
                     names = ", ".join(self._preload)
-                    self._state.problem = f"a process that imports {names} dies; workers will start slowly"
+                    self._state.problem = (
+                        f"importing {names} crashes the standby server; workers start without preloaded modules, so "
+                        "they start slowly"
+                    )
                 if num_deaths:
                     self._state.changed.wait_for(lambda: self._state.is_closing, _RESTART_DELAY_S)
 
     def _run_server(self, preload: Sequence[str]) -> bool:
-        """Start a server and read its messages until it dies. Return whether it was ever ready."""
+        """Start a server and read its messages until it dies. Return whether it sent any, so that it was ready."""
         ours, its_own = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(_KILL_TIMEOUT_S), 0))
         with ours:
@@ -272,7 +278,7 @@ class StandbyClient:
                 was_ready = True
             with self._state.changed:
                 self._state.is_ready = False
-        process.kill()  # it closed its side, or died
+        process.kill()  # the server closed its side of the channel, or died
         code = process.wait()
         with self._state.changed:
             is_expected = self._state.is_closing
@@ -325,7 +331,7 @@ class StandbyClient:
         self._notify_change()
 
     def _clean_up_after(self, server_pid: int) -> None:
-        """Kill what a dead server has left, and report the ends that it could not report."""
+        """Kill the workers of a dead server, and add the exits that it could not report."""
         state = self._state
         with state.changed:
             groups = set(state.living)
@@ -335,7 +341,7 @@ class StandbyClient:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(stat.pid, signal.SIGKILL)
             threading.Event().wait(_SWEEP_INTERVAL_S)
-        note = "its standby server died, and every worker with it"
+        note = "its standby server died, so all workers of the host were killed"
         with state.changed:
             state.exits += [WorkerExit(pid, -signal.SIGKILL, time.time(), note) for pid in died]
             state.living.clear()

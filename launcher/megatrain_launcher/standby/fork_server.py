@@ -1,8 +1,9 @@
-"""The standby server's loop: fork workers on request, report their ends, kill their groups. One thread, no other work.
+"""The standby server's loop: fork workers on request, report their exits, kill their process groups. One thread.
 
-A worker that ended stays a zombie until its group is killed: so no other process gets its number, which is the group's,
-as long as a process may send it a signal. Orphans of workers become the server's children, so that it can reap the
-last process of a group. A process that left the group, such as a checkpoint writer in its own session, lives on.
+A worker that exited stays a zombie until its group is killed, so that its pid, which is also the group's id, is not
+reused while the group may still get signals. Orphaned processes of workers become the server's children, so that the
+server can reap the last process of a group. A process that left the group, such as a checkpoint writer in its own
+session, is not killed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from megatrain_launcher.standby.messages import Message, WorkerStart, receive_me
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """What `serve` returns in a new worker."""
+    """The return value of `serve` in a new worker."""
 
     start: WorkerStart
     output: int
@@ -39,19 +40,21 @@ class _Worker:
 
 @dataclass(slots=True)
 class ForkServer:
-    """Serves one executor over `channel` until the executor is gone."""
+    """Serves one executor over `channel` until the executor or the store's process is gone."""
 
     channel: socket.socket
     executor_pid: int
     store_pid: int | None = None
-    """The process that answers at the host's store: the server ends when it does."""
+    """The process that serves the host's store; when it exits, the standby server exits too."""
     _workers: dict[int, _Worker] = field(default_factory=dict)
     _is_orphan: bool = False
     _has_lost_store: bool = False
 
     def serve(self, problems: Sequence[str]) -> Forked | None:
-        """Report that the server is ready, and obey until the executor is gone. Returns None in the server; in each
-        worker that it forks, the worker's description, with all signals blocked and nothing of the server open.
+        """Report that the server is ready, and serve requests until the executor is gone; then return None.
+
+        In each forked worker, return the worker's description, with all signals blocked and the server's descriptors
+        closed.
         """
         adopt_orphans()
         wakeup, wakeup_end = socket.socketpair()
@@ -59,8 +62,8 @@ class ForkServer:
         wakeup_end.setblocking(False)
         signal.signal(signal.SIGCHLD, _do_nothing)
         signal.signal(signal.SIGTERM, self._check_executor)
-        # From here on the parent-death signal is one that can be handled: only this process ends the grandchildren when
-        # the executor is killed.
+        # From here on the parent-death signal is SIGTERM, which can be handled: when the executor is killed, this
+        # process must still kill the workers' groups.
         set_parent_death_signal(signal.SIGTERM)
         if os.getppid() != self.executor_pid:
             return None
@@ -69,7 +72,7 @@ class ForkServer:
             selector.register(self.channel, selectors.EVENT_READ)
             selector.register(wakeup, selectors.EVENT_READ)
             forked = self._loop(selector, wakeup, problems)
-        # before any child ends: a signal must not be written to a closed descriptor
+        # reset before any further child exits: SIGCHLD must not write to a closed descriptor
         signal.set_wakeup_fd(-1)
         if forked is None:
             self._end_all()
@@ -81,7 +84,7 @@ class ForkServer:
 
     def _loop(self, selector: selectors.BaseSelector, wakeup: socket.socket, problems: Sequence[str]) -> Forked | None:
         try:
-            self._collect()  # the store may have ended before its end could wake this loop
+            self._collect()  # the store's process may have exited before SIGCHLD could wake this loop
             send_message(self.channel, {"kind": messages.READY, "problems": list(problems)})
             while not self._is_orphan and not self._has_lost_store:
                 ready = {key.fileobj for key, _ in selector.select()}
@@ -101,7 +104,7 @@ class ForkServer:
         return None
 
     def _check_executor(self, _number: int, _frame: FrameType | None) -> None:
-        # any process may send SIGTERM; only the executor's death gives this process another parent
+        # any process may send SIGTERM, but only the executor's death changes this process's parent
         self._is_orphan = os.getppid() != self.executor_pid
 
     def _obey(self, message: Message, descriptor: int | None) -> Forked | None:
@@ -113,7 +116,7 @@ class ForkServer:
                 if pid in self._workers:
                     os.kill(pid, message["signal"])
         elif kind == messages.KILL:
-            self._collect()  # a process that is already dead was not killed by us
+            self._collect()  # a worker that is already dead must not count as killed by the server
             for pid in message["pids"]:
                 self._kill(pid)
             send_message(self.channel, {"kind": messages.KILLED})
@@ -122,7 +125,7 @@ class ForkServer:
 
     def _start(self, start: WorkerStart, output: int) -> Forked | None:
         server_pid = os.getpid()
-        # no handler of the server may run in the worker, which unblocks them when it has its own
+        # the server's handlers must not run in the worker, which unblocks signals after it has reset their handlers
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = os.fork()
@@ -136,7 +139,7 @@ class ForkServer:
             return Forked(start, output, server_pid)
         self._unblock()
         os.close(output)
-        # the worker does the same: whichever is first, the group exists before a signal is sent to it
+        # both the server and the worker do this, so that the group exists before either continues
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         self._workers[pid] = _Worker()
@@ -154,15 +157,15 @@ class ForkServer:
                 os.killpg(pid, signal.SIGKILL)
 
     def _collect(self) -> None:
-        """Report the workers that ended, and the killed groups that are completely gone."""
+        """Report the workers that exited, and the killed groups of which no process is left."""
         for pid, worker in list(self._workers.items()):
             if not worker.has_ended:
-                # not reaped: the number must stay reserved
+                # WNOWAIT: do not reap, so that the pid stays reserved
                 found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 if found is not None:
                     worker.has_ended = True
                     code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-                    # a process that was killed while it ended, for instance while it wrote a core, keeps its own code
+                    # a worker that was killed during its exit, such as while it wrote a core dump, keeps its exit code
                     is_killed = worker.is_killed and code == -signal.SIGKILL
                     ended = {"kind": messages.ENDED, "pid": pid, "exit_code": code, "at_unix_s": time.time()}
                     send_message(self.channel, {**ended, "is_killed": is_killed})
@@ -176,13 +179,13 @@ class ForkServer:
                     self._has_lost_store = self._has_lost_store or (has_ended and pid == self.store_pid)
 
     def _end_all(self) -> None:
-        """Kill all remaining workers, because the executor or the store is gone. init reaps those that end later."""
+        """Kill all remaining workers, because the executor or the store is gone. They are reaped by init."""
         for pid in self._workers:
             self._kill(pid)
 
 
 def _is_group_gone(group: int) -> bool:
-    """Reap the dead of a killed group; return whether that was all of it."""
+    """Reap the dead processes of a killed group; return whether none is left."""
     try:
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass
@@ -192,4 +195,4 @@ def _is_group_gone(group: int) -> bool:
 
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing: a signal wakes the loop only if it has a handler."""
+    """Do nothing. Without a handler, SIGCHLD would not wake the loop."""

@@ -1,7 +1,7 @@
-"""The messages between an executor and its standby server: JSON with a length before it, over a pair of sockets.
+"""The messages between an executor and its standby server: a length, then JSON, over a socket pair.
 
-The pair has no name, so no other process can connect. A worker's output descriptor is sent with the length of the
-message that asks for the worker.
+The socket pair has no name, so no other process can connect. A worker's output descriptor is sent with the length of
+the START message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """A worker to start: `python -m module arguments` in a directory, with this environment and no other."""
+    """A worker to start: `python -m module arguments` in a directory, with exactly this environment."""
 
     rank: int
     module: str
@@ -62,17 +62,17 @@ class WorkerStart:
 
 
 def send_message(channel: socket.socket, message: Message, descriptor: int | None = None) -> None:
-    """Send a message, and a copy of an open descriptor with it.
+    """Send a message, with a copy of an open file descriptor if one is given.
 
     Raises: OSError when the other side is gone.
     """
-    # surrogates stand for bytes of the environment that are no text
+    # ASCII JSON escapes the surrogates that represent non-UTF-8 bytes of the environment
     payload = json.dumps(message).encode("ascii")
     length = _LENGTH.pack(len(payload))
     if descriptor is None:
         channel.sendall(length + payload)
         return
-    # nothing else is ever in flight in this direction, so four bytes go out at once or not at all
+    # the kernel sends so few bytes completely or not at all
     socket.send_fds(channel, [length], [descriptor])
     channel.sendall(payload)
 

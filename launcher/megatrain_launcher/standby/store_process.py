@@ -1,7 +1,7 @@
-"""The process that answers at a host's store. The standby server forks it when torch is imported: that costs no import.
+"""The process that serves a host's store. The standby server forks it once torch is imported.
 
-It is a process of its own, because the store answers in threads, and a process that forks workers must have one thread
-only. It ends with the standby server.
+The store runs threads, so it needs a separate process: the process that forks workers must have only one thread. It
+exits with the standby server.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _TIMEOUT: Final = timedelta(seconds=60)
 
 
 def answer_at_store(listener: socket.socket, server_pid: int) -> NoReturn:
-    """Answer at this listening socket until the standby server is gone."""
+    """Serve the store on this listening socket until the standby server is gone."""
     install_parent_death_guard(server_pid)
     set_process_name("mt-store")
-    # a signal that stops a launch is for the executor; this process ends when the executor needs no store any more
+    # ignore the signals that stop a launch: the executor handles them, and needs the store until it exits
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     address, port = listener.getsockname()[:2]
@@ -34,6 +34,6 @@ def answer_at_store(listener: socket.socket, server_pid: int) -> NoReturn:
 
 
 def _keep_open(_store: TCPStore) -> NoReturn:
-    """Wait for ever: a store answers until its object is gone."""
+    """Wait forever: the store serves as long as its object exists."""
     while True:
         signal.pause()

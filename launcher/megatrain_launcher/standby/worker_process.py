@@ -1,7 +1,7 @@
 """Turns a fork of the standby server into a worker with the state of a new `python -m module`.
 
-Left out: settings that an interpreter reads from its environment at its start (PYTHONHASHSEED, PYTHONPATH) and that
-libraries read when they are loaded (OMP_NUM_THREADS) are as in the server's environment.
+Exception: variables that the interpreter reads at its start (PYTHONHASHSEED, PYTHONPATH) or that libraries read when
+they are loaded (OMP_NUM_THREADS) take effect with their values in the server's environment.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def become_worker(forked: Forked) -> None:
-    """Turn this process, fresh from the fork, into the worker; then run its module until that ends.
+    """Turn this newly forked process into the worker, and run its module.
 
-    Raises: SystemExit, and whatever the module raises that ends the process by a signal.
+    Raises: SystemExit with the exit code, or a BaseException of the module, such as KeyboardInterrupt.
     """
     start = forked.start
     os.setpgid(0, 0)
@@ -47,15 +47,15 @@ def become_worker(forked: Forked) -> None:
 def _run(module: str) -> None:
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except Exception as error:  # noqa: BLE001 (it is the program's, and this is where that ends)
-        # as the interpreter does, without the frames that every worker has
+    except Exception as error:  # noqa: BLE001 (any error of the module ends the worker here)
+        # print the traceback like the interpreter, but without the frames of the standby server
         error.__traceback__ = _own_part(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
 
 
 def _own_part(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the module's first frame on; the whole one if the module did not begin to run."""
+    """Return the traceback from the module's first frame on; all of it if the module has not begun to run."""
     part = traceback
     while part is not None and part.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
         part = part.tb_next
@@ -63,7 +63,7 @@ def _own_part(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _reset_signals() -> None:
-    """Give every signal the disposition that a new interpreter gives it, whatever the launcher was started with."""
+    """Reset every signal to the disposition that a new interpreter gives it."""
     for number in signal.valid_signals():
         if number in (signal.SIGKILL, signal.SIGSTOP):
             continue
@@ -73,9 +73,9 @@ def _reset_signals() -> None:
 
 
 def _renew_streams() -> None:
-    """Open stdout and stderr again: the server's stream objects belong to its own output, and seek if that is a file.
+    """Open stdout and stderr again, because the server's stream objects belong to the server's output.
 
-    Line-buffered: a pipe would otherwise hold lines back until there are 8 KiB of them.
+    They are line-buffered; otherwise a pipe would get output only in blocks of 8 KiB.
     """
     encoding, errors = sys.stdout.encoding, sys.stdout.errors
     sys.stdout = sys.__stdout__ = open(1, "w", 1, encoding, errors, closefd=False)  # type: ignore[misc]  # noqa: SIM115
@@ -83,9 +83,7 @@ def _renew_streams() -> None:
 
 
 def _reseed() -> None:
-    """Make numpy's global generator differ between workers, as in separate processes; Python's own does so by
-    itself.
-    """
+    """Reseed numpy's global generator, so that workers differ. Python reseeds its own generator after a fork."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

@@ -44,7 +44,7 @@ def test_unreadable_round_does_not_block_the_next() -> None:
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     go_on_until(job, lambda: 4 in job.rounds() and job.is_training(), 2.0)
     assert members(job, 4) == members(job, 1)
-    assert halted(job, 2).reason.startswith("round 2 cannot be read, and is replaced by another one: ")
+    assert halted(job, 2).reason.startswith("round 2 cannot be read, and is replaced by a new round: ")
     assert job.etcd.items[KEYS.round(2)].value == JUNK, "left for a person to examine"
 
 
@@ -120,7 +120,7 @@ def test_a_candidacy_without_a_lease_is_reported_and_taken_away() -> None:
     job = begin()
     stray = f"{KEYS.election}/stray"
     job.etcd.put(stray, b"me")
-    assert any(f"{stray}: it has no lease, so it is not a candidacy" in text for text in alarms(job))
+    assert any(f"{stray}: this election key has no lease, so it is not a candidacy" in text for text in alarms(job))
     assert stray not in job.etcd.items
     assert job.driver.key in job.etcd.items
     assert not alarms(job)

@@ -97,7 +97,7 @@ def test_restart_while_a_round_is_stopped_is_what_comes_anyway(stop) -> None:
     assert "already; then a new one begins" in reply.text
     go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 2.0)
     go_on(job, 1.0)
-    assert answer(job, request_id).text == "done: round 2 trains; it began after this was asked for"
+    assert answer(job, request_id).text == "done: round 2 trains; it began after this request"
     assert KEYS.request(request_id) not in job.etcd.items
     assert list(job.rounds()) == [1, 2], "one new round, not two"
 
@@ -141,13 +141,13 @@ def test_a_checkpoint_of_a_round_that_stops() -> None:
     request_id = ask(job, RequestKind.CHECKPOINT)
     drive(job)
     assert (answer(job, request_id).is_accepted, answer(job, request_id).is_done) == (True, True)
-    assert "round 1 saves and stops already" in answer(job, request_id).text
+    assert "round 1 already saves and stops" in answer(job, request_id).text
     job = begin()
     break_round(job)
     request_id = ask(job, RequestKind.CHECKPOINT)
     drive(job)
     assert (answer(job, request_id).is_accepted, answer(job, request_id).is_done) == (False, True)
-    assert "there is nothing to save before the next one trains" in answer(job, request_id).text
+    assert "there is nothing to save before the next round trains" in answer(job, request_id).text
 
 
 def test_requests_are_answered_in_order_of_revision() -> None:

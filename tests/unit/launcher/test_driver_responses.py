@@ -158,7 +158,7 @@ def test_needed_host_is_kept_despite_frequent_failures() -> None:
     killed = replace(facts(failure(code=-9)), fit=frozenset({"a", "b"}))
     found = respond(killed, THRICE, POLICY, NOW)
     assert (found.action, found.cordoned) == ("restart", ())
-    assert "b for the 3rd time within an hour, and the job cannot go on without it" in found.reason
+    assert "b for the 3rd time within an hour, and the job cannot continue without it" in found.reason
     elastic = replace(POLICY, min_hosts=1, feasible_counts=frozenset({1, 2}))
     assert respond(killed, THRICE, elastic, NOW).cordoned == ("b",)
 

@@ -89,7 +89,7 @@ def test_job_beyond_its_rollbacks_stops_with_its_failures_code() -> None:
     end = ended(job)
     assert end is not None
     assert end.exit_code == ExitCode.NON_FINITE
-    assert "went back 2 times within an hour already" in end.reason
+    assert "has already rolled back 2 times within an hour" in end.reason
     outcome = outcome_of(job, verdict_id)
     assert outcome is not None
     assert outcome.kind is OutcomeKind.ACTED

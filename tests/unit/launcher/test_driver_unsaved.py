@@ -27,7 +27,7 @@ from tests.helpers.simulated_job import SimulatedJob
 from tests.helpers.written_verdicts import NUMERICS, STRAGGLER, ask_about, outcome_of, write_verdict
 
 FAILING = HostSaves(num_failed=2, failing_unix_s=1.0, error="No space left on device")
-WHY = "storage has not taken the last 2 checkpoints (host-0): No space left on device"
+WHY = "the last 2 checkpoints could not be stored (host-0): No space left on device"
 
 
 def hinder(job: SimulatedJob, saves: HostSaves | None = FAILING) -> None:
@@ -83,7 +83,7 @@ def test_a_restart_is_refused_and_an_eviction_becomes_a_cordon() -> None:
     assert (answer(job, eviction).is_accepted, answer(job, eviction).is_done) == (True, True)
     assert (
         answer(job, eviction).text
-        == f"host-2 is cordoned and leaves when round 1 ends; the round goes on for now: {WHY}"
+        == f"host-2 is cordoned and leaves when round 1 ends; the round continues for now: {WHY}"
     )
     assert KEYS.cordon("host-2") in job.etcd.items
     assert (list(job.rounds()), job.is_training()) == ([1], True)

@@ -58,7 +58,7 @@ def test_absent_storage_is_reported_and_delays_no_host(tmp_path: Path, monkeypat
             held.wait_until_asked_for()
             files.write(incident("b", "first"))
             files.write(incident("b", "last"))
-            wait_until(lambda: "it does not answer" in files.problem, "the problem")
+            wait_until(lambda: "its storage does not respond" in files.problem, "the problem")
         assert [path.name for path in tmp_path.iterdir()] == ["a.json"], "left without waiting"
         held.release()
     wait_until(lambda: (tmp_path / "b.json").exists(), "what waited")

@@ -75,12 +75,12 @@ def test_a_slow_host_saves_and_a_spare_takes_its_ranks() -> None:
         ({"hosts": ("host-7",)}, "host-7 is not in round 1"),
         ({"hosts": ("host-1",)}, "host-1 is not in round 1"),
         ({"hosts": tuple(f"host-{number}" for number in range(40))}, "names 40 hosts"),
-        ({"hosts": ("host-0", "host-2")}, "cannot go on without host-0 and host-2: spare: host-1"),
+        ({"hosts": ("host-0", "host-2")}, "cannot continue without host-0 and host-2: spare: host-1"),
         ({"gain_s_per_step": 0.0}, "expected more than 0 s"),
         ({"gain_s_per_step": -1.0}, "expected more than 0 s"),
         ({"gain_s_per_step": 0.2}, "expected more than 0 s"),
-        ({"round": 0}, "about round 0, now there is round 1"),
-        ({"round": 2}, "about round 2, now there is round 1"),
+        ({"round": 0}, "about round 0, but the newest is round 1"),
+        ({"round": 2}, "about round 2, but the newest is round 1"),
     ],
 )
 def test_declined_verdicts_have_a_reason(changes: dict[str, Any], why: str) -> None:
@@ -104,7 +104,7 @@ def test_a_verdict_of_a_round_that_is_over_is_declined() -> None:
     drive(job)
     assert "round 1 is over" in declined(job)
     go_on_until(job, goes_on(job, 2), 5.0)
-    assert "now there is round 2" in declined(job)
+    assert "the newest is round 2" in declined(job)
     # written while there was another round, though it names this one
     assert [one.kind for one in incidents(job)] == [IncidentKind.FAILURE]
 

@@ -194,7 +194,7 @@ def test_own_key_with_an_ending_lease_replaces_no_host(
     # as if etcd reported the lease as lost a moment before it removes the keys
     client.put(keys.host("a"), encode(one.record))
     client.revoke_lease(lost.lease_id)
-    wait_until(lambda: "this host's key under the lost lease" in one.problem, "the host to notice")
+    wait_until(lambda: "this host's key still exists under the lost lease" in one.problem, "the host to notice")
     assert one.replaced == ""
     client.delete(keys.host("a"))
     wait_until(lambda: one.is_registered, "the host to be there again")

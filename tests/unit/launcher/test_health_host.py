@@ -222,7 +222,7 @@ def test_no_network_at_all_is_a_single_host(tmp_path: Path) -> None:
     [
         (interface("eth0"), "", "passed", "eth0 up 100 Gbit/s"),
         (interface("eth0", speed="-1"), "eth0", "passed", "eth0 up"),
-        (interface("eth0"), "eth1", "failed", "'eth1' does not exist; there are: eth0"),
+        (interface("eth0"), "eth1", "failed", "'eth1' does not exist; the interfaces are: eth0"),
         (interface("eth0", "down"), "eth0", "failed", "is down"),
         (interface("eth0", "down"), "", "warning", "no interface is up"),
         (interface("eth0", "down") | interface("eth1"), "", "passed", "eth0 down"),

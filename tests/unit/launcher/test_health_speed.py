@@ -85,7 +85,7 @@ def test_others_on_the_processor_excuse_it_but_not_a_gpu() -> None:
     history = usual()
     found, is_slow, detail = outcomes(lines(0.1, busy=0.5), history)
     assert (found, is_slow) == (["warning", "passed", "passed"], False)
-    assert "others use 50%" in detail
+    assert "other programs use 50%" in detail
     for _ in range(3):
         history = history.with_findings(
             timed.judge_speed(timed.timings_of(lines(kind="cuda"), ""), history, 1.5)[0],

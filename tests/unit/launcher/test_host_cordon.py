@@ -159,7 +159,7 @@ def test_jobset_without_nodes_grants_nothing(tmp_path: Path) -> None:
 def test_a_port_that_is_no_number_is_an_error_of_the_cordon(tmp_path: Path, authority: Authority) -> None:
     environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "tcp://10.0.0.1:443"}
     files = account(tmp_path, authority.files.certificate)
-    with pytest.raises(CordonError, match=r"the API server 127\.0\.0\.1:tcp://10\.0\.0\.1:443 gave no answer"):
+    with pytest.raises(CordonError, match=r"the API server 127\.0\.0\.1:tcp://10\.0\.0\.1:443 did not respond"):
         KubernetesPlatform(environment, files).cordon("node-a", "")
 
 
@@ -167,7 +167,7 @@ def test_another_authority_is_not_trusted(tmp_path: Path, api: ApiServer) -> Non
     (tmp_path / "account").mkdir()
     stranger = Authority.create(tmp_path, "stranger")
     files = account(tmp_path / "account", stranger.files.certificate)
-    with pytest.raises(CordonError, match=r"gave no answer: .*CERTIFICATE_VERIFY_FAILED"):
+    with pytest.raises(CordonError, match=r"did not respond: .*CERTIFICATE_VERIFY_FAILED"):
         KubernetesPlatform(environment_of(api.server_port), files).cordon("node-a", "")
     assert api.nodes["node-a"] == {}
 

@@ -46,7 +46,7 @@ def test_different_absolute_run_directories_are_refused(
     claim_job(client, keys, replace(a_job(keys, "a", "L"), run_directory="/one/runs/j"), 1.0)
     member(a_host())
     with pytest.raises(
-        ConfigError, match="run_directory: b writes to /two/runs/j, a to /one/runs/j: a relative path begins where"
+        ConfigError, match="run_directory: b writes to /two/runs/j, a to /one/runs/j: a relative path starts at"
     ):
         claim_job(client, keys, replace(a_job(keys, "b", "L"), run_directory="/two/runs/j"), 1.0)
 

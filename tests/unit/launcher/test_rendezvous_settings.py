@@ -67,7 +67,7 @@ def test_workers_do_not_inherit_the_password(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"colour": "blue"}, r"--rdzv-conf colour: no such key; there are cacert, cert, join_timeout"),
+        ({"colour": "blue"}, r"--rdzv-conf colour: no such key; the keys are cacert, cert, join_timeout"),
         ({"password": SECRET}, r"--rdzv-conf password: other users can see command lines.*password_file=PATH"),
         ({"user": "bob"}, rf"user=bob without a password; add password_file=PATH or set {PASSWORD_VARIABLE}"),
         ({"password_file": "/nowhere"}, r"password_file=/nowhere without user"),
@@ -86,7 +86,7 @@ def test_a_wrong_option_is_named(options: dict[str, object], problem: str) -> No
 
 @pytest.mark.parametrize("run_id", ["none", "", "a/b", "a\nb"])
 def test_an_id_that_cannot_be_the_jobs_own(run_id: str) -> None:
-    with pytest.raises(ConfigError, match=r"--rdzv-id=.*: give the job a name of its own"):
+    with pytest.raises(ConfigError, match=r"--rdzv-id=.*: give the job a unique name"):
         read({}, run_id=run_id)
 
 

@@ -333,7 +333,7 @@ def test_preload_that_kills_the_server_is_left_out(tmp_path: Path) -> None:
     with StandbyClient(preload=("deadly_preload",), directory=tmp_path) as client:
         made = Programs(client, tmp_path)
         assert made.run("print('fine')")[0] == "fine\n"
-        assert "imports deadly_preload dies" in client.problem
+        assert "importing deadly_preload crashes the standby server" in client.problem
 
 
 def test_request_before_the_server_is_ready_waits(tmp_path: Path) -> None:
