@@ -125,7 +125,7 @@ def test_places_that_say_nothing(keys: JobKeys, etcd: EtcdServers, megatrain: Ru
     (run / "coordination" / "exit-code").write_text("75\n")
     endpoint = (run / "coordination" / "endpoint").rename(run / "away")
     reported = megatrain("status", "runs/demo", code=StatusCode.ENDED)
-    assert reported.startswith("runs/demo: ended: it was saved and stopped, launch it again to go on (exit code 75)")
+    assert reported.startswith("runs/demo: ended: it was saved and stopped, launch it again to continue (exit code 75)")
     megatrain("host", "ls", "runs/demo", code=72)
     assert (
         "runs/demo: its last job ended with exit code 75; `megatrain dashboard --replay runs/demo` shows"
