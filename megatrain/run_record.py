@@ -90,7 +90,7 @@ class RunRecord:
     def incidents(self) -> pa.Table:
         """Return a row for each incident, oldest first. A column PHASE_s has the seconds of a phase of the recovery.
 
-        Null: not known, or not known yet. Raises: DataError when pyarrow is absent.
+        Null: unknown, or not yet known. Raises: DataError when pyarrow is absent.
         """
         found, problems = read_incidents(self._run)
         self._problems.update(dict.fromkeys(problems))
@@ -182,7 +182,7 @@ def _records(run: RunDirectory) -> list[dict[str, Any]]:
 
 
 def _that_count(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the reports that hold: without those that a resume from an earlier step made obsolete."""
+    """Return the valid reports: without those that a resume from an earlier step made obsolete."""
     found = []
     earliest = math.inf
     for record in reversed(records):

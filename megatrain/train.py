@@ -51,7 +51,7 @@ def train_worker(
     problems = [*missing_packages(config.log), *extensions.problems(config)]
     if problems:
         raise ConfigError(problems)
-    # fork the watchdog before torch is imported, if possible: the child stays small and copies no locked library lock
+    # fork the watchdog before torch is imported, if possible: the child stays small and inherits no held locks
     watch = start_watchdog(config.runtime.save_grace_s, process.rank, config.fence_rule)
     with watch as watchdog, StopSignals() as signals, stacks_on_demand():
         if process.init_method is not None and not process.host:

@@ -50,7 +50,7 @@ def lower_process_priority(niceness: int) -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if niceness and os.getsid(0) == os.getpid():
         with suppress(OSError):
-            # the scheduler may divide CPU time among sessions: without this, it would get as much as all workers
+            # the scheduler may divide CPU time among sessions: by default this one would get as much as all workers
             Path("/proc/self/autogroup").write_text(str(niceness))
     _use_all_cores()
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Reporter:
     """Prints a line every log.interval steps, at the first and at the last step, and writes to the metric sinks.
 
-    Only rank 0 makes one. `check_run_lock` raises FencedError when a newer round writes to the run directory; it is
-    called before each write there. Raises: ConfigError when a sink cannot be opened.
+    Only rank 0 has a Reporter. It calls `check_run_lock` before each write to the run directory, which raises
+    FencedError when a newer round writes there. Raises: ConfigError when a sink cannot be opened.
     """
 
     def __init__(

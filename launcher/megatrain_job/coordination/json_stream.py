@@ -50,7 +50,7 @@ class JsonStream:
                 raise GarbageError("the stream ended before its first message")
 
     def next(self, silence_s: float) -> JsonObject | None:
-        """Return the next message, or None if none was complete in that time.
+        """Return the next message; None if none was complete within `silence_s`.
 
         Raises: OSError or GarbageError when the stream has ended or broken, GatewayError when etcd ends it with an
         error.

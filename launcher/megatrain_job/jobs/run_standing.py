@@ -111,7 +111,7 @@ def run_standing(facts: RunFacts, last: LastKnown = _NOTHING_KNOWN) -> RunStandi
     if not facts.is_run:
         return RunStanding(RunKind.NEVER_STARTED, "never started: no launch has written anything there")
     if facts.is_held:
-        text = f"unreachable: its launch{who} lives, and its etcd does not answer"
+        text = f"unreachable: its launch{who} is running, and its etcd does not answer"
         return RunStanding(RunKind.UNREACHABLE, text, code=ReasonCode.UNREACHABLE)
     if facts.exit_code is not None:
         return _ended(facts.exit_code, last.incident)
@@ -124,7 +124,7 @@ def run_standing(facts: RunFacts, last: LastKnown = _NOTHING_KNOWN) -> RunStandi
         return RunStanding(RunKind.ENDED, f"ended: stopped by {_incident_text(last.incident)}", code=ReasonCode.FAILED)
     text = "unreachable: it was launched with an etcd elsewhere; use --rdzv-endpoint as the launch did"
     if facts.has_launch:
-        text = f"unreachable: its etcd does not answer, and whether its launch{who} lives cannot be seen from here"
+        text = f"unreachable: its etcd does not answer, and whether its launch{who} is running cannot be seen from here"
     return RunStanding(RunKind.UNREACHABLE, text, code=ReasonCode.UNREACHABLE)
 
 

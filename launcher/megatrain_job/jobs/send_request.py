@@ -80,8 +80,8 @@ def check_accepts_requests(snapshot: JobSnapshot) -> None:
         raise CoordinationError(f"job {job!r} is not running: no executor is registered; start it again")
     if not snapshot.driver:
         raise CoordinationError(
-            f"job {job!r} has no driver at the moment, so no answer would come; try again in a few seconds. "
-            "Hosts that may not be the driver need a `megatrain driver` of their own"
+            f"job {job!r} has no driver at the moment, so a request would not be answered; try again in a few seconds. "
+            "If no host of the job may be the driver, start `megatrain driver`"
         )
 
 

@@ -249,7 +249,7 @@ def test_request_without_a_driver_is_an_error(client: EtcdClient, keys: JobKeys,
     assert "etcd has no job of this name" in megatrain.notes
     fill(client, keys, has_driver=False)
     megatrain("job", "restart", code=68)
-    assert "has no driver at the moment, so no answer would come" in megatrain.notes
+    assert "has no driver at the moment, so a request would not be answered" in megatrain.notes
     fill(client, keys, end=JobEnd(66, "no checkpoint", 1.0))
     megatrain("job", "restart", code=68)
     assert "is over (exit code 66): no checkpoint" in megatrain.notes
