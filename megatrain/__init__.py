@@ -1,7 +1,7 @@
 """megatrain: pretraining of large language models with 3D parallelism, recovery and diagnosis.
 
-Importing the package loads nothing else: no torch, no numpy, no CUDA. The names of the Python API are loaded at their
-first use. Their types are in __init__.pyi: docs/guides/python.md.
+Importing the package loads nothing else: no torch, no numpy, no CUDA. A name of the Python API is loaded when it
+is first used. __init__.pyi has the types; docs/guides/python.md describes the API.
 """
 
 __version__ = "0.1.0"
@@ -16,7 +16,7 @@ _PLACES = {
     "load": "megatrain.inference.loaded_model",
     "read_run": "megatrain.run_record",
 }
-"""The module of each name of the Python API."""
+"""The module that defines each name of the Python API."""
 
 __all__ = [
     "Callback",
@@ -34,7 +34,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # not at the top: it takes time, and most programs use another module
+    # not at the top: importing importlib takes time, and most programs that import megatrain do not need it
     from importlib import import_module
 
     return getattr(import_module(_PLACES[name]), name)

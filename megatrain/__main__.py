@@ -1,4 +1,4 @@
-"""`python -m megatrain VERB ...`: the command line of a source tree that is not installed."""
+"""`python -m megatrain SUBCOMMAND ...`: the command line of a source tree that is not installed."""
 
 from __future__ import annotations
 

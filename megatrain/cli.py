@@ -1,11 +1,11 @@
-"""The `megatrain` command: finds a verb, parses its arguments, turns errors into messages and exit codes.
+"""The `megatrain` command: finds a subcommand, parses its arguments, turns errors into messages and exit codes.
 
-A verb is a module with `SUMMARY: str` (a literal), `add_arguments(parser)` and `run(args) -> int`, and, when it takes
-configuration overrides, `ACCEPTS_OVERRIDES = True`: then `args.overrides` holds every `--section.key=value`. Other
-distributions add verbs by the entry-point group `megatrain.commands`.
+A subcommand is a module with `SUMMARY: str` (a literal), `add_arguments(parser)` and `run(args) -> int`. With
+`ACCEPTS_OVERRIDES = True` it takes configuration overrides: `args.overrides` holds every `--section.key=value`. Other
+distributions add subcommands through the entry-point group `megatrain.commands`.
 
-The one idea: only the verb that runs is imported. The help text reads each SUMMARY from the module's source, so that
-`megatrain --help` loads no torch and a verb that cannot be imported does not break the others.
+Only the subcommand that runs is imported. The help text reads each SUMMARY from the module's source, so
+`megatrain --help` loads no torch, and a subcommand that cannot be imported does not break the others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from megatrain.formatting import printable
 
 ENTRY_POINT_GROUP = "megatrain.commands"
 
-# The verbs of this distribution, so that a source tree without installed metadata has them too.
+# The subcommands of this distribution. A source tree without installed metadata has no entry points.
 BUILT_IN_VERBS: Mapping[str, str] = {
     **{
         verb: f"megatrain.commands.{verb}"
@@ -43,13 +43,13 @@ BUILT_IN_VERBS: Mapping[str, str] = {
 }
 
 _TWO_WORDS: Mapping[str, str] = {"logs classify": "megatrain_diagnostics.commands.logs_classify"}
-"""Verbs of two words whose first word is a verb too."""
+"""Subcommands of two words. Their first word is also a subcommand."""
 
-# A shell's codes for a program ended by a signal are 128 + its number: 2 (interrupt) and 13 (broken pipe).
+# A shell reports 128 + the signal's number for a program that a signal ended: SIGINT is 2, SIGPIPE is 13.
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
-# Wide on purpose: the configuration reports a misspelt section or key, together with all other mistakes.
+# Matches any section and key: `load_config` reports misspelt ones together with all other mistakes.
 _OVERRIDE = re.compile(r"--\w[\w-]*\.[^=\s]+(=.*)?", re.DOTALL)
 
 
@@ -60,11 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout = _watched(sys.stdout)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # a character that the terminal cannot show is escaped and is no error; Python does the same for stderr
+        # escape a character that the terminal cannot show instead of raising; Python does the same for stderr
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return run_and_report(lambda: _dispatch(arguments))
-    except SystemExit as stop:  # argparse ends --help and usage errors this way; it ignores what it cannot print
+    except SystemExit as stop:  # raised by argparse after --help or a usage error; it ignores write errors
         _settle(sys.stderr)
         error = _settle(sys.stdout)
         if error is not None:
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_files() -> None:
-    """Open /dev/null where the shell closed 0, 1 or 2; else the next opened file or socket would get our output."""
+    """Open /dev/null for each closed descriptor of 0, 1 and 2; else the next opened file would receive the output."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -113,14 +113,14 @@ def _report_lost_output(error: OSError) -> int:
 
 
 def _complain(text: str) -> None:
-    """Print a message on stderr. One that cannot be written changes no exit code."""
+    """Print a message on stderr. If it cannot be written, the exit code stays the same."""
     with suppress(OSError):
         print(f"megatrain: {text}", file=sys.stderr, flush=True)
     _settle(sys.stderr)
 
 
 class _WatchedFile(io.FileIO):
-    """A file that remembers why it could not be written: the streams above it may swallow that error."""
+    """A file that keeps its first write error: the streams above it may swallow the error."""
 
     error: OSError | None = None
 
@@ -133,7 +133,7 @@ class _WatchedFile(io.FileIO):
 
 
 def _watched(stdout: io.TextIOWrapper) -> io.TextIOWrapper:
-    """Return a stream like Python's own stdout, buffered or not, over a file that remembers its error."""
+    """Return a stream with the encoding and buffering of `stdout`, over a file that keeps its first write error."""
     file = _WatchedFile(stdout.fileno(), "w", closefd=False)
     is_direct = stdout.write_through  # PYTHONUNBUFFERED
     buffer = cast("io.BufferedWriter", file) if is_direct else io.BufferedWriter(file)
@@ -141,9 +141,10 @@ def _watched(stdout: io.TextIOWrapper) -> io.TextIOWrapper:
 
 
 def _settle(stream: TextIO, error: OSError | None = None) -> OSError | None:
-    """Write what a stream still holds; return why it, or something before it, could not be written, None if all was.
+    """Flush a stream. Return the first error of a write to it, or else `error`; None if everything was written.
 
-    After an error the stream writes to /dev/null: else Python tries again at its exit, and ends with its own exit code.
+    After an error the stream is redirected to /dev/null: else Python would flush it again at exit, and replace the exit
+    code.
     """
     try:
         stream.flush()
@@ -158,7 +159,7 @@ def _settle(stream: TextIO, error: OSError | None = None) -> OSError | None:
 
 
 def find_verbs() -> dict[str, str]:
-    """Return the module of each installed verb, by verb. No other distribution can replace a verb of this one."""
+    """Return the module of each installed subcommand, by name. Other distributions cannot replace megatrain's."""
     verbs = dict(BUILT_IN_VERBS)
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         verbs.setdefault(entry_point.name, entry_point.value)
@@ -166,7 +167,7 @@ def find_verbs() -> dict[str, str]:
 
 
 def read_summary(module_name: str) -> str:
-    """Return a verb's SUMMARY without importing its module."""
+    """Return a subcommand's SUMMARY without importing its module."""
     try:
         spec = importlib.util.find_spec(module_name)
     except ImportError as error:
@@ -200,21 +201,21 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"megatrain {megatrain.__version__}")
         return int(ExitCode.OK)
     if first.startswith("-"):
-        _usage_error(f"unknown option {first!r} before the verb{_suggest(first, ['--help', '--version'])}")
+        _usage_error(f"unknown option {first!r} before the subcommand{_suggest(first, ['--help', '--version'])}")
     both = " ".join(arguments[:2])
     if both in _TWO_WORDS:
         return _run_verb(both, _load_verb(both, _TWO_WORDS[both]), arguments[2:])
     module_name = BUILT_IN_VERBS.get(first) or find_verbs().get(first)
     if module_name is None:
         known = list(find_verbs())
-        _usage_error(f"unknown verb {first!r}{_suggest(first, known)} (verbs: {', '.join(known)})")
+        _usage_error(f"unknown subcommand {first!r}{_suggest(first, known)} (known: {', '.join(known)})")
     return _run_verb(first, _load_verb(first, module_name), rest)
 
 
 def _load_verb(verb: str, module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
-    except Exception as error:  # a verb of another distribution may fail in any way
+    except Exception as error:  # a module of another distribution may fail in any way
         raise MegatrainError(
             f"{verb!r} cannot be used here: importing {module_name} failed with {type(error).__name__}: {error}\n"
             f"`megatrain doctor` lists what is missing; `python -c 'import {module_name}'` shows where it failed"
@@ -270,13 +271,13 @@ def _option_names(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _suggest(word: str, known: Iterable[str]) -> str:
-    # a subcommand of the verb has an option of exactly this name
+    # `word` itself can be known: as an option of another subcommand
     matches = difflib.get_close_matches(word, [name for name in known if name != word], n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def _usage_error(message: str) -> NoReturn:
-    print(f"usage: megatrain VERB ...\nmegatrain: error: {message}", file=sys.stderr)
+    print(f"usage: megatrain SUBCOMMAND ...\nmegatrain: error: {message}", file=sys.stderr)
     raise SystemExit(int(ExitCode.USAGE))
 
 
@@ -286,14 +287,14 @@ def _help_text() -> str:
     lines = [f"  {verb:<{width}}  {read_summary(module_name)}" for verb, module_name in verbs.items()]
     return "\n".join(
         [
-            "usage: megatrain [--help] [--version] VERB ...",
+            "usage: megatrain [--help] [--version] SUBCOMMAND ...",
             "",
             "Pretraining of large language models with tensor, pipeline and data parallelism.",
             "",
-            "verbs:",
+            "subcommands:",
             *lines,
             "",
-            "`megatrain VERB --help` shows the options of one of them.",
+            "`megatrain SUBCOMMAND --help` shows the options of a subcommand.",
         ]
     )
 

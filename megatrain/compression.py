@@ -1,8 +1,7 @@
-"""Open files of text that may be compressed (gzip, bzip2, xz, Zstandard), by their names or by their content.
+"""Open text files that may be compressed (gzip, bzip2, xz, Zstandard), by their names or by their content.
 
-Documents are opened by the last suffix of their names: .gz, .bz2, .xz and .zst. A file that is compressed although its
-name does not say so is refused, because its bytes are no text. Logs are opened by their content, because rotation
-renames them.
+For documents the last suffix of the name decides: .gz, .bz2, .xz or .zst. A compressed file without such a suffix is
+refused, because its bytes are not text. For logs the content decides, because log rotation renames them.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ _MAGIC: Mapping[bytes, str] = {
     b"PK\x03\x04": ".zip",
     b"PAR1": ".parquet",
 }
-"""How files of these kinds begin."""
+"""The first bytes of a file, and the suffix of the kind of file that they identify."""
 _LONGEST_MAGIC = max(map(len, _MAGIC))
 
 
 class Readable(Protocol):
-    """A path, or what stands for a file elsewhere. Its text form names it in errors."""
+    """A path, or an object for a file at a URL. `str` of it names the file in errors."""
 
     @property
     def name(self) -> str: ...
@@ -60,10 +59,10 @@ COMPRESSIONS = tuple(_DECOMPRESSORS)
 
 @contextmanager
 def opened(path: Readable, own_kind: str = "") -> Iterator[BinaryIO]:
-    """Open a file for reading; the block receives its bytes, uncompressed.
+    """Open a file for reading; the block receives its bytes, decompressed.
 
-    own_kind: the kind of content (`kind_of_content`) that the file has when it is not compressed; "" for text.
-    Raises: DataError when the file cannot be read, is damaged, or is of another kind than its suffix.
+    own_kind: the result of `kind_of_content` for the file when it is not compressed; "" for text.
+    Raises: DataError when the file cannot be read, is damaged, or its content does not match its suffix.
     """
     suffix = path.suffix.lower()
     compression = suffix if suffix in _DECOMPRESSORS else ""
@@ -74,7 +73,7 @@ def opened(path: Readable, own_kind: str = "") -> Iterator[BinaryIO]:
 
 @contextmanager
 def opened_by_content(path: Readable) -> Iterator[BinaryIO]:
-    """Open a file for reading; the block receives its bytes, uncompressed if its content is that of a compression.
+    """Open a file for reading; the block receives its bytes, decompressed if the content is compressed.
 
     Raises: DataError when the file cannot be read or is damaged.
     """
@@ -85,15 +84,16 @@ def opened_by_content(path: Readable) -> Iterator[BinaryIO]:
 
 
 def kind_of_content(start: bytes) -> str:
-    """Return the suffix of the kind of file that begins like this: a compression, ".zip" or ".parquet"; else ""."""
+    """Return the suffix for a file that begins with these bytes: of a compression, ".zip" or ".parquet"; else ""."""
     return next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "")
 
 
 @contextmanager
 def path_opened(path: Readable, kind: str) -> Iterator[BinaryIO]:
-    """Open a file's own bytes; errors of the block name the file, and the place in it if its content is damaged.
+    """Open a file without decompression. Read errors in the block become DataErrors that name the file, and the byte if
+    the content is damaged.
 
-    kind: what the file is in the error. Raises: DataError.
+    kind: the kind of file, for the error message. Raises: DataError.
     """
     position = 0
     try:
@@ -110,7 +110,7 @@ def path_opened(path: Readable, kind: str) -> Iterator[BinaryIO]:
 
 
 def _decompressed(path: Readable, raw: BinaryIO, kind: str) -> BinaryIO:
-    """Return the uncompressed bytes of an open file, which its closing ends."""
+    """Return a reader of the decompressed bytes of an open file; it ends when the file is closed."""
     decompress = _DECOMPRESSORS.get(kind)
     try:
         return raw if decompress is None else decompress(raw)

@@ -1,8 +1,7 @@
 """`make demo`: from raw text to a sampled sentence, through every axis of parallelism, on 8 CPU processes.
 
-It calls the same commands that a user would, and prints each: build data, launch the training, sample. Then it
-compares the loss on held-out files with the entropy of their token frequencies, which a model that learned no context
-would reach.
+The program runs and prints the commands that a user would: build data, launch the training, sample. Then it compares
+the loss on held-out files with the entropy of their token frequencies: the loss of a model that uses no context.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from megatrain.run_files.run_directory import RunDirectory
 
 NUM_PROCESSES = 8
 MARGIN_NATS = 0.7
-"""How far below the unigram entropy the loss must end: a model of token frequencies alone would have a margin of 0."""
+"""The final loss must be this far below the unigram entropy. A model of token frequencies alone has a margin of 0."""
 PROMPT = "def "
 
 
@@ -77,9 +76,9 @@ def launch_arguments(args: argparse.Namespace, run: RunDirectory, meta: DataMeta
 
 
 def remove_earlier_run(run: RunDirectory) -> None:
-    """Remove what an earlier demo trained, and nothing else.
+    """Remove the run directory of an earlier demo.
 
-    Raises: ConfigError when something is there that no run writes.
+    Raises: ConfigError when the directory holds files that no run writes.
     """
     if not run.root.exists():
         return
@@ -112,7 +111,7 @@ def demo_parser(program: str, description: str) -> argparse.ArgumentParser:
 
 
 def build_data(args: argparse.Namespace) -> DataMeta:
-    """Build the token files, unless the same ones exist already."""
+    """Build the token files, unless files of the same input and vocabulary size exist."""
     directory = args.output / "data"
     meta = read_meta(directory / META_NAME) if directory.exists() else None
     is_same = meta is not None and meta.sources == tuple(args.input) and meta.vocab_size == args.vocab_size
@@ -128,19 +127,20 @@ def build_data(args: argparse.Namespace) -> DataMeta:
 
 
 def has_changed_since(inputs: Sequence[str], built: Path) -> bool:
-    """Return whether a file of the corpus, or its directory, is newer than `built`, or behind a URL. A newer directory
-    shows that a file was added or removed.
+    """Return whether a file of the corpus, or its directory, is newer than `built`; true also for files at URLs.
+
+    A newer directory shows that a file was added or removed.
     """
     paths = [Path(str(found.file)) for found in open_corpus(inputs).files]
     if not all(path.exists() for path in paths):
-        return True  # files behind URLs
+        return True  # files at URLs
     times = [path.stat().st_mtime for path in {*paths, *(path.parent for path in paths)}]
     return max(times) > built.stat().st_mtime
 
 
 def _call(title: str, module: Sequence[str]) -> None:
     print(f"\n== {title}\n$ python -m {shlex.join(module)}", flush=True)
-    # one thread a process, which torchrun would choose too, but with a warning of five lines
+    # one thread per process: torchrun would set the same, but print a warning
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     code = subprocess.run([sys.executable, "-m", *module], env=environment, check=False).returncode
     if code != 0:
@@ -170,7 +170,7 @@ def _summary(
             f"checkpoint         {checkpoint}",
             f"metrics            {run.metrics / 'metrics.jsonl'}",
             f"configuration      {run.root / 'config.toml'}",
-            f"look back          .venv/bin/megatrain dashboard --replay {run.root}",
+            f"replay             .venv/bin/megatrain dashboard --replay {run.root}",
             f"try                .venv/bin/megatrain sample {run.root} --prompt 'import '",
         ]
     )

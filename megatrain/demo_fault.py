@@ -1,7 +1,7 @@
-"""`make demo-fault`: the demonstration's training, with one of its processes killed in the middle.
+"""`make demo-fault`: the training of `make demo`, with one of its processes killed in the middle.
 
-No manual restart is needed: the launcher notices the failure, stops the other processes, starts all again from the
-newest snapshot, and records the incident, which is shown at the end.
+No manual restart is needed: the launcher detects the failure, stops the other processes, restarts all of them from the
+newest snapshot, and records an incident. The program shows the incident at the end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _POLL_S = 0.1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demonstration; return 0 when training recovered by itself and completed."""
+    """Run the demonstration; return 0 when training recovered and completed."""
     parser = demo_parser("python -m megatrain.demo_fault", "train on 8 CPU processes, and kill one of them")
     args = parser.parse_args(argv)
     args.overrides = [
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = RunDirectory(args.output / "fault")
     remove_earlier_run(run)
     arguments = launch_arguments(args, run, build_data(args))
-    print(f"\n== train, and lose rank {RANK} at step {FAULT_STEP}\n$ python -m {shlex.join(arguments)}", flush=True)
+    print(f"\n== train, and kill rank {RANK} at step {FAULT_STEP}\n$ python -m {shlex.join(arguments)}", flush=True)
     launch = subprocess.Popen([sys.executable, "-m", *arguments])
     try:
         _kill_a_rank(args, run, launch)
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _kill_a_rank(args: argparse.Namespace, run: RunDirectory, launch: subprocess.Popen[bytes]) -> None:
-    """Wait for the step, and kill the process; do nothing when training ends before."""
+    """Kill rank RANK when step FAULT_STEP is completed; do nothing if training ends before that step."""
     config = load_config(args.config).config
     box = black_box_path(
         Path(config.telemetry.black_box_directory), "demo-fault", run.key, MAIN_BRANCH, round_number=1, rank=RANK
@@ -77,7 +77,7 @@ def _kill_a_rank(args: argparse.Namespace, run: RunDirectory, launch: subprocess
 
 
 def steps_done(metrics: Path) -> int:
-    """Return the newest step of a metrics file, 0 before there is one."""
+    """Return the newest step in a metrics file; 0 if there is none."""
     if not metrics.exists():
         return 0
     # the last line may be half written

@@ -1,6 +1,6 @@
-"""Format counts, sizes, times, lists and texts from other sources for people: the same in logs, commands and pages.
+"""Format counts, sizes, times, lists and untrusted text for people, the same in logs, commands and pages.
 
-Pure; imports nothing from megatrain.
+Pure functions: no I/O and no clock. Imports nothing from megatrain.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-_TURNING = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
-"""Bidirectional classes of characters that can make a text look like another one."""
+_DIRECTION_CHANGES = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+"""Bidirectional classes of characters that change the text direction, and so can disguise a text."""
 _MAX_LINE = 200
 
 
@@ -45,7 +45,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def age_text(unix_s: float, now_s: float) -> str:
-    """Return how long ago a moment was, in whole seconds: "3 s", "12 min"."""
+    """Return the age of a moment in whole seconds, or in larger units: "3 s", "12 min"."""
     age_s = max(0.0, now_s - unix_s)
     return f"{age_s:.0f} s" if age_s < 59.5 else seconds_text(age_s)
 
@@ -91,7 +91,7 @@ def alternatives(texts: Sequence[object]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` with every control character except the line feed as an escape, so that a terminal obeys none."""
+    """Return `text` with all unprintable characters except line feeds escaped, so that a terminal acts on none."""
     return "".join(
         character if character.isprintable() or character == "\n" else character.encode("unicode_escape").decode()
         for character in text
@@ -99,8 +99,8 @@ def printable(text: str) -> str:
 
 
 def is_control(character: str) -> bool:
-    """Return whether a terminal or page would obey a character: controls, line ends, changes of text direction."""
-    is_turning = unicodedata.bidirectional(character) in _TURNING
+    """Return whether a character controls a terminal or page: control codes, line ends, changes of text direction."""
+    is_turning = unicodedata.bidirectional(character) in _DIRECTION_CHANGES
     return is_turning or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
 
 

@@ -1,8 +1,8 @@
-"""Counter-based random numbers: each value is a pure function of a key and an index, never of call order or layout.
+"""Counter-based random numbers: each value is a function of a key and an index only, not of call order or layout.
 
-An initial weight is keyed by (seed, logical parameter name) and indexed by its flat position in the WHOLE parameter. A
-dropout draw is keyed by (seed, layer, site) and indexed by (sample, token, hidden unit). A rank computes only the
-elements that it holds, so every layout gets bitwise the same numbers on one device type.
+An initial weight is keyed by (seed, logical parameter name) and indexed by its flat position in the unsharded
+parameter. A dropout draw is keyed by (seed, layer, site) and indexed by (sample, token, hidden unit). A rank computes
+only the elements that it holds, so every layout gets bitwise the same numbers on one device type.
 
 The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA'14; constants of Stafford's mix 13), in
 wrapping int64 arithmetic; one 64-bit hash is drawn for each element.
@@ -25,7 +25,7 @@ _BLOCK = 1 << 20  # elements drawn at once: limits the int64 and fp64 temporarie
 
 
 def derive_key(*parts: object) -> tuple[int, int]:
-    """Return two signed 64-bit keys that depend on every part and on nothing else."""
+    """Return two signed 64-bit keys, derived from all parts (SHA-256)."""
     digest = hashlib.sha256("\0".join(str(part) for part in parts).encode()).digest()
     return (
         int.from_bytes(digest[:8], "little", signed=True),
@@ -68,7 +68,7 @@ def fill_normal_(
     """
     flat = out.view(-1)
     row = math.prod(out.shape[1:]) if out.dim() > 1 else 1
-    if row > _BLOCK:  # even one slice is too large at once: fill it as rows of a tensor whose first two dims are merged
+    if row > _BLOCK:  # one slice is already too large: fill it as rows of a tensor with the first two dims merged
         merged_shape = (global_shape[0] * global_shape[1], *global_shape[2:])
         for position in range(out.shape[0]):
             first = (offsets[0] + position) * global_shape[1] + offsets[1]

@@ -1,6 +1,7 @@
 """`megatrain.read_run`: the metrics, incidents and events of a run as Arrow tables, from its directory alone.
 
-Loads no torch. The run may be running or over, and need not be of this machine. Only events need the diagnosis.
+Loads no torch. The run may be active or over, and may be from another machine. Only `events` needs the package
+megatrain_diagnostics.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 EVENT_TABLES_MODULE = "megatrain_diagnostics.store.reader"
-"""Named and not imported: the trainer's package knows the diagnosis by its name only."""
+"""A name, imported when it is used: the trainer's package does not depend on the diagnosis."""
 
 _REPORTS = {report.kind: report for report in (StepReport, IntervalReport, EvaluationReport)}
 _ARROW_TYPES: Mapping[object, str] = {
     int: "int64", float: "float64", bool: "bool", str: "string", ValidationSetReport: "sets", SourceReport: "sources",
 }  # fmt: skip
 _PARTS: Mapping[str, type[ValidationSetReport | SourceReport]] = {"sets": ValidationSetReport, "sources": SourceReport}
-"""Of the columns that are lists of parts of a report."""
+"""The reports in columns that are lists, by column type."""
 _IncidentColumn = tuple[str, str, Callable[[Incident], Any]]
 _INCIDENT_COLUMNS: Sequence[_IncidentColumn] = (
     ("incident_id", "string", lambda one: one.incident_id),
@@ -68,14 +69,14 @@ class RunRecord:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """A sentence for each incident, or part of the events, that could not be read so far and was left out."""
+        """A sentence for each incident or part of the events that an earlier call could not read and left out."""
         return tuple(self._problems)
 
     def metrics(self, kind: str = "step") -> pa.Table:
-        """Return the reports of a kind: "step", "interval" or "evaluation", one row a step, in the order of the steps.
+        """Return the reports of a kind: "step", "interval" or "evaluation", one row for each, ordered by step.
 
         The columns are the fields of metrics.jsonl (docs/guides/metrics.md) without version and kind. Null: not known,
-        or not finite. Of repeated steps the last report counts. Without reports the table has no rows.
+        or not finite. For repeated steps only the last report is returned. Without reports the table has no rows.
         Raises: NotFoundError for an unknown kind; DataError when the file cannot be read, or pyarrow is absent.
         """
         if kind not in _REPORTS:
@@ -87,9 +88,9 @@ class RunRecord:
         })  # fmt: skip
 
     def incidents(self) -> pa.Table:
-        """Return a row for each incident, oldest first. Columns NAME_s have the seconds of each phase of the recovery.
+        """Return a row for each incident, oldest first. A column PHASE_s has the seconds of a phase of the recovery.
 
-        Null: not known, or not yet. Raises: DataError when pyarrow is absent.
+        Null: unknown, or not yet known. Raises: DataError when pyarrow is absent.
         """
         found, problems = read_incidents(self._run)
         self._problems.update(dict.fromkeys(problems))
@@ -107,10 +108,10 @@ class RunRecord:
         first_step: int | None = None,
         last_step: int | None = None,
     ) -> pa.Table:
-        """Return rows of a table of events, one of those in docs/reference/events.md, by round, rank and sequence.
+        """Return rows of a table of events (see docs/reference/events.md), sorted by round, rank and sequence.
 
-        "totals" has the time of each rank, step and operation. The limits are inclusive; None: no limit. A job under
-        `megatrain launch` has events; another run has none, and the table no rows.
+        "totals" has the time of each rank, step and operation. The limits are inclusive; None: no limit. Only
+        jobs under `megatrain launch` have events; for other runs the table has no rows.
         Raises: NotFoundError for an unknown table; DataError when nothing can be read, the answer is too large, or
         megatrain[diagnostics] is not installed.
         """
@@ -133,7 +134,7 @@ class RunRecord:
 def read_run(path: str | os.PathLike[str]) -> RunRecord:
     """Return the records of the run in a directory.
 
-    Raises: NotFoundError when there is no such directory, or it is not that of a run.
+    Raises: NotFoundError when the directory does not exist, or is not a run directory.
     """
     run = RunDirectory(Path(path))
     try:
@@ -156,12 +157,12 @@ def _columns_of(
 
 
 def _kind_of(hint: Any) -> object:
-    """Return the type of a field that is not None, or of the elements of a tuple."""
+    """Return the type in a hint: T of `T`, `T | None` and `tuple[T, ...]`."""
     return next((one for one in typing.get_args(hint) if one is not type(None)), hint)
 
 
 def _records(run: RunDirectory) -> list[dict[str, Any]]:
-    """Return the reports in the order in which they were written, without lines that a crash cut off."""
+    """Return the reports in the order in which they were written, without unreadable lines (as after a crash)."""
     try:
         descriptor = open_below(run.root, str(run.metrics_file.relative_to(run.root)))
     except FileNotFoundError:
@@ -181,7 +182,7 @@ def _records(run: RunDirectory) -> list[dict[str, Any]]:
 
 
 def _that_count(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the reports without those of steps that were repeated, or that the run went back before."""
+    """Return the valid reports: without those that a resume from an earlier step made obsolete."""
     found = []
     earliest = math.inf
     for record in reversed(records):
@@ -193,7 +194,7 @@ def _that_count(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _value(value: object, dtype: str) -> object:
-    """Return a value of JSON as one of the column's type; None if it is none."""
+    """Return a JSON value converted to the column's type; None if it has another type."""
     if dtype == "float64" and isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return float(value)
@@ -210,7 +211,7 @@ def _value(value: object, dtype: str) -> object:
 
 
 def _table(columns: Mapping[str, tuple[str, list[Any]]]) -> pa.Table:
-    """Return a table of columns: type and values by name."""
+    """Return an Arrow table. `columns`: type and values, by name."""
     try:
         import pyarrow as pa
     except ImportError as error:

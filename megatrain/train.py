@@ -1,4 +1,4 @@
-"""`python -m megatrain.train CONFIG`: load the configuration, then build, train and close. `Trainer` calls the same.
+"""`python -m megatrain.train CONFIG`: load the configuration, then build, train and close. `Trainer` uses it too.
 
 All errors of the configuration are found before torch is loaded and before any process group exists.
 """
@@ -25,7 +25,7 @@ from megatrain.training.stopping.watchdog import install_launcher_death_guard, s
 def train(path: Path, overrides: Sequence[str]) -> ExitCode:
     """Train with the configuration: alone, or as one worker where torchrun's environment is present.
 
-    Raises: MegatrainError; a launcher decides by its exit code.
+    Raises: MegatrainError. From its exit code a launcher decides whether it restarts the workers.
     """
     launcher_pid = os.getppid()
     process = process_from_environment(os.environ)
@@ -41,9 +41,9 @@ def train_worker(
     *,
     ends_process: bool,
 ) -> ExitCode:
-    """Be one worker of a run, from the watchdog to the last checkpoint.
+    """Run one worker of a run, from the start of the watchdog to the last checkpoint.
 
-    launcher_pid: the parent when the program started. ends_process: this process ends with the run, so that it ignores
+    launcher_pid: the parent when the program started. ends_process: this process exits after the run, so it ignores
     stop signals once the state is saved.
 
     Raises: MegatrainError.
@@ -51,18 +51,18 @@ def train_worker(
     problems = [*missing_packages(config.log), *extensions.problems(config)]
     if problems:
         raise ConfigError(problems)
-    # The watchdog is a fork: where the program has not loaded torch yet, it comes before torch and its threads.
+    # fork the watchdog before torch is imported, if possible: the child stays small and inherits no held locks
     watch = start_watchdog(config.runtime.save_grace_s, process.rank, config.fence_rule)
     with watch as watchdog, StopSignals() as signals, stacks_on_demand():
         if process.init_method is not None and not process.host:
-            # for torchrun's workers: when their launcher has died, they may belong to a round that is over; `megatrain
-            # launch` kills its own workers
+            # only for torchrun's workers: they must not continue without their launcher, because a new round may have
+            # begun; `megatrain launch` kills its own workers
             install_launcher_death_guard(launcher_pid)
         from megatrain.training.worker import run_worker
 
         exit_code = run_worker(config, process, signals, watchdog, extensions)
         if exit_code is ExitCode.SAVED_AND_STOPPED and ends_process:
-            # a launcher may signal the other workers when the first one has ended; the state is saved already
+            # when the first worker exits, a launcher may signal the others; their state is saved already
             signals.ignore()
         return exit_code
 

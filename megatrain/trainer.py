@@ -1,6 +1,6 @@
-"""`megatrain.Trainer`: a training run from a program, in one process or as one worker of a launcher.
+"""`megatrain.Trainer`: a training run from a Python program, in one process or as one worker of a launcher.
 
-It trains as `megatrain train` does, with the same numbers, checkpoints and files. Loads no torch before it runs.
+Numbers, checkpoints and files are those of `megatrain train`. torch is loaded when `run` is called.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ ConfigSource: TypeAlias = "str | os.PathLike[str] | Config | Mapping[str, object
 
 
 class Trainer:
-    """One worker of a run: of a run in this process, or one rank where torchrun's environment is present.
+    """One worker of a run: the only one, or one of several if torchrun's environment variables are set.
 
-    Under `megatrain launch` each worker makes a Trainer of the same configuration, which is that of the launch.
+    Under `megatrain launch` every worker must make its Trainer from the configuration that was given to the launch.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         loss: Loss | None = None,
     ) -> None:
-        """Reads nothing yet: `config` is read at its first use.
+        """Store the arguments; the configuration is read when `config` is first used.
 
-        overrides: settings as on the command line, "--train.steps=10". callbacks: every rank calls its own. loss: takes
-        the place of cross entropy in training; evaluations keep cross entropy. It needs parallel.tp_size=1.
+        overrides: settings as on the command line, "--train.steps=10". callbacks: called on every rank. loss: replaces
+        cross entropy in training, but not in evaluations; needs parallel.tp_size=1.
         """
         self._source = config
         self._overrides = tuple(overrides)
@@ -52,7 +52,7 @@ class Trainer:
 
     @cached_property
     def config(self) -> Config:
-        """The checked configuration. Raises: ConfigError with all problems; TopologyError for an odd environment."""
+        """The checked configuration. Raises: ConfigError with all problems; TopologyError for bad rank variables."""
         world_size = self._process.world_size
         if isinstance(self._source, Config | Mapping):
             tables = self._source.to_dict() if isinstance(self._source, Config) else self._source
@@ -67,19 +67,19 @@ class Trainer:
         return Path(self.config.job.resolved_run_directory)
 
     def run(self) -> ExitCode:
-        """Train to the last step, or until a signal requests a stop; then the state is saved: SAVED_AND_STOPPED.
+        """Train to the last step, or until a stop signal: then save the state and return SAVED_AND_STOPPED.
 
-        A run that exists continues from its newest checkpoint. Until it returns, the stop signals (SIGINT too) are
-        requests to save and stop, and a child process, the watchdog, kills this process if no step follows one within
-        runtime.save_grace_s.
+        An existing run continues from its newest checkpoint. While this method runs, the stop signals (SIGINT too)
+        are requests to save and stop. A child process, the watchdog, kills this process if no step completes within
+        runtime.save_grace_s after such a request.
         Raises: MegatrainError; UsageError outside the main thread.
         """
         return self._train(ends_process=self._process.init_method is not None)
 
     def run_as_program(self) -> NoReturn:
-        """Do the same as the last act of a program: report errors as `megatrain train` does, and end the process.
+        """Call `run`, report errors as `megatrain train` does, and exit the process.
 
-        A launcher decides by the exit code whether it restarts the workers, so its workers end this way.
+        For the workers of a launcher, which decides from the exit code whether it restarts the workers.
         """
         sys.exit(run_worker_program(lambda: self._train(ends_process=True)))
 

@@ -1,6 +1,6 @@
-"""The end of a program that trains: its messages, its exit code, and an exit that waits for no peer.
+"""How a training program ends: its error messages, its exit code, and an exit that does not wait for other ranks.
 
-`megatrain train` and a user's program under a launcher end alike, so that a launcher can decide by the exit code.
+Used by `megatrain train` and by programs with a `Trainer`, so that a launcher can rely on the exit code.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.process import process_from_environment
 
 _SAME_EVERYWHERE = (ConfigError, TopologyError, DataError, CheckpointError, NonFiniteError)
-"""Errors that usually occur on all workers of a host alike: its first worker reports them."""
+"""Errors that usually occur on all workers of a host: the host's first worker reports them."""
 
 FIRST_WORKER_REPORTS_WITHIN_S = 5.0
 
 
 def run_worker_program(train: Callable[[], ExitCode], first_worker_s: float = FIRST_WORKER_REPORTS_WITHIN_S) -> int:
-    """Call `train`, report its error, and return the exit code. After an error in a process with torch: exit at once.
+    """Call `train`, report its error, and return the exit code. If torch is loaded, exit at once after an error.
 
-    first_worker_s: how long another worker than the first one of a host waits until it reports an error that usually
-    all have.
+    first_worker_s: how long the other workers of a host wait before they report an error that all workers usually have.
     """
     try:
         code = run_and_report(lambda: _train(train, first_worker_s))
@@ -36,8 +35,8 @@ def run_worker_program(train: Callable[[], ExitCode], first_worker_s: float = FI
             raise
         code = _report_unforeseen(error)
     if code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED) and "torch" in sys.modules:
-        # Exit without tearing down groups whose peers may be gone: the interpreter's normal exit would wait for their
-        # threads, or abort because of them.
+        # Exit without destroying process groups, because their peers may be gone: a normal exit would wait for the
+        # threads of the groups, or abort because of them.
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # the stream's reader is gone, or the stream is closed
                 stream.flush()
@@ -46,7 +45,7 @@ def run_worker_program(train: Callable[[], ExitCode], first_worker_s: float = FI
 
 
 def _report_unforeseen(error: BaseException) -> int:
-    """Print what the interpreter would have printed at its exit, and return the exit code it would have had."""
+    """Print what the interpreter would print for this error at exit, and return its exit code."""
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         return error.code or ExitCode.OK
     with suppress(OSError, ValueError):
@@ -62,8 +61,8 @@ def _train(train: Callable[[], ExitCode], first_worker_s: float) -> int:
         return int(train())
     except _SAME_EVERYWHERE:
         if process_from_environment(os.environ).local_rank != 0:
-            # If the first worker has the same error, the launcher ends this worker before it reports the error. If this
-            # worker exited at once, the launcher might end the first worker before that one reports. If this worker
-            # never reported, an error that only it has would be hidden.
+            # Wait, so that the first worker can report the same error; the launcher then ends this worker. If this
+            # worker exited at once, the launcher might end the first worker before its report. This worker must report
+            # too, because the error may be its own only.
             time.sleep(first_worker_s)
         raise

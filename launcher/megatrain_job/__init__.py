@@ -1,4 +1,5 @@
-"""What launcher and diagnosis both know of a job: its state in etcd, its failures and devices, requests to its driver.
+"""Code about jobs that launcher and diagnosis share: state in etcd, failures, devices, requests to the driver.
 
-Loads no torch. Of megatrain it imports contracts and formatting only; its commands also use what all commands share.
+Loads no torch. Of megatrain it imports contracts, formatting, run_files and checkpoint_format; its commands also import
+megatrain.commands.
 """

@@ -1,1 +1,1 @@
-"""The verbs of the `megatrain` command, one module each. They load torch only where they need it."""
+"""The subcommands of the `megatrain` command, one module each. They load torch only if they need it."""

@@ -1,4 +1,4 @@
-"""Parsers of single arguments for argparse. Each error names the expected form and the value found."""
+"""Argument types for argparse. Each error names the expected form and the value found."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def seed(text: str) -> int:
 
 
 def utf8_text(text: str) -> str:
-    """Return `text`, or refuse it if the command line was not UTF-8. Python keeps such bytes as lone surrogates."""
+    """Return `text`; raise if the command line was not UTF-8. Python represents such bytes by lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -64,7 +64,7 @@ def utf8_path(text: str) -> Path:
 
 
 def spellings(option: str) -> list[str]:
-    """Return an option's spellings in torchrun: with hyphens and with underscores."""
+    """Return the spellings that torchrun accepts for an option: with hyphens and with underscores."""
     name = option.removeprefix("--")
     return list(dict.fromkeys([option, "--" + name.replace("-", "_")]))
 

@@ -1,7 +1,7 @@
-"""`megatrain blackbox FILE`: show what a rank, alive or dead, was doing, from its black box.
+"""`megatrain blackbox FILE`: show from a black box what a rank, running or dead, was doing.
 
-It prints the header, the control page and the newest records. It marks records that were open when the rank stopped,
-with their age.
+Prints the header, the control page and the newest records. Operations that had begun and not ended are marked "IN
+FLIGHT", with their age.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TEXT_COLUMNS = (2, 7, 9)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
+    """Declare the arguments of the subcommand."""
     parser.add_argument(
         "file", type=Path, metavar="FILE", help="a black box, for example /dev/shm/megatrain-1000/megatrain.*.blackbox"
     )
@@ -58,14 +58,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def is_running(box: BlackBox) -> bool:
-    """Return whether the rank's process seems to be alive on this host: then open records age with the clock."""
+    """Return whether the rank's process appears to run on this host. If not, ages are as of the newest record."""
     if box.state is not State.RUNNING or box.identity.host != socket.gethostname():
         return False
     try:
         stat = Path(f"/proc/{box.identity.pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")  # dead, and not yet reaped
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")  # exited, and not yet reaped
 
 
 def chosen_records(box: BlackBox, operation: str | None, is_in_flight_only: bool, last: int) -> tuple[Record, ...]:
@@ -119,7 +119,7 @@ def _flag_names(flags: RecordFlag) -> list[str]:
 
 
 def table_text(box: BlackBox, records: Sequence[Record], now_ns: int) -> str:
-    """Return the facts, the control page, the last step's totals and the records as text for people."""
+    """Return the header, the control page, the last step's totals and the records as text for people."""
     lines = [*_facts(box, now_ns), "", *_totals(box), *_table(box, records, now_ns)]
     return "\n".join(lines)
 
@@ -153,7 +153,7 @@ def _facts(box: BlackBox, now_ns: int) -> list[str]:
 
 def _control(page: ControlPage | None, now_ns: int) -> str:
     if page is None:
-        return "half written: the executor died while it wrote the page"
+        return "incomplete: the executor died while it wrote the page"
     mask = "all operations" if page.span_mask == ALL_OPERATIONS else f"operations {page.span_mask:#x}"
     lease = "no lease"
     if page.lease_ok_until_ns:

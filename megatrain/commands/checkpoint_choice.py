@@ -1,4 +1,4 @@
-"""How a command line names a run or a checkpoint: a path or URL, and options that choose one checkpoint of a run."""
+"""Arguments that name a run or a checkpoint: a path or URL, and options that choose one checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -25,17 +25,15 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
         "location",
         type=utf8_text,
         metavar="CHECKPOINT",
-        help="a checkpoint; or a run, its checkpoints directory or a branch, which mean the checkpoint that it "
-        "would resume from; a path or a URL",
+        help="path or URL of a checkpoint; or of a run, its checkpoints directory or a branch: then the checkpoint "
+        "from which a job would resume",
     )
-    parser.add_argument(
-        "--step", type=whole_number(0), metavar="N", help="of a run or branch: the checkpoint of step N"
-    )
-    parser.add_argument("--branch", type=utf8_text, metavar="NAME", help="of a run: a checkpoint of this branch")
+    parser.add_argument("--step", type=whole_number(0), metavar="N", help="the checkpoint of step N of a run or branch")
+    parser.add_argument("--branch", type=utf8_text, metavar="NAME", help="a checkpoint of this branch of a run")
 
 
 def add_ema(parser: argparse.ArgumentParser) -> None:
-    """Declare --ema: `kind` is the kind of state that is read as weights."""
+    """Declare --ema. It sets `kind`, the kind of stored tensors that are read as weights."""
     parser.add_argument(
         "--ema",
         action="store_const",
@@ -49,7 +47,7 @@ def add_ema(parser: argparse.ArgumentParser) -> None:
 def chosen_checkpoint(args: argparse.Namespace) -> Location:
     """Return the committed checkpoint that the arguments of `add_checkpoint` choose.
 
-    For a run or branch it is, as in a job's resume, the newest one without known damage. A note names each one skipped.
+    For a run or branch it is the newest without known damage, as when a job resumes. A note names each skipped one.
     Raises: CheckpointError.
     """
     checkpoint, notes = choose_checkpoint(args.location, args.step, args.branch)
@@ -60,7 +58,7 @@ def chosen_checkpoint(args: argparse.Namespace) -> Location:
 
 @contextmanager
 def reading(checkpoint: Location) -> Iterator[None]:
-    """Turn a missing file in the block into an error about a removed checkpoint, if COMMIT is gone too.
+    """Report a missing file in the block as a removed checkpoint, if COMMIT is missing too.
 
     Raises: CheckpointError.
     """
@@ -70,8 +68,8 @@ def reading(checkpoint: Location) -> Iterator[None]:
         if (checkpoint / COMMIT_NAME).exists():
             raise
         raise CheckpointError(
-            f"{checkpoint} was removed while it was read ({error}); pin a checkpoint that a job's retention may remove "
-            "meanwhile"
+            f"{checkpoint} was removed while it was read ({error}); `megatrain ckpt pin` protects a checkpoint "
+            "from a job's retention"
         ) from error
 
 

@@ -1,6 +1,6 @@
 """`megatrain config`: show a resolved configuration, check it without starting, print the reference of all keys.
 
-Problems raise a ConfigError: the command line prints all of them and exits with the code of a wrong configuration.
+A ConfigError has all problems: the command line prints them and exits with ExitCode.CONFIG.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     reference = verbs.add_parser("reference", help="print the reference of all keys (Markdown)", allow_abbrev=False)
     _add_config_argument(reference, is_optional=True)
-    reference.add_argument("--output", type=Path, metavar="FILE", help="write it to FILE instead")
+    reference.add_argument("--output", type=Path, metavar="FILE", help="write the reference to FILE instead")
     reference.set_defaults(usage_error=reference.error)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one of the three verbs.
+    """Run `show`, `check` or `reference`.
 
     Raises: ConfigError with every problem of the configuration.
     """
@@ -84,17 +84,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _data_lines(config: Config) -> list[str]:
-    """Return a table of the training data and how often a new run reads them; why not, where they are not here."""
-    # These need numpy and torch, which `config` otherwise never loads.
+    """Return a table of the training data and how often a new run reads each source, or why they cannot be read."""
+    # These modules load numpy and torch, which `config` otherwise never loads.
     from megatrain.data.epochs import check_epochs, source_uses
     from megatrain.training.training_data import open_reader
 
     if not config.data_sources:
-        return ["Training data: none are named"]
+        return ["Training data: the configuration names none"]
     try:
         reader = open_reader(config)
     except DataError as error:
-        return [f"Training data: not looked at, because they cannot be used here: {error}"]
+        return [f"Training data: not checked, because they cannot be read here: {error}"]
     uses = source_uses(reader, cursor_after(config.batch, 0, config.train.steps, skipped=()))
     rows = [
         [
@@ -124,7 +124,7 @@ def _shares_text(weights: Mapping[str, float]) -> str:
 
 
 def _validation_lines(config: Config) -> list[str]:
-    """Return a table of the validation sets and what an evaluation takes of each; why not, where they are not here."""
+    """Return a table of the validation sets and the samples that an evaluation uses, or why they cannot be read."""
     from megatrain.training.training_data import open_validation
 
     if not config.validation_sets:
@@ -132,9 +132,9 @@ def _validation_lines(config: Config) -> list[str]:
     try:
         sets = open_validation(config)
     except DataError as error:
-        return [f"Validation sets: not looked at, because they cannot be used here: {error}"]
+        return [f"Validation sets: not checked, because they cannot be read here: {error}"]
     rows = [[one.name, f"{one.dataset.num_tokens:,}", f"{one.num_samples:,}"] for one in sets]
-    heads = ["validation set", "tokens", "samples of an evaluation"]
+    heads = ["validation set", "tokens", "samples per evaluation"]
     return ["Validation sets", *(f"  {line}" for line in table([heads, *rows], [0]))]
 
 
@@ -202,7 +202,7 @@ def _summary(config: Config, world_size: int | None) -> str:
 
 
 def _layers_text(layers: Sequence[int]) -> str:
-    """Return the number of layers per chunk: one number, or those of all chunks in the model's order."""
+    """Return the number of layers per chunk: one number if all are equal, else one for each, in the model's order."""
     if len(set(layers)) == 1:
         return f"{layers[0]} {'layer' if layers[0] == 1 else 'layers'} a chunk"
     return f"{' + '.join(map(str, layers))} layers in the model's order"

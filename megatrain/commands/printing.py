@@ -1,4 +1,4 @@
-"""The common output of all verbs of `megatrain`: JSON, notes and tables."""
+"""Output functions for all subcommands of `megatrain`: JSON, notes and tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def print_json(values: Mapping[str, Any]) -> None:
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    """Print text that may contain content of files and hosts, with control characters escaped."""
+    """Print lines with control characters escaped: they may contain text from files and hosts."""
     print(printable("\n".join(lines)), flush=True)
 
 

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Sample. Raises: CheckpointError, DataError naming the file; ConfigError when the chosen device is missing."""
+    """Sample. Raises: CheckpointError or DataError that names the file; ConfigError if the device is missing."""
     checkpoint = chosen_checkpoint(args)
     from megatrain.formatting import printable
     from megatrain.inference.generation import Sampling
@@ -46,6 +46,6 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"schema_version": 1, "checkpoint": str(checkpoint), "step": loaded.step,
                           "prompt": args.prompt, "text": text, "tokens": tokens}))  # fmt: skip
     else:
-        # a terminal must not obey control characters that a model generates
+        # escape control characters that a model generates: a terminal would act on them
         print("\t".join(printable(part) for part in (args.prompt + text).split("\t")))
     return 0

@@ -1,6 +1,6 @@
-"""`python -m megatrain.commands.start_from_hf CONFIG HF_DIR [--section.key=value ...]`: the settings, one a line.
+"""`python -m megatrain.commands.start_from_hf CONFIG HF_DIR [--section.key=value ...]`: print settings, one a line.
 
-A program of its own for `megatrain launch --from-hf`, because the launcher loads no torch.
+A separate program for `megatrain launch --from-hf`, because the launcher loads no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from megatrain.contracts.exit_codes import ExitCode
 
 
 def main() -> int:
-    """Import the model unless it is in the run directory, and print the settings with which the job starts from it."""
+    """Import the model if the run directory lacks it, and print the settings with which a job starts from the model."""
     return run_and_report(_run)
 
 

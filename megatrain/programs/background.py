@@ -1,8 +1,8 @@
-"""The CPU priority of what runs beside training on a host: checkpoint writer, peer copies, streamer.
+"""The CPU priority of programs that run beside training on a host: checkpoint writer, peer copies, streamer.
 
-Each has a niceness of its own. The environment variable MEGATRAIN_BACKGROUND_NICENESS (0 to 19) is an upper limit for
-all of them; children inherit it. 0 leaves them at the priority of the process that starts them: on a machine that is
-busy with other work, a program of low priority hardly runs.
+Each program has its own niceness. The environment variable MEGATRAIN_BACKGROUND_NICENESS (0 to 19) is an upper limit
+for all of them; child processes inherit it. With 0 they keep the priority of the process that starts them: on a machine
+that is busy with other work, a program of low priority hardly runs.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def background_niceness(niceness: int, environment: Mapping[str, str]) -> int:
         problem = (
             f"environment variable {NICENESS_VARIABLE}={text!r} must be a whole number from 0 to {LOWEST_PRIORITY}"
         )
-        raise ConfigError([f"{problem}; unset it for the usual priorities"])
+        raise ConfigError([f"{problem}; unset it for the default priorities"])
     return min(niceness, int(text))
 
 
 def lower_process_priority(niceness: int) -> None:
     """Lower the priority of this process by `niceness`, limited by the environment, and let it use all cores.
 
-    At the lowest priority the scheduler also treats it as a batch job. Settings that the system forbids are left out.
+    At the lowest priority the scheduler also treats it as a batch job. Settings without permission are skipped.
     Raises: ConfigError as `background_niceness` does.
     """
     niceness = background_niceness(niceness, os.environ)
@@ -46,11 +46,11 @@ def lower_process_priority(niceness: int) -> None:
             os.nice(niceness)
     if niceness == LOWEST_PRIORITY:
         with suppress(OSError):
-            # not SCHED_IDLE: with other processes in busy loops, a checkpoint would never reach storage
+            # not SCHED_IDLE: beside processes in busy loops, a checkpoint would never reach storage
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if niceness and os.getsid(0) == os.getpid():
         with suppress(OSError):
-            # the scheduler may weigh sessions as a whole; by default ours would weigh as much as that of all workers
+            # the scheduler may divide CPU time among sessions: by default this one would get as much as all workers
             Path("/proc/self/autogroup").write_text(str(niceness))
     _use_all_cores()
 
@@ -58,7 +58,7 @@ def lower_process_priority(niceness: int) -> None:
 def lower_thread_priority() -> None:
     """Give the calling thread the lowest priority that the environment allows, and let it use all cores.
 
-    Settings that the system forbids are left out. Raises: ConfigError as `background_niceness` does.
+    Settings without permission are skipped. Raises: ConfigError as `background_niceness` does.
     """
     if niceness := background_niceness(LOWEST_PRIORITY, os.environ):
         with suppress(OSError):
@@ -68,5 +68,5 @@ def lower_thread_priority() -> None:
 
 def _use_all_cores() -> None:
     with suppress(OSError):
-        # not only those to which the worker is bound that started this: training needs them
+        # a worker that started this is bound to the cores that training needs: use the others too
         os.sched_setaffinity(0, range(os.cpu_count() or 1))

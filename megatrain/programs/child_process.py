@@ -1,7 +1,7 @@
 """A child process with a parent-death guard: the kernel kills it when the thread that started it ends, for any reason.
 
-It has its own session, so that Ctrl-C at the terminal reaches only us: we end our children in an order that lets a job
-save. Start children from a thread that lives as long as they must.
+The child has its own session, so that Ctrl-C at the terminal reaches only the parent: the parent ends its children in
+an order in which a job can save. Start a child from a thread that lives as long as the child must.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from megatrain.programs.processes import install_parent_death_guard
 
 
 class ChildProcess:
-    """A running child; `log` receives its output (appended), without one it shares ours. As a context it is ended.
+    """A running child process. As a context manager it stops the child at the end of the block.
 
-    `directory`: its working directory; without one, ours. `output`: a descriptor that receives its stdout; the log then
-    has only its stderr.
+    log: a file to which the child appends its output; None: it writes to the parent's. directory: its working
+    directory; None: the parent's. output: a descriptor that receives its stdout; the log then has only its stderr.
     """
 
     def __init__(
@@ -59,29 +59,29 @@ class ChildProcess:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Return the exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal; None while the child runs."""
         return self._process.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait for its end and return the exit code, None if time is over before."""
+        """Wait until the child exits and return its exit code; None if `timeout_s` is over before."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the child has exited."""
         with suppress(ProcessLookupError):
             self._process.send_signal(number)
 
     def stop(self) -> int:
-        """Ask it to end, kill it if it does not within `stop_s`, and return its exit code. No process of it is left."""
+        """Send SIGTERM; kill the child if it does not exit within `stop_s`. Return its exit code."""
         self.send(signal.SIGTERM)
         code = self.wait(self._stop_s)
         return self.kill() if code is None else code
 
     def kill(self) -> int:
-        """End it and every process in its session's first group, at once."""
+        """Kill the child and all processes of its process group, and return its exit code."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

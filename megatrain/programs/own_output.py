@@ -1,6 +1,6 @@
-"""Keeps the log of a program: when its file is removed, the output goes to a new file of the same name.
+"""Restores the log of a program: when its file is removed, the output goes to a new file of the same name.
 
-The programs that a launch starts use this, each with a log of its own. A program at a terminal does not need it.
+For the programs that a launch starts, each of which has its own log. A program at a terminal does not need this.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def keep_own_log() -> None:
 def _keep() -> None:
     while True:
         time.sleep(_POLL_S)
-        with suppress(OSError):  # no new file can be made now: the next poll tries again
+        with suppress(OSError):  # no new file can be created now: the next poll tries again
             _restore_removed()
 
 

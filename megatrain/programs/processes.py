@@ -1,4 +1,4 @@
-"""Processes on Linux: the parent-death guard, names, children, members of a group."""
+"""Processes on Linux: parent-death guard, names, children, members of a process group."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ProcessStat:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it is a zombie: it has ended, and its parent has not reaped it."""
+        """Whether the process is a zombie: it has exited, and its parent has not reaped it."""
         return self.state in _DEAD_STATES
 
 
@@ -65,7 +65,7 @@ def set_process_name(name: str) -> None:
 
 
 def children() -> list[int]:
-    """Return the pids of this thread's children; empty if Linux was built without that list."""
+    """Return the pids of the main thread's children; empty if the kernel was built without this list."""
     pid = os.getpid()
     try:
         return [int(word) for word in (_PROC / f"{pid}/task/{pid}/children").read_text().split()]
@@ -85,7 +85,7 @@ def process_stat(pid: int) -> ProcessStat | None:
 
 
 def living_members(groups: set[int], session: int) -> list[ProcessStat]:
-    """Return the processes of these groups in this session that are not dead yet."""
+    """Return the processes of `session` that belong to one of the groups and are not dead."""
     found = []
     for name in os.listdir(_PROC):
         stat = process_stat(int(name)) if name.isdigit() else None

@@ -1,15 +1,15 @@
 """The signals that ask a program to stop: one class for workers, executors, launches, servers and commands.
 
-SIGTERM, SIGUSR1 (Slurm, before the time limit), SIGHUP and SIGINT all make the same request. The program decides what
-follows: it reads the request at a time of its choice, or gets a call from the handler. A second SIGINT interrupts the
-program without saving; other later signals have no effect.
+SIGTERM, SIGUSR1 (Slurm, before the time limit), SIGHUP and SIGINT all make the same request. A program polls for the
+request, or gives a callback for the handler to call. A second SIGINT interrupts the program without saving; other later
+signals have no effect.
 
 A forked child of such a program must reset the handlers before a signal reaches it.
 
-A command that has to clean up is unwound by the first signal; later signals do nothing. SIGTERM, SIGUSR1 and SIGHUP end
-a Python program immediately by default. In `orderly_end` they raise SystemExit with a shell's code, 128 + the number of
-the signal, as SIGINT raises KeyboardInterrupt, so that every `with` and `finally` runs. A second signal would interrupt
-that cleanup, so it is ignored. SIGKILL cannot be caught.
+`orderly_end` is for commands that have to clean up. By default SIGTERM, SIGUSR1 and SIGHUP end a Python program
+immediately. In `orderly_end` the first one raises SystemExit with the exit code of a shell (128 + the signal's number),
+and SIGINT raises KeyboardInterrupt, so that every `with` and `finally` runs. Later signals are ignored, because they
+would interrupt this cleanup. SIGKILL cannot be caught.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GROUP_SIGNALS: Final = (
     signal.SIGHUP,
     signal.SIGQUIT,
 )
-"""When they are sent to a whole process group, they are meant for its first process."""
+"""Signals that are meant for the leader of a process group even if the whole group receives them."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
@@ -41,12 +41,13 @@ _INTERRUPT = signal.SIGINT.name
 
 
 def call_in_forked_children(method: Callable[[], Any]) -> None:
-    """Call `method` in every later fork of this process while its object lives, before a signal reaches the child.
+    """Call `method` in every later forked child, before a signal reaches the child, as long as its object lives.
 
-    A forked child inherits handlers and wakeup descriptor: without this, ending the child would stop its parent.
+    A forked child inherits the handlers and the wakeup descriptor: without this, a signal to the child would also make
+    the request to stop in its parent.
     """
     reference = weakref.WeakMethod(method)
-    masks: dict[int, set[Any]] = {}  # by thread: two may fork at once
+    masks: dict[int, set[Any]] = {}  # by thread, because two threads may fork at the same time
 
     def hold_signals() -> None:
         masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
@@ -73,7 +74,7 @@ def interrupt(_name: str) -> None:
 
 
 class StopSignals:
-    """Handles the stop signals from its construction to `close`. In a thread other than the main one it handles none.
+    """Handles the stop signals from its construction to `close`. Outside the main thread it handles no signals.
 
     A signal that is ignored already, such as SIGHUP under nohup, stays ignored. A forked child has the earlier
     handlers.
@@ -82,12 +83,12 @@ class StopSignals:
     def __init__(
         self, on_stop: Callable[[str], None] = note_only, on_insist: Callable[[str], None] = interrupt
     ) -> None:
-        """Both are called in the handler, with a signal's name as SIGTERM; they may raise, and must take no lock.
+        """Install the handlers. Both callbacks run in a handler: they may raise, and must not take a lock.
 
-        on_stop: at the first signal. on_insist: at the second SIGINT.
+        on_stop: called at the first signal, with its name ("SIGTERM"). on_insist: the same at the second SIGINT.
         """
         self.name = ""
-        """Name of the first signal; empty while there was none."""
+        """Name of the first signal; empty before any signal."""
         self._on_stop = on_stop
         self._on_insist = on_insist
         self._num_interrupts = 0
@@ -118,8 +119,8 @@ class StopSignals:
     def ignore(self) -> None:
         """Ignore stop signals until the process ends, even while the interpreter shuts down.
 
-        For a worker that has saved: it ends with its own exit code, although a launcher that sees the first worker end
-        stops all others.
+        For a worker that has saved: it keeps its own exit code, although a launcher stops all other workers when the
+        first one exits.
         """
         previous, self._previous = self._previous, {}
         for number in previous:
@@ -142,7 +143,7 @@ class StopSignals:
 
 
 def stopped_by_signals() -> threading.Event:
-    """Return an event that is set when this program is asked to stop, for the rest of its life."""
+    """Return an event that the first stop signal sets. The handlers stay installed until the program exits."""
     asked = threading.Event()
 
     def set_in_a_thread(_name: str) -> None:
@@ -155,7 +156,7 @@ def stopped_by_signals() -> threading.Event:
 
 @contextmanager
 def orderly_end() -> Iterator[None]:
-    """End the block in an orderly way on a signal. Only for the main thread.
+    """Leave the block with an exception at the first stop signal. Only for the main thread.
 
     Raises: SystemExit, or KeyboardInterrupt for SIGINT.
     """

@@ -1,8 +1,8 @@
-"""A supervisor: starts a program again whenever it ends, because the job can be without it only for a while.
+"""A supervisor: restarts a program whenever it exits. For programs that a job needs, but can lack for a while.
 
-A program that fails twice in a row with the same error is a problem for a person: `problem` describes it until the
-program works. A program whose exit code shows that another start cannot help is not started again; after a bug (exit
-code 1) it is started a few more times.
+If a program fails twice in a row with the same error, `problem` describes the error for a person until the program
+works. If its exit code shows that a restart cannot help (wrong usage or configuration, for instance), the second such
+failure is the last; after exit code 1, which a bug causes, the tenth is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_LIVES: dict[int, int] = {
     **dict.fromkeys((ExitCode.USAGE, ExitCode.DATA, ExitCode.NOT_FOUND, ExitCode.NO_PERMISSION, ExitCode.CONFIG), 2),
     ExitCode.FAILURE: 10,
 }
-"""How often a program is started that always ends with this exit code and the same last line; others: no limit."""
+"""How often a program is started if it always exits with this code and the same last line; other codes: no limit."""
 _NOT_STARTED = 127
 """A shell's exit code for a program that it cannot start."""
 _END_BYTES = 4096
@@ -32,12 +32,12 @@ _MAX_SHOWN = 300
 
 
 class Supervisor:
-    """Keeps a program running. `run` is for a thread of its own: the parent-death guard ends the program with it."""
+    """Keeps a program running. `run` needs its own thread: the parent-death guard kills the program with the thread."""
 
     def __init__(
         self, name: str, start: Callable[[Path], ChildProcess], log: Path, report: Callable[[str], None]
     ) -> None:
-        """`start`: starts the program, whose output is appended to the given log. `report` receives each end."""
+        """start: starts the program, which appends output to the given log. report: receives a message at each exit."""
         self._name = name
         self._start = start
         self._log = log
@@ -46,13 +46,13 @@ class Supervisor:
 
     @property
     def problem(self) -> str:
-        """Why the program cannot work; empty while it may."""
+        """Why the program fails repeatedly; empty if it does not."""
         return self._problem
 
     def run(self, closed: threading.Event) -> None:
-        """Start the program, and again after each end, until `closed` is set or starting it again cannot help.
+        """Start the program, and restart it after each exit, until `closed` is set or a restart cannot help.
 
-        Pauses grow to a minute while it ends immediately.
+        While the program exits soon after its start, the pause before a restart grows up to a minute.
         """
         pause_s, lives, earlier = _FIRST_PAUSE_S, 0, ("", "")
         while not closed.is_set():
@@ -63,7 +63,7 @@ class Supervisor:
             if time.monotonic() - began > _LONGEST_PAUSE_S:
                 pause_s, earlier = _FIRST_PAUSE_S, ("", "")
             line = last_line(self._log)
-            end = (ended, re.sub(r"\d+", "", line))  # times and process numbers differ
+            end = (ended, re.sub(r"\d+", "", line))  # times and process ids differ
             lives = lives + 1 if end == earlier and code else 1
             earlier = end
             summary, self._problem = f"{self._name} {ended}", ""
@@ -72,7 +72,7 @@ class Supervisor:
                 self._problem = f"{summary}; {line}; see {self._log}" if line else f"{summary}; see {self._log}"
             shown = f": {line}" if line and lives == 2 else ""
             if lives >= _MAX_LIVES.get(code, lives + 1):
-                self._report(f"{summary}{shown}; it is not started again: launch the job again after that is mended;"
+                self._report(f"{summary}{shown}; it is not started again: fix the cause, then launch the job again;"
                              f" see {self._log}")  # fmt: skip
                 return
             self._report(f"{summary}{shown}; it is started again in {pause_s:.0f} s; see {self._log}")
@@ -80,7 +80,7 @@ class Supervisor:
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
     def _run_once(self, closed: threading.Event) -> tuple[int, str]:
-        """Run the program until it ends or must end; return its exit code, and how it ended."""
+        """Run the program until it exits or `closed` is set; return its exit code and a text about its exit."""
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             process = self._start(self._log)
@@ -96,7 +96,7 @@ class Supervisor:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log that is not blank, shortened; empty where there is none."""
+    """Return the last line of a log that is not blank, shortened; empty if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _END_BYTES))

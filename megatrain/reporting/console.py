@@ -1,7 +1,7 @@
 """Prints the reporting rank's lines, and on a terminal a progress line below them that is rewritten in place.
 
-If the stream breaks (the reader of a pipe has gone, the terminal is closed), printing stops and training goes on. The
-metric files have everything that is printed.
+If the stream breaks (a pipe has no reader any more, the terminal is closed), printing stops and training continues. The
+metric files contain all reports.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DIM, _NORMAL = "\x1b[2m", "\x1b[0m"
 
 
 class Console:
-    """Prints lines, and progress if `is_terminal`. `open_console` makes it."""
+    """Prints lines, and a progress line if `is_terminal`. Made by `open_console`."""
 
     def __init__(
         self,
@@ -44,8 +44,10 @@ class Console:
         self._drawn_at = -REDRAW_INTERVAL_S
 
     def progress(self, text_of_width: Callable[[int], str]) -> None:
-        """Rewrite the progress line with a text of at most the given width. Does nothing off a terminal, or too soon
-        after the last drawing."""
+        """Rewrite the progress line. `text_of_width` returns a text of at most the given width.
+
+        Does nothing without a terminal, or within REDRAW_INTERVAL_S of the last drawing.
+        """
         now = self._clock()
         if not self._is_terminal or now - self._drawn_at < REDRAW_INTERVAL_S:
             return

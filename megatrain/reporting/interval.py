@@ -56,7 +56,7 @@ class IntervalBuilder:
 
 
 def _source_means(steps: Iterable[StepReport]) -> tuple[SourceReport, ...]:
-    """Return the means of each source over its tokens, in the order in which the steps first have them."""
+    """Return the mean loss of each source over its tokens; the sources in the order of their first occurrence."""
     by_name: dict[str, list[SourceReport]] = {}
     for source in (source for step in steps for source in step.sources):
         by_name.setdefault(source.name, []).append(source)

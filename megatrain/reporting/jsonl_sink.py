@@ -16,9 +16,9 @@ from megatrain.reporting.report import FORMAT_VERSION, Report
 
 
 class JsonLinesSink:
-    """Appends one object per report. A line is one write, so that a killed run does not leave half a line.
+    """Appends one object per report. Each line is one write, so that a killed run does not leave half a line.
 
-    If the file was removed, the sink makes it again and reports that by `note`.
+    If the file was removed, the sink creates it again and prints a message through `note`.
     Raises: ConfigError when the file cannot be opened.
     """
 
@@ -74,7 +74,7 @@ class JsonLinesSink:
 
 
 def _json_value(value: Any) -> Any:
-    """Return the value for JSON, which has neither NaN nor infinity: these become None, also within others."""
+    """Return a value for JSON: NaN and infinity, which JSON does not have, are replaced by None at all levels."""
     if isinstance(value, dict):
         return {name: _json_value(one) for name, one in value.items()}
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""The text of a run's lines: pure functions from reports to text, for the progress line within a given width."""
+"""Formats reports as lines of text; the progress line fits a given width. Pure functions: no I/O and no clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def step_line(report: IntervalReport, total_steps: int, device_word: str) -> str
 
 
 def evaluation_lines(report: EvaluationReport) -> list[str]:
-    """Return the line of an evaluation; with several validation sets, also a line for each."""
+    """Return the line of an evaluation; if there are several validation sets, also a line for each."""
     title, duration = f"evaluation at step {report.step}", f"{report.duration_s:.1f} s"
     if len(report.sets) < 2:
         return [" | ".join([title, *_loss_parts(report), duration])]
@@ -64,8 +64,8 @@ class RunProgress:
 
 
 def progress_line(progress: RunProgress, width: int) -> str:
-    """Return the progress line in at most `width` characters. The less important parts are left out if the width is too
-    small, and the bar uses the free width."""
+    """Return the progress line in at most `width` characters: the last parts are dropped if they do not fit, and a bar
+    fills free width."""
     parts = [
         f"step {progress.step}/{progress.total_steps}",
         f"ETA {duration_text(progress.remaining_s)}",

@@ -1,4 +1,4 @@
-"""The reports: a step, the steps between two lines, an evaluation. Plain values, the same for every sink.
+"""The reports on a step, on the steps between two step lines, and on an evaluation. All sinks get the same values.
 
 The names of the fields are the names in metrics.jsonl, so they change only with FORMAT_VERSION.
 docs/guides/metrics.md describes them for users.
@@ -20,14 +20,14 @@ class SourceReport:
 
     name: str
     loss: float
-    """Nats per token, mean over its tokens that have a label."""
+    """Nats per token, mean over the tokens of the source that have a label."""
     num_tokens: int
-    """Its tokens that have a label."""
+    """Number of the tokens of the source that have a label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One finished step of all ranks. The trainer makes it."""
+    """One finished step of all ranks. Made by the trainer."""
 
     kind: ClassVar[Literal["step"]] = "step"
     step: int
@@ -49,7 +49,7 @@ class StepReport:
     num_skipped: int
     """Skipped steps so far."""
     memory_bytes: int
-    """Peak memory of the reporting rank: of its GPU, or on a CPU of the whole process."""
+    """Peak memory of the reporting rank: of its GPU, or of its process if it trains on a CPU."""
     world_size: int
     sources: tuple[SourceReport, ...] = ()
     """The sources with tokens in this step, in the order of the mixture; none for a run with one source."""
@@ -60,7 +60,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalReport:
-    """The steps since the last step line: the values of the next step line."""
+    """The steps since the last step line, summarized for the next step line."""
 
     kind: ClassVar[Literal["interval"]] = "interval"
     step: int
@@ -124,7 +124,7 @@ Report = StepReport | IntervalReport | EvaluationReport
 
 
 def curves(report: Report) -> dict[str, Value]:
-    """Return the numbers of a report to draw over the step, as kind/field; of a part of it kind/name/field."""
+    """Return a report's numbers as kind/field; those of a source or validation set as kind/name/field."""
     tables = {report.kind: report.values(), **{f"{report.kind}/{one.name}": asdict(one) for one in _parts(report)}}
     return {
         f"{prefix}/{name}": value

@@ -1,4 +1,4 @@
-"""The reporter of the reporting rank: it gets reports from the trainer, prints them and stores them."""
+"""Prints and stores the reports that the trainer makes, on the reporting rank."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Reporter:
     """Prints a line every log.interval steps, at the first and at the last step, and writes to the metric sinks.
 
-    Only rank 0 makes one. `check_run_lock` raises FencedError when a newer round writes to the run directory; it is
-    called before each write there. Raises: ConfigError when a sink cannot be opened.
+    Only rank 0 has a Reporter. It calls `check_run_lock` before each write to the run directory, which raises
+    FencedError when a newer round writes there. Raises: ConfigError when a sink cannot be opened.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Reporter:
         self._console.line(text)
 
     def close(self) -> None:
-        """Print the line of the remaining steps, and close the sinks; notes may still follow."""
+        """Print the line of the remaining steps, and close the sinks. `note` still works after that."""
         try:
             if not self._builder.is_empty:
                 self._finish_interval(self._clock())
@@ -115,12 +115,12 @@ class Reporter:
 
     def _remaining_s(self, report: StepReport, now: float) -> float:
         num_steps = report.step - self._first_step
-        # The first step compiles and allocates, so its duration is no estimate of the others.
+        # The first step compiles and allocates, so its duration does not predict the other steps.
         step_s = (now - self._first_at) / num_steps if num_steps else report.duration_s
         return step_s * (self._total_steps - report.step)
 
     def _store(self, report: Report) -> None:
-        """Write a report to the sinks. A failing sink is named in a note and does not stop the run."""
+        """Write a report to the sinks. If a sink fails, a note names the sink, and the run continues."""
         self.check_run_lock()
         for sink in self._sinks:
             try:
@@ -128,8 +128,8 @@ class Reporter:
             except OSError as error:
                 if sink.name not in self._broken_sinks:
                     self._broken_sinks.add(sink.name)
-                    self.note(f"metrics: {sink.name} cannot be written ({error}); training goes on and tries again")
+                    self.note(f"metrics: {sink.name} cannot be written ({error}); training continues and retries")
             else:
                 if sink.name in self._broken_sinks:
                     self._broken_sinks.remove(sink.name)
-                    self.note(f"metrics: {sink.name} is written again since step {report.step}")
+                    self.note(f"metrics: {sink.name} is written again from step {report.step} on")

@@ -1,4 +1,4 @@
-"""The sinks of reports besides the console: their protocol, and the sinks that a configuration asks for."""
+"""Where reports go besides the console: the protocol of a sink, and opening the sinks of a configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatrain.run_files.run_directory import RunDirectory
 
 
 class MetricSink(Protocol):
-    """Gets every report, in the order in which they are made."""
+    """Receives every report, in order."""
 
     name: str
     """The name of the sink in messages."""
@@ -23,7 +23,7 @@ class MetricSink(Protocol):
     def write(self, report: Report) -> None:
         """Store a report.
 
-        Raises: OSError when that fails now; the reporter still calls it with the next report.
+        Raises: OSError when the report cannot be stored; the reporter still calls `write` with the next report.
         """
 
     def close(self) -> None:
@@ -31,13 +31,13 @@ class MetricSink(Protocol):
 
 
 OpenSinks: TypeAlias = Callable[[Config, RunDirectory, Callable[[str], None]], list[MetricSink]]
-"""Opens the sinks of a configuration in a run directory; the last argument prints a note."""
+"""Opens the sinks of a configuration in a run directory; the last argument prints a message."""
 
 
 def missing_packages(log: LogConfig) -> list[str]:
     """Return a problem for each package that the section [log] needs and that is not installed.
 
-    Every rank can call this before the ranks meet, so that no rank fails while the others wait for it.
+    Every rank calls this before it joins a process group, so that no rank fails while others wait for it.
     """
     wanted = {"tensorboard": log.has_tensorboard, "wandb": log.has_wandb}
     return [
@@ -48,7 +48,7 @@ def missing_packages(log: LogConfig) -> list[str]:
 
 
 def open_sinks(config: Config, run_directory: RunDirectory, note: Callable[[str], None]) -> list[MetricSink]:
-    """Open the sinks that the configuration asks for; `note` prints what the user should know about them.
+    """Open the sinks that the configuration selects; `note` prints messages about them for the user.
 
     Raises: ConfigError when a package is missing or the file of metrics cannot be opened.
     """
@@ -56,7 +56,7 @@ def open_sinks(config: Config, run_directory: RunDirectory, note: Callable[[str]
     if problems:
         raise ConfigError(problems)
     sinks: list[MetricSink] = [JsonLinesSink(run_directory.metrics_file, note)]
-    # Imported here because both packages are optional, and the first also loads torch's part of TensorBoard.
+    # Imported here because tensorboard and wandb are optional, and the first also loads torch.utils.tensorboard.
     if config.log.has_tensorboard:
         from megatrain.reporting.tensorboard_sink import TensorBoardSink
 

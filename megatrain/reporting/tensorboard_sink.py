@@ -13,7 +13,7 @@ _FLUSH_INTERVAL_S = 10
 
 
 class TensorBoardSink:
-    """Writes event files under `directory`. Each start of the run adds a file; so does each removal of the files."""
+    """Writes event files under `directory`. Each start of the run adds a file. So does a removal of the directory."""
 
     def __init__(self, directory: Path) -> None:
         self.name = f"TensorBoard ({directory})"
@@ -30,7 +30,7 @@ class TensorBoardSink:
             # The first report shows the step at which a resumed run continues. TensorBoard hides what an earlier start
             # wrote from that step on.
             self._writer = SummaryWriter(self._directory, purge_step=report.step, flush_secs=_FLUSH_INTERVAL_S)
-            self._watched.was_lost()  # the directory exists now, and is watched from here on
+            self._watched.was_lost()  # the directory exists now, and is watched from this point on
         for name, value in curves(report).items():
             if value is not None:
                 self._writer.add_scalar(name, value, report.step)

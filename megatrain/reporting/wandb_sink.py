@@ -1,8 +1,8 @@
 """Sends metrics to Weights & Biases: the values of `curves`, such as step/loss, over the step.
 
 A run directory is one W&B run, even if the job starts several times: a file beside the metrics has the run's id.
-Without a network or a login the metrics are kept on disk, and `wandb sync` sends them later. If the files of a run are
-removed, the sink continues the same run in new files.
+Without a network or a login the metrics are stored on disk, and `wandb sync` sends them later. If the files of a run
+are removed, the sink continues the same run in new files.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class WandbSink:
             self._note(f"Weights & Biases cannot be reached ({error}); metrics are kept in {location}")
             self._run = wandb.init(mode="offline", **settings)
         (self._directory / RUN_ID_FILE).write_text(f"{self._run.id}\n")
-        self._files.was_lost()  # this call makes the current files the watched ones
+        self._files.was_lost()  # from now on, the current files are watched
         # W&B's own step can only grow, but a resumed run goes back to the step of its checkpoint.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
@@ -71,7 +71,7 @@ class WandbSink:
 
     def _open_again(self, step: int) -> None:
         """Continue the same run in new files after the old ones were removed. Raises: OSError."""
-        lost = f"what was not sent before step {step} is lost"
+        lost = f"values before step {step} that were not sent are lost"
         self._note(f"metrics: {self._files.path} was removed from outside; {lost}")
         self._directory.mkdir(parents=True, exist_ok=True)
         try:

@@ -97,5 +97,5 @@ def test_a_dry_run_shows_what_is_taken_of_each_set(evaluated: Evaluated, capsys:
     Path(f"{evaluated.prefixes['code']}.bin").unlink()
     assert main(command) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Validation sets")]
-    assert line.startswith("Validation sets: not looked at, because they cannot be used here: ")
+    assert line.startswith("Validation sets: not checked, because they cannot be read here: ")
     assert "code/validation.bin" in line

@@ -1,1 +1,1 @@
-"""The command `megatrain annotate`, and what all commands about a job share: the flags of etcd, and finding the job."""
+"""The command `megatrain annotate`, and code for all commands about a job: etcd's options, and finding the job."""

@@ -26,7 +26,7 @@ _ROLE = "operator"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
+    """Declare the arguments of the subcommand."""
     add_job(parser)
     parser.add_argument(
         "--text", required=True, type=utf8_text, metavar="TEXT", help="3 to 500 characters; with --retract: why"
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the note, and print what it is about.
+    """Write the note, and print its id and place.
 
     Raises: PlaceError, UsageError, NotFoundError, NoteRefusedError, CoordinationError, DataError.
     """

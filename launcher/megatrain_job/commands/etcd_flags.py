@@ -17,7 +17,7 @@ from megatrain_job.coordination.settings import Credentials, EtcdSettings, TlsFi
 
 PASSWORD_VARIABLE = "MEGATRAIN_ETCD_PASSWORD"
 
-# torch's names in --rdzv-conf, with our names for the same settings
+# torch's names in --rdzv-conf -> megatrain's names of the same settings
 _CONF_KEYS = {
     "user": "etcd_user",
     "password_file": "etcd_password_file",
@@ -42,7 +42,7 @@ _CONF_ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class EtcdFlags:
-    """The etcd settings of the command line. `endpoints` is empty when it names none."""
+    """The etcd settings of the command line. `endpoints` is empty if the command line names none."""
 
     endpoints: str = ""
     user: str = ""
@@ -162,7 +162,7 @@ def etcd_flags(args: argparse.Namespace) -> EtcdFlags:
 
 
 def etcd_arguments(settings: EtcdSettings) -> list[str]:
-    """Return the flags with which another process of this machine reaches the same etcd, without a password."""
+    """Return the flags, without a password, with which another process of this machine reaches the same etcd."""
     tls = settings.tls
     files = [str(path) if path else "" for path in (tls.ca, tls.certificate, tls.key)]
     flags = EtcdFlags(
@@ -177,7 +177,7 @@ def etcd_arguments(settings: EtcdSettings) -> list[str]:
 
 
 def etcd_environment(settings: EtcdSettings) -> dict[str, str]:
-    """Return the environment variables that such a process needs: the password, if it is in no file."""
+    """Return the environment variables that this other process needs: the password, if it is not in a file."""
     found = settings.credentials
     return {} if found is None or found.file is not None else {PASSWORD_VARIABLE: found.password}
 

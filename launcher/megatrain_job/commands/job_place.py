@@ -1,8 +1,8 @@
-"""Find the job that a command line means: by a run directory, or by a job's name and etcd's address.
+"""Finds the job that a command line names: by a run directory, or by a job's name and etcd's address.
 
 A job that has its own etcd (`megatrain launch --standalone`) writes its address to <run>/coordination/endpoint. So
-`megatrain status runs/demo`, or `demo`, is enough. A password never comes from the command line. When a file has etcd's
-address, neither the address nor a certificate comes from the environment: the run has its own.
+`megatrain status runs/demo`, or `demo`, is enough. A password never comes from the command line. If the run has a file
+with etcd's address, the address and certificate of the run are used, never those of the environment.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class DamagedPlaceError(PlaceError):
 
 @dataclass(frozen=True, slots=True)
 class JobPlace:
-    """The place of a job's keys. `job` is empty when the command line means the only job at these endpoints."""
+    """Where a job's keys are. `job` is empty if the command line means the only job at these endpoints."""
 
     settings: EtcdSettings
     job: str
@@ -104,11 +104,10 @@ def named_job(args: argparse.Namespace) -> str:
 
 @contextmanager
 def opened_job(args: argparse.Namespace, *, is_patient: bool = False, call_s: float | None = None) -> Iterator[OpenJob]:
-    """Open a client for the job that the command line means. `is_patient`: with the client's usual time limits.
+    """Open a client for the job that the command line means.
 
-    `call_s`: the time limit of a call.
-
-    Raises: PlaceError when it identifies no job; CoordinationError when its etcd cannot be reached.
+    is_patient: use the client's default time limits instead of short ones. call_s: another time limit of a call.
+    Raises: PlaceError when the command line identifies no job; CoordinationError when its etcd cannot be reached.
     """
     place = job_place(args)
     limits = EtcdSettings(place.settings.endpoints) if is_patient else place.settings
@@ -133,7 +132,7 @@ def opened_job(args: argparse.Namespace, *, is_patient: bool = False, call_s: fl
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the client's log off the terminal: errors have the relevant part, and log lines would break screens."""
+    """Keep the client's log off the terminal: errors have the relevant part, and log lines would break a screen."""
     logger, handler = logging.getLogger("megatrain_job.coordination"), logging.NullHandler()
     logger.addHandler(handler)
     try:
@@ -172,7 +171,7 @@ def job_place(args: argparse.Namespace) -> JobPlace:
 
 
 def run_directory(text: str) -> Path | None:
-    """Return the run directory that JOB means: JOB itself, or the usual one of that job; None if JOB is only a name."""
+    """Return the run directory that JOB means: JOB itself, or runs/JOB; None if JOB is only a job's name."""
     if not text:
         return None
     direct = Path(text)
@@ -185,7 +184,7 @@ def run_directory(text: str) -> Path | None:
 
 
 def run_at(text: str) -> Path | None:
-    """Return the run directory that JOB means, whether or not its job is running; None when there is none."""
+    """Return the existing directory that JOB means, even if its job is not running; None if there is none."""
     for path in (Path(text), RUNS / text) if text else ():
         if path.is_dir():
             return path
@@ -218,7 +217,7 @@ def _why_no_etcd_is_named(run: Path) -> str:
             f"`megatrain incidents {name}` what went wrong in it"
         )
     return (
-        f"no {ENDPOINT_FILE} there, so no job with an etcd of its own runs in it; for a job that was launched with "
+        f"no {ENDPOINT_FILE} there, so no job with its own etcd runs in it; for a job that was launched with "
         "--rdzv-endpoint, give the same option here, with the job's name"
     )
 
@@ -227,7 +226,7 @@ def _only_run() -> Path:
     found = sorted(path.parent.parent for path in RUNS.glob(f"*/{ENDPOINT_FILE}"))
     if not found:
         raise NoPlaceError(
-            f"which job? None below {RUNS}/ has an etcd of its own; name a run directory, "
+            f"which job? No run below {RUNS}/ has its own etcd; name a run directory, "
             "or give --rdzv-endpoint HOST:PORT and the job's name"
         )
     if len(found) > 1:

@@ -1,6 +1,4 @@
-"""A program's leased record in etcd: it exists while the program lives, ends soon after it, and is rewritten
-when lost.
-"""
+"""A program's record in etcd, with a lease: it disappears soon after the program exits, and is rewritten if lost."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _NOT_YET = "not announced yet"
 class Announcement:
     """Keeps a record in place until `close`, through outages of etcd.
 
-    `consequence`: what follows while it is missing.
+    consequence: for the log, what does not work while the record is missing.
     """
 
     def __init__(
@@ -39,11 +37,11 @@ class Announcement:
         self._name, self._consequence = name, consequence
         self._closed = threading.Event()
         self.problem = _NOT_YET
-        """Why others cannot find the program; empty if they can."""
+        """Why other programs cannot find the record; empty if they can."""
         self._thread = RestartingThread(f"announcement of {name}", self._run, self._closed)
 
     def close(self) -> None:
-        """Remove the record and end."""
+        """Remove the record and end the thread."""
         self._closed.set()
         self._thread.join()
 

@@ -51,8 +51,8 @@ class Lease:
 class EtcdClient:
     """Safe to use from many threads. Raises from every method: CoordinationError naming endpoints and key.
 
-    Calls that do no harm when applied twice are tried at every endpoint until the deadline. By default `put` and
-    `delete` are such calls and `txn` is not; the caller can say otherwise.
+    Calls that are safe to apply twice (`is_repeatable`) are tried at every endpoint until the deadline. By default
+    `put` and `delete` are repeatable, and `txn` is not.
     """
 
     def __init__(self, settings: EtcdSettings) -> None:
@@ -60,7 +60,7 @@ class EtcdClient:
         self.gateway = Gateway(settings)
 
     def close(self) -> None:
-        """End all connections. Objects that were made from this client and are still open fail."""
+        """Close all connections. Watches, elections and other open objects of this client fail."""
         self.gateway.close()
 
     def __enter__(self) -> Self:
@@ -77,7 +77,7 @@ class EtcdClient:
         return items[0] if items else None
 
     def read(self, request: Range, *, deadline_s: float | None = None) -> RangeResponse:
-        """Return one response of the newest state, from a member that has confirmed that it is up to date."""
+        """Return the newest content of a range, from a member that has confirmed that it is up to date."""
 
         def decode(response: JsonObject) -> RangeResponse:
             return RangeResponse.from_json(response, request)
@@ -85,7 +85,7 @@ class EtcdClient:
         return self._call("/v3/kv/range", request.to_json(), decode, "read", request.keys, deadline_s)
 
     def read_all(self, keys: KeyRange, *, has_values: bool = True, page_keys: int = _PAGE_KEYS) -> RangeResponse:
-        """Return the whole range as it was at one revision, however many keys it has, in pages.
+        """Return the whole range at one revision, read in pages.
 
         Raises: CompactedError or FutureRevisionError when etcd no longer had the revision after the first page, five
         times in a row.
@@ -93,13 +93,13 @@ class EtcdClient:
         return _until_kept(partial(self._read_pages, keys, has_values, page_keys))
 
     def read_together(self, requests: Sequence[Range], *, num_at_once: int = 1) -> tuple[RangeResponse, ...]:
-        """Return several ranges as they were at one revision: the first request's, which is the newest.
+        """Return several ranges at one revision, the newest one when the first range is read.
 
-        One call for each, and `call_s` of the settings for all of them together. The calls after the first are made
-        `num_at_once` at a time, each on a connection of its own, which the client keeps. It is no transaction, because
-        etcd 3.5.0 to 3.5.2 ends when the client of a transaction without writes gives up (etcd-io/etcd issue 14110).
+        Each range is one call; `call_s` of the settings limits all calls together. The calls after the first are made
+        `num_at_once` at a time, on separate connections, which the client keeps. They are not one transaction, because
+        etcd 3.5.0 to 3.5.2 exits when the client of a transaction without writes gives up (etcd-io/etcd issue 14110).
         Raises: CompactedError or FutureRevisionError when etcd no longer had the revision after the first call, five
-        times in a row; ValueError when a request has a revision of its own.
+        times in a row; ValueError when a request has a revision.
         """
         if any(request.revision for request in requests):
             raise ValueError("ranges that are read together are at the newest revision; use `read` for another one")
@@ -143,9 +143,10 @@ class EtcdClient:
         is_repeatable: bool = True,
         deadline_s: float | None = None,
     ) -> int:
-        """Write a key and return the new revision. A repeated put may be applied after another writer's.
+        """Write a key and return the new revision. A repeated put may be applied after another client's put.
 
-        Raises: LeaseLostError when the lease does not exist; UnknownOutcomeError when not repeatable and unanswered.
+        Raises: LeaseLostError when the lease does not exist; UnknownOutcomeError when the put is not repeatable and
+        was not answered.
         """
         request = Put(key, value, lease_id)
         keys = KeyRange.key(key)
@@ -162,7 +163,7 @@ class EtcdClient:
         return response.revision
 
     def delete(self, keys: KeyRange | Text, *, is_repeatable: bool = True) -> DeleteResponse:
-        """Delete a key or a range. The count is that of the last try."""
+        """Delete a key or a range. The response counts the keys that the last try deleted."""
         request = Delete(keys if isinstance(keys, KeyRange) else KeyRange.key(keys))
         return self._call(
             "/v3/kv/deleterange", request.to_json(), DeleteResponse.from_json, "delete", request.keys, None,
@@ -180,8 +181,8 @@ class EtcdClient:
     ) -> TxnResponse:
         """Carry out `then` if all conditions are met, `otherwise` if not, as one change.
 
-        Raises: UnknownOutcomeError when it may have been applied: read, and decide again; ValueError when it would
-        only read: see `read_together`.
+        Raises: UnknownOutcomeError when the transaction may have been applied: read, and decide again; ValueError when
+        it would only read: see `read_together`.
         """
         operations = (*then, *otherwise)
         if operations and all(isinstance(operation, Range) for operation in operations):
@@ -209,7 +210,7 @@ class EtcdClient:
         )
 
     def grant_lease(self, ttl_s: int) -> Lease:
-        """Return a new lease. The client chooses the id, so that a repeated request grants no second one."""
+        """Return a new lease. The client chooses the id, so that a repeated request does not grant a second one."""
         lease_id = secrets.randbelow(_MAX_LEASE_ID) + 1
 
         def decode(response: JsonObject) -> Lease:
@@ -222,7 +223,7 @@ class EtcdClient:
         try:
             return self._call("/v3/lease/grant", body, decode, "grant of a lease", None, None, is_write=True)
         except LeaseExistsError:
-            # an earlier try was applied and its response lost
+            # an earlier try was applied, and its response was lost
             return Lease(lease_id, self.lease_ttl_s(lease_id, is_granted=True))
 
     def renew_lease(self, lease_id: int, *, deadline_s: float | None = None) -> int:
@@ -230,7 +231,7 @@ class EtcdClient:
         what = f"renewal of lease {lease_id:x}"
         ttl_s = self._keep_alive(lease_id, what, deadline_s)
         if ttl_s <= 0:
-            # A new leader may not have read its whole log yet; after a read that waits for that, it has.
+            # A new leader may not have applied its whole log yet; a linearizable read waits until it has.
             self.read(Range(KeyRange.key(b"\0"), limit=1, has_values=False), deadline_s=deadline_s)
             ttl_s = self._keep_alive(lease_id, what, deadline_s)
         if ttl_s <= 0:
@@ -295,7 +296,7 @@ class EtcdClient:
 
 
 def _until_kept(read: Callable[[], Answer]) -> Answer:
-    """Return what `read` returns; it begins again when etcd no longer has its revision, _MAX_READS times at most."""
+    """Call `read`; repeat it when etcd no longer has the revision, up to _MAX_READS calls in all."""
     for _ in range(_MAX_READS - 1):
         try:
             return read()

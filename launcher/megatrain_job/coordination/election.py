@@ -1,13 +1,13 @@
 """One leader among many candidates, and writes that only a leader can make.
 
-Like etcd's own elections: a candidate's key lives with its lease below a common prefix, the oldest key leads, and each
-candidate watches only the one before it, so that a leader's end wakes one host and not a thousand. A leader's token is
-its key's create revision: later leaders have higher ones, and a guarded transaction is applied only while that key
-exists. A key without a lease is no candidacy: it would never expire, and is skipped.
+As in etcd's own elections, each candidate has a key with its lease below a common prefix, and the oldest key leads.
+Each candidate watches only the one before it, so that the end of a leader wakes one host and not a thousand. A leader's
+token is its key's create revision: later leaders have higher tokens, and a guarded transaction is applied only while
+the key exists. A key without a lease is not a candidate: it would never expire, and is skipped.
 
-A leader's leadership revision is its key's mod revision. Each transaction of a leader requires the current one and
-changes it. So a transaction whose response was lost, and which etcd applies late, changes nothing once the leadership
-revision was renewed.
+A leader's leadership revision is its key's mod revision. Each transaction of the leader requires the current leadership
+revision, and changes it. So if the response to a transaction is lost, and etcd applies it late, it has no effect once
+the leadership revision is renewed.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from megatrain_job.coordination.wire import (
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.25
-"""How often a waiting candidate checks whether it should stop; the event that it waits for wakes it at once."""
+"""How often a waiting candidate checks whether it is cancelled; the event that it waits for wakes it at once."""
 _ASK_S = 1.0
-"""How often a waiting candidate asks whether the one before it is dead."""
+"""How often a waiting candidate asks `is_dead` about the candidate before it."""
 _ASK_AGAIN_S = 0.25
-"""How soon it asks again after the first refusal."""
+"""How soon it asks again after `is_dead` has returned True once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Leader:
 
 
 class Leadership:
-    """The result of a won campaign. It ends when the lease is lost, or by `resign`."""
+    """The result of a won campaign. Leadership ends when the lease is lost, or by `resign`."""
 
     def __init__(self, client: EtcdClient, keeper: LeaseKeeper, key: bytes, value: Text, token: int) -> None:
         self.key = key
@@ -81,7 +81,7 @@ class Leadership:
 
         Call it after an UnknownOutcomeError, and before reading the state for the next decision.
 
-        Raises: LeadershipLostError; UnknownOutcomeError, when it must be called again.
+        Raises: LeadershipLostError; UnknownOutcomeError: call it again.
         """
         return self._write((), (), (), None).revision
 
@@ -93,10 +93,11 @@ class Leadership:
         *,
         deadline_s: float | None = None,
     ) -> TxnResponse:
-        """Do the same as `EtcdClient.txn`, but only while this leadership lasts; no second try after an unknown
-        outcome.
+        """Do the same as `EtcdClient.txn`, but only while this leadership lasts, and without a second try after an
+        unknown outcome.
 
-        Raises: LeadershipLostError when it has ended: nothing was written. UnknownOutcomeError as `EtcdClient.txn`.
+        Raises: LeadershipLostError when the leadership has ended: nothing was written. UnknownOutcomeError as
+        `EtcdClient.txn`.
         """
         if self._revision is None:
             raise RuntimeError("the revision of this leadership must be renewed first")
@@ -132,7 +133,7 @@ class Leadership:
         return TxnResponse(response.revision, response.succeeded, response.responses[1:])
 
     def resign(self) -> None:
-        """Step down; the next candidate leads. The lease lives on."""
+        """End this leadership; the next candidate leads. The lease is kept."""
         guard = Compare.create_revision(self.key, self.token)
         self._client.txn([guard], [Delete(KeyRange.key(self.key))], is_repeatable=True)
 
@@ -157,11 +158,11 @@ class Election:
         is_cancelled: Callable[[], bool] = lambda: False,
         is_dead: Callable[[KeyValue], bool] = lambda item: False,
     ) -> Leadership | None:
-        """Wait until this candidate leads; return None when it was cancelled, its key withdrawn.
+        """Wait until this candidate leads. If cancelled, withdraw its key and return None.
 
-        `is_dead` is asked about the key of the candidate before this one, every second. If it twice in a row calls that
-        candidate's process proven dead, this candidate ends that lease, with all its keys, instead of waiting for the
-        TTL.
+        `is_dead` is called every second with the key of the candidate before this one. If it returns True twice in a
+        row, that candidate's process is proven dead: this candidate revokes its lease, which deletes all its keys,
+        instead of waiting for the TTL.
 
         Raises: LeaseLostError or LeadershipLostError when the keeper's lease is lost meanwhile; CoordinationError when
         etcd cannot be reached. Then the key may still exist and win: campaign again with the same keeper, or close the
@@ -174,10 +175,10 @@ class Election:
         strays: set[bytes] = set()
         newest = token - 1
         while not is_cancelled():
-            before_us = Range(KeyRange.prefix(self._prefix), limit=1, max_create_revision=newest, is_newest_first=True)
-            response = self._client.read(before_us)
+            earlier = Range(KeyRange.prefix(self._prefix), limit=1, max_create_revision=newest, is_newest_first=True)
+            response = self._client.read(earlier)
             if not response.items:
-                # an empty read does not prove that our own key exists
+                # an empty read does not prove that this candidate's key exists
                 leadership.renew_revision()
                 return leadership
             (item,) = response.items
@@ -195,7 +196,7 @@ class Election:
     def _enter(self, key: bytes, value: Text, keeper: LeaseKeeper) -> int:
         """Put the candidate's key and return its create revision; with the same lease it may exist already."""
         put = Put(key, value, keeper.lease_id)
-        # a repeated try finds the key of the earlier one
+        # a repeated transaction finds the key of its first try
         response = self._client.txn([Compare.is_absent(key)], [put], [Range(KeyRange.key(key))], is_repeatable=True)
         if response.succeeded:
             return response.revision
@@ -212,7 +213,7 @@ class Election:
         is_cancelled: Callable[[], bool],
         is_dead: Callable[[KeyValue], bool],
     ) -> None:
-        """Wait until the key of an item is gone, or must be looked up again."""
+        """Wait until the key of an item is gone, or the caller must read the keys again."""
         ask_at, was_dead = time.monotonic(), False
         with Watch(self._client, KeyRange.key(item.key), start_revision=start_revision) as watch:
             while watch.is_open and not is_cancelled():
@@ -236,5 +237,5 @@ class Election:
 
 
 def _oldest_of(items: Sequence[KeyValue]) -> KeyValue | None:
-    """Return the key that leads: the oldest that a candidate's lease keeps."""
+    """Return the key that leads: the oldest one with a lease."""
     return min((item for item in items if item.lease_id), key=lambda item: item.create_revision, default=None)

@@ -10,11 +10,11 @@ class UnknownOutcomeError(CoordinationError):
 
 
 class CompactedError(CoordinationError):
-    """The requested revision is no longer kept: read again."""
+    """etcd no longer has the requested revision: read again."""
 
 
 class FutureRevisionError(CoordinationError):
-    """etcd has not reached the requested revision: it was emptied or restored since it reported it. Read again."""
+    """etcd has not reached the requested revision: it was emptied or restored since then. Read again."""
 
 
 class NoSpaceError(CoordinationError):
@@ -34,14 +34,14 @@ class LeadershipLostError(CoordinationError):
 
 
 class GarbageError(Exception):
-    """The bytes are no HTTP response, or none of etcd's."""
+    """The bytes are not an HTTP response, or not a response of etcd."""
 
 
 class AttemptError(Exception):
-    """One try failed at one endpoint in a way that another endpoint may not. It does not leave the client."""
+    """One try failed at one endpoint; another endpoint may succeed. The client does not raise it to its callers."""
 
     def __init__(self, reason: str, *, may_have_applied: bool, is_alive: bool) -> None:
         super().__init__(reason)
         self.may_have_applied = may_have_applied
         self.is_alive = is_alive
-        """Whether etcd itself answered: then its other connections are good."""
+        """Whether etcd itself answered: then its other connections still work."""

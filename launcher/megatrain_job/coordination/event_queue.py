@@ -1,6 +1,6 @@
 """A bounded queue between a watch's thread and its consumer, which either side can close.
 
-A full queue makes the watch wait, and etcd keeps the rest: nothing is dropped.
+While the queue is full, the watch waits and etcd keeps the events: nothing is dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 
 
 class EventQueue(Generic[Item]):
-    """First in, first out. After `close` nothing can be added; items that are in it can still be taken."""
+    """First in, first out. After `close` nothing can be added; the items in it can still be taken."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -38,7 +38,7 @@ class EventQueue(Generic[Item]):
             return True
 
     def take(self, timeout_s: float | None) -> Item | None:
-        """Return the oldest item, None when none came in time or the queue is closed and empty.
+        """Return the oldest item; None if none came in time, or the queue is closed and empty.
 
         Raises: the error that the queue was closed with, once it is empty.
         """

@@ -18,8 +18,8 @@ from megatrain_job.coordination.wire import KeyRange
 class Follower:
     """Passes each event of a range to `take`, in a separate thread, until `close`.
 
-    The first event is a Snapshot, and so is the first one after a failure, even one of `take`: it replaces earlier
-    knowledge.
+    The first event, and the first one after any failure (also of `take`), is a Snapshot, which replaces earlier
+    content.
     """
 
     def __init__(self, client: EtcdClient, keys: KeyRange, take: Callable[[WatchEvent], None]) -> None:
@@ -43,13 +43,13 @@ class Follower:
 
     @property
     def unconfirmed_s(self) -> float:
-        """For how long, in seconds, it may have missed events or left them unprocessed."""
+        """For how many seconds events may have been missed, or left unprocessed."""
         watch, taken_since = self._watch, self._taken_since
         confirmed_at = self._confirmed_at if watch is None else max(self._confirmed_at, watch.confirmed_at or 0.0)
         return time.monotonic() - (confirmed_at if taken_since is None else min(confirmed_at, taken_since))
 
     def close(self) -> None:
-        """End the thread, at the latest when the current event is taken."""
+        """End the thread, and wait until the current event is processed."""
         self._closed.set()
         with self._lock:
             watch = self._watch

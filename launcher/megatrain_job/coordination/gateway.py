@@ -1,8 +1,8 @@
-"""Calls to etcd's JSON gateway: another endpoint after any error, a deadline for the whole, tokens renewed internally.
+"""Calls to etcd's JSON gateway: other endpoints after an error, one deadline for all tries, renewal of tokens.
 
-A request that was sent and not answered may have been applied. It is sent again only if its caller has marked
-it as safe to apply twice; else the caller gets the error that the outcome is unknown. Measurements led to these rules:
-no client on PyPI survives a restart of etcd (ADR 0018).
+A request that was sent and not answered may have been applied. It is sent again only if its caller has marked it as
+safe to apply twice; otherwise UnknownOutcomeError is raised. Measurements led to these rules: no client on PyPI
+survives a restart of etcd (ADR 0018).
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ Answer = TypeVar("Answer")
 _logger = logging.getLogger(__name__)
 _CLUSTER_ID = re.compile(r"[0-9]{1,20}", re.ASCII)
 _BY_MAJORITY = ("/v3/kv/", "/v3/lease/")
-"""Calls that a member answers only while it is in touch with a leader: our reads are all linearizable."""
+"""Calls that a member answers only while it is in contact with a leader: all reads here are linearizable."""
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Pauses after each round of all endpoints; the last one repeats."""
 _TELLING_S = 0.3
 """If no answer comes within this part of `attempt_s`, the attempt counts its member as frozen."""
 _SHORTEST_TRY_S = 0.05
-"""With less time left, a try would only replace an informative reason by "no answer in time"."""
+"""With less time left there is no try: it would only replace an informative reason by "no answer in time"."""
 
 
 class Gateway:
-    """What all calls of a client share: connections, standing of endpoints, the token. For many threads at once."""
+    """The shared state of a client's calls: connections, order of endpoints, token. Safe to use from many threads."""
 
     def __init__(self, settings: EtcdSettings) -> None:
         self.settings = settings
-        # each client begins at another member, so that a thousand hosts are spread over all members
+        # each client has a random order of the members, so that a thousand hosts are spread over all members
         self.ring = EndpointRing(random.sample(settings.endpoints, len(settings.endpoints)))
         is_encrypted = any(endpoint.scheme == "https" for endpoint in settings.endpoints)
         self._context: ssl.SSLContext | None = settings.tls.context() if is_encrypted else None
@@ -70,7 +70,7 @@ class Gateway:
         return self._closed.is_set()
 
     def close(self) -> None:
-        """End all connections; calls and streams under way fail at once."""
+        """Close all connections; calls and streams in progress fail at once."""
         self._closed.set()
         with self._lock:
             idle = [connection for connections in self._idle.values() for connection in connections]
@@ -94,7 +94,7 @@ class Gateway:
         is_write: bool = False,
         is_repeatable: bool = True,
     ) -> Answer:
-        """Return the decoded response of the first endpoint that gives one before the deadline.
+        """Return the decoded response of the first endpoint that answers before the deadline.
 
         Raises: CoordinationError naming `what`, the endpoints and why each failed; UnknownOutcomeError when the call is
         not repeatable and may have been applied; the typed errors of etcd's own responses.
@@ -139,7 +139,7 @@ class Gateway:
         key: str | None = None,
         deadline_s: float | None = None,
     ) -> Answer:
-        """Ask one endpoint, once. Raises: as `call`."""
+        """Send one request to one endpoint, without retries. Raises: as `call`."""
         self._check_open(what, key)
         deadline = Deadline(self.settings.attempt_s if deadline_s is None else deadline_s)
         try:
@@ -160,7 +160,7 @@ class Gateway:
             stream = JsonStream(connection, exchange, self._forget_stream)
             with self._lock:
                 self._streams.add(stream)
-            if self.is_closed:  # after it was added: either this or close() sees the other
+            if self.is_closed:  # checked after it was added, so that either this check or close() interrupts the stream
                 stream.interrupt()
             try:
                 stream.start(deadline)
@@ -168,7 +168,7 @@ class Gateway:
                 stream.close()
                 raise
         except (OSError, GarbageError) as error:
-            # garbage in answer to one watch is no evidence about the streams of the others
+            # a malformed answer to one watch does not show that the other streams are broken
             self.note_failure(endpoint, _reason(error), is_alive=isinstance(error, GarbageError))
             raise CoordinationError(
                 f"{what}: no answer from {endpoint}: {_reason(error)}", endpoints=(str(endpoint),)
@@ -183,12 +183,12 @@ class Gateway:
         return stream
 
     def proven_at(self, endpoint: Endpoint) -> float:
-        """Return when (time.monotonic) the last call began whose response showed that the member is not cut off."""
+        """Return the start (time.monotonic) of the last call that proved the member to be in contact with a leader."""
         return self._proven_at[endpoint]
 
     def note_failure(self, endpoint: Endpoint, reason: str, *, is_alive: bool = False) -> None:
-        """Ask other endpoints first from now on; break this one's streams too, so that no watch trusts a frozen
-        member.
+        """Prefer other endpoints from now on. Unless `is_alive`, also interrupt this endpoint's streams: no watch may
+        rely on a frozen member.
         """
         if self.is_closed:
             return
@@ -230,7 +230,7 @@ class Gateway:
                 raise AttemptError(
                     f"an answer that is not etcd's: {error}", may_have_applied=True, is_alive=False
                 ) from error
-            # only after the whole response was read: bytes that are not etcd's say nothing about the cluster
+            # only after the response was decoded: an id in a malformed response must not be used
             with self._lock:
                 self._cluster_id = self._cluster_id or cluster_id
             self._note_success(endpoint)
@@ -250,13 +250,13 @@ class Gateway:
             exchange = HttpExchange(endpoint.authority, path, _encode(body), token, is_last=False)
             connection = self._take_connection(endpoint, deadline)
             connection.send(exchange.request, deadline)
-            was_sent = True  # only now: etcd cannot carry out part of a request
+            was_sent = True  # not before: etcd cannot apply part of a request
             content = connection.read_response(exchange, deadline)
             is_reusable = not exchange.is_last
             return _without_envelope(read_response(exchange.status, content))
         except (OSError, GarbageError) as error:
             reason = _reason(error)
-            # a timeout shorter than usual is no evidence about the member and its streams
+            # a short timeout does not show that the member and its streams are frozen
             is_telling = not isinstance(error, TimeoutError) or deadline.seconds >= self._telling_s
             self.note_failure(endpoint, reason, is_alive=not is_telling)
             raise AttemptError(reason, may_have_applied=was_sent, is_alive=False) from error
@@ -270,7 +270,7 @@ class Gateway:
         return self._cluster_id or ""
 
     def _cluster_of(self, response: JsonObject, endpoint: Endpoint) -> str | None:
-        """Return the cluster of a response. Raises: MalformedError when it is not ours.
+        """Return the cluster id in a response. Raises: MalformedError when it is not that of earlier responses.
 
         etcd 3.4 leaves the header out of an empty response.
         """
@@ -333,12 +333,12 @@ def _encode(body: JsonObject) -> bytes:
 
 
 def _without_envelope(response: JsonObject) -> JsonObject:
-    """A call that is a stream for etcd (lease keepalive) is answered with the message of a stream."""
+    """Return the result in a response: etcd answers a streaming call (lease keepalive) with a stream's message."""
     return unwrap(response) if response.keys() <= {"result", "error"} and response else response
 
 
 def _reason(error: Exception) -> str:
-    """Return why a try failed, short enough for a line with three of them."""
+    """Return a short text about why a try failed: a message may have one for each of three endpoints."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, TimeoutError):

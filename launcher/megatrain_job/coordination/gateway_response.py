@@ -1,6 +1,6 @@
-"""The meaning of the gateway's responses: JSON objects, and the two shapes of errors in three versions of etcd.
+"""Reads the gateway's responses: JSON objects, and errors in the forms of etcd 3.4, 3.5 and 3.6.
 
-etcd 3.4 and 3.5 send `{"error": text, "code": n, "message": text}`, 3.6 leaves "error" out; in a stream the error is an
+etcd 3.4 and 3.5 send `{"error": text, "code": n, "message": text}`, 3.6 omits "error"; in a stream the error is an
 object, with "grpc_code" (3.4, 3.5) or "code" (3.6). Codes are those of gRPC.
 """
 
@@ -56,10 +56,10 @@ _PASSING = frozenset(
         GrpcCode.UNAVAILABLE,
     }
 )
-"""Errors that another member, or the same one a little later, may not return."""
+"""Codes of temporary errors: another member, or a later try, may succeed."""
 
 _NOT_APPLIED = ("too many requests", "no leader", "not capable")
-"""Parts of messages of a server that did not begin with the request."""
+"""Parts of error messages that show that the server did not begin to apply the request."""
 
 
 class MalformedError(Exception):
@@ -76,7 +76,7 @@ class GatewayError(Exception):
 
     @property
     def is_passing(self) -> bool:
-        """Whether trying again may help."""
+        """Whether another try may succeed."""
         return self.code in _PASSING or "too many requests" in self.message
 
     @property
@@ -115,7 +115,7 @@ class GatewayError(Exception):
 
 def parse_object(content: bytes) -> JsonObject:
     """Return a response's JSON object. Raises: GarbageError."""
-    # before they are made: three bytes can become a hundred. Keys and values, as base64, have none of these
+    # checked before parsing: three bytes of JSON can become a hundred in memory. Base64 has none of these characters
     if sum(map(content.count, (b",", b"[", b"{"))) > _MAX_VALUES:
         raise GarbageError(f"the answer holds more than {_MAX_VALUES} values: {content[:_SHOWN]!r}")
     try:
@@ -128,7 +128,7 @@ def parse_object(content: bytes) -> JsonObject:
 
 
 def read_response(status: int, content: bytes) -> JsonObject:
-    """Return the object in a response. Raises: GatewayError, or GarbageError when it is not etcd's."""
+    """Return the object in a response. Raises: GatewayError, or GarbageError if it is not a response of etcd."""
     if status != 200:
         try:
             raise read_error(parse_object(content))
@@ -147,7 +147,7 @@ def read_error(response: JsonObject) -> GatewayError:
 
 
 def unwrap(message: JsonObject) -> JsonObject:
-    """Return the result in a stream's message. Raises: GatewayError; GarbageError when it is not etcd's."""
+    """Return the result in a stream's message. Raises: GatewayError; GarbageError if it is not a message of etcd."""
     error = message.get("error")
     if isinstance(error, dict):
         try:

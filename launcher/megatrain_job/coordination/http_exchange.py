@@ -1,7 +1,7 @@
 """A POST to etcd and its response, as the bytes of a socket.
 
 h11 parses HTTP/1.1, and this client owns the socket. An HTTP client with its own socket cannot continue after a timeout
-in the middle of a chunk, which a watch needs, and its limit is for one read, not for the whole.
+in the middle of a chunk, which a watch needs, and it limits the time of one read, not of the whole response.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import h11
 from megatrain_job.coordination.errors import GarbageError
 
 _MAX_HEAD_BYTES = 64 << 10
-"""Largest head of a response, line before a chunk, and trailer."""
+"""Largest head of a response, chunk header, and trailer."""
 _MAX_INTERIM = 16
-"""Answers with a status of 1xx before the one that counts: h11 accepts any number."""
+"""Most responses with a status of 1xx before the final response: h11 accepts any number."""
 _SHOWN = 120
 _POST = h11.Request(method="POST", target="/", headers=[("Host", "etcd"), ("Content-Length", "0")])
 _POSTED = h11.EndOfMessage()
@@ -23,7 +23,7 @@ _POSTED = h11.EndOfMessage()
 
 
 class HttpExchange:
-    """A POST and its response. Send `request`, then `feed` the bytes from the socket; it returns the body's."""
+    """A POST and its response. Send `request`, then `feed` bytes from the socket; it returns those of the body."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class HttpExchange:
         return self._connection.their_state is not h11.DONE
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next bytes, return those of the body among them. Raises: GarbageError."""
+        """Process the next bytes, and return those that belong to the body. Raises: GarbageError."""
         body = bytearray()
         try:
             self._connection.receive_data(data)
@@ -85,7 +85,7 @@ class HttpExchange:
             raise GarbageError(f"the connection was closed {where} an answer") from error
 
     def _take(self, event: object, body: bytearray) -> bool:
-        """Take one event; return whether there may be another. Raises: GarbageError."""
+        """Process one event; return whether there may be another. Raises: GarbageError."""
         match event:
             case h11.Data():
                 body += event.data

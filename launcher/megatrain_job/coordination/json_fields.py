@@ -1,6 +1,6 @@
-"""The fields of etcd's JSON. Reading one of another type raises MalformedError.
+"""Reads the fields of etcd's JSON. A field of another type raises MalformedError.
 
-The gateway uses proto3's JSON: 64-bit integers are strings, fields that are zero are left out, bytes are base64.
+The gateway uses proto3's JSON: 64-bit integers are strings, fields that are zero are omitted, bytes are base64.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from megatrain_job.coordination.gateway_response import JsonObject, MalformedError
 
 _INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
-"""int() would accept spaces, underscores, other scripts' digits, and thousands of them."""
+"""int() would also accept spaces, underscores, non-ASCII digits, and thousands of digits."""
 _NO_REVISION = 1 << 63
 
 
@@ -61,7 +61,7 @@ def flag_field(response: JsonObject, name: str) -> bool:
 
 
 def header_revision(response: JsonObject) -> int:
-    """Return the store's revision when the response was made."""
+    """Return the store's revision at the time of the response."""
     header = response.get("header")
     if not isinstance(header, dict):
         raise MalformedError("no header")

@@ -15,7 +15,7 @@ from megatrain_job.coordination.transport import MAX_CONTENT_BYTES, Deadline, Et
 
 
 class JsonStream:
-    """A streamed response: one JSON object per line, wherever packets begin and end.
+    """A streamed response: one JSON object per line, independent of packet boundaries.
 
     One thread reads; any thread may call `interrupt`.
     """
@@ -50,7 +50,7 @@ class JsonStream:
                 raise GarbageError("the stream ended before its first message")
 
     def next(self, silence_s: float) -> JsonObject | None:
-        """Return the next message, or None if none was complete in that time.
+        """Return the next message; None if none was complete within `silence_s`.
 
         Raises: OSError or GarbageError when the stream has ended or broken, GatewayError when etcd ends it with an
         error.
@@ -66,7 +66,7 @@ class JsonStream:
         return unwrap(parse_object(self._lines.popleft()))
 
     def interrupt(self) -> None:
-        """End the stream for its reader."""
+        """Make the reader's current and later reads fail."""
         self._connection.interrupt()
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class JsonStream:
         self.close()
 
     def _receive(self, deadline: Deadline) -> bool:
-        """Take arrived bytes; return whether more may follow. A line that is cut off never counts."""
+        """Read arrived bytes; return whether more may follow. An incomplete last line is never returned."""
         data = self._connection.receive(deadline.remaining_s())
         if not data:
             self._exchange.end()

@@ -1,9 +1,9 @@
 """Keeps a lease alive from a separate thread: the heartbeat of a host.
 
 Three states. HELD: renewed within its TTL. DOUBTFUL: not renewed for a TTL because etcd cannot be reached; the lease
-may or may not live (a new etcd leader extends all), and the client cannot know. LOST: etcd has answered that it does
-not exist. Doubt resolves itself in either way; loss is final: to continue, a program takes a new lease and must first
-find out whether it was replaced.
+may still exist, because a new etcd leader extends all leases. LOST: etcd has answered that the lease does not exist.
+DOUBTFUL changes to HELD or LOST when etcd answers. LOST is final: to continue, a program must first find out whether it
+was replaced, and then take a new lease.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from megatrain_job.coordination.restarting_thread import RestartingThread
 _logger = logging.getLogger(__name__)
 _JITTER = 0.2
 _RETRY_PART = 0.2
-"""After a failed renewal the next one comes after this part of the period."""
+"""After a failed renewal, the pause is this fraction of the period."""
 
 
 class LeaseState(Enum):
@@ -78,7 +78,7 @@ class LeaseKeeper:
 
     @property
     def valid_s(self) -> float:
-        """The seconds for which etcd has promised to keep the lease, counted from before the request."""
+        """For how many seconds etcd still guarantees the lease, counted from the start of the last renewal."""
         with self._lock:
             return self._valid_until - time.monotonic()
 
@@ -91,7 +91,7 @@ class LeaseKeeper:
         return self._lost.wait(timeout_s)
 
     def close(self, *, is_revoked: bool = True) -> None:
-        """End the thread; with `is_revoked` end the lease too, so that its keys go now and not a TTL later."""
+        """End the thread; with `is_revoked`, revoke the lease, so that its keys are deleted now, not a TTL later."""
         was_closed = self._closed.is_set()
         self._closed.set()
         if not self._thread.is_current:
@@ -129,7 +129,7 @@ class LeaseKeeper:
             self._report_change(LeaseState.LOST, str(error))
             return 0.0
         except CoordinationRefusedError as error:
-            # rights may come back: only etcd can say that a lease is lost
+            # permission may be restored: only an answer of etcd about the lease shows that it is lost
             self._report_change(self.state, str(error))
             return self._period_s
         except CoordinationError as error:
@@ -141,7 +141,7 @@ class LeaseKeeper:
         return self._period_s
 
     def _until_doubt_s(self) -> float:
-        """Return the time until the next check at the latest, so that doubt is reported when it begins."""
+        """Return the longest time until the next check, so that DOUBTFUL is reported when it begins."""
         valid_s = self.valid_s
         return valid_s if valid_s > 0 else self._period_s
 

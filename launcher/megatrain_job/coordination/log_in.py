@@ -36,10 +36,10 @@ log-in, measured), and one core at 4.
 class LogIn:
     """Fetches and keeps the token of one client. Safe to use from many threads.
 
-    etcd carries out a log-in also when its client no longer waits, and each costs it a bcrypt hash. After a restart of
-    etcd all hosts of a job log in at once; if each repeated a log-in as soon as its patience ended, the queue would
-    never become short enough for an answer in time. So an endpoint that did not answer a log-in in time is asked again
-    after a pause that doubles with each failure; other endpoints are asked at once.
+    etcd processes a log-in even if its client no longer waits, and each log-in costs a bcrypt hash. After a restart of
+    etcd all hosts of a job log in at once. If each repeated its log-in at once after a timeout, the queue would never
+    become short enough for an answer in time. So an endpoint that did not answer a log-in in time is asked again after
+    a pause that doubles with each failure; other endpoints are asked at once.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LogIn:
         telling_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """telling_s: a log-in that waited for less proves nothing about its endpoint, and causes no pause."""
+        """telling_s: a log-in that timed out earlier does not show that its endpoint is slow, and causes no pause."""
         self._telling_s = telling_s
         self._clock = clock
         self._credentials = credentials
@@ -61,12 +61,12 @@ class LogIn:
         self._token_lock = threading.Lock()
         self._fetch_lock = threading.Lock()
         self._pauses: dict[Endpoint, tuple[float, float]] = {}
-        """By endpoint that did not answer in time: its last pause, and the time of the next log-in on the clock."""
+        """The last pause, and the time of the next log-in, of each endpoint that did not answer in time."""
 
     def token(self, endpoint: Endpoint, what: str, deadline: Deadline) -> str | None:
-        """Return the token, from `endpoint` if there is none yet; None for a client without a user.
+        """Return the token, fetched from `endpoint` if there is none yet; None for a client without a user.
 
-        Raises: AttemptError when the endpoint gives none before the deadline; the typed errors of etcd's responses.
+        Raises: AttemptError when the endpoint sends no token before the deadline; the typed errors of etcd's responses.
         """
         credentials = self._credentials
         if credentials is None:
@@ -82,12 +82,12 @@ class LogIn:
             return token
 
     def drop(self) -> None:
-        """Make the next call fetch a token: etcd refused the present one."""
+        """Drop the token, because etcd refused it: the next call fetches a new one."""
         with self._token_lock:
             self._token = None
 
     def drop_refused(self, token: str | None, error: GatewayError) -> bool:
-        """Forget a token that etcd no longer knows; return whether a new one may help."""
+        """Drop a token that etcd no longer accepts; return whether a new token may help."""
         if token is None or not error.wants_new_token:
             return False
         with self._token_lock:
@@ -115,9 +115,9 @@ class LogIn:
             waited_s = self._clock() - asked_at
             if error.may_have_applied and isinstance(error.__cause__, TimeoutError) and waited_s >= self._telling_s:
                 self._pause(endpoint, last_pause_s, waited_s)
-            # whatever its error, the call that needs the token was not sent
+            # the call that needs the token was not sent, so it cannot have been applied
             raise AttemptError(str(error), may_have_applied=False, is_alive=error.is_alive) from error
-        self._pauses.clear()  # what other endpoints did before says nothing about the next time
+        self._pauses.clear()  # etcd answers log-ins again: earlier timeouts no longer count
         token = response.get("token")
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
             self._note_failure(endpoint, "no token in the answer")
@@ -130,7 +130,7 @@ class LogIn:
 
     @contextmanager
     def _fetching(self, deadline: Deadline) -> Iterator[None]:
-        """Let one thread at a time fetch a token; none waits for another beyond its own deadline."""
+        """Let one thread at a time fetch a token. A thread waits for another one only until its own deadline."""
         if not self._fetch_lock.acquire(timeout=max(deadline.left_s, 0.0)):
             raise AttemptError("no answer in time to a request for a token", may_have_applied=False, is_alive=False)
         try:

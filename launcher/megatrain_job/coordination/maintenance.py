@@ -1,4 +1,4 @@
-"""The health of etcd itself: a member's size, alarms, and a history that does not grow forever.
+"""The health of etcd itself: a member's status, alarms, and compaction of the history.
 
 Status values at 250 a second are 9 GB of history a day, and at its quota (2 GB by default) etcd refuses writes. Either
 etcd compacts itself (`--auto-compaction-retention`) or the driver's `HistoryTrimmer` does it.
@@ -40,7 +40,7 @@ class EtcdAlarm:
 
 
 def status(client: EtcdClient, endpoint: Endpoint) -> MemberStatus:
-    """Ask one member. Raises: CoordinationError."""
+    """Return the status of one member. Raises: CoordinationError."""
     return client.gateway.call_at(endpoint, "/v3/maintenance/status", {}, _read_status, what="etcd status")
 
 
@@ -50,7 +50,7 @@ def alarms(client: EtcdClient) -> tuple[EtcdAlarm, ...]:
 
 
 def compact(client: EtcdClient, revision: int) -> None:
-    """Drop the history before `revision`; the state stays. Nothing happens if that was done before.
+    """Drop the history before `revision`; the state stays. Does nothing if it was dropped before.
 
     Raises: CoordinationError, also for a revision that does not exist yet.
     """
@@ -74,9 +74,9 @@ class HistoryTrimmer:
         self._seen: deque[tuple[float, int]] = deque()
 
     def tick(self, now_s: float) -> int | None:
-        """Note the current revision, at most once a period; return the one compacted to, if any.
+        """Record the current revision, at most once a period, and compact; return the revision compacted to, if any.
 
-        Raises: CoordinationError; call again later.
+        Raises: CoordinationError: call it again later.
         """
         if self._seen and now_s - self._seen[-1][0] < self._period_s:
             return None

@@ -1,4 +1,4 @@
-"""The responses of etcd to operations and transactions, read from their JSON form and compared with what was asked."""
+"""The responses of etcd to operations and transactions, read from JSON and checked against the request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megatrain_job.coordination.wire import Delete, KeyValue, Operation, Put, Ra
 
 @dataclass(frozen=True, slots=True)
 class RangeResponse:
-    """The content of a range at `revision`; `count` is of the whole range, `has_more`: whether a limit cut it."""
+    """The content of a range at `revision`. count: keys in the whole range; has_more: a limit left keys out."""
 
     revision: int
     items: tuple[KeyValue, ...]
@@ -56,7 +56,7 @@ class PutResponse:
 
 @dataclass(frozen=True, slots=True)
 class DeleteResponse:
-    """How many keys were deleted, and the store's revision then."""
+    """How many keys were deleted, and the store's revision after that."""
 
     revision: int
     num_deleted: int

@@ -1,7 +1,7 @@
-"""Keys that only one program writes, in its order: an abandoned write is never applied after a later one.
+"""Writes keys of which this program is the only writer: an unanswered write is never applied after a later one.
 
 A plain put that was sent and not answered may be applied a minute later, and would restore an outdated value. So each
-write here requires the revision of the one before.
+write here requires the revision of the write before it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from megatrain_job.coordination.errors import UnknownOutcomeError
 from megatrain_job.coordination.wire import Compare, KeyRange, Put, Range
 
 _TRIES = 3
-"""The second try has the present value; a third one is for a lease that ended meanwhile."""
+"""The second try uses the key's current revision; the third is for a key that its lease deleted in between."""
 
 
 class OwnKeys:
-    """Writes the keys of one program. For one thread. `guard`: a further condition for every write."""
+    """Writes the keys of one program. For one thread. guard: a further condition of every write."""
 
     def __init__(self, client: EtcdClient, guard: Compare | None = None) -> None:
         self._client = client
         self._guards = () if guard is None else (guard,)
         self._revisions: dict[str, int] = {}
-        """The revision of each key's last write; 0: it does not exist."""
+        """The revision of each key's last write; 0: the key does not exist."""
 
     def put(self, key: str, value: bytes, *, lease_id: int = 0, deadline_s: float | None = None) -> None:
         """Write a key. Raises: LeaseLostError when the lease does not exist; CoordinationError, also when the guard
@@ -48,5 +48,5 @@ class OwnKeys:
         raise CoordinationError(f"another client writes this key too{guard}", key=key)
 
     def forget(self, key: str) -> None:
-        """Forget a key that will not be written again."""
+        """Drop the state of a key that will not be written again."""
         self._revisions.pop(key, None)

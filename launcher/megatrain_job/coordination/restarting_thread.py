@@ -1,4 +1,4 @@
-"""A thread that its program needs: a failure is reported, and the thread restarts."""
+"""A thread that reports a failure of its work, and then starts the work again."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class RestartingThread:
         while True:
             try:
                 return self._run()
-            except Exception as error:  # its work stops for a moment, and that must be reported
+            except Exception as error:  # the work stops for a moment, which must be reported
                 earlier_problem = self.problem
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if earlier_problem else _FIRST_PAUSE_S
                 self._problem = f"{self._name} failed: {_reason(error)}"
                 self._well_at = time.monotonic() + pause_s + _WELL_S
-                if self._problem != earlier_problem:  # once: it may fail for the same reason for hours
+                if self._problem != earlier_problem:  # log it once: the same failure may repeat for hours
                     is_expected = isinstance(error, CoordinationError)
                     _logger.error("%s; it starts again", self._problem, exc_info=not is_expected)
             if self._closed.wait(pause_s):

@@ -1,6 +1,6 @@
 """Where etcd is and how to authenticate: endpoints, TLS files, user and password, time limits.
 
-A password is sent only through a unix socket, over TLS or over loopback. No text that this module makes ever holds it.
+A password is sent only through a unix socket, over TLS or over loopback. No text from this module contains it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from megatrain.contracts.network_address import is_loopback
 DEFAULT_PORT = 2379
 _UNIX = "unix:"
 _MAX_SOCKET_BYTES = 107
-"""The kernel's limit for a socket's path, without the zero at its end."""
+"""The kernel's limit for a socket's path, without the terminating zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Endpoint:
     def parse(cls, text: str, default_scheme: str = "http") -> Self:
         """Read "host", "host:port", "[v6]:port", any of them after "http://" or "https://", or "unix:/PATH".
 
-        Raises: ConfigError when it is something else.
+        Raises: ConfigError for any other text.
         """
         if text.strip().startswith(_UNIX):
             return cls.of_socket(Path(text.strip().removeprefix(_UNIX)))
@@ -56,9 +56,9 @@ class Endpoint:
 
     @classmethod
     def of_socket(cls, path: Path) -> Self:
-        """Return the endpoint that listens on a unix socket.
+        """Return the endpoint of a unix socket.
 
-        Raises: ConfigError unless the path can be an address, and can be an element of a list with commas.
+        Raises: ConfigError for a relative path, or one for which `fits_socket` is false.
         """
         text = str(path)
         if not path.is_absolute() or not fits_socket(text):
@@ -68,7 +68,7 @@ class Endpoint:
 
     @property
     def is_local(self) -> bool:
-        """Only this machine can listen there."""
+        """Whether the host is a loopback address, so that only this machine can listen there."""
         return is_loopback(self.host)
 
     @property
@@ -83,7 +83,7 @@ class Endpoint:
 
 
 def fits_socket(path: str) -> bool:
-    """Return whether a unix socket can have this path, and an endpoint of it can be written down."""
+    """Return whether a unix socket can have this path, and a comma-separated list of endpoints can contain it."""
     return re.fullmatch(r"[!-+\--~]+", path) is not None and len(path) <= _MAX_SOCKET_BYTES
 
 
@@ -100,8 +100,8 @@ class Credentials:
 class TlsFiles:
     """PEM files. Without `ca` the system's authorities are trusted; `certificate` and `key` are this client's own.
 
-    etcd's gateway does not take a certificate's name for a user: a client certificate opens the connection, user and
-    password identify the user.
+    etcd's gateway does not take the user from a certificate's name: the client certificate permits the connection,
+    and name and password identify the user.
     """
 
     ca: Path | None = None
@@ -125,13 +125,13 @@ class TlsFiles:
 
 
 def _no_passphrase() -> str:
-    # otherwise OpenSSL would ask at the terminal
+    # otherwise OpenSSL would ask for a passphrase on the terminal
     raise ValueError("the key is encrypted; give one that is not")
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdSettings:
-    """Everything a client needs. `attempt_s` limits one try at one endpoint, `call_s` a call with all its tries."""
+    """The settings of a client. `attempt_s` limits one try at one endpoint, `call_s` a call with all its tries."""
 
     endpoints: tuple[Endpoint, ...]
     credentials: Credentials | None = None

@@ -1,7 +1,7 @@
-"""How bytes reach a member of etcd and come back: deadlines, the order of endpoints, and connections.
+"""Connections to the members of etcd: deadlines, the order of endpoints, sending and receiving.
 
-A connection is TCP or a unix socket, with or without TLS. Every step is under an absolute deadline; only name
-resolution is the system's, and not limited by it.
+A connection is TCP or a unix socket, with or without TLS. Every step has an absolute deadline, except name resolution,
+which the system limits.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _READ_BYTES = 1 << 16
 MAX_CONTENT_BYTES = 64 << 20
 """Largest response, and largest message of a streamed response: a page of 500 values of 96 KiB."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Seconds and tries after which a silent connection whose other end has vanished is an error."""
+"""TCP keepalive: seconds and tries after which a connection with a vanished peer fails."""
 
 
 class Deadline:
-    """A point in time by which something must be done, in any number of steps; on the monotonic clock."""
+    """A point on the monotonic clock by which an operation of several steps must be done."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -50,8 +50,8 @@ class Deadline:
 
 
 class EndpointRing:
-    """The endpoints of a cluster in this client's order: those that have not failed come first, and of the others the
-    one that failed longest ago. Safe to use from many threads.
+    """The endpoints of a cluster in this client's order: first those that have not failed, then the others, ordered by
+    the time of their last failure. Safe to use from many threads.
     """
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
@@ -68,19 +68,19 @@ class EndpointRing:
         return self._endpoints
 
     def best(self) -> Endpoint:
-        """Return the endpoint to ask now."""
+        """Return the endpoint for the next request."""
         with self._lock:
             return min(self._endpoints, key=self._failed_at.__getitem__)
 
     def failed(self, endpoint: Endpoint) -> bool:
-        """Put an endpoint last. Return whether it was in good standing before."""
+        """Put an endpoint last. Return whether it had not failed before."""
         with self._lock:
             was_good = self._failed_at[endpoint] == 0
             self._failed_at[endpoint] = next(self._clock)
             return was_good
 
     def succeeded(self, endpoint: Endpoint) -> bool:
-        """Restore an endpoint's good standing. Return whether it had failed before."""
+        """Put an endpoint among those that have not failed. Return whether it had failed before."""
         with self._lock:
             had_failed = self._failed_at[endpoint] != 0
             self._failed_at[endpoint] = 0
@@ -103,12 +103,12 @@ class EtcdConnection:
             raise
 
     def send(self, request: bytes, deadline: Deadline) -> None:
-        """Send a whole request."""
+        """Send a request."""
         self._socket.settimeout(deadline.remaining_s())
         self._socket.sendall(request)
 
     def receive(self, timeout_s: float) -> bytes:
-        """Return what has arrived, b"" at the end. Raises: TimeoutError; then reading may continue."""
+        """Return the bytes that have arrived; b"" at the end. Raises: TimeoutError; a later call can continue."""
         self._socket.settimeout(timeout_s)
         return self._socket.recv(_READ_BYTES)
 
@@ -139,9 +139,9 @@ class EtcdConnection:
         return False
 
     def interrupt(self) -> None:
-        """Wake the thread that waits for this connection, from another thread; it gets the end of the connection."""
+        """Wake the thread that reads from this connection; for other threads. The reader sees a closed connection."""
         with suppress(OSError):
-            # the plain socket's: TLS would first remove the state that the reader uses
+            # shut down the plain socket: the method of SSLSocket would first drop the TLS state that the reader uses
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Following a range of keys: every change once and in order, whatever happens to connections and members.
+"""Follows a range of keys: delivers every change once and in order, also if connections and members fail.
 
-A watch continues after the last revision that it delivered, at another member if necessary. If that revision is no
-longer kept, the consumer gets the whole range again instead: no change is lost or doubled without a sign. A silent
-stream is not trusted: its member must periodically prove that it is up to date, and even a good one is replaced after a
-while.
+A watch continues after the last revision that it delivered, at another member if necessary. If etcd no longer has that
+revision, the consumer gets a Snapshot of the whole range instead: changes are never lost or repeated unnoticed. While a
+stream is silent, its member must periodically prove that it is up to date, and after a while the stream is opened
+again.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _logger = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 2.0
 _SHORTEST_WAIT_S = 0.001
 _SETTLED_S = 0.5
-"""etcd sends pending events as soon as a stream is open: a stream this old has no older events to send."""
+"""etcd sends pending events as soon as a stream is open: a stream of this age has sent all older events."""
 _MAX_REFUSALS = 2
-"""A token may run out between the member's proof and the watch: a single refusal is no reason to give up."""
+"""A token may expire between the member's proof and the watch, so one refusal does not end the watch."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchLimits:
-    """`silence_s`: after this long without an event the member must prove itself; `renew_s`: the stream is opened
-    again; `capacity`: events that wait for the consumer before etcd has to keep them.
+    """silence_s: after this time without an event the member must prove that it is up to date. renew_s: after this time
+    without a message the stream is opened again. capacity: events that wait for the consumer; etcd keeps further ones.
     """
 
     silence_s: float = 5.0
@@ -97,16 +97,16 @@ class Watch:
 
     @property
     def is_open(self) -> bool:
-        """Whether there may be more to come."""
+        """Whether more events may come."""
         return not self._queue.is_closed
 
     @property
     def next_revision(self) -> int | None:
-        """The first revision that is yet to come; None until a snapshot sets the beginning of the watch."""
+        """The next revision to deliver; None until a snapshot sets the beginning of the watch."""
         return self._next_revision
 
     def next(self, timeout_s: float | None = None) -> WatchEvent | None:
-        """Return the next event, None if none came in time or the watch is closed.
+        """Return the next event; None if none came in time, or the watch is closed.
 
         Raises: CoordinationRefusedError when this user may not read this range.
         """
@@ -117,7 +117,7 @@ class Watch:
             yield event
 
     def close(self) -> None:
-        """End the thread, at the latest when the current call is over (`attempt_s`)."""
+        """End the thread, and wait until its current call is over (`attempt_s`)."""
         self._closed.set()
         self._queue.close()
         with self._lock:
@@ -153,7 +153,7 @@ class Watch:
                 return
             except CoordinationError as error:
                 self._rest(str(error))
-            except Exception as error:  # noqa: BLE001 -- a mistake of ours ends no watch, and is reported
+            except Exception as error:  # noqa: BLE001 -- a bug is reported, and does not end the watch
                 self._rest(f"{type(error).__name__}: {error}", mistake=error)
         self._queue.close()
 
@@ -169,18 +169,18 @@ class Watch:
 
     def _pause(self) -> None:
         self._num_failures += 1
-        if self._num_failures > 1:  # the first time another member is asked at once
+        if self._num_failures > 1:  # after the first failure, another member is asked at once
             pause_s = min(0.05 * 2 ** min(self._num_failures, 10), _LONGEST_PAUSE_S)
             self._closed.wait(pause_s * random.uniform(0.5, 1.0))
 
     def _reread(self) -> None:
         response = self._client.read_all(self.keys)
-        # set before the event is delivered: a consumer that waits for space may be closed, but never sees half of it
+        # set before the event is delivered, because `put` may wait for space, or find the queue closed
         self._next_revision = response.revision + 1
         self._queue.put(Snapshot(response.revision, response.items, self._reason))
 
     def _follow(self, start_revision: int) -> None:
-        """Deliver events until the stream ends, or has been silent for long. Raises: CoordinationError."""
+        """Deliver events until the stream ends, or was silent for `renew_s`. Raises: CoordinationError."""
         endpoint = self._gateway.ring.best()
         what = f"etcd watch of {self.keys}"
         self._prove(endpoint, start_revision)
@@ -190,7 +190,7 @@ class Watch:
         with self._gateway.open_stream(endpoint, "/v3/watch", body, what=what) as stream:
             with self._lock:
                 self._stream = stream
-            if self._closed.is_set():  # close() may have come just before
+            if self._closed.is_set():  # close() may have been called just before
                 return
             try:
                 self._listen(stream, endpoint)
@@ -216,7 +216,7 @@ class Watch:
             if message is not None:
                 has_events = self._take(message, endpoint)
                 confirmed_at = time.monotonic()
-                # no events, no proof: a member that lost the others continues to send signs of progress
+                # only events are a proof: a member without contact to the others still sends progress notifications
                 proven_at = confirmed_at if has_events else proven_at
             elif time.monotonic() - confirmed_at >= self._limits.renew_s:
                 return
@@ -229,7 +229,7 @@ class Watch:
                 proven_at = time.monotonic()
 
     def _prove(self, endpoint: Endpoint, next_revision: int) -> None:
-        """Check that the member answers for the majority, and that its history is the one we follow."""
+        """Check that the member is in contact with a majority, and has the history that this watch follows."""
         revision = self._gateway.call_at(
             endpoint, "/v3/kv/range", Range(KeyRange(self.keys.start), limit=1, has_values=False).to_json(),
             header_revision, what=f"etcd watch of {self.keys}", key=shown(self.keys.start),
@@ -237,7 +237,7 @@ class Watch:
         _check_history(next_revision, revision)
 
     def _take(self, message: JsonObject, endpoint: Endpoint) -> bool:
-        """Deliver a message's events; return whether it has any: only a majority can make events."""
+        """Deliver a message's events; return whether it has any: events need a majority of the members."""
         if flag_field(message, "canceled"):
             self._take_end(message, endpoint)
         if flag_field(message, "created"):
@@ -249,7 +249,7 @@ class Watch:
         if changes or self._standing is None:
             self._note_confirmed(endpoint)
         if not changes:
-            # a sign of progress: all up to this revision has been sent
+            # a progress notification: all events up to this revision have been sent
             self._advance(newest)
         for revision, group in itertools.groupby(changes, lambda one: one.item.mod_revision):
             if revision >= self._next_revision and self._queue.put(Changes(revision, tuple(group))):
@@ -275,7 +275,7 @@ class Watch:
         reason = f"{message.get('cancel_reason', 'no reason given')!s:.200}"
         text = f"etcd watch of {self.keys} at {endpoint}: ended by etcd: {reason}"
         if any(word in reason for word in ("ermission", "auth token", "user name is empty", "Unauthenticated")):
-            # etcd 3.5 does not say which of them it was
+            # etcd 3.5 does not report which of these it was
             self._num_refusals += 1
             self._gateway.log_in.drop()
             if self._num_refusals >= _MAX_REFUSALS:
@@ -284,6 +284,6 @@ class Watch:
 
 
 def _check_history(next_revision: int, newest: int) -> None:
-    """Raises: CompactedError when etcd is at an older revision than one that it reported before."""
+    """Raises: CompactedError when etcd is at an older revision than it reported before."""
     if newest < next_revision - 1:
         raise CompactedError(f"etcd's history went back from revision {next_revision - 1} to {newest}: it was restored")

@@ -1,4 +1,4 @@
-"""What a watch delivers: the changes of a transaction, or the whole range of keys."""
+"""The events of a watch: the changes of a transaction, or the content of the whole range."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ChangeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One key. For a deleted one only the key and `mod_revision`, that of its deletion, have a meaning."""
+    """The change of one key. For a deletion only the key and `mod_revision` (of the deletion) are valid."""
 
     kind: ChangeKind
     item: KeyValue
@@ -24,7 +24,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """All that one transaction changed within the range."""
+    """All changes of one transaction within the range."""
 
     revision: int
     changes: tuple[Change, ...]
@@ -37,7 +37,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The whole range at a revision: it replaces the consumer's earlier content. `reason`: why it was sent."""
+    """The whole range at a revision, which replaces the consumer's earlier content. reason: why it was sent."""
 
     revision: int
     items: tuple[KeyValue, ...]

@@ -18,13 +18,13 @@ def as_bytes(text: Text) -> bytes:
 
 
 def shown(key: bytes) -> str:
-    """Return a key as messages show it."""
+    """Return a key in the form for messages."""
     return repr(key.decode("utf-8", "backslashreplace"))
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key with its value. `create_revision` stays while it lives, `mod_revision` changes with each put."""
+    """A key with its value. `create_revision` stays while the key exists, `mod_revision` changes with each put."""
 
     key: bytes
     value: bytes
@@ -47,7 +47,7 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """One key (`end` is empty), or all from `start` up to but not `end`; an `end` of one zero byte is no limit."""
+    """One key (`end` is empty), or all keys with `start` <= key < `end`; an `end` of one zero byte is no limit."""
 
     start: bytes
     end: bytes = b""
@@ -58,7 +58,7 @@ class KeyRange:
 
     @classmethod
     def prefix(cls, prefix: Text) -> Self:
-        """Return the range of all keys that begin with `prefix`; an empty one is all keys."""
+        """Return the range of all keys that begin with `prefix`; an empty prefix means all keys."""
         start = as_bytes(prefix)
         kept = start.rstrip(b"\xff")
         end = kept[:-1] + bytes([kept[-1] + 1]) if kept else b"\0"
@@ -128,7 +128,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write one key. With a lease it lives as long as the lease; a put without one detaches the key from its lease."""
+    """Write one key. With a lease, the key is deleted with it; a put without a lease detaches the key from a lease."""
 
     key: Text
     value: Text

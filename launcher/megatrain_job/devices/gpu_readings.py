@@ -1,4 +1,4 @@
-"""The driver's reading of each GPU: the common form for NVML, nvidia-smi and DCGM's exporter."""
+"""The driver's readings of GPUs: the common form for NVML, nvidia-smi and DCGM's exporter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ THROTTLE_REASONS: Mapping[int, str] = {
 }
 """Why clocks are reduced, by bits of NVML and DCGM (NVML API reference, clocks event reasons)."""
 FAULTY_REASONS = 0x8 | 0x20 | 0x40 | 0x80
-"""Reasons that a healthy GPU in a healthy host does not have: heat, and a power supply below the demand."""
+"""Reasons that a healthy GPU in a healthy host does not have: too much heat, and too little power supply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +29,20 @@ class GpuReading:
     uuid: str = ""
     name: str = ""
     uncorrected_errors: int | None = None
-    """Of memory, since the driver was loaded."""
+    """Memory errors since the driver was loaded."""
     is_page_retirement_pending: bool | None = None
     is_row_remap_pending: bool | None = None
     has_row_remap_failed: bool | None = None
     recovery_action: str = ""
-    """What the driver itself asks for, for instance "gpu reset"; empty: nothing, or it is too old to report it."""
+    """The action that the driver asks for, such as "gpu reset"; empty: none, or the driver does not report it."""
     error: str = ""
-    """The driver cannot reach it: lost, or it needs a reset."""
+    """Why the driver cannot read the GPU, which is lost or needs a reset; empty: no error."""
     pci_bus_id: str = ""
     mig_uuids: tuple[str, ...] = ()
-    """Of its MIG devices; empty if it is not partitioned."""
+    """UUIDs of the GPU's MIG devices; empty if it is not partitioned."""
     temperature_c: float | None = None
     slowdown_temperature_c: float | None = None
-    """At this temperature its hardware slows it down."""
+    """The temperature at which the hardware reduces the clocks."""
     memory_temperature_c: float | None = None
     sm_clock_mhz: float | None = None
     max_sm_clock_mhz: float | None = None
@@ -55,17 +55,17 @@ class GpuReading:
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     utilization: float | None = None
-    """Fraction of the time in which a kernel ran, 0 to 1."""
+    """Fraction of the time in which a kernel ran (0 to 1)."""
     corrected_errors: int | None = None
-    """Of memory, since the driver was loaded."""
+    """Memory errors since the driver was loaded."""
     lifetime_corrected_errors: int | None = None
     lifetime_uncorrected_errors: int | None = None
     retired_pages: int | None = None
     corrected_rows: int | None = None
-    """Rows of memory that were remapped after corrected errors."""
+    """Memory rows that were remapped after corrected errors."""
     uncorrected_rows: int | None = None
     nvlink_errors: int | None = None
-    """Of all links: CRC errors, replays and recoveries."""
+    """Sum over all links of CRC errors, replays and recoveries."""
     pcie_replays: int | None = None
     last_xid: int | None = None
     """From DCGM's exporter, which reports only the last one; NVML reports each as it occurs."""
@@ -73,10 +73,10 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class DriverReading:
-    """All GPUs of a host as its driver sees them. `error`: why the driver gives no readings."""
+    """The readings of all GPUs of a host. error: why there are none; empty: no error."""
 
     source: str
-    """nvml, nvidia-smi, dcgm, or empty if there is none of them."""
+    """nvml, nvidia-smi or dcgm; empty if the host has none of them."""
     version: str = ""
     error: str = ""
     gpus: tuple[GpuReading, ...] = ()
@@ -92,5 +92,5 @@ class XidEvent:
 
 
 def throttle_text(reasons: int) -> str:
-    """Return reasons as text; empty if there are none."""
+    """Return the throttle reasons in a bit mask as text; empty if there are none."""
     return ", ".join(word for bit, word in THROTTLE_REASONS.items() if reasons & bit)

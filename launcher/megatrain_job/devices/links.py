@@ -1,6 +1,6 @@
 """Network interfaces and RDMA ports as the kernel shows them below /sys/class/net and /sys/class/infiniband.
 
-Counters count from the load of the driver, and restart when it is reloaded. None: the driver does not report it.
+Counters start at 0 when the driver is loaded. None: the driver does not report the value.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 
 SYS = Path("/sys")
 _RETRANSMISSIONS = ("local_ack_timeout_err", "packet_seq_err", "rnr_nak_retry_err")
-"""Counters of RDMA hardware (mlx5): data sent again because it, or its acknowledgement, did not arrive."""
+"""Counters of RDMA hardware (mlx5): data sent again because they, or their acknowledgement, did not arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkReading:
-    """One interface, or port of an RDMA device ("mlx5_0:1")."""
+    """One interface, or one port of an RDMA device ("mlx5_0:1")."""
 
     name: str
     is_up: bool
@@ -29,15 +29,15 @@ class LinkReading:
     rx_dropped: int | None = None
     tx_dropped: int | None = None
     symbol_errors: int | None = None
-    """Of InfiniBand: invalid symbols that arrived, or link retrainings."""
+    """InfiniBand only: invalid symbols that arrived, and link retrainings."""
     retransmissions: int | None = None
     is_hardware: bool = True
-    """False: made by software, a bridge or the end of a container's pipe."""
+    """False: a virtual interface, such as a bridge or a container's veth device."""
 
 
 def read_links(sys: Path = SYS) -> tuple[LinkReading, ...]:
-    """Return the links that may carry the ranks' traffic: hardware; in a container without any, the interfaces that are
-    up.
+    """Return the links that may carry the ranks' traffic: hardware interfaces, or, in a container without any, all that
+    are up; and RDMA ports.
     """
     interfaces = read_interfaces(sys / "class/net")
     hardware = [link for link in interfaces if link.is_hardware]
@@ -45,7 +45,7 @@ def read_links(sys: Path = SYS) -> tuple[LinkReading, ...]:
 
 
 def read_interfaces(directory: Path) -> list[LinkReading]:
-    """Return all interfaces except the loopback one; virtual ones too, because one may be chosen by name."""
+    """Return all interfaces except loopback; also virtual ones, because the configuration may name one."""
     links = []
     for interface in sorted(directory.glob("*")):
         if interface.name == "lo" or not interface.is_dir():
@@ -57,7 +57,7 @@ def read_interfaces(directory: Path) -> list[LinkReading]:
         links.append(
             LinkReading(
                 interface.name,
-                # tunnels and some virtual interfaces only ever report "unknown", and work
+                # tunnels and some virtual interfaces always report "unknown", although they work
                 is_up=state == "up" or (state == "unknown" and _read(interface / "carrier") == "1"),
                 state=state,
                 speed_mbps=float(speed) if speed.isdigit() and int(speed) > 0 else None,
@@ -112,5 +112,5 @@ def _count(path: Path) -> int | None:
 def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip()
-    except OSError:  # missing, or the driver has no such value
+    except OSError:  # the file is missing, or the driver has no value for it
         return ""

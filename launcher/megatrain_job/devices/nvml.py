@@ -16,7 +16,7 @@ from megatrain_job.devices.gpu_readings import DriverReading, GpuReading, XidEve
 
 _Value = TypeVar("_Value")
 
-# NVML's numbers for the action that it asks for; 0 is nothing. Older drivers do not have the field.
+# NVML's codes of recovery actions; 0: none. Older drivers do not have the field.
 _RECOVERY_ACTIONS = {
     1: "gpu reset",
     2: "reboot of the host",
@@ -37,7 +37,7 @@ _NVLINK_FIELDS = (
 _FIELDS = (_RECOVERY_FIELD, _MEMORY_TEMPERATURE_FIELD, *_NVLINK_FIELDS)
 _MAX_MIG_DEVICES = 16
 _MAX_XIDS = 64
-"""Most errors of one wait: a GPU that floods must not prevent a reading."""
+"""Most errors that one wait returns: a flood of errors must not prevent readings."""
 _NUM_CAUSES = 2
 """Causes of retired pages are numbered 0 and 1."""
 _TIMEOUT, _LIBRARY_NOT_FOUND = 10, 12
@@ -45,7 +45,7 @@ _BROKEN = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED", "NVML_ERROR_UN
 
 
 class NvmlMissingError(Exception):
-    """There is no binding, or no library: a machine without GPUs, or without its driver."""
+    """There is no binding, or no library, as on a machine without GPUs or without their driver."""
 
 
 def read_nvml() -> DriverReading | None:
@@ -59,7 +59,7 @@ def read_nvml() -> DriverReading | None:
 
 
 class NvmlSession:
-    """NVML, open for many readings. For one thread. The next reading after a reload opens the driver again."""
+    """NVML, opened once for many readings. For one thread. After an error, the next reading opens it again."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -126,7 +126,7 @@ class NvmlSession:
         return ""
 
     def _wait(self, seconds: float) -> list[XidEvent] | None:
-        """Wait for one error; return it, nothing if none came, None if the driver reports none."""
+        """Wait for one error. Return it; an empty list if none came; None if the driver does not report errors."""
         nvml = self._nvml
         if self._events is None and not self._listen():
             return None
@@ -138,19 +138,19 @@ class NvmlSession:
         return [XidEvent(time.time(), uuid, int(event.eventData))]
 
     def _listen(self) -> bool:
-        """Make the driver report errors of all GPUs for which it can; return whether there are any."""
+        """Register for the errors of all GPUs that support it; return whether there are any such GPUs."""
         nvml = self._nvml
         create = getattr(nvml, "nvmlEventSetCreate", None)
         events = _asked(nvml, create) if create is not None else None
         if events is None:
             return False
-        num_heard = 0
+        num_registered = 0
         for index in range(_asked(nvml, nvml.nvmlDeviceGetCount) or 0):
             with suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
-                num_heard += 1
-        if not num_heard:
+                num_registered += 1
+        if not num_registered:
             _asked(nvml, lambda: nvml.nvmlEventSetFree(events))
             return False
         self._events = events
@@ -224,7 +224,7 @@ class _Asker:
         self._nvml, self._handle = nvml, handle
 
     def __call__(self, name: str, *arguments: Any) -> Any:
-        """Return an answer. Raises: NVMLError when the GPU is broken."""
+        """Call an NVML function for the GPU, and return its result. Raises: NVMLError when the GPU is broken."""
         function = getattr(self._nvml, name, None)
         return None if function is None else _supported(self._nvml, lambda: function(self._handle, *arguments))
 
@@ -232,7 +232,7 @@ class _Asker:
         return int(getattr(self._nvml, name, usual))
 
     def errors(self, kind: str, period: str) -> int | None:
-        """Return the number of its memory errors. Raises: NVMLError when the GPU is broken."""
+        """Return the number of the GPU's memory errors. Raises: NVMLError when the GPU is broken."""
         error_type = self.constant(f"NVML_MEMORY_ERROR_TYPE_{kind}", kind == "UNCORRECTED")
         found = self(
             "nvmlDeviceGetTotalEccErrors", error_type, self.constant(f"NVML_{period}_ECC", period == "AGGREGATE")
@@ -262,7 +262,7 @@ def _mig_uuids(nvml: Any, ask: _Asker) -> tuple[str, ...]:
 
 
 def _supported(nvml: Any, ask: Callable[[], _Value]) -> _Value | None:
-    """Return an answer, None if this GPU or driver has no such thing. Raises: NVMLError when the GPU is broken."""
+    """Return a query's result; None if GPU or driver do not support it. Raises: NVMLError when the GPU is broken."""
     try:
         return ask()
     except nvml.NVMLError as error:
@@ -283,5 +283,5 @@ def _number(error: Exception) -> int | None:
 
 
 def _text(value: str | bytes) -> str:
-    """Older bindings answer in bytes."""
+    """Return a text as str: older bindings return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,7 +1,7 @@
-"""The logs of several ranks of one job -> one verdict, and the rank where the failure began.
+"""Judges the logs of several ranks of one job: one verdict, and the rank where the failure began.
 
-The order of evidence: a rank whose own log names a cause; if all ranks only waited, then the rank that the sequence
-numbers, the other ranks' messages, or its own silence point at (MegaScale sec. 5: the rank that hangs logs nothing).
+The order of evidence: first a rank with a cause in its own log. If all ranks only waited: the rank at which sequence
+numbers, messages of other ranks, or a log without messages point (MegaScale sec. 5: the rank that hangs logs nothing).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RankLog:
     evidence: Evidence | None
     sequences: WatchdogSequences
     addresses: frozenset[str]
-    """Hosts that the log's own lines name as the writer."""
+    """Hosts that the log's lines name as their writer."""
 
     @property
     def weight(self) -> int:
@@ -68,13 +68,13 @@ def classify_bundle(tails: Mapping[str, str | bytes]) -> BundleVerdict:
 
 
 def judge(logs: list[RankLog]) -> BundleVerdict:
-    """Return the verdict on the ranks' logs. The logs come in order of rank."""
+    """Return the verdict on the ranks' logs. logs: in order of rank."""
     failed = [log for log in logs if log.weight > NOISE]
     if not failed:
         benign = [log.evidence.verdict for log in logs if log.evidence is not None]
         return BundleVerdict(benign[0] if benign else NO_FAILURE, None, "no log contains a failure")
     owners = [log for log in logs if log.is_own_cause]
-    # a rank that died breaks the paths of its peers: then their messages about those paths are no cause
+    # a rank that died breaks the paths of its peers, so messages about paths are not a cause
     causes = [log for log in owners if log.weight != LINK]
     if causes:
         named = _named_by_others(_heaviest(causes))
@@ -90,7 +90,7 @@ def judge(logs: list[RankLog]) -> BundleVerdict:
 
 
 def _of_paths(logs: list[RankLog], owners: list[RankLog]) -> BundleVerdict:
-    """Return the verdict if logs name broken paths: the end that they share is the broken one."""
+    """Return the verdict if logs name broken paths: the rank that the paths have in common is the root."""
     if len(owners) > 1:
         named = _named_by_others(logs)
         if named is not None:
@@ -127,7 +127,7 @@ def _of_waiting(logs: list[RankLog], failed: list[RankLog]) -> BundleVerdict:
 
 
 def _with_gaps(logs: list[RankLog]) -> list[RankLog]:
-    """Return the logs, with an empty one for each rank that is missing between the others."""
+    """Return the logs, with an empty log for each missing rank below the highest one."""
     known = {int(log.rank): log for log in logs if log.rank.isdecimal()}
     if len(known) < len(logs) or not known or max(known) >= 2 * len(known):
         return logs
@@ -137,20 +137,20 @@ def _with_gaps(logs: list[RankLog]) -> list[RankLog]:
 
 
 def _has_ended(log: RankLog) -> bool:
-    """Return whether a log shows that this rank's process died without a request that the log mentions."""
+    """Return whether a log shows that the rank's process ended by itself: out of host memory, a crash, an error."""
     if log.evidence is None or _is_cascade(log) or log.weight > ABORT:
         return False
     return log.evidence.label in (Label.HOST_OOM, Label.SEGFAULT, Label.USER_CODE)
 
 
 def _of(root: RankLog, logs: list[RankLog], reason: str) -> BundleVerdict:
-    """Return the verdict of the root's log, or, if it names no failure, what the others waited for."""
+    """Return the verdict of the root's log, or, if it has no failure, the usual verdict of the other logs."""
     if root.evidence is not None and root.weight > NOISE:
         verdict = root.evidence.verdict
         if root.is_own_cause or len(logs) == 1:
             return BundleVerdict(replace(verdict, culprit=verdict.culprit or f"rank {root.rank}"), root.rank, reason)
     votes = Counter(log.evidence.label for log in logs if log.evidence is not None and log.weight > NOISE)
-    # waiting is stronger evidence than the lost connections that follow when the first rank gives up
+    # a timeout is stronger evidence than the lost connections that follow when the first rank gives up
     label = Label.COLLECTIVE_TIMEOUT if votes[Label.COLLECTIVE_TIMEOUT] else votes.most_common(1)[0][0]
     if root.evidence is not None and root.weight > NOISE:
         label = root.evidence.label
@@ -169,7 +169,7 @@ def _is_cascade(log: RankLog) -> bool:
 
 
 def _first(logs: list[RankLog]) -> RankLog:
-    """Return the log of most weight; among equals the one whose line is the earliest, then the lowest rank."""
+    """Return the log of most weight; among equal ones the one with the earliest line, else of the lowest rank."""
     logs = _heaviest(logs)
     timed = [log for log in logs if log.evidence is not None and log.evidence.time_s is not None]
     if len(timed) == len(logs):
@@ -183,9 +183,7 @@ def _heaviest(logs: list[RankLog]) -> list[RankLog]:
 
 
 def _behind(logs: list[RankLog]) -> RankLog | None:
-    """Return the rank whose newest collective of a group has a lower number than all others', if there is
-    exactly one.
-    """
+    """Return the rank with the lowest number of its newest collective in a group, if exactly one rank has it."""
     for table in ("enqueued", "timed_out"):
         by_group: dict[str, list[tuple[int, RankLog]]] = {}
         for log in logs:
@@ -199,7 +197,7 @@ def _behind(logs: list[RankLog]) -> RankLog | None:
 
 
 def _named_by_others(logs: list[RankLog]) -> RankLog | None:
-    """Return the rank that the most other logs name, by rank or by host, if one stands out."""
+    """Return the rank that most other logs name, by rank or by host; None if there is a tie."""
     by_rank = {log.rank: index for index, log in enumerate(logs)}
     by_address: dict[str, list[int]] = {}
     for index, log in enumerate(logs):

@@ -1,4 +1,4 @@
-"""A log as it arrives -> the verdict so far. Memory is bounded, and chunks may be cut anywhere."""
+"""Classifies a log as it arrives. Memory is bounded, and chunks may be cut anywhere."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _CLOCK = re.compile(r"(?<![\d:])([01]\d|2[0-3]):([0-5]\d):([0-5]\d(?:[.,]\d{1,9}
 
 @dataclass(slots=True)
 class LogClassifier:
-    """Reads one log: `feed` it, ask `verdict`, and `finish` when it ended."""
+    """Reads one log: call `feed` with its chunks, `finish` at its end; `verdict` is the verdict so far."""
 
     best: Evidence | None = None
-    """The line that decides so far."""
+    """The line that determines the verdict so far."""
     sequences: WatchdogSequences = field(default_factory=WatchdogSequences)
     """Sequence numbers that the log names, for finding a hang's culprit."""
     _index: ShapeIndex = field(default_factory=lambda: ShapeIndex(ALL_RULES))
@@ -38,7 +38,7 @@ class LogClassifier:
     _least_weight: int = -1
 
     def feed(self, chunk: bytes | str) -> Verdict:
-        """Read more of the log and return the verdict on its whole lines so far."""
+        """Read more of the log and return the verdict on its complete lines so far."""
         data = chunk.encode("utf-8", "replace") if isinstance(chunk, str) else chunk
         for start in range(0, len(data), MAX_BLOCK_BYTES):
             self._read(self._cutter.feed(data[start : start + MAX_BLOCK_BYTES]))
@@ -104,7 +104,7 @@ class LogClassifier:
         evidence = Evidence(rule, label, weight, number, line[:MAX_SHOWN], culprit(rule, line, named), clock_s(line))
         if evidence.beats(self.best):
             self.best = evidence
-            # a line that weighs no more changes nothing, so most lines of a flood need not be matched
+            # lines that cannot weigh more are skipped, so most lines of a flood are not matched
             bonus = ROOT_BONUS if weight <= ABORT + ROOT_BONUS else 0
             self._least_weight = weight - bonus - rule.is_cascade
 

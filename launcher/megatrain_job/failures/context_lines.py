@@ -1,8 +1,8 @@
-"""What context lines add to the lines that follow: tracebacks' frames, torch elastic's table of failures, and sequence
-numbers of collectives.
+"""Lines that give context to later lines: frames of tracebacks, torch elastic's table of failures, and sequence numbers
+of collectives.
 
 A frame shows in which part of the program an exception arose. The table names the rank and host of an exit code, and
-the first failure. NCCL's watchdog prints the collectives that a rank entered, ended, and waited for in vain.
+the first failure. NCCL's watchdog prints the collectives that a rank entered, completed, and timed out in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from megatrain_job.failures.rule import ROOT_BONUS
 from megatrain_job.failures.verdict import Label
 
 MAX_RANKS: Final = 64
-"""When tracebacks of more ranks are interleaved in one log, the oldest is forgotten."""
+"""If tracebacks of more ranks are interleaved in one log, the oldest is dropped."""
 
 _LOADING = re.compile(
     r"torch/utils/data/|site-packages/datasets/|webdataset|streaming/|data_?loader|[/_]dataset|datasets?\.py|indexed_|"
@@ -39,7 +39,7 @@ _ABOUT_VALUES = re.compile(
 
 
 class Frames:
-    """Remembers for each rank in which part of the program its newest traceback is."""
+    """Keeps, for each rank, the part of the program of its newest traceback."""
 
     def __init__(self) -> None:
         self._label_of: dict[str | None, Label] = {}
@@ -55,12 +55,12 @@ class Frames:
                 del self._label_of[next(iter(self._label_of))]
 
     def ignore(self, rank: str | None) -> None:
-        """Note that the exception which the rank's log shows next did no harm: Python was cleaning up."""
+        """Record that the next exception in the rank's log is harmless: it occurred while Python was cleaning up."""
         if len(self._ignored) < MAX_RANKS:
             self._ignored.add(rank)
 
     def ends_ignored(self, rank: str | None, line: str) -> bool:
-        """Return whether a line is the end of a traceback that did no harm."""
+        """Return whether a line is the end of a harmless traceback."""
         if rank not in self._ignored or _EXCEPTION.match(line, message_start(line)) is None:
             return False
         self._ignored.discard(rank)
@@ -68,8 +68,8 @@ class Frames:
         return True
 
     def label_of(self, rank: str | None, line: str) -> Label | None:
-        """Return the part of the program in which an exception at the end of the rank's frames arose, None if only its
-        own code.
+        """Return the label of the part of the program in which an exception arose, by the rank's frames; None if it has
+        none.
         """
         label = self._label_of.pop(rank, None)
         if label is None:
@@ -87,7 +87,7 @@ _ENTRY_LINE = re.compile(r"^\W*(?:exitcode|traceback)\s+: ")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The fields read so far of the entry that a line belongs to."""
+    """The fields of a table entry that have been read so far."""
 
     named: dict[str, str]
     extra_weight: int
@@ -95,7 +95,7 @@ class Entry:
 
 @dataclass(slots=True)
 class FailureTable:
-    """Follows the table's lines."""
+    """Reads the lines of torch elastic's table of failures."""
 
     _is_root: bool = False
     _named: dict[str, str] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class FailureTable:
             self._is_root, self._named = head[1] is not None, {}
 
     def entry_for(self, line: str) -> Entry | None:
-        """Return the entry whose end a line describes, None for a line outside the table."""
+        """Return the entry that a line completes; None for a line outside the table."""
         if not self._named or not _ENTRY_LINE.match(line):
             return None
         return Entry(dict(self._named), ROOT_BONUS if self._is_root else 0)
@@ -128,7 +128,7 @@ _COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d+)", re.IGNORECASE
 
 @dataclass(slots=True)
 class WatchdogSequences:
-    """The newest numbers by process group, as one rank's log names them."""
+    """The newest sequence numbers in one rank's log, by process group."""
 
     timed_out: dict[str, int] = field(default_factory=dict)
     enqueued: dict[str, int] = field(default_factory=dict)

@@ -1,9 +1,9 @@
-"""The culprit of a broken round: one answer for every verb, view and record. Pure.
+"""The culprit of a broken round: one answer for every subcommand, view and record. Pure functions.
 
-The driver judges when the workers of a round are gone, and writes the culprit into the incident: from then on that is
+When the workers of a round are gone, the driver judges and writes the culprit into the incident. From then on that is
 the answer, even if no culprit was found. Before that, and without a driver, the same rules judge the available
-evidence: how workers ended, where ranks stand (`hang`), what their logs say (`bundle`). A failure that follows from the
-culprit's is no cause: it is shown as a consequence.
+evidence: exit codes of workers, positions of ranks (`hang`), logs (`bundle`). A failure that follows from the
+culprit's failure is shown as a consequence, not as a cause.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from megatrain.contracts.records.incident import Incident, IncidentKind
 from megatrain.formatting import names_text, ranks_text
 from megatrain_job.failures.verdict import Label
 
-if TYPE_CHECKING:  # the rules of all logs take long to load for a caller that needs only the end of a worker
+if TYPE_CHECKING:  # the rules for logs take long to load, and a caller that judges only exit codes does not need them
     from megatrain_job.failures.bundle import BundleVerdict
     from megatrain_job.failures.hang import HangReport
 
 SIGNS_OF_LOSS: Final = ("", Label.NETWORK, Label.COLLECTIVE_TIMEOUT)
-"""Labels of failures that ranks die of when others are gone or stand still, if their logs do not say more."""
+"""Labels of failures that ranks have when other ranks are gone or hang, unless their logs show another cause."""
 _BREAKS = (IncidentKind.FAILURE, IncidentKind.HANG, IncidentKind.HOST_LOST)
-"""Kinds of incidents in which a round broke; rounds of the other kinds ended on purpose."""
+"""Kinds of incidents in which a round broke; in the other kinds the round was ended on purpose."""
 
 HostOf = Callable[[int], str]
 """rank -> host, "" if unknown."""
 
 
 class FailureRole(StrEnum):
-    """The relation of a rank's failure to the round's."""
+    """The relation of a rank's failure to the failure of the round."""
 
     ROOT = "root"
     """The failure began here."""
@@ -45,7 +45,7 @@ class FailureRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """The culprit of a round, and the source of that judgement. If `ranks` and `hosts` are empty, none is known."""
+    """The culprit of a round, and the source of that judgement. Empty `ranks` and `hosts`: no culprit is known."""
 
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -53,9 +53,9 @@ class Culprit:
     confidence: str = ""
     label: str = ""
     action: str = ""
-    """What the driver did, empty if it has not judged."""
+    """The action of the driver; empty if the driver has not judged."""
     incident: str = ""
-    """Id of the incident that names it; empty if none does."""
+    """Id of the incident that names the culprit; empty if none does."""
     kind: IncidentKind | None = None
 
     @property
@@ -64,7 +64,7 @@ class Culprit:
 
     @property
     def text(self) -> str:
-        """Return "rank 3 on host-4", as far as it is known; empty without a culprit."""
+        """Return "rank 3 on host-4", without unknown parts; empty without a culprit."""
         hosts = names_text(self.hosts, most=4)
         ranks = ranks_text(self.ranks)
         return f"{ranks} on {hosts}" if hosts and ranks else hosts or ranks
@@ -74,14 +74,14 @@ class Culprit:
         return rank in self.ranks if self.ranks else host in self.hosts
 
     def role(self, rank: int, host: str, label: str, *, is_victim: bool) -> FailureRole:
-        """Return a failure's role. `is_victim`: its log or exit code shows that another one caused it."""
+        """Return a failure's role. is_victim: its log or exit code shows that another failure caused it."""
         if self.is_named and self.blames(rank, host):
             return FailureRole.ROOT
         is_loss = self.is_named and label in SIGNS_OF_LOSS and (label != "" or self.kind is not IncidentKind.FAILURE)
         return FailureRole.FOLLOWS if is_victim or is_loss else FailureRole.CAUSE
 
     def role_of(self, failure: RankFailure, host: str) -> FailureRole:
-        """Return the role of a worker's end in the round's failure."""
+        """Return the role of a worker's failure in the failure of the round."""
         return self.role(failure.rank, host, failure.label, is_victim=is_victim(failure))
 
 
@@ -89,30 +89,30 @@ NO_CULPRIT: Final = Culprit()
 
 
 def is_victim(failure: RankFailure) -> bool:
-    """Return whether a worker ended because others had, by its log or its exit code."""
+    """Return whether a worker ended because other workers had ended, according to its log or exit code."""
     return failure.is_cascade or failure.exit_code == ExitCode.COMMUNICATION
 
 
 def root_of(failures: Iterable[RankFailure]) -> RankFailure | None:
-    """Return the earliest failure that follows from no other; None if all are victims."""
+    """Return the earliest failure of a worker that is not a victim; None if all are victims."""
     roots = (failure for failure in failures if not is_victim(failure))
     return min(roots, key=lambda failure: (failure.at_unix_s, failure.rank), default=None)
 
 
 def first_of(failures: Sequence[RankFailure]) -> RankFailure | None:
-    """Return the failure to report: the root, or the earliest of victims; None if there is none."""
+    """Return the failure to report: the root, else the earliest one of a victim; None if there is none."""
     return root_of(failures) or min(failures, key=lambda failure: (failure.at_unix_s, failure.rank), default=None)
 
 
 def is_break(incident: Incident) -> bool:
-    """Return whether an incident is of a round that broke: for the others no log gives a reason."""
+    """Return whether an incident is of a round that broke. For other incidents, logs do not show the reason."""
     return incident.kind in _BREAKS
 
 
 def recorded_culprit(incidents: Iterable[Incident], round_number: int) -> Culprit | None:
     """Return the culprit of the newest incident of a round; None if no incident reports that the round broke.
 
-    For an incident that is not judged yet the culprit follows from its failures; None while they do not show one.
+    For an incident that is not judged yet, the culprit follows from its failures; None if they do not show one.
     """
     of_round = [one for one in incidents if one.round == round_number and is_break(one)]
     return culprit_of_incident(max(of_round, key=lambda one: one.incident_id)) if of_round else None
@@ -139,7 +139,7 @@ def culprit_of_incident(incident: Incident) -> Culprit | None:
 
 
 def failures_by_role(incident: Incident, hosts: Mapping[int, str]) -> list[tuple[FailureRole, RankFailure]]:
-    """Return how workers ended in an incident, the root first and the victims last. `hosts`: by rank, if known."""
+    """Return the failures in an incident with their roles, the root first and victims last. hosts: by rank."""
     culprit = culprit_of_incident(incident) or NO_CULPRIT
     found = [(culprit.role_of(one, hosts.get(one.rank, "")), one) for one in incident.failures]
     order = list(FailureRole)
@@ -147,13 +147,13 @@ def failures_by_role(incident: Incident, hosts: Mapping[int, str]) -> list[tuple
 
 
 def culprit_of_positions(report: HangReport, host_of: HostOf) -> Culprit:
-    """Return the culprit by the positions of the ranks; none if they are not conclusive."""
+    """Return the culprit according to the positions of the ranks; without ranks if they are not conclusive."""
     ranks = report.suspects if report.is_firm else ()
     return Culprit(ranks, _hosts(ranks, host_of), report.reason, str(report.confidence), "hang")
 
 
 def culprit_of_logs(bundle: BundleVerdict, host_of: HostOf) -> Culprit:
-    """Return the culprit by the logs of all ranks."""
+    """Return the culprit according to the logs of all ranks."""
     ranks = (int(bundle.root_rank),) if bundle.root_rank is not None and bundle.root_rank.isdecimal() else ()
     return Culprit(ranks, _hosts(ranks, host_of), bundle.reason, label=str(bundle.verdict.label))
 

@@ -1,10 +1,10 @@
-"""A hang's suspects from the ranks' last sequence numbers: which rank never entered which collective, which ranks wait
-for it.
+"""Finds the suspects of a hang from the ranks' last sequence numbers: which rank never entered which collective, and
+which ranks wait for it.
 
-Pure: positions in, suspects and the reason out (ADR 0012, ADR 0046). The idea: in each group the ranks that are behind
-hold up those that entered. A rank that is behind in one group because it waits in another is itself a victim, so the
-suspects are the ends of the chains of waiting. An operation that a rank has started and does not wait for holds up no
-other rank. A rank without data is one that logs nothing (MegaScale sec. 5.2).
+Pure functions from positions to suspects and a reason (ADR 0012, ADR 0046). In each group, the ranks that are behind
+hold up those that entered a collective. A rank that is behind because it waits in another group is itself a victim, so
+the suspects are the ends of the chains of waiting. An operation that a rank has started and does not wait for holds up
+no other rank. A rank without data is called silent: it logs nothing (MegaScale sec. 5.2).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from megatrain.contracts.black_box.operations import Operation
 
 _AROUND_OTHERS = (Operation.STEP, Operation.EVALUATION, Operation.BARRIER, Operation.CLIP)
-"""Spans that contain exchanges: they do not show that the rank's CPU thread itself is busy."""
+"""Spans that contain exchanges with other ranks: they do not show that the rank's CPU thread itself is busy."""
 IMMOBILE: Final = MappingProxyType(
     {
         "T": "is stopped (T)",
@@ -29,7 +29,7 @@ IMMOBILE: Final = MappingProxyType(
         "": "has no process",
     }
 )
-"""Descriptions of a process that cannot move, by its letter in /proc."""
+"""Descriptions of a process that cannot run, by its state letter in /proc."""
 NO_STATES: Final[Mapping[int, str]] = MappingProxyType({})
 _MAX_LISTED = 8
 
@@ -38,25 +38,25 @@ class Confidence(StrEnum):
     """How certain the suspects are."""
 
     CERTAIN = "certain"
-    """A suspect is stopped or dead. Or it never entered a collective in which others wait, and all ranks have data."""
+    """A suspect is stopped or dead. Or it never entered a collective in which others wait, and no rank is silent."""
     LIKELY = "likely"
-    """The suspects log nothing, and others wait for them. Or they left a collective before its end. Or they never
-    entered it, but some rank logs nothing. Or the suspects follow only if ranks that are busy wait for no other."""
+    """The suspects are silent, and others wait for them. Or they left a collective before its end. Or they never
+    entered one, but a rank is silent. Or the suspects follow only if busy ranks are assumed to wait for no rank."""
     WEAK = "weak"
-    """All members are inside one collective: no rank is a suspect; the network, or a GPU, is broken. Or the suspects
-    wait for one another in a circle: they call collectives in different orders."""
+    """All members are inside one collective: there is no suspect; the network, or a GPU, is broken. Or the suspects
+    wait for one another in a circle, because they call collectives in different orders."""
     INSUFFICIENT = "insufficient"
     """No rank waits in a collective: there is no suspect. Or no rank has data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a rank stands in a group: the last collectives that it entered and finished, 0 before the first."""
+    """The position of a rank in a group: the last collectives that it entered and finished; 0 before the first."""
 
     entered: int
     finished: int
     awaited: int | None = None
-    """The collective that its CPU thread waits for, or waited for last; 0: none of this group; None: unknown."""
+    """The collective that the rank's CPU thread waits for, or waited for last; 0: none of this group; None: unknown."""
 
     @property
     def waits_in(self) -> int:
@@ -73,13 +73,13 @@ class Missing:
     group: str
     sequence: int
     waiting: tuple[int, ...]
-    """Ranks that entered it and wait for its end."""
+    """Members that entered the collective and wait for its end."""
     absent: tuple[int, ...]
-    """Members with data that did not enter it."""
+    """Members with data that did not enter the collective."""
     silent: tuple[int, ...]
     """Members without data."""
     loitering: tuple[int, ...] = ()
-    """Members that entered and do not wait for its end; only if no member is absent or silent."""
+    """Members that entered the collective and do not wait for its end; empty if a member is absent or silent."""
 
     @property
     def held_up_by(self) -> frozenset[int]:
@@ -89,16 +89,16 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class HangReport:
-    """Suspects first; `missing` and `waits_for` are the evidence."""
+    """The suspects of a hang; `missing` and `waits_for` are the evidence."""
 
     suspects: tuple[int, ...]
     confidence: Confidence
     reason: str
     missing: tuple[Missing, ...]
     waits_for: Mapping[int, tuple[int, ...]]
-    """For each waiting rank the ranks that have not entered the collective that it waits in."""
+    """For each waiting rank, the ranks that it waits for."""
     silent: tuple[int, ...]
-    """The ranks that log nothing."""
+    """The ranks without data."""
 
     @property
     def is_firm(self) -> bool:
@@ -107,7 +107,7 @@ class HangReport:
 
 
 def is_own_work(operation: str) -> bool:
-    """Return whether an open span of this operation means that its rank's CPU thread is busy, and waits for none."""
+    """Return whether an open span of this operation shows that the CPU thread is busy, and waits for no rank."""
     known = next((one for one in Operation if one.value == operation), None)
     return known is not None and not (known.is_collective or known.is_point_to_point or known in _AROUND_OTHERS)
 
@@ -121,13 +121,12 @@ def hang_suspects(
 ) -> HangReport:
     """Return which ranks hold up a job that makes no progress.
 
-    `positions`: by rank, then by group. `groups`: the members of each group. Members of a group without an entry in
-    `positions` log nothing, and so do the ranks in `silent`, whatever they logged before. `busy`: ranks in work of
-    their own that began after all their open exchanges. An accelerator may lag behind its CPU, so this counts only
-    without other evidence: then an operation that a busy rank started before holds up no other rank. `states`: the
-    /proc letters of the ranks' processes, read while the round ran; empty: there was no process. A process
-    that cannot move is the strongest evidence: it waits for no rank, and the collectives in which others wait say
-    nothing about the network.
+    positions: by rank, then by group. groups: the members of each group. silent: further ranks without data; members of
+    a group without an entry in `positions` are silent too. busy: ranks in local work that began after all their open
+    exchanges. An accelerator may lag behind its CPU, so `busy` is used only without other evidence: then the earlier
+    operations of a busy rank hold up no other rank. states: the /proc state letters of the ranks' processes, read while
+    the round ran; empty text: there was no process. A process that cannot run is the strongest evidence: it waits for
+    no rank, and the collectives in which others wait for it do not show a problem of the network.
     """
     silent, busy = tuple(silent), tuple(busy)
     immobile = {rank: IMMOBILE[state] for rank, state in sorted(states.items()) if state in IMMOBILE}
@@ -144,14 +143,14 @@ def hang_suspects(
 def _idle(
     positions: Mapping[int, Mapping[str, Position]], ranks: Iterable[int]
 ) -> Mapping[int, Mapping[str, Position]]:
-    """Return the positions with the given ranks waiting for nothing, whatever they entered."""
+    """Return the positions, changed so that the given ranks wait for no collective."""
     known = (rank for rank in ranks if rank in positions)
     idle = {rank: {name: replace(at, awaited=0) for name, at in positions[rank].items()} for rank in known}
     return {**positions, **idle}
 
 
 def _of_immobile(report: HangReport, immobile: Mapping[int, str]) -> HangReport:
-    """Return the report that blames only processes that cannot move."""
+    """Return the report with the processes that cannot run as the only suspects."""
     reasons = [f"rank {rank} {state}" for rank, state in islice(immobile.items(), _MAX_LISTED)]
     reasons += [f"{len(immobile) - _MAX_LISTED} more cannot run either"] if len(immobile) > _MAX_LISTED else []
     entry = closest(entry for entry in report.missing if not immobile.keys().isdisjoint(entry.held_up_by))
@@ -206,16 +205,14 @@ def _missing(
 
 
 def closest(missing: Iterable[Missing]) -> Missing | None:
-    """Return the most informative of the collectives that some ranks are missing in: the one with the fewest in
-    doubt.
-    """
+    """Return the most informative of the collectives: the one that the fewest ranks hold up."""
     return min(missing, key=lambda entry: (len(entry.held_up_by), len(entry.waiting)), default=None)
 
 
 def _waits_for(missing: Iterable[Missing]) -> dict[int, frozenset[int]]:
     """Return for each waiting rank the ranks that it waits for.
 
-    Ranks that wait in one collective share a set: there are many.
+    Ranks that wait in one collective share one set object, because there are many ranks.
     """
     found: dict[int, frozenset[int]] = {}
     for entry in missing:
@@ -233,7 +230,7 @@ def _suspects(
             return set(), Confidence.INSUFFICIENT, f"no rank waits in a collective; {_log_nothing(silent)}"
         return set(), Confidence.INSUFFICIENT, "no rank waits in a collective"
     blocked_on: set[int] = set().union(*set(waits_for.values()))
-    # a rank that waits where all others have arrived is held up by no rank
+    # a rank that waits in a collective that all others have entered is held up by no rank
     ends = {rank for rank in blocked_on if rank not in waits_for}
     talking = ends - silent
     if talking:
@@ -258,7 +255,7 @@ def _suspects(
 
 
 def _why(missing: tuple[Missing, ...], suspects: set[int], silent: set[int]) -> tuple[str, bool]:
-    """Return the reason as text, and whether the suspects never entered what others wait in."""
+    """Return the reason as text, and whether the suspects never entered a collective in which others wait."""
     entry = closest(entry for entry in missing if suspects.intersection(entry.absent))
     if entry is not None:
         text = (
@@ -284,7 +281,7 @@ def _waits(ranks: Iterable[int]) -> str:
 
 
 def _circle(waits_for: Mapping[int, frozenset[int]]) -> set[int]:
-    """Return the ranks of a circle, without those that only wait for members of it."""
+    """Return the ranks that wait for one another in a circle, without those that only wait for its members."""
     left = set(waits_for)
     while True:
         needed = {other for rank in left for other in waits_for[rank]} & left

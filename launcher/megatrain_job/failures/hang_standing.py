@@ -1,8 +1,8 @@
-"""Where a rank stands, by its black box: on its GPU, if the host has run ahead of it, else on the host. Pure.
+"""The position of a rank according to its black box: on its GPU if the host has run ahead, else on the host.
 
-A host launches work and goes on. When a kernel hangs on one GPU, the hosts of all ranks have entered the same exchanges
-and wait for their GPUs. Only the GPUs show which of them stopped in its own work, or never got to the exchange that the
-others are in. Three facts of each open span are known (RecordFlag): whether the device has begun it, whether its
+A host launches work and continues. When a kernel hangs on one GPU, the hosts of all ranks have entered the same
+exchanges and wait for their GPUs. Only the GPUs show which of them stopped in local work, or never reached the exchange
+that the others are in. Known of each open span (RecordFlag): whether the device has begun it, whether the device's
 compute waits for it, and that it has not ended. Source: MegaScale sec. 5.2 and fig. 8 (hangs), ADR 0061.
 """
 
@@ -20,23 +20,23 @@ _SEQUENCES = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class HangStanding:
-    """Where a rank stands."""
+    """The position of a rank."""
 
     entered: Mapping[int, int]
     """Group number -> the last exchange that the host has entered, or that the device has begun."""
     awaited_group: int | None
-    """Group number of the exchange that it waits for, or waited for last; 0: it waits for none; None: not known."""
+    """Group number of the exchange that the rank waits for, or waited for last; 0: none; None: not known."""
     awaited: int
     """Sequence number of that exchange in the group."""
     in_flight: str
-    """The innermost operation that it is in; empty where that is not known."""
+    """The innermost operation in progress; empty if not known."""
     is_busy: bool
-    """Whether it is in work of its own, which needs no other rank."""
+    """Whether the rank is in local work, which needs no other rank."""
     is_on_device: bool = False
 
 
 def standing_of(records: Sequence[Record], progress: Progress, groups: Mapping[int, GroupRecord]) -> HangStanding:
-    """Return where a rank stands. records: its newest ones, in order. groups: by number."""
+    """Return the position of a rank. records: its newest ones, in order. groups: by number."""
     in_flight = [one for one in records if one.is_span and one.is_in_flight]
     entered = {number: group.entered for number, group in groups.items() if group.stride}
     on_device = _on_device([one for one in in_flight if one.flags & RecordFlag.DEVICE_CLOCK], progress, entered)
@@ -51,7 +51,7 @@ def standing_of(records: Sequence[Record], progress: Progress, groups: Mapping[i
 
 
 def _on_device(launched: Sequence[Record], progress: Progress, entered: Mapping[int, int]) -> HangStanding | None:
-    """Return where the device stands; None if it has done all work, or if it was not read since the last launch."""
+    """Return the position on the device; None if it has no open work, or was not read since the last launch."""
     seen_ns = progress.device_seen_ns
     if not launched or seen_ns is None or seen_ns < max(one.launch_ns for one in launched):
         return None
@@ -72,7 +72,7 @@ def _on_device(launched: Sequence[Record], progress: Progress, entered: Mapping[
 def _awaited(exchanges: Iterable[tuple[Record, int]]) -> tuple[Record, int] | None:
     """Return the exchange that the device's compute waits for, or None.
 
-    An exchange that has not begun is behind another one on its stream: then that one is waited for.
+    If that exchange has not begun, it is queued behind another one on its stream: then the other one is returned.
     """
     known = list(exchanges)
     awaited = next((one for one in known if one[0].flags & RecordFlag.DEVICE_AWAITED), None)
@@ -82,6 +82,6 @@ def _awaited(exchanges: Iterable[tuple[Record, int]]) -> tuple[Record, int] | No
 
 
 def _whole_sequence(record: Record, entered: Mapping[int, int]) -> int:
-    """Return the number of a record's exchange in its group, without the modulus: it is at most what was entered."""
+    """Return the number of a record's exchange in its group without the modulus: at most the last entered one."""
     newest = entered[record.group]
     return newest - (newest - record.collective_sequence) % _SEQUENCES

@@ -1,7 +1,7 @@
-"""Bytes of a log -> its lines, without terminal control codes, and the writer of each line.
+"""Cuts a log into lines without terminal control codes, and finds the writer of a line.
 
-A carriage return also ends a line, because progress bars write one line that never ends. Lines longer than the bound
-are cut at multiples of it, counted from the line's start, so that the chunks in which a log arrives change nothing.
+A carriage return also ends a line, because progress bars write one endless line. Longer lines are cut at multiples of
+MAX_LINE_BYTES from the line's start, so that the result does not depend on the chunks in which a log arrives.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _MAX_PREFIXES = 16
 
 
 class LineCutter:
-    """Cuts chunks of bytes into whole lines and keeps the unfinished one."""
+    """Cuts chunks of bytes into complete lines, and keeps the incomplete last one."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return all whole lines that are complete now as one block, without escape sequences."""
+        """Return all lines that are now complete as one block, without escape sequences."""
         if self._rest:
             chunk = self._rest + chunk
         cut = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
@@ -83,7 +83,7 @@ def clean(block: bytes) -> bytes:
 
 
 def rank_of_line(line: str) -> str | None:
-    """Return the rank that wrote a line, by the prefixes that launchers and torch add."""
+    """Return the rank that wrote a line, from the prefixes that launchers and torch add; None if unknown."""
     for pattern in _RANK:
         found = pattern.search(line)
         if found is not None:
@@ -92,7 +92,7 @@ def rank_of_line(line: str) -> str | None:
 
 
 def host_of_line(line: str) -> str | None:
-    """Return the host that wrote a line."""
+    """Return the host that wrote a line; None if unknown."""
     for pattern in _HOST:
         found = pattern.search(line)
         if found is not None:
@@ -101,7 +101,7 @@ def host_of_line(line: str) -> str | None:
 
 
 def message_start(line: str) -> int:
-    """Return where a line's message begins: after ranks, times, hosts and the levels of an error."""
+    """Return where a line's message begins: after prefixes such as ranks, times, hosts and log levels."""
     start = 0
     for _ in range(_MAX_PREFIXES):
         found = _PREFIX.match(line, start)

@@ -1,7 +1,7 @@
 """One rule: the words that a line must contain, the meaning of the line, and its weight among other lines.
 
-Words are compared first, because the search for them is fast, and because they lead from a line's letters to the few
-rules that the line could match (`shapes`). Patterns are compared after them.
+Words are compared before patterns, because the search for them is fast, and because they select the few rules that a
+line could match (`shapes`).
 
 The heaviest line decides; among equal weights, the first in the log. The weights follow causation: a broken GPU causes
 a CUDA error, which causes an exception, then a peer's lost connection, then a timeout, then an abort. A consequence
@@ -30,13 +30,13 @@ DEVICE_FAULT: Final = 75
 LINK: Final = 70
 """The network's own message about a link or a path."""
 CRASH: Final = 65
-"""The process died of a signal that it caused itself."""
+"""The process died of a signal that it caused, such as a segmentation fault."""
 EXCEPTION: Final = 60
 """A Python exception that no other rule matches."""
 TIMEOUT: Final = 50
 """A collective did not end in time: another rank is the cause."""
 LOST_PEER: Final = 45
-"""A connection ended at the other side: a cause only if nothing better is found."""
+"""The peer closed a connection: a cause only if no other line explains the failure."""
 ABORT: Final = 40
 """The process aborted after an earlier message."""
 EXIT_CODE: Final = 35
@@ -44,10 +44,10 @@ EXIT_CODE: Final = 35
 SIGNAL_FROM_OUTSIDE: Final = 30
 """A request to stop, from a person or another program."""
 NOISE: Final = 10
-"""A line that resembles a failure and is none."""
+"""A line that resembles a failure, but is not one."""
 
 ROOT_BONUS: Final = 4
-"""Added to what torch's agent calls the root cause: it outweighs exit codes, but not a program's own messages."""
+"""Added to the weight of torch's "Root Cause" entry: it then outweighs exit codes, but not a program's messages."""
 
 
 Words = tuple[str, ...]
@@ -62,19 +62,19 @@ class Rule:
     name: str
     label: Label
     weight: int
-    """Rules of more weight decide."""
+    """The line with the highest weight decides."""
     alternatives: tuple[Words, ...]
     """Lower-case words."""
     pattern: re.Pattern[str] | None = None
-    """Must be found in the line in lower case."""
+    """Must match in the line in lower case."""
     unless: re.Pattern[str] | None = None
-    """Must not be found in it."""
+    """Must not match in the line in lower case."""
     culprit: re.Pattern[str] | None = None
     """Its groups `host`, `rank`, `gpu` and `peer` name the culprit, in the line's original case."""
     is_cascade: bool = False
     action: FailureAction = FailureAction.NONE
     is_silencer: bool = False
-    """This rule decides the line, whatever other rules match it."""
+    """This rule decides the line even if other rules match it."""
     names_own_rank: bool = True
     """Whether the rank that wrote the line is the culprit if the pattern names no rank."""
     is_at_start: bool = False
@@ -82,14 +82,14 @@ class Rule:
     is_fallback: bool = False
     """Other rules that match the same line take precedence."""
     is_family: bool = False
-    """The rule describes a kind of failure and no message: rules for the line's message take precedence."""
+    """The rule describes a kind of failure, not one message: rules for the line's message take precedence."""
     is_context: bool = False
-    """The line is no sign of failure; it gives information about the lines that follow."""
+    """The line is not a sign of a failure: it gives information about later lines."""
 
     def __post_init__(self) -> None:
         for words in self.alternatives or ((),):
             if not words or any(word != word.lower() for word in words) or not any(map(_has_letter, words)):
-                raise ValueError(f"rule {self.name}: {words!r} must be words of lower case, one of them with a letter")
+                raise ValueError(f"rule {self.name}: {words!r} must be words in lower case, one of them with a letter")
 
     def matches(self, text: str, lower: str, alternatives: tuple[Words, ...]) -> bool:
         """Return whether the line matches by one of `alternatives`; `lower` is the line with its ASCII letters in lower
@@ -107,13 +107,13 @@ class Rule:
 
     @property
     def precedence(self) -> tuple[bool, bool, bool, int]:
-        """The order of rules that match one line; `weight` orders lines."""
+        """The order among rules that match one line; the order among lines is by `weight`."""
         return self.is_silencer, not self.is_fallback, not self.is_family, self.weight
 
     def named(self, text: str) -> dict[str, str]:
         """Return the culprit that the line names, by kind: host, rank, gpu, peer."""
         found = self.culprit.search(text) if self.culprit is not None else None
-        # a group that occurs twice has a number in its name
+        # names of groups are unique in a pattern, so further groups of a kind have a number at the end
         pairs = ((group.rstrip("0123456789"), name) for group, name in found.groupdict().items()) if found else ()
         return {kind: name for kind, name in pairs if name and kind in CULPRIT_KINDS}
 
@@ -135,7 +135,7 @@ def rule(
     is_family: bool = False,
     is_context: bool = False,
 ) -> Rule:
-    """Return a rule. Words of an alternative are joined by ` & `; the action is the label's unless given."""
+    """Return a rule. alternatives: words joined by ` & `. action: by default that of the label."""
     return Rule(
         name=name,
         label=label,
@@ -179,7 +179,7 @@ class Evidence:
     line: str
     culprit: str | None
     time_s: float | None
-    """Seconds since midnight in the line: enough to order the reports of one failure by the ranks of one job."""
+    """Time of day in the line, in seconds: enough to order the ranks' reports of one failure."""
 
     @property
     def verdict(self) -> Verdict:

@@ -1,8 +1,8 @@
-"""Which rules a line could match, by its shape: its letters in lower case, with all digits deleted.
+"""Finds the rules that a line could match, by its shape: its letters in lower case, with all digits deleted.
 
-The one idea: the lines of a log differ mostly in their numbers, so a line with a known shape costs one look-up. A new
-shape is split into runs of letters, and a new run is searched for the rules' anchors. An anchor contains only letters,
-so a line never matches a rule that its shape does not lead to: the result is exact.
+The lines of a log differ mostly in their numbers, so a line with a known shape costs one look-up. A new shape is split
+into runs of letters, and each new run is searched for the rules' anchors: one run of letters for each alternative of a
+rule. A line can match an alternative only if its shape contains the anchor, so the result is exact.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ batch grad gpu host info iteration loss nccl node norm rank sample samples step 
 """
 
 WORDS_OF_EVERY_LINE = frozenset(_OF_EVERY_LINE.split())
-"""The least suitable anchors of all."""
+"""Words in most lines of a training log: the least suitable anchors."""
 
 
 MAX_SHAPES: Final = 8192
 MAX_SHAPE_BYTES: Final = 1024
-"""Further shapes are computed every time: nothing in memory grows with a log."""
+"""Longer shapes are not kept, so that memory does not grow with a log."""
 MAX_RUNS: Final = 32768
 MAX_RUN_BYTES: Final = 64
 """More letters in a row are encoded bytes, not a word of a message."""
 BATCH_SHAPES: Final = 128
 _MANY_RUNS: Final = 12
-"""With more anchors than this, splitting a shape costs less than searching it for each."""
+"""With more runs than this, it costs less to split a shape than to search it for each run."""
 
 _DIGITS = string.digits.encode()
 _TABLE = bytes(
@@ -65,7 +65,7 @@ _TABLE = bytes(
 _RUN = re.compile(r"[a-z]+")
 
 _ALWAYS_WHOLE = frozenset({"nan", "inf"})
-"""Runs without a meaning as a part of another: `inf` is in every line of level INFO."""
+"""Runs that must be a whole run of the shape: `inf` is a part of every line of level INFO."""
 
 
 def shapes_of(block: bytes) -> list[bytes]:
@@ -74,7 +74,7 @@ def shapes_of(block: bytes) -> list[bytes]:
 
 
 def anchor_of(words: Words) -> tuple[str, bool]:
-    """Return the run of letters by which one alternative is found, and whether it is a whole run of a shape.
+    """Return the anchor of one alternative, and whether it is a whole run of a shape.
 
     The rarest run is chosen, among equally rare ones the longest. If characters other than letters and digits bound a
     run on both sides within its word, it is also a whole run of the shape; other runs may be a part of one.
@@ -103,7 +103,7 @@ def _runs(word: str) -> list[tuple[str, bool]]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One alternative of one rule, and what a shape holds when a line holds its words."""
+    """One alternative of one rule, and the shapes of its words."""
 
     number: int
     words: Words
@@ -132,7 +132,7 @@ class Anchors:
         self._any_part = re.compile(_any_of(sorted(self.parts)))
 
     def of_runs(self, runs: Sequence[bytes]) -> dict[bytes, tuple[Target, ...]]:
-        """Return the alternatives that runs lead to; most lead to none and are left out."""
+        """Return the alternatives that each run leads to. Runs without any are left out."""
         text = b" ".join(runs).decode("ascii")
         leading = self.whole.keys() & set(text.split())
         end = -1
@@ -150,7 +150,7 @@ class Anchors:
 
 
 def _any_of(words: list[str]) -> str:
-    """Return a pattern of one of the sorted words that tries no common beginning twice."""
+    """Return a pattern of one of the sorted words, with common beginnings merged, so that each is tried once."""
     if "" in words:
         return ""
     branches = []
@@ -165,7 +165,7 @@ def _anchors(rules: tuple[Rule, ...]) -> Anchors:
 
 
 class ShapeIndex:
-    """Remembers for shapes and runs of letters which rules they can lead to. Bounded."""
+    """Caches which rules shapes and runs of letters can lead to. Bounded."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self._rules = rules
@@ -175,7 +175,7 @@ class ShapeIndex:
         self._dull_runs: set[bytes] = set()
 
     def interesting(self, shapes: Sequence[bytes]) -> list[tuple[int, CandidateRules]]:
-        """Return number and candidates of the lines that could match a rule."""
+        """Return the lines that could match a rule: their numbers and candidate rules."""
         known = self._shapes
         found = []
         for start in range(0, len(shapes), BATCH_SHAPES):
@@ -196,8 +196,8 @@ class ShapeIndex:
     def _work_out(self, shapes: list[bytes]) -> dict[bytes, CandidateRules | None]:
         """Return the candidates of new shapes.
 
-        All are first searched as one text: few of its runs lead anywhere, and a rule whose other words occur nowhere in
-        it need not be tried on the single lines.
+        All shapes are first searched as one text: few of its runs lead to a rule, and an alternative with a word that
+        the text lacks is not tried on single lines.
         """
         text = b"\n".join(shapes)
         runs = set(itertools.filterfalse(self._dull_runs.__contains__, text.split()))

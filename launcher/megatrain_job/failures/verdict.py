@@ -1,4 +1,4 @@
-"""The parts of a verdict on a failure: its label, the action, whether it follows from another, and the culprit."""
+"""The parts of a verdict: label, action, whether the failure follows from another one, and culprit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Label(StrEnum):
-    """The kind of a failure. LABELS has the consequence of each kind."""
+    """The kind of a failure. LABELS has the consequences of each kind."""
 
     GPU_HARDWARE = "gpu_hardware"
     NETWORK = "network"
@@ -29,7 +29,7 @@ class Label(StrEnum):
 class FailureAction(StrEnum):
     """The action that the log suggests; driver/responses.py decides.
 
-    STOP_USER, RETRY_THEN_STOP and ROLLBACK: one restart, and a stop if the same happens again without a new step. The
+    STOP_USER, RETRY_THEN_STOP and ROLLBACK: one restart, and a stop if the failure recurs without a new step. The
     driver rolls back only after exit code 67 or a verdict of the diagnosis.
     """
 
@@ -52,7 +52,7 @@ class LabelRow:
     action: the action if the deciding rule names no other.
     counts_against_host: repeated failures of the label evict the host. False for a failure that would have occurred on
     any other host too.
-    runbook: the page of docs/runbooks to begin with; empty for the page of the kind of incident.
+    runbook: the page of docs/runbooks to read first; empty for the page of the kind of incident.
     """
 
     action: FailureAction
@@ -62,13 +62,13 @@ class LabelRow:
 
 LABELS: Mapping[Label, LabelRow] = {
     Label.GPU_HARDWARE: LabelRow(FailureAction.EVICT_HOST, counts_against_host=True, runbook="gpu-errors.md"),
-    # one flap is no reason to give up a host: MegaScale and ByteRobust tolerate the first
+    # one link flap is no reason to evict a host: MegaScale and ByteRobust tolerate the first
     Label.NETWORK: LabelRow(FailureAction.TOLERATE_THEN_EVICT, counts_against_host=True),
     Label.COLLECTIVE_TIMEOUT: LabelRow(FailureAction.DIAGNOSE_HANG, counts_against_host=False),
     # the same step needs the same memory again
     Label.CUDA_OOM: LabelRow(FailureAction.STOP_USER, counts_against_host=False),
     Label.HOST_OOM: LabelRow(FailureAction.STOP_USER, counts_against_host=False),
-    # the program's mistake or a GPU's: a restart with a check of the host shows which
+    # a bug in the program, or a broken GPU: a restart with a check of the host shows which
     Label.CUDA_ILLEGAL_ACCESS: LabelRow(FailureAction.RESTART_THEN_CHECK, counts_against_host=True),
     Label.SEGFAULT: LabelRow(FailureAction.RESTART_THEN_CHECK, counts_against_host=True),
     Label.USER_CODE: LabelRow(FailureAction.STOP_USER, counts_against_host=False),
@@ -78,20 +78,20 @@ LABELS: Mapping[Label, LabelRow] = {
     Label.PREEMPTION: LabelRow(FailureAction.REQUEUE, counts_against_host=False),
     # usually the image and the host do not match; rules name the cases in which only the host is broken
     Label.DRIVER_SOFTWARE: LabelRow(FailureAction.STOP_USER, counts_against_host=False),
-    # no line of the log shows the cause
+    # here the log does not show the cause
     Label.BENIGN: LabelRow(FailureAction.NONE, counts_against_host=True),
 }
-"""All that depends on a label: a new label is one row here."""
+"""Everything that depends on a label: a new label needs one row here."""
 
 
 def label_row(label: str) -> LabelRow:
-    """Return the row of a label as records write it. An empty label, and one that a later program added, is benign."""
+    """Return the row of a label in a record. An empty label, or one of a later version, counts as benign."""
     return LABELS[Label(label) if label in set(Label) else Label.BENIGN]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The best cause that a log has named so far. A log without a sign of failure is benign."""
+    """The most likely cause in a log so far. A log without a sign of failure is benign."""
 
     label: Label
     action: FailureAction
@@ -102,7 +102,7 @@ class Verdict:
     rule: str = ""
     """The name of the rule that decided; empty when none matched."""
     line: str = ""
-    """The line that it matched, cut to a bounded length."""
+    """The line that the rule matched, cut to a bounded length."""
 
     def to_dict(self) -> dict[str, str | bool | None]:
         """Return the fields in JSON form."""

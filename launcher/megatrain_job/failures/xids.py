@@ -1,10 +1,10 @@
 """NVIDIA's Xid numbers: what each means for the host, and what to do. The one table of them (NVIDIA's Xid catalogue).
 
-Of some numbers the text of the message decides: of 144 to 150 those that the GPU driver calls nonfatal, of 154 the
-change to "None". `VARIANTS` has them. Where only the number is known (DCGM, NVML), `XIDS` alone is used.
+For some numbers the text of the message decides: 144 to 150 have nonfatal variants, and 154 can report a change to
+"None". `VARIANTS` has these. Where only the number is known (DCGM, NVML), `XIDS` alone is used.
 
-Log classification, the check of the kernel's log, the health of a job, the page and docs/runbooks/gpu-errors.md use it.
-A number that is not listed counts as an error of the GPU, its links or its firmware: to keep such a host in a job costs
+Log classification, the check of the kernel's log, the health of a job, the page and docs/runbooks/gpu-errors.md use the
+table. An unlisted number counts as an error of the GPU, its links or its firmware: to keep such a host in a job costs
 more than to examine it.
 """
 
@@ -17,14 +17,14 @@ from enum import StrEnum
 
 
 class XidKind(StrEnum):
-    """What the error is attributed to."""
+    """The origin of the error."""
 
     PROGRAM = "program"
-    """A program can cause it without a fault of the hardware."""
+    """A program can cause the error without a hardware fault."""
     CLEAN_UP = "clean-up"
     """The GPU driver ends a program's channels after another error."""
     HANDLED = "mended"
-    """Hardware, and the GPU driver handled it: a row was remapped, an error corrected or contained in one program."""
+    """A hardware error that the GPU driver handled: a row remapped, an error corrected or limited to one program."""
     HARDWARE = "hardware"
     RECOVERED = "healthy again"
     """No error: the GPU driver reports that a GPU needs no recovery any more."""
@@ -118,7 +118,7 @@ XIDS: dict[int, Xid] = {
 
 @dataclass(frozen=True, slots=True)
 class XidVariant:
-    """Messages of some numbers whose text has another meaning than the number alone.
+    """Messages in which the text changes the meaning of some numbers.
 
     text: a pattern of the message after the number, in lower case.
     """
@@ -141,11 +141,11 @@ VARIANTS = (
 )
 
 CAUSED_BY = r"\bcaused by previous xid (?P<cause>\d+)"
-"""Names another error as the cause of this one. In lower case."""
+"""Pattern of a message that names another error as its cause. In lower case."""
 
 
 def xid_of(number: int, text: str = "") -> Xid:
-    """Return the meaning of a number, and of the text of its message if that is known. Other numbers are hardware."""
+    """Return the meaning of a number, and of the text of its message if known. Unlisted numbers are hardware."""
     for one in VARIANTS:
         if number in one.numbers and re.search(one.text, text.lower()):
             return Xid(number, one.meaning, one.kind, one.advice)

@@ -1,7 +1,7 @@
-"""The state of a job: its activity, its health, its hosts. Every command and page shows this one judgement. Pure.
+"""The assessment of a job: its activity, its health, its hosts. Pure functions: no I/O and no clock.
 
-The judgement uses one revision of etcd's content, and the time. So its parts agree with each other, and all commands
-and pages show the same at the same moment.
+An assessment is computed from one revision of etcd's content, and the time. So its parts are consistent, and all
+commands and pages show the same at the same time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megatrain_job.jobs.snapshot import JobSnapshot
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """etcd does not answer: the known state is old. `since_unix_s`: of the last answer; None if there was none."""
+    """etcd does not answer, so the known state is old. since_unix_s: time of the last answer; None if there is none."""
 
     why: str
     since_unix_s: float | None = None
@@ -33,7 +33,7 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """The answer of `megatrain status`. `headline` has more details than `state`; `since_unix_s` is when that began."""
+    """The answer of `megatrain status`. `headline` has more details than `state`; since_unix_s: when `state` began."""
 
     state: JobState
     headline: str
@@ -50,7 +50,7 @@ class Assessment:
 def assess(snapshot: JobSnapshot, now_s: float, unreachable: Unreachable | None = None) -> Assessment:
     """Return the state of a job.
 
-    `unreachable`: why nothing newer than this snapshot is known, if etcd is unavailable.
+    unreachable: why no state newer than this snapshot is known, if etcd is unavailable.
     """
     standing = standing_of(snapshot)
     health = health_of(_reasons(snapshot, standing, now_s, unreachable))

@@ -1,4 +1,4 @@
-"""Cordons that people set and remove: written to etcd directly, even when nothing runs. The driver reads them."""
+"""Cordons that people set and remove: written to etcd directly, even if no job runs. The driver reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megatrain_job.coordination.wire import Compare, KeyRange, Put, Range
 
 
 def cordon_host(client: EtcdClient, keys: JobKeys, host: str, *, reason: str, by: str) -> tuple[Cordon, bool]:
-    """Exclude a host from all rounds from now on. Return the cordon in force, and whether it is this one.
+    """Exclude a host from all later rounds. Return the cordon in force, and whether this call created it.
 
     Raises: CoordinationError.
     """
@@ -24,7 +24,7 @@ def cordon_host(client: EtcdClient, keys: JobKeys, host: str, *, reason: str, by
     if response.succeeded:
         return new, True
     there = decode(Cordon, response.range_response(0).first().value, key)
-    return there, there == new  # a repeated try finds what the first one wrote
+    return there, there == new  # a repeated transaction finds the cordon of its first try
 
 
 def uncordon_host(client: EtcdClient, keys: JobKeys, host: str) -> bool:

@@ -1,4 +1,4 @@
-"""A job, its hosts, incidents and checks in JSON form: the same in every verb and on the dashboard. Pure."""
+"""A job, its hosts, incidents and checks in JSON form: the same in every subcommand and on the dashboard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUM_INCIDENTS = 5
 
 
 def status_document(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> dict[str, Any]:
-    """Return the document for programs."""
+    """Return the state of a job in JSON form, for programs."""
     newest, halt = snapshot.newest_round, snapshot.newest_halt
     progress = answer.progress
     return {
@@ -89,5 +89,5 @@ def incident_document(incident: Incident) -> dict[str, Any]:
 
 
 def check_document(report: CheckReport) -> dict[str, Any]:
-    """Return a report in JSON form."""
+    """Return a check report in JSON form."""
     return {**to_plain(report), "is_fit": report.is_fit}

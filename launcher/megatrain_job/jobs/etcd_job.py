@@ -1,7 +1,7 @@
-"""A running job as stored in etcd, kept current by a thread: it reads when a watch reports a change.
+"""A running job as stored in etcd, kept current by a thread that reads it when a watch reports a change.
 
-It reads at most twice a second, and by default at least every five seconds. While etcd is unavailable the last state
-stays, with its age and the reason; the watch and the client recover by themselves.
+The thread reads at most twice a second, and by default at least every five seconds. While etcd is unavailable, the last
+state is kept, with its age and the reason; the watch and the client recover by themselves.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from megatrain_job.jobs.verdict_cases import VerdictWithOutcome, read_cases
 
 _logger = logging.getLogger(__name__)
 MAX_PAUSE_S = 5.0
-"""How long nothing is read while no change is reported, by default."""
+"""By default, the longest time between two reads while no change is reported."""
 _MIN_PAUSE_S = 0.5
 _POLL_S = 0.2
 _MAX_CHARACTERS = 300
 _PART_BUSY = 4.0
-"""After a long read, the pause is this multiple of its length: thousands of hosts write all the time. A read that
-failed only waited, so the next one follows soon; otherwise a returning etcd would be missed for a minute."""
+"""The pause after a read is at least this multiple of its duration, because thousands of hosts write all the time. A
+failed read only waited and does not count: a long pause would delay the first read after an outage."""
 _WATCH_AGAIN_S = 30.0
 _ANSWER_S = 0.7
 """Limit for etcd's answer: a page with an old answer must say so within two seconds."""
@@ -54,7 +54,7 @@ class EtcdRecords:
 
 @dataclass(frozen=True, slots=True)
 class EtcdPoll:
-    """The result of polling etcd: the last state that was read, and when; `problem`: why no newer one could be read."""
+    """The last state that was read from etcd, and when. problem: why no newer state could be read; empty: none."""
 
     snapshot: JobSnapshot | None = None
     records: EtcdRecords = EtcdRecords()
@@ -63,7 +63,7 @@ class EtcdPoll:
 
     @property
     def unreachable(self) -> Unreachable | None:
-        """Why nothing newer is known; None while etcd answers."""
+        """Why no newer state is known; None while etcd answers."""
         if not self.problem:
             return None
         since_s = None if self.snapshot is None else self.at_unix_s
@@ -77,7 +77,7 @@ class EtcdPoll:
 
 
 class EtcdJob:
-    """Reads until `close`."""
+    """Reads the state of a job, in a separate thread, until `close`."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class EtcdJob:
         return self._last_poll
 
     def close(self) -> None:
-        """End the thread, at the latest when the current call is over."""
+        """End the thread, and wait until its current call is over."""
         self._closed.set()
         self._thread.join()
         self._reader.close()
@@ -145,7 +145,7 @@ class EtcdJob:
         except CoordinationError as error:
             self._last_poll = replace(before, problem=str(error).partition("\n")[0])
         except Exception as error:  # noqa: BLE001 -- reported, and tried again
-            # a defect of ours: the displayed state must not look new
+            # a bug: the displayed state must not look current
             self._last_poll = replace(before, problem=f"a bug in this program: {error!r}"[:_MAX_CHARACTERS])
         if self._last_poll.problem and not before.problem:
             _logger.warning(
@@ -154,7 +154,7 @@ class EtcdJob:
         self._changed(before, self._last_poll)
 
     def _listen(self, timeout_s: float) -> None:
-        """Wait until something has changed, for at most this long."""
+        """Wait until the watch reports a change, for at most `timeout_s`."""
         watch = self._watch or self._opened_watch()
         if watch is None:
             self._closed.wait(max(timeout_s, 0.0))

@@ -1,11 +1,11 @@
-"""The health of a job: a level and the reasons for it, the same in every command and page. Pure.
+"""The health of a job: a level and the reasons for it, the same in every command and page.
 
-    red     the job does not train and nothing repairs that in time, its checkpoints fail, the restart limit is reached,
+    red     the job does not train and does not recover in time, its checkpoints fail, the restart limit is reached,
             its coordination is lost, or one of its GPUs is broken
-    amber   the job recovers, or a reason is about to become red, or the telemetry that would show it is missing
+    amber   the job recovers, a reason is about to become red, or telemetry is missing
     green   none of these
 
-Each reason has a code that never changes its meaning: alerts and people's notes refer to it. docs/runbooks/health.md
+Each reason has a code that never changes its meaning: alerts and notes refer to it. docs/runbooks/health.md
 has the remedy for each.
 """
 
@@ -36,7 +36,7 @@ class ReasonCode(StrEnum):
     FAILED = "failed"
     LATE = "late"
     RESTART_LIMIT = "brake"
-    """The value is an older word, which alerts refer to."""
+    """The value is a former name, which existing alerts use."""
     SAVES_FAIL = "saves-fail"
     CHECKPOINT_OLD = "checkpoint-old"
     CHECKPOINT_DAMAGED = "checkpoint-damaged"
@@ -137,7 +137,7 @@ _RUNBOOK_OF: Mapping[ReasonCode, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a job is not green: a plain sentence with figures, and since when, if known (unix seconds)."""
+    """Why a job is not green, as a sentence with figures. since_unix_s: when it began; None if unknown."""
 
     code: ReasonCode
     text: str
@@ -151,7 +151,7 @@ class Reason:
 
     @property
     def runbook(self) -> str:
-        """The page below docs/runbooks, with an anchor if the page has other topics too."""
+        """The page below docs/runbooks, with an anchor if the page has several topics."""
         return _RUNBOOK_OF[self.code]
 
 

@@ -1,4 +1,4 @@
-"""The activity of each host of a job, in one word, and the reason why it does not train. Pure."""
+"""The activity of each host of a job, in one word, and the reason if it does not train. Pure functions."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class HostState(StrEnum):
     UNFIT = "unfit"
     CORDONED = "cordoned"
     LOST = "lost"
-    """In the newest round, and gone: its lease has ended, or the driver has found it dead before that."""
+    """In the newest round, but gone: its lease has ended, or the driver has found it dead before that."""
     RETURNED = "returned"
     """Its executor was restarted; only the next round can include it."""
     SILENT = "silent"
     """In the running round and registered, but without a status yet."""
     GONE = "gone"
-    """Not there: cordoned, or in the last round of a job that does not run."""
+    """Not registered: a cordoned host, or one of the last round of a job that does not run."""
     DRIVES = "drives"
-    """It has no workers: `megatrain driver`."""
+    """A host without workers, on which `megatrain driver` runs."""
 
 
 _STATE_OF_PHASE: Mapping[HostPhase, str] = {phase: str(phase) for phase in HostPhase}
@@ -43,7 +43,7 @@ _NEEDS_HELP = (HostState.LOST, HostState.UNFIT, HostState.RETURNED)
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """One host. `part` is its part in the newest round, even if that is over."""
+    """One host. part: its part in the newest round, even if that round is over."""
 
     host: str
     state: str
@@ -53,7 +53,7 @@ class HostView:
     cordon: Cordon | None = None
     is_driver: bool = False
     problem: str = ""
-    """The problem of the host or of its workers, by its own report."""
+    """The problem of the host or of its workers that the host reports."""
     remark: str = ""
     """The problem, and the reason why the host does not train."""
 
@@ -80,7 +80,7 @@ def ranks_of(part: RoundHost) -> range:
 
 
 def dead_ranks(part: RoundHost, status: HostStatus) -> tuple[int, ...]:
-    """Return the ranks of a host that have no process, by the bitmap in its status."""
+    """Return the ranks of a host that have no process according to the bitmap in its status."""
     try:
         alive = int(status.alive_ranks or "0", 16)
     except ValueError:
@@ -100,10 +100,7 @@ def host_views(snapshot: JobSnapshot) -> tuple[HostView, ...]:
 
 
 def _found_dead(snapshot: JobSnapshot) -> dict[tuple[str, str], str]:
-    """Return the sessions of hosts that the driver found dead, with its reason: their leases may last for seconds yet.
-
-    By host and session.
-    """
+    """Return why the driver found hosts dead, by host and session. Their leases may still exist for some seconds."""
     lost = [one for one in snapshot.incidents if one.state is IncidentState.OPEN and one.kind is IncidentKind.HOST_LOST]
     return {
         (part.host, part.session): one.reason

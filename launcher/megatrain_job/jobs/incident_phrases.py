@@ -1,6 +1,6 @@
-"""What is said of an incident, the same in every command, on the dashboard and in notifications. Pure.
+"""Texts about an incident, the same in every command, on the dashboard and in notifications.
 
-Phrases about the incident and the failures in it, and the pages of docs/runbooks that apply to it.
+Phrases about the incident and the failures in it, and the pages of docs/runbooks that apply to it. Pure functions.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _OF_KIND = {
     IncidentKind.NUMERICS: "numerics.md",
     IncidentKind.LAUNCH_LOST: "launch-lost.md",
 }
-"""A request has no page: it is no fault."""
+"""The runbook page of each kind. A request has no page, because it is not a fault."""
 _EVICTED = "host-evicted-or-cordoned.md"
 _RESTART_LIMIT = "stopped-by-the-brake.md"
 
 
 def rank_end_text(failure: RankFailure) -> str:
-    """Return "rank 3 was killed by SIGKILL (9)", its log's label, and whether others had failed first."""
+    """Return "rank 3 was killed by SIGKILL (9)", its log's label, and whether other workers had ended before."""
     label = f": {failure.label}" if failure.label else ""
     names = f", which names {failure.culprit}" if failure.culprit else ""
-    victim = ", because others had" if is_victim(failure) else ""
+    victim = ", because other workers had ended" if is_victim(failure) else ""
     return f"rank {failure.rank} {end_text(failure.exit_code)}{label}{names}{victim}"
 
 
@@ -71,13 +71,13 @@ def where_text(incident: Incident) -> str:
 
 
 def down_s(incident: Incident) -> float | None:
-    """Return the seconds from the failure until a step was completed again, None while none is."""
+    """Return the seconds from the failure until a step was completed again; None before that."""
     first_step = incident.moments.first_step
     return None if first_step is None else max(0.0, first_step - incident.moments.began)
 
 
 def cost_text(incident: Incident) -> str:
-    """Return "3.2 s, 4 steps lost"; as far as it is known."""
+    """Return "3.2 s, 4 steps lost", without unknown parts."""
     lost = incident.steps_lost
     seconds = down_s(incident)
     texts = [
@@ -88,7 +88,7 @@ def cost_text(incident: Incident) -> str:
 
 
 def current_phase(incident: Incident) -> str:
-    """Return the first phase of a recovery that is not over; empty when all are."""
+    """Return the first phase of a recovery that is not over; empty if all phases are."""
     for phase, seconds in phase_seconds(incident.moments).items():
         if seconds is None:
             return phase_text(phase)
@@ -101,7 +101,7 @@ def phase_text(phase: str) -> str:
 
 
 def runbooks_of(incident: Incident) -> tuple[str, ...]:
-    """Return the pages for an incident, the one to begin with first; none if no action is needed."""
+    """Return the runbook pages for an incident, the one to read first at the front; none if no action is needed."""
     found = [_OF_KIND[incident.kind]] if incident.kind in _OF_KIND else []
     if incident.kind is IncidentKind.FAILURE and (page := label_row(incident.label).runbook):
         found.insert(0, page)

@@ -1,4 +1,4 @@
-"""The activity of a job, in a word and a sentence. A pure function of etcd's content and the time."""
+"""The activity of a job, in a word and a sentence: a pure function of etcd's content."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class JobState(StrEnum):
     STARTING = "starting"
     RECOVERING = "recovering"
     STUCK = "stuck"
-    """Ranks make no progress, and nothing is decided about it yet."""
+    """Ranks make no progress, and the driver has not yet decided what to do."""
     WAITING = "waiting"
     """There is no round: hosts are missing."""
     STOPPING = "stopping"
-    """A round is asked to save and stop: by a request, or before its time is over."""
+    """The round saves and stops, on request or before a time limit."""
     FINISHED = "finished"
     SAVED = "saved and stopped"
     FAILED = "failed"
@@ -52,7 +52,7 @@ class JobProgress:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The activity of a job. `headline` has more details than `state`; `since_unix_s` is when that began."""
+    """The activity of a job. `headline` has more details than `state`; since_unix_s: when `state` began."""
 
     state: JobState
     headline: str
@@ -62,7 +62,7 @@ class Standing:
     is_live: bool
     """The newest round may run: hosts are registered, and it is not halted."""
     is_waiting: bool
-    """Hosts are registered, and no round may run: the last is over, or there was none yet."""
+    """Hosts are registered, and no round may run: the last one is over, or there was none."""
 
     @property
     def members(self) -> tuple[HostView, ...]:
@@ -119,7 +119,7 @@ def _of_end(end: JobEnd) -> _Answer:
     if end.exit_code == ExitCode.OK:
         return JobState.FINISHED, f"finished: {end.reason}", end.created_unix_s
     if end.exit_code == ExitCode.SAVED_AND_STOPPED:
-        return JobState.SAVED, f"saved and stopped, start it again to go on: {end.reason}", end.created_unix_s
+        return JobState.SAVED, f"saved and stopped, start it again to continue: {end.reason}", end.created_unix_s
     return JobState.FAILED, f"over, with exit code {end.exit_code}: {end.reason}", end.created_unix_s
 
 
@@ -140,7 +140,7 @@ def _of_halt(snapshot: JobSnapshot, newest: Round, halt: Halt, views: Sequence[H
 def _has_stopped(view: HostView, number: int) -> bool:
     status = view.status
     if status is None or view.part is None or view.part.session != status.session:
-        return True  # gone, or in another session: none of its workers is left, or the driver excludes it
+        return True  # gone, or in another session: its workers have exited, or the driver excludes the host
     if status.phase is HostPhase.FAILED:
         return status.round >= number and not status.alive_ranks.strip("0")
     return status.round >= number and status.phase in (HostPhase.STOPPED, HostPhase.PARKED, HostPhase.DONE)

@@ -1,10 +1,10 @@
-"""The cost of incidents to a job: time without a step, and steps that were repeated. Pure.
+"""The cost of incidents to a job: time without a step, and steps that were repeated. Pure functions.
 
 A step counts if it was not repeated later. The lost time is the time from each failure to the next completed step, plus
 the time of the first execution of steps that were repeated. All other time of a job is its training time: the time in
 steps that count. Its fraction of all time is the effective time ratio (MegaScale sec. 6.3).
 
-The driver, the dashboard and all others that compute with the cost of a restart take these numbers from here.
+The driver and the dashboard compute the cost of a restart with these functions.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from statistics import median
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
 
 MEDIAN_NOTE = "median_step_s"
-"""Name of the note with the duration of a step when the incident began."""
+"""Name of the incident's note with the median duration of a step when the incident began."""
 _MAX_INCIDENTS = 10
-"""How many of the newest ones determine what a restart costs the job now."""
+"""The number of newest recoveries that determine the present cost of a restart."""
 
 Interval = tuple[float, float]
 """Begin and end, unix seconds."""
 
 
 def median_of(incident: Incident) -> float:
-    """Return the seconds of a step when an incident began, 0 if unknown."""
+    """Return the median duration of a step when an incident began, in seconds; 0 if unknown."""
     try:
         return float(incident.notes.get(MEDIAN_NOTE, "0"))
     except ValueError:
@@ -77,5 +77,5 @@ def _cost_s(incident: Incident) -> float | None:
     if incident.state is not IncidentState.RECOVERED or moments.first_step is None:
         return None
     if incident.kind in (IncidentKind.NUMERICS, IncidentKind.LAUNCH_LOST) or incident.rollback is not None:
-        return None  # the rollback's length, or the time until a new launch, is no measure of other restarts
+        return None  # the length of a rollback, or the time until a new launch, does not predict other restarts
     return max(0.0, moments.first_step - moments.began) + (incident.steps_lost or 0) * median_of(incident)

@@ -25,9 +25,9 @@ from megatrain.run_files.run_directory import RunDirectory
 NOTE, RETRACTION = "note", "retract-note"
 LEAST_TEXT, MOST_TEXT = 3, 500
 MAX_AN_HOUR = 60
-"""Notes and retractions: more than one a minute comes from a script, and hides what people wrote."""
+"""Notes and retractions together: more than one a minute comes from a script, and hides notes that people wrote."""
 MAX_NOTES = 5000
-"""Of a run, including retracted ones: this many fit many times into the audit's 64 MiB, but not into a chart."""
+"""Notes of a run, including retracted ones. The audit (64 MiB) has space for many more, but a chart does not."""
 _WINDOW_S = 3600.0
 _AROUND_S = 300.0
 """A note this long before or after an incident belongs to it."""
@@ -38,7 +38,7 @@ _PLACE = re.compile(r"(?:step ([0-9]{1,10}))|(?:time ([0-9]{1,11}\.[0-9]{3}))", 
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """The author. `address`: where the request came from; empty for the command line."""
+    """The author of a note. address: where the request came from; empty for the command line."""
 
     user: str
     role: str
@@ -47,7 +47,7 @@ class Author:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note, and whether it still holds. It has a step or a time; the other one is None."""
+    """A note, possibly retracted. It has either a step or a time; the other one is None."""
 
     note_id: str
     written_unix_s: float
@@ -58,14 +58,14 @@ class Note:
     retracted_unix_s: float | None = None
     retracted_by: str = ""
     retraction: str = ""
-    """Why."""
+    """Why the note was retracted."""
 
     @property
     def is_retracted(self) -> bool:
         return self.retracted_unix_s is not None
 
     def is_of(self, incident: Incident, now_s: float) -> bool:
-        """Return whether it is within an incident's time, from five minutes before it to five minutes after."""
+        """Return whether the note's step is one that the incident cost, or its time is within five minutes of it."""
         moments = incident.moments
         ended_s = now_s if incident.state is IncidentState.OPEN else moments.first_step or moments.detected
         if self.at_unix_s is not None:
@@ -77,7 +77,7 @@ class Note:
 
 
 class NoteRefusedError(MegatrainError):
-    """The run does not accept the note. `wait_s`: when it will; None: never."""
+    """The run does not accept the note. wait_s: after how many seconds it will; None: never."""
 
     exit_code = ExitCode.REFUSED
 
@@ -92,7 +92,7 @@ class _AlreadyError(Exception):
 
 
 class NoteWriter:
-    """Adds and retracts notes of a run. For any threads, and for several processes at once."""
+    """Adds and retracts notes of a run. Safe to use from several threads and processes at once."""
 
     def __init__(self, log: ActionLog, *, clock: Callable[[], float] = time.time) -> None:
         self._log, self._clock = log, clock
@@ -100,10 +100,10 @@ class NoteWriter:
     def add(
         self, text: str, author: Author, *, step: int | None = None, at_unix_s: float | None = None, key: str = ""
     ) -> Note:
-        """Write a note at a step, or at a time (neither: now); return it, durable. `key`: the same key twice makes one
-        note.
+        """Write a note durably at a step or at a time (default: now), and return it.
 
-        Raises: UsageError for a text that is no note, NoteRefusedError beyond a limit, OSError.
+        key: idempotency key; a second call with the same key writes nothing.
+        Raises: UsageError for an invalid text, step or time, NoteRefusedError beyond a limit, OSError.
         """
         at_unix_s = self._clock() if step is None and at_unix_s is None else at_unix_s
         entry = self._entry(NOTE, _place_text(step, at_unix_s), checked_text(text, "a note"), author, key)
@@ -163,12 +163,12 @@ def read_notes(run: RunDirectory) -> tuple[Note, ...]:
 
 
 def log_path(run: Path) -> Path:
-    """Return where the notes of a run are."""
+    """Return the path of the file that has the notes of a run."""
     return RunDirectory(run).diagnosis / ACTIONS_NAME
 
 
 def notes_of(entries: Iterable[ActionEntry]) -> tuple[Note, ...]:
-    """Return the notes in an audit, without entries that megatrain did not write: any user may make a file. Pure."""
+    """Return the notes in an audit, without invalid entries: the file may be of any author. Pure function."""
     found: dict[str, Note] = {}
     for entry in entries:
         if entry.kind == NOTE and entry.stage == RESULT and _PLACE.fullmatch(entry.target) and _is_text(entry.reason):
@@ -180,7 +180,7 @@ def notes_of(entries: Iterable[ActionEntry]) -> tuple[Note, ...]:
 
 
 def checked_text(text: str, what: str) -> str:
-    """Return a text without the blanks around it. Raises: UsageError."""
+    """Return a text without the blanks around it. Raises: UsageError if it is not valid for a note."""
     text = text.strip()
     if any(is_control(character) for character in text):
         raise UsageError(f"{what} is one line of text without control characters")
@@ -201,7 +201,7 @@ def moment(text: str) -> float:
 
 
 def place_text(note: Note) -> str:
-    """Return where a note stands: "step 1,200", or its time in UTC."""
+    """Return the place of a note: "step 1,200", or its time in UTC."""
     return time_text(note.at_unix_s or 0.0) if note.step is None else f"step {note.step:,}"
 
 

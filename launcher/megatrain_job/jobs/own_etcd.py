@@ -1,9 +1,9 @@
 """The job's own etcd, as <run>/coordination describes it: where it is, and how its user authenticates.
 
-endpoint          JSON: endpoints, job, launch_id; user where it asks for one. While the etcd runs.
-password          of that user; made once
-certificate.pem   of an etcd that other hosts reach, the only one that it trusts; each launch makes a new one
-key.pem           the certificate's
+endpoint          JSON: endpoints, job, launch_id; user if the etcd requires one. Exists while the etcd runs.
+password          password of that user; created once
+certificate.pem   for an etcd that other hosts reach: its certificate, the only one it trusts; new at each launch
+key.pem           key of the certificate
 
 All four files must belong to the reading user, and no other user may be able to write them. Otherwise another user
 could redirect the password to a server of theirs. Only this run's password is ever sent.
@@ -30,14 +30,14 @@ KEY_FILE = f"{COORDINATION_DIRECTORY}/key.pem"
 USER = "megatrain"
 PASSWORD_BYTES = 24
 _PASSWORD = re.compile(r"[A-Za-z0-9_-]{32}")
-"""The form that secrets.token_urlsafe gives to this many bytes: no other key or password has this form."""
+"""The form of secrets.token_urlsafe(PASSWORD_BYTES): other keys and passwords do not have it."""
 _MAX_ENDPOINT_BYTES = 1 << 16
 _MAX_SECRET_BYTES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class OwnEtcd:
-    """The etcd's job and launch, and the settings of its clients."""
+    """A job's own etcd: the job and the launch, and the settings for clients."""
 
     job: str
     launch_id: str
@@ -55,8 +55,8 @@ def endpoint_text(settings: EtcdSettings, job: str, launch_id: str) -> str:
 def read_own_etcd(run: Path) -> OwnEtcd:
     """Return the etcd that a run directory names.
 
-    Raises: FileNotFoundError if it names none; OSError naming the file and what is wrong with it; DataError for a file
-    with other content; ConfigError for one that leads to another machine without TLS.
+    Raises: FileNotFoundError if it names none; OSError naming the file and the problem; DataError for a malformed file;
+    ConfigError for endpoints or TLS files that cannot be used, such as another machine without TLS.
     """
     raw = read_below(run, ENDPOINT_FILE, _MAX_ENDPOINT_BYTES, owner=os.geteuid())
     endpoints, job, launch_id, user = _decoded(raw, run / ENDPOINT_FILE)
@@ -71,7 +71,7 @@ def read_own_etcd(run: Path) -> OwnEtcd:
 
 
 def read_job(run: Path) -> str:
-    """Return the job of a run, by its endpoint file, no matter which user wrote it. Raises: OSError, DataError."""
+    """Return the job of a run, from its endpoint file, no matter which user wrote it. Raises: OSError, DataError."""
     return _decoded(read_below(run, ENDPOINT_FILE, _MAX_ENDPOINT_BYTES), run / ENDPOINT_FILE)[1]
 
 
@@ -91,10 +91,10 @@ def own_tls(run: Path) -> TlsFiles:
 
 
 def _checked_tls(run: Path) -> TlsFiles:
-    """Return the files of `own_tls` if they are ours and match. Raises: OSError, ConfigError.
+    """Return the files of `own_tls` if they belong to this user and match. Raises: OSError, ConfigError.
 
-    They are opened again by name where they are used, in a directory that no other user can write; and no key is ever
-    sent, so a replaced one could only fail to connect.
+    The files are opened again by name when they are used, in a directory that no other user can write. A key is never
+    sent, so a replaced key could only make a connection fail.
     """
     for name in (CERTIFICATE_FILE, KEY_FILE):
         read_below(run, name, _MAX_SECRET_BYTES, owner=os.geteuid(), is_secret=name == KEY_FILE)

@@ -1,4 +1,4 @@
-"""What the ranks of a job record, as people set it: a key in etcd, which each host's executor follows."""
+"""The setting of what a job's ranks record, which people can change: a key in etcd that each executor follows."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def read_recording(client: EtcdClient, keys: JobKeys, period: int) -> DiagSettin
 
 
 def switched(before: DiagSettings, *, is_on: bool, period: int) -> DiagSettings:
-    """Return the settings after a plain on or off: on restores the period of the configuration."""
+    """Return the settings after recording is switched on or off; switching on restores the configured period."""
     return DiagSettings(is_on=True, sample_period=period) if is_on else replace(before, is_on=False)
 
 
 def change_recording(
     client: EtcdClient, keys: JobKeys, period: int, changed: Callable[[DiagSettings], DiagSettings]
 ) -> DiagSettings:
-    """Write `changed` of the current setting: the daemon may ask for full steps at the same time.
+    """Write `changed(current setting)`; repeat if another client, such as the daemon, changed it meanwhile.
 
     Raises: CoordinationError.
     """

@@ -1,4 +1,4 @@
-"""How many of a job's allowed restarts are used, for the driver's restart limit and for the job's health. Pure."""
+"""How many of a job's allowed restarts are used, for the driver's restart limit and for the job's health."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megatrain.contracts.records.incident import Incident, IncidentKind
 HOUR_S = 3600.0
 _AUTOMATIC = frozenset({"restart", "evict", "rollback"})
 _UNPLANNED = frozenset({IncidentKind.FAILURE, IncidentKind.HANG, IncidentKind.HOST_LOST})
-"""Kinds whose response follows from what broke a round; the limits of other kinds are separate."""
+"""Kinds of incidents that broke a round; other kinds have separate limits."""
 _PER_HOUR, _WITHOUT_PROGRESS = "recovery.restarts_per_hour", "recovery.restarts_without_progress"
 
 
@@ -38,7 +38,7 @@ class RestartBudget:
         return any(used and parts * len(used) >= limit for used, limit in pairs)
 
     def text(self) -> str:
-        """Return how much is used, by the limit that is nearer."""
+        """Return how much is used of the limit that is closer."""
         if len(self.recent) * self.without_progress >= len(self.fruitless) * self.per_hour:
             return f"{len(self.recent)} of {self.per_hour} restarts within an hour are used ({_PER_HOUR})"
         return (
@@ -50,7 +50,7 @@ class RestartBudget:
 def restart_budget(
     incidents: Sequence[Incident], last_step: int | None, now_s: float, *, per_hour: int, without_progress: int
 ) -> RestartBudget:
-    """Return how many restarts are used. `incidents`: oldest first; `last_step`: completed since the last."""
+    """Return how many restarts are used. incidents: oldest first; last_step: newest completed step."""
     restarts = [one for one in incidents if is_automatic(one)]
     recent = tuple(one for one in restarts if one.moments.detected >= now_s - HOUR_S)
     return RestartBudget(recent, _fruitless(restarts, last_step), per_hour, without_progress)
@@ -59,7 +59,7 @@ def restart_budget(
 def configured_budget(
     config: Mapping[str, str], incidents: Sequence[Incident], last_step: int | None, now_s: float
 ) -> RestartBudget | None:
-    """Return the same by the limits in a job's record; None if it has none."""
+    """Return `restart_budget` with the limits in a job's record; None if the record has no limits."""
     per_hour, without_progress = (config.get(name, "") for name in (_PER_HOUR, _WITHOUT_PROGRESS))
     if not (_is_limit(per_hour) and _is_limit(without_progress)):
         return None
@@ -74,7 +74,7 @@ def is_automatic(incident: Incident) -> bool:
 
 
 def step_of(step: int | None) -> int:
-    """Return a step number that can be compared: none is less than any."""
+    """Return a step number that can be compared: None is less than every step."""
     return -1 if step is None else step
 
 

@@ -1,4 +1,4 @@
-"""The state of a run whose etcd does not answer, by its directory: ended, killed, unreachable, never started.
+"""The state of a run whose etcd does not answer, from its directory: ended, killed, unreachable, never started.
 
 The launch that starts a run's own etcd holds <run>/coordination/lock as long as it lives, and leaves
 <run>/coordination/exit-code when it ends. So a free lock without that file means a launch that was killed.
@@ -35,7 +35,7 @@ _MAX_DIGITS = 3
 
 
 class RunKind(StrEnum):
-    """The state of a run, as far as a reader needs it."""
+    """The state of a run."""
 
     RUNNING = "running"
     """Its etcd answers, and hosts are registered."""
@@ -43,23 +43,23 @@ class RunKind(StrEnum):
     KILLED = "killed"
     """Its launch is gone, and no end is recorded."""
     UNREACHABLE = "unreachable"
-    """Its etcd does not answer, and nothing proves that it is over."""
+    """Its etcd does not answer, and nothing proves that the run is over."""
     NEVER_STARTED = "never started"
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The content of a run's directory. `holder`: the process that holds the lock of a launch, or held it last."""
+    """What a run's directory shows. holder: the process that holds the lock of a launch, or held it last."""
 
     is_run: bool
     exit_code: int | None = None
     has_launch: bool = False
-    """A launch with its own etcd was here."""
+    """A launch with its own etcd has used the directory."""
     is_held: bool = False
-    """A process of it lives."""
+    """A process of the run is alive."""
     holder: str = ""
     is_of_here: bool = True
-    """The last holder was a process of this machine: so a free lock means that it is gone."""
+    """The last holder was a process of this machine, so a free lock means that it is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class LastKnown:
 
 @dataclass(frozen=True, slots=True)
 class RunStanding:
-    """The answer if etcd gives none. `code`: why a person must act; None for a run that ended in order."""
+    """The state of a run if etcd does not answer. code: why a person must act; None if no action is needed."""
 
     kind: RunKind
     headline: str
@@ -86,12 +86,12 @@ class RunStanding:
 
     @property
     def health(self) -> Health:
-        """The meaning for the person who is responsible for the run."""
+        """The health that follows from `code`."""
         return health_of([] if self.code is None else [Reason(self.code, self.headline)])
 
     @property
     def state(self) -> str:
-        """The word for it; for a run that ended the same as in etcd."""
+        """The state as one word; for a run that ended, the same word as from etcd."""
         if self.kind is not RunKind.ENDED:
             return str(self.kind)
         if self.code is not None:
@@ -105,18 +105,18 @@ _NOTHING_KNOWN = LastKnown()
 def run_standing(facts: RunFacts, last: LastKnown = _NOTHING_KNOWN) -> RunStanding:
     """Return the state that a run's directory shows.
 
-    `last` counts if no launch on this machine recorded an end. Pure.
+    last: used if no launch on this machine recorded an end. Pure function.
     """
     who = f" ({facts.holder})" if facts.holder else ""
     if not facts.is_run:
         return RunStanding(RunKind.NEVER_STARTED, "never started: no launch has written anything there")
     if facts.is_held:
-        text = f"unreachable: its launch{who} lives, and its etcd does not answer"
+        text = f"unreachable: its launch{who} is running, and its etcd does not answer"
         return RunStanding(RunKind.UNREACHABLE, text, code=ReasonCode.UNREACHABLE)
     if facts.exit_code is not None:
         return _ended(facts.exit_code, last.incident)
     if facts.has_launch and facts.is_of_here:
-        text = f"killed: its launch{who} is gone, and no end of the job is recorded; launch it again to go on"
+        text = f"killed: its launch{who} is gone, and no end of the job is recorded; launch it again to continue"
         return RunStanding(RunKind.KILLED, text, code=ReasonCode.NOT_RUNNING)
     if last.step is not None and last.train_steps is not None and last.step >= last.train_steps:
         return RunStanding(RunKind.ENDED, f"ended: all {count_text(last.train_steps, 'step')} are done")
@@ -124,12 +124,12 @@ def run_standing(facts: RunFacts, last: LastKnown = _NOTHING_KNOWN) -> RunStandi
         return RunStanding(RunKind.ENDED, f"ended: stopped by {_incident_text(last.incident)}", code=ReasonCode.FAILED)
     text = "unreachable: it was launched with an etcd elsewhere; use --rdzv-endpoint as the launch did"
     if facts.has_launch:
-        text = f"unreachable: its etcd does not answer, and whether its launch{who} lives cannot be seen from here"
+        text = f"unreachable: its etcd does not answer, and whether its launch{who} is running cannot be seen from here"
     return RunStanding(RunKind.UNREACHABLE, text, code=ReasonCode.UNREACHABLE)
 
 
 def read_facts(run: Path) -> RunFacts:
-    """Return the facts in a run's directory. Its author cannot make this read another directory."""
+    """Return the facts in a run's directory. The directory's owner cannot redirect these reads elsewhere."""
     own = RunDirectory(run)
     try:
         has_any = any(own.owns(name) for name in os.listdir(run))
@@ -191,7 +191,7 @@ def _ended(exit_code: int, last: Incident | None) -> RunStanding:
     if exit_code == ExitCode.OK:
         return RunStanding(RunKind.ENDED, "ended: it finished (exit code 0)", exit_code)
     if exit_code == ExitCode.SAVED_AND_STOPPED:
-        text = f"ended: it was saved and stopped, launch it again to go on (exit code {exit_code})"
+        text = f"ended: it was saved and stopped, launch it again to continue (exit code {exit_code})"
         return RunStanding(RunKind.ENDED, text, exit_code)
     why = "" if last is None else f"; {_incident_text(last)}"
     text = f"ended: it failed, with exit code {exit_code}{why}"

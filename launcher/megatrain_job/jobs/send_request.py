@@ -1,7 +1,7 @@
-"""Sends the driver a request, and follows its answers.
+"""Sends a request to the driver, and yields its answers.
 
-The request lives with a lease of ours until the driver accepts it: if the requester gives up before, or is killed, the
-request ends with the lease, and no driver finds it an hour later. From then on it stays until the driver deletes it
+Until the driver accepts the request, the request has the requester's lease: if the requester gives up or is killed, it
+is deleted with the lease, and no driver finds it an hour later. An accepted request stays until the driver deletes it
 with its last answer. The watch begins at the revision of the request, so that no answer is missed.
 """
 
@@ -30,11 +30,11 @@ from megatrain_job.coordination.wire import Compare, KeyRange, Put, shown
 from megatrain_job.jobs.snapshot import JobSnapshot
 
 ACCEPT_S = 20.0
-"""A new driver is elected soon after the lease's TTL; if none has answered by then, none will."""
+"""A new driver is elected soon after the TTL of the old one's lease. If none has answered by then, none will."""
 _LEASE_MARGIN_S = 10
 _POLL_S = 0.5
 GONE_S = 5.0
-"""etcd restarts, or elects a leader, in less."""
+"""etcd restarts, or elects a leader, in less time."""
 
 
 class RefusedError(MegatrainError):
@@ -80,8 +80,8 @@ def check_accepts_requests(snapshot: JobSnapshot) -> None:
         raise CoordinationError(f"job {job!r} is not running: no executor is registered; start it again")
     if not snapshot.driver:
         raise CoordinationError(
-            f"job {job!r} has no driver at the moment, so no answer would come; try again in a few seconds. "
-            "Hosts that may not be the driver need a `megatrain driver` of their own"
+            f"job {job!r} has no driver at the moment, so a request would not be answered; try again in a few seconds. "
+            "If no host of the job may be the driver, start `megatrain driver`"
         )
 
 
@@ -94,10 +94,11 @@ def news_of(
     accept_s: float = ACCEPT_S,
     gone_s: float = GONE_S,
 ) -> Generator[News, None, None]:
-    """Send a request and yield its answers, until the consumer has enough; `Gone` after `gone_s`, at most once.
+    """Send a request and yield its answers until the consumer stops. Yield `Gone`, at most once, if etcd does not
+    answer for `gone_s`.
 
-    Raises: CoordinationError when no driver answers within `accept_s`, or there is no end within `timeout_s`: then the
-    request is withdrawn, unless a driver has accepted it.
+    Raises: CoordinationError when no driver answers within `accept_s`, or the consumer has not stopped within
+    `timeout_s`: then the request is withdrawn, unless a driver has accepted it.
     """
     began_s = time.monotonic()
     limit_s = min(accept_s, timeout_s)
@@ -121,7 +122,7 @@ def news_of(
                     yield Gone(problem)
         raise _late(keys, request, limit_s, problem, is_answered=is_answered)
     finally:
-        if not problem:  # else it ends with the lease
+        if not problem:  # else the request ends with its lease
             with suppress(CoordinationError):
                 client.revoke_lease(lease.lease_id, deadline_s=2.0)
 

@@ -1,8 +1,8 @@
-"""A job as stored in etcd at one revision: several ranges, then records.
+"""A job as stored in etcd at one revision: reads ranges of keys, and decodes their records.
 
-A record that cannot be read does not hide the others: it is left out, and `unreadable` names it unless it is a verdict
-or an outcome. Of rounds, halts, incidents, verdicts and outcomes only the newest are read, so that the read of a large
-job stays small. Records that are older than the job's record belong to an earlier launch under the same name.
+Records that cannot be decoded are left out, and `unreadable` names them, except verdicts and outcomes. Of rounds,
+halts, incidents, verdicts and outcomes only the newest are read, so that the read of a large job stays small. Records
+that are older than the job's record belong to an earlier launch under the same name.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ NUM_INCIDENTS = 100
 """More incidents than the restarts of one hour can cause."""
 _NUM_VERDICTS = 50
 _NUM_AT_ONCE = 8
-"""Ranges that are read at the same time. On a busy machine each call waits for its turn; a page has 0.7 s for all."""
+"""Number of ranges that are read at the same time. On a busy machine calls are slow, and a page has 0.7 s for all."""
 _NUM_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """The state of a job; rounds, halts and incidents are those of this launch. `driver` is empty if none leads."""
+    """The state of a job; rounds, halts and incidents are those of this launch. driver: empty if there is none."""
 
     job: str
     revision: int
@@ -105,14 +105,14 @@ class JobSnapshot:
 
 
 class DecodedRecords:
-    """The decoded records of the last read, by key: most of them are unchanged in the next read. For one thread."""
+    """A cache of decoded records, by key: most records are unchanged in the next read. For one thread."""
 
     def __init__(self) -> None:
         self._before: dict[bytes, tuple[int, Any]] = {}
         self._now: dict[bytes, tuple[int, Any]] = {}
 
     def begin(self) -> None:
-        """Begin another read. Records that the last read did not return are forgotten."""
+        """Begin another read. Records that the last read did not return are dropped."""
         self._before, self._now = self._now, {}
 
     def decode(self, kind: type[RecordType], item: KeyValue) -> RecordType:

@@ -1,4 +1,4 @@
-"""Verdicts with the driver's outcomes: from etcd, or from the audit that the driver leaves on disk."""
+"""Verdicts with the driver's outcomes: from etcd, or from the audit that the driver writes to disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class VerdictWithOutcome:
 
 
 def read_cases(client: EtcdClient, keys: JobKeys) -> tuple[list[VerdictWithOutcome], list[str]]:
-    """Return etcd's cases, oldest first, and what is wrong with records that are left out.
+    """Return etcd's cases, oldest first, and the problems of unreadable records, which are left out.
 
     Raises: CoordinationError.
     """

@@ -1,6 +1,6 @@
 """`megatrain ckpt`: list, inspect, verify, compare, remove and convert checkpoints; choose where a run resumes.
 
-Only `reshard`, `export-hf`, `import-hf` and a `diff` of values load torch.
+Only `reshard`, `export-hf`, `import-hf` and `diff --tensors` load torch.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _VERBS = (listing, inspect, verify, diff, restore, prune, pinning, reshard, expo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verbs and their options."""
-    verbs = parser.add_subparsers(dest="ckpt_verb", required=True, metavar="VERB")
+    """Declare the subcommands and their options."""
+    verbs = parser.add_subparsers(dest="ckpt_verb", required=True, metavar="SUBCOMMAND")
     for module in _VERBS:
         module.add_verb(verbs)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen verb; return the exit code.
+    """Run the chosen subcommand; return the exit code.
 
     Raises: CheckpointError, ConfigError, DataError.
     """

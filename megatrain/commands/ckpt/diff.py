@@ -35,7 +35,7 @@ def add_verb(verbs: Verbs) -> None:
             name.lower(),
             type=utf8_text,
             metavar=name,
-            help="a checkpoint, or a run or branch, which mean its newest checkpoint",
+            help="a checkpoint; or a run or branch: then its newest checkpoint",
         )
     parser.add_argument("--tensors", action="store_true", help="also compare the values of all tensors (needs torch)")
     add_json(parser)
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _value_differences(before: Stored, after: Stored) -> dict[str, ValueDifference]:
-    """Return the tensors whose values differ."""
+    """Return the differences of all tensors that have different values, by key."""
     comparison = DigestComparison(before, after)
     doubtful = {key: items for key in comparable_keys(before, after) if (items := comparison.doubtful_items(key))}
     if not doubtful:

@@ -1,4 +1,4 @@
-"""`megatrain ckpt export-hf CHECKPOINT --output DIR`: a directory that the transformers library loads."""
+"""`megatrain ckpt export-hf CHECKPOINT --output DIR`: write a directory that the transformers library loads."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ def size_in_bytes(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export the checkpoint. Raises: ConfigError for a model that no family expresses; CheckpointError, DataError
-    naming the file.
+    """Export the checkpoint.
+
+    Raises: ConfigError if no supported Hugging Face architecture can represent the model; CheckpointError or DataError
+    that names the file.
     """
     from megatrain.conversion.hugging_face import export_hf
 

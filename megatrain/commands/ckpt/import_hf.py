@@ -1,4 +1,4 @@
-"""`megatrain ckpt import-hf HF_DIR --output DIR`: a checkpoint that training starts from, in any layout."""
+"""`megatrain ckpt import-hf HF_DIR --output DIR`: write a checkpoint from which training starts, in any layout."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Import, and print what a job's configuration needs. Raises: CheckpointError naming the file and the tensor."""
+    """Import the model, and print the sections for a job's configuration.
+
+    Raises: CheckpointError that names the file and the tensor.
+    """
     from megatrain.conversion.hugging_face import MODEL_TOML_NAME, import_hf
 
     with orderly_end():
@@ -45,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         return int(ExitCode.OK)
     print_lines([
         f"# {args.output}: {report.architecture}, {report.num_parameters:,} parameters, {bytes_text(num_bytes)}",
-        f"# a job starts from it with these sections in its configuration (also in {MODEL_TOML_NAME} there)",
+        f"# to start a job from it, add these sections to its configuration ({MODEL_TOML_NAME} there has them too)",
         "",
         report.toml.rstrip("\n"),
     ])  # fmt: skip

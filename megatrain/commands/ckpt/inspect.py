@@ -88,9 +88,9 @@ def _document(checkpoint: Location, manifest: Manifest, stored: StoredTensors) -
 
 
 def _sources(manifest: Manifest) -> list[dict[str, Any]]:
-    """Return each source of the training data with its weight now, and the samples that the run has read of it.
+    """Return each source of the training data with its current weight, and how many of its samples the run has read.
 
-    Samples that a rollback left out are not read.
+    Samples that a rollback skipped do not count.
     """
     stream, cursor = manifest.data, manifest.consumed_samples
     if not stream.sources:

@@ -1,4 +1,4 @@
-"""`megatrain ckpt ls DIR`: list branches and checkpoints, and the one from which a job would resume."""
+"""`megatrain ckpt ls DIR`: list branches and checkpoints, and mark the one from which a job would resume."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _branch_line(branch: Branch, *, is_current: bool) -> str:
 
 
 def _row(found: Survey, one: FoundCheckpoint) -> tuple[str, ...]:
-    # unknown without a current branch
+    # without a current branch, no checkpoint is known to be abandoned
     is_abandoned = (
         found.current is not None
         and not one.is_in_ancestry

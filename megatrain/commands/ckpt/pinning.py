@@ -20,7 +20,7 @@ from megatrain.contracts.exit_codes import ExitCode
 def add_verb(verbs: Verbs) -> None:
     pin_parser = verbs.add_parser("pin", help="protect a checkpoint from removal", allow_abbrev=False)
     add_checkpoint(pin_parser)
-    pin_parser.add_argument("--reason", type=utf8_text, default="", metavar="TEXT", help="the reason, which `ls` shows")
+    pin_parser.add_argument("--reason", type=utf8_text, default="", metavar="TEXT", help="why, shown by `ckpt ls`")
     add_json(pin_parser)
     pin_parser.set_defaults(run_verb=run_pin)
     unpin_parser = verbs.add_parser("unpin", help="allow the removal of a pinned checkpoint again", allow_abbrev=False)
@@ -36,7 +36,7 @@ def run_pin(args: argparse.Namespace) -> int:
     resolved = resolve_location(str(checkpoint))
     step = step_of(checkpoint.name)
     if resolved.checkpoints is not None and resolved.branch is not None and step is not None:
-        # a removal that began before PINNED was there did not see it
+        # a removal that began before PINNED was written ignores the pin
         check_not_being_removed(resolved.checkpoints, resolved.branch, step)
     if args.is_json:
         print_json({"place": str(checkpoint), "is_pinned": True, "reason": args.reason})
@@ -60,7 +60,7 @@ def run_unpin(args: argparse.Namespace) -> int:
 
 
 def _notes(text: str, checkpoint: Location) -> list[str]:
-    """Return a note if a running job may remove the unpinned checkpoint."""
+    """Return a note if a running job will perhaps remove the unpinned checkpoint."""
     try:
         configured = read_manifest(checkpoint).config.get("checkpoint", {})
         keep_last = resolved_keep_last(configured.get("keep_last", 0), configured.get("interval", 0))

@@ -1,9 +1,9 @@
-"""`megatrain ckpt prune DIR`: remove what retention does not keep. Without --yes it only lists it.
+"""`megatrain ckpt prune DIR`: remove the checkpoints that retention does not keep; without --yes, only list them.
 
-The ancestry of the current branch keeps its newest K checkpoints, the multiples of N, the pinned ones, and those at
-which a branch of the ancestry begins. A damaged checkpoint does not count among the newest K. A checkpoint of the
-current branch that lost only its COMMIT is kept as long as a whole one. A checkpoint that a job may be writing is not
-removed, even on a branch that was abandoned while the job was running.
+In the ancestry of the current branch retention keeps the newest K checkpoints, steps that are multiples of N, pinned
+checkpoints, and those at which a branch of the ancestry begins. Damaged checkpoints do not count among the newest K. A
+checkpoint of the current branch that lacks only its COMMIT is kept as long as a complete one. A checkpoint that a job
+may be writing is not removed, even on a branch that was abandoned while the job was running.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Removal:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The decisions of prune. `left_alone`: a sentence for each useless checkpoint that it does not remove."""
+    """The checkpoints to remove. left_alone: a sentence for each damaged, abandoned or incomplete one that stays."""
 
     keep_last: int
     keep_every: int
@@ -58,13 +58,13 @@ def add_verb(verbs: Verbs) -> None:
     parser = verbs.add_parser("prune", help="remove old checkpoints; a dry run without --yes", allow_abbrev=False)
     add_run(parser, may_be_branch=False)
     parser.add_argument("--keep-last", type=whole_number(0), metavar="K",
-                        help="keep the newest K, 0: all (default: checkpoint.keep_last of the newest)")  # fmt: skip
+                        help="keep the newest K, 0: all (default: checkpoint.keep_last of the job)")  # fmt: skip
     parser.add_argument("--keep-every", type=whole_number(0), metavar="N",
-                        help="keep multiples of N, 0: none (default: checkpoint.keep_every of the newest)")  # fmt: skip
+                        help="keep multiples of N, 0: none (default: checkpoint.keep_every of the job)")  # fmt: skip
     parser.add_argument(
         "--abandoned", action="store_true", help="also remove checkpoints outside the history of the current branch"
     )
-    parser.add_argument("--yes", action="store_true", help="remove")
+    parser.add_argument("--yes", action="store_true", help="remove the checkpoints")
     add_json(parser)
     parser.set_defaults(run_verb=run, usage_error=parser.error)
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if resolved.checkpoints is None or resolved.checkpoint is not None:
         raise CheckpointError(f"{args.location} is one checkpoint; name the run or its checkpoints directory")
     if resolved.branch is not None:
-        # a branch must keep the checkpoint at which another begins, so all branches are examined together
+        # a branch must keep the checkpoint at which another branch begins, so all branches are examined together
         raise CheckpointError(
             f"{args.location} is one branch; prune works on all of a run: name {resolved.checkpoints}"
         )
@@ -119,7 +119,7 @@ def _make_plan(checkpoints: Location, args: argparse.Namespace) -> _Plan:
         for one in found.checkpoints
         if one.branch == found.current and lacks_only_commit(one.location, one.branch)
     ]
-    # these are kept as long as whole ones; an interrupted removal leaves the same files
+    # retention applies to these as to complete ones: an interrupted removal leaves the same files
     cut_short = _outdated(checkpoints, [*whole, *lacking], keep_last, keep_every)
     newest = _newest_whole(found.checkpoints, in_ancestry - is_whole)
     removals: list[_Removal] = []
@@ -167,7 +167,7 @@ def _retention(args: argparse.Namespace, whole: Sequence[Candidate]) -> tuple[in
 def _outdated(
     checkpoints: Location, whole: Sequence[Candidate], keep_last: int, keep_every: int
 ) -> set[tuple[str, int]]:
-    """Return branch and step of each checkpoint that retention does not keep. In an ancestry each step occurs once."""
+    """Return branch and step of each checkpoint that retention does not keep. An ancestry has each step once."""
     branch_of = {one.step: one.branch for one in whole}
     branches = ancestry(checkpoints, current_branch(checkpoints))
     needed: set[int] = set()
@@ -179,7 +179,7 @@ def _outdated(
 
 
 def _newest_whole(found: Sequence[FoundCheckpoint], damaged: set[tuple[str, int]]) -> dict[str, int]:
-    """Return the newest whole step of each branch. Steps are saved in order, so an older incomplete one stays so."""
+    """Return the newest intact step of each branch. Steps are saved in order: an older incomplete one stays so."""
     newest: dict[str, int] = {}
     for one in found:
         if one.state in (CheckpointState.COMMITTED, CheckpointState.PINNED) and (one.branch, one.step) not in damaged:
@@ -192,7 +192,7 @@ def _lines(plan: _Plan, *, is_dry_run: bool) -> list[str]:
         every = f" and every {plan.keep_every} steps" if plan.keep_every else ""
         kept = f"the newest {plan.keep_last}{every}, pinned ones, and those at which a branch begins"
     else:
-        kept = "all in the history of the current branch (--keep-last K would keep K)"
+        kept = "all in the history of the current branch (--keep-last K keeps only the newest K)"
     lines = [f"retention keeps {kept}"]
     verb = "would remove" if is_dry_run else "removed"
     lines += [

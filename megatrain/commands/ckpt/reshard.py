@@ -34,8 +34,9 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the new checkpoint. Raises: ConfigError when no job could have that layout; CheckpointError naming the
-    file.
+    """Write the new checkpoint.
+
+    Raises: ConfigError when the model cannot be trained in that layout; CheckpointError that names the file.
     """
     from megatrain.conversion.reshard import reshard
 

@@ -1,8 +1,8 @@
-"""`megatrain ckpt restore DIR --step N`: let a run resume from an older step, on a new branch.
+"""`megatrain ckpt restore DIR --step N`: make a run resume from an older step, on a new branch.
 
-No checkpoint is removed or changed: those after that step stay where they are, and are abandoned. A running job does
-not notice the restore, and the checkpoints that it still saves are abandoned at its next start. So it must be stopped
-first, unless --force is given.
+No checkpoint is removed or changed: later checkpoints stay on disk as abandoned. A running job does not notice the
+restore, and the checkpoints that it still saves are abandoned at its next start. So the job must be stopped first,
+unless --force is given.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def add_verb(verbs: Verbs) -> None:
         "restore", help="open a new branch at an older step; the next launch resumes there", allow_abbrev=False
     )
     add_run(parser)
-    parser.add_argument("--step", type=whole_number(0), metavar="N", help="the committed step (default: DIR's, if it "
-                        "is one checkpoint)")  # fmt: skip
+    parser.add_argument("--step", type=whole_number(0), metavar="N", help="the committed step (default: that of "
+                        "DIR, if DIR is one checkpoint)")  # fmt: skip
     parser.add_argument("--branch", type=utf8_text, metavar="NAME", help="search this branch and its ancestors "
                         "(default: the current one)")  # fmt: skip
-    parser.add_argument("--reason", type=utf8_text, default="", metavar="TEXT", help="the reason, which `ls` shows")
+    parser.add_argument("--reason", type=utf8_text, default="", metavar="TEXT", help="why, shown by `ckpt ls`")
     parser.add_argument(
         "--no-verify", action="store_false", dest="is_verified", help="do not verify the checkpoint first"
     )
@@ -46,7 +46,7 @@ def add_verb(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Open the branch.
 
-    Raises: CheckpointError when a job is running, the step is not committed, damaged, or nothing can be written.
+    Raises: CheckpointError when a job is running, the step is not committed or damaged, or writing fails.
     """
     resolved = resolve_location(args.location)
     if resolved.checkpoints is None:
@@ -66,10 +66,10 @@ def run(args: argparse.Namespace) -> int:
         raise CheckpointError(
             f"nothing was changed, because {chosen.location} is damaged: {'; '.join(problems[:3])}{more}"
         )
-    activity = _checked_activity(resolved.checkpoints, is_forced=args.force)  # again: reading takes a while
+    activity = _checked_activity(resolved.checkpoints, is_forced=args.force)  # check again: verification takes a while
     before = _line(resolved.checkpoints)
     number = claim_next_round(resolved.checkpoints)
-    # again: until the claim, a job may have removed it
+    # find it again: before the claim, a job may have removed it
     chosen = find_step(resolved, args.location, step, args.branch)
     reason = args.reason or f"restored to step {step}"
     branch = open_branch(resolved.checkpoints, chosen.branch, chosen.step, reason, round_number=number)
@@ -99,7 +99,7 @@ def _checked_activity(checkpoints: Location, *, is_forced: bool) -> Activity:
 
 
 def _notes(activity: Activity) -> list[str]:
-    """Return a note if the job may be running."""
+    """Return a note if a job is running, or if there are signs that it may be."""
     if activity.running:
         signs = "; ".join(activity.running)
         effect = "that job continues unchanged until it is started again, and what it saves until then is abandoned"
@@ -111,11 +111,11 @@ def _notes(activity: Activity) -> list[str]:
 
 
 def _line(checkpoints: Location) -> set[str]:
-    """Return the checkpoints from which the run could resume."""
+    """Return the checkpoints from which the run can resume."""
     try:
         return {f"{one.branch}/{one.location.name}" for one in candidates(checkpoints)}
     except CheckpointError:
-        return set()  # its checkpoints are gone, which may be the reason for the restore
+        return set()  # its checkpoints are gone, perhaps the reason for the restore
 
 
 def _lines(branch: str, chosen: Candidate, abandoned: list[str], location: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`megatrain ckpt verify`: read whole checkpoints, and name each file that differs from what was written."""
+"""`megatrain ckpt verify`: read all files of checkpoints, and name each that differs from what was written."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ def add_verb(verbs: Verbs) -> None:
         "--all", action="store_true", dest="is_all", help="verify every checkpoint that was ever complete"
     )
     parser.add_argument("--job", type=utf8_text, metavar="NAME",
-                        help="job that it must belong to (default: that of most checkpoints of the run)")  # fmt: skip
+                        help="job of the checkpoint (default: that of most checkpoints of the run)")  # fmt: skip
     add_json(parser)
     parser.set_defaults(run_verb=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify; the exit code shows whether all files are intact. Raises: CheckpointError when there is nothing to
-    verify.
+    """Verify. Return ExitCode.CHECKPOINT if a checkpoint is damaged, else OK.
+
+    Raises: CheckpointError when there is nothing to verify.
     """
     if args.is_all and (args.step is not None or args.branch is not None):
         args.usage_error("--all takes neither --step nor --branch; to verify all of a branch, name its directory")
@@ -70,15 +71,15 @@ def run(args: argparse.Namespace) -> int:
             verified.append(Verification.of(target.branch, step, time.time(), problems))
         if not args.is_json:
             print_lines([f"{target.location}: {'DAMAGED' if problems else 'OK'}", *(f"  {one}" for one in problems)])
-    _note(resolved.checkpoints, verified)
+    _store_results(resolved.checkpoints, verified)
     num_damaged = sum(bool(result["problems"]) for result in results)
     if args.is_json:
         print_json({"num_damaged": num_damaged, "checkpoints": results})
     return int(ExitCode.CHECKPOINT if num_damaged else ExitCode.OK)
 
 
-def _note(checkpoints: Location | None, verified: list[Verification]) -> None:
-    """Keep the results beside the checkpoints for other commands to show; report when they cannot be written."""
+def _store_results(checkpoints: Location | None, verified: list[Verification]) -> None:
+    """Store the results beside the checkpoints, for other commands to show; print a note if that fails."""
     if checkpoints is None or not verified:
         return
     try:
@@ -104,13 +105,13 @@ def _all_of(resolved: ResolvedLocation) -> Iterator[_Target]:
     for branch in list_branches(resolved.checkpoints):
         if resolved.branch in (None, branch.name):
             directory = resolved.checkpoints / branch.name
-            # also one that has lost its COMMIT or manifest: that is damage, and no other command reports it
+            # a checkpoint that has lost its COMMIT or manifest is damaged too, and no other command reports that
             steps = sorted((step, entry) for entry in directory.entries() if (step := step_of(entry.name)) is not None)
             yield from (_Target(entry, branch.name) for _, entry in steps if not is_unfinished(entry))
 
 
 def _usual_job(checkpoints: Location) -> str | None:
-    """Return the job of most checkpoints: nothing else identifies one that was copied here from another run."""
+    """Return the job of most checkpoints. Only the job identifies a checkpoint that was copied from another run."""
     jobs: Counter[str] = Counter()
     for branch in list_branches(checkpoints):
         directory = checkpoints / branch.name
@@ -118,5 +119,5 @@ def _usual_job(checkpoints: Location) -> str | None:
             try:
                 jobs[read_manifest(directory / step_directory_name(step)).job] += 1
             except CheckpointError:
-                continue  # it is reported when it is verified
+                continue  # verification reports it
     return jobs.most_common(1)[0][0] if jobs else None

@@ -1,4 +1,4 @@
-"""`megatrain data`: build token files from text, check, look at, join and export them. Loads no torch."""
+"""`megatrain data`: build token files from text; inspect, verify, sample, merge and export them. Loads no torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _VERBS = (build, inspect, verify, sample, merge, export)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verbs and their options."""
-    verbs = parser.add_subparsers(dest="data_verb", required=True, metavar="VERB")
+    """Declare the subcommands and their options."""
+    verbs = parser.add_subparsers(dest="data_verb", required=True, metavar="SUBCOMMAND")
     for module in _VERBS:
         module.add_verb(verbs)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen verb; return the exit code.
+    """Run the chosen subcommand; return the exit code.
 
     Raises: DataError.
     """

@@ -1,4 +1,4 @@
-"""Arguments and output that several verbs of `megatrain data` share."""
+"""Arguments and output that several subcommands of `megatrain data` share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def chosen_tokenizer(args: argparse.Namespace) -> Tokenizer:
 
 
 def directory_lines(meta: DataMeta, output: Path) -> list[str]:
-    """Return what to print about a data directory that was made."""
+    """Return a summary of a new data directory."""
     lines = [
         f"{name + ':':<12}{split.documents:>9,} documents {split.tokens:>13,} tokens {split.text_bytes:>14,} bytes"
         f" ({split.text_bytes / split.tokens:.2f} bytes/token)"

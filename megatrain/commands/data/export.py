@@ -12,7 +12,7 @@ from megatrain.programs.stop_signals import orderly_end
 
 
 def add_verb(verbs: Verbs) -> None:
-    parser = verbs.add_parser("export", help="write documents of a pair as text or ids", allow_abbrev=False)
+    parser = verbs.add_parser("export", help="write documents of a .bin/.idx pair as text or ids", allow_abbrev=False)
     add_prefix(parser)
     parser.add_argument("--output", type=utf8_path, required=True, metavar="FILE",
                         help="a .jsonl (also .gz, .zst, .bz2, .xz), .parquet or .arrow file to create")  # fmt: skip

@@ -1,4 +1,4 @@
-"""`megatrain data verify`: read whole token files, and name each place that differs from what was built."""
+"""`megatrain data verify`: read all token files, and name each place that differs from what was built."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify; the exit code shows whether all is well. Raises: DataError when there is nothing to verify."""
+    """Verify. Return ExitCode.DATA if a problem was found, else OK. Raises: DataError if there is nothing to verify."""
     from megatrain.data.verification import verify_data
 
     pairs = verify_data(args.path, args.vocab_size)

@@ -1,7 +1,7 @@
 """`megatrain doctor`: the hardware and software of this machine, and what they allow for training.
 
-Loads neither torch nor numpy: a child process imports torch and reports, so that the doctor still answers where
-importing torch crashes or CUDA hangs.
+Loads neither torch nor numpy: a child process imports torch and reports, so that the doctor also works on a
+machine where the import of torch crashes or CUDA hangs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCHEMA_VERSION = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
+    """Declare the arguments of the subcommand."""
     parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object instead of a table")
 
 
@@ -53,5 +53,5 @@ def table_text(findings: Sequence[DoctorFinding], can_train: bool) -> str:
         lines.append(f"{finding.level.mark}  {finding.name:<{width}}  {finding.state}")
         if finding.consequence:
             lines.append(f"    {'':<{width}}  {finding.consequence}")
-    verdict = "megatrain can train here." if can_train else "megatrain cannot train here: fix what is marked XX."
+    verdict = "megatrain can train here." if can_train else "megatrain cannot train here: fix the findings marked XX."
     return "\n".join([*lines, "", verdict])

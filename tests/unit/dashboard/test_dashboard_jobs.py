@@ -292,7 +292,7 @@ def test_a_run_that_one_was_sent_asks_no_server(tmp_path: Path) -> None:
         with pytest.raises(BlockingIOError):
             server.accept()
     assert (row.state, row.is_live) == ("unreachable", False)
-    assert "lives cannot be seen from here" in row.headline
+    assert "is running cannot be seen from here" in row.headline
 
 
 def test_rows_are_json_whatever_the_numbers(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_repeated_error_is_reported_and_ends_the_restarts(
     assert reports[0] == f"diagnostics {ended}; it is started again in 0 s; see {log}"
     assert f"diagnostics has failed 2 times with the same error: it {ended}: error: " in reports[1]
     assert "cannot open the door" in reports[1]
-    assert reports[-1].endswith(f"it is not started again: launch the job again after that is mended; see {log}")
+    assert reports[-1].endswith(f"it is not started again: fix the cause, then launch the job again; see {log}")
     assert f"failed {num_lives} times with the same error: it {ended}; error: " in found.problem
 
 

@@ -250,8 +250,8 @@ def test_a_failing_sink_is_named_once_and_tried_again(
     reporter.close()
 
     assert [line for line in stream.lines if line.startswith("metrics: ")] == [
-        "metrics: a full disk cannot be written ([Errno 28] No space left on device); training goes on and tries again",
-        "metrics: a full disk is written again since step 3",
+        "metrics: a full disk cannot be written ([Errno 28] No space left on device); training continues and retries",
+        "metrics: a full disk is written again from step 3 on",
         "metrics: a full disk may lack the last records: [Errno 28] No space left on device",
     ]
     assert sink.steps == [3, 3]

@@ -298,7 +298,7 @@ def test_removed_files_of_wandb_are_created_again(
     first, second = wandb.runs
     assert first.is_finished
     assert (second.id, [record["step"] for record in second.logged if "step/loss" in record]) == ("fresh", [2, 3])
-    text = f"metrics: {run_directory.metrics / 'wandb'} was removed from outside; what was not sent before step"
+    text = f"metrics: {run_directory.metrics / 'wandb'} was removed from outside; values before step"
     assert stream.getvalue().count(text) == 1
 
 

@@ -1,4 +1,4 @@
-"""Rules for messages that resemble a failure and are none: warnings, retries, fallbacks, effects of other failures."""
+"""Messages that resemble a failure, but are not one: warnings, retries, fallbacks, effects of other failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives that did not end: NCCL's watchdog, heartbeat monitor, gloo's timeouts, barriers, and NCCL's own calls."""
+"""Collectives that did not end: NCCL's watchdog, heartbeat monitor, gloo's timeouts, barriers, and NCCL's calls."""
 
 from __future__ import annotations
 

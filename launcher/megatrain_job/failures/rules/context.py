@@ -1,5 +1,6 @@
-"""Lines that are no sign of failure but identify the source of the next ones: tracebacks' frames, torch's table of
-failures, sequence numbers of NCCL's watchdog. The weight of such a rule limits the decisions that its lines affect.
+"""Lines that are not a sign of a failure, but give context to later lines: frames of tracebacks, torch's table of
+failures, sequence numbers of NCCL's watchdog. These lines are ignored once a line of more weight than the rule has
+decided.
 """
 
 from __future__ import annotations

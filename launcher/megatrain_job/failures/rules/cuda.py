@@ -1,4 +1,4 @@
-"""CUDA memory and illegal accesses: allocator, cuBLAS, cuDNN, device-side asserts, and their ROCm twins."""
+"""CUDA memory and illegal accesses: allocator, cuBLAS, cuDNN, device-side asserts, and the same errors of ROCm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training data: loaders and their workers, samples that cannot be read, and data sets that are not there."""
+"""Training data: loaders and their workers, samples that cannot be read, and missing data sets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Common kinds of failure in messages that no other rule knows: a thing, and what happened to it.
+"""Common kinds of failure in messages that no other rule matches: a subject, and what happened to it.
 
-A rule for a known message takes precedence over these if both match one line, and these over a bare exception.
+If several rules match one line, a rule for a known message takes precedence over these, and these over the rule for any
+Python exception.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _NAME = r"(?:error|exception|invalid|corrupted\w*|failure)\b"
 
 
 def _pairs(things: str, fates: str) -> tuple[str, ...]:
-    """Return the alternatives of each thing with each event; both are lists with commas."""
+    """Return the alternatives of each subject with each event; both are comma-separated lists."""
     return tuple(f"{thing} & {fate}" for thing, fate in itertools.product(things.split(", "), fates.split(", ")))
 
 
@@ -52,7 +53,7 @@ _STORE_MODULES = (
 
 
 def _of_modules(modules: tuple[str, ...]) -> str:
-    """Return a pattern of an exception that one of these modules defines, where the message begins."""
+    """Return a pattern of an exception that one of these modules defines, for the start of a message."""
     return rf"(?:{'|'.join(module.replace('.', '[.]') for module in modules)})(?:[._]\w+)*[._]?{_NAME}"
 
 

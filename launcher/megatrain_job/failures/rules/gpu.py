@@ -1,4 +1,4 @@
-"""Broken GPUs and their links: the kernel's Xid lines, ECC, NVML, NVLink, and CUDA errors that only hardware makes."""
+"""Broken GPUs and their links: the kernel's Xid lines, ECC, NVML, NVLink, and CUDA errors that only hardware causes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from megatrain_job.failures.xids import CAUSED_BY, XidKind, pattern_of
 
 _XID = r"\bxid \((?P<gpu>pci:[0-9a-f:.]+)[^)]*\):? *"
 _XID_LOOSE = r"(?:\b|_)xid(?:[ _]error| code| event)?s?(?:\{[^}]*\})?\W{0,3}"
-"""In the forms of monitoring programs: `Xid 79`, `XID error: 79`, `xid=79`."""
+"""As monitoring programs write it: `Xid 79`, `XID error: 79`, `xid=79`."""
 _CAUSED_BY_NUMBER = r".*\bcaused by previous xid "
 
 RULES: tuple[Rule, ...] = (
-    # number and text of the kernel's message decide, whatever else the line contains
+    # the number and the text after it decide, even if the line matches other rules
     rule(
         "xid-hardware", Label.GPU_HARDWARE, HARDWARE, "xid (pci",
         pattern=_XID + pattern_of(XidKind.HARDWARE), unless=CAUSED_BY, is_silencer=True,
@@ -25,7 +25,7 @@ RULES: tuple[Rule, ...] = (
         "xid-clean-up", Label.CUDA_ILLEGAL_ACCESS, ABORT, "xid (pci",
         pattern=_XID + pattern_of(XidKind.CLEAN_UP), unless=CAUSED_BY, is_cascade=True, is_silencer=True,
     ),
-    # the line's GPU is the one whose channel ended; the cause has a line of its own, maybe of another GPU
+    # the line names the GPU with the ended channel; the cause has another line, perhaps of another GPU
     rule(
         "xid-caused-by-hardware", Label.GPU_HARDWARE, ABORT, "xid (pci & caused by previous xid",
         pattern=_XID + _CAUSED_BY_NUMBER + pattern_of(XidKind.HARDWARE), is_cascade=True, is_silencer=True,
@@ -34,7 +34,7 @@ RULES: tuple[Rule, ...] = (
         "xid-caused", Label.CUDA_ILLEGAL_ACCESS, ABORT, "xid (pci & caused by previous xid",
         pattern=_XID + _CAUSED_BY_NUMBER + r"\d+", is_cascade=True, is_fallback=True, is_silencer=True,
     ),
-    # the GPU driver ended one program, so the job may have failed of it; the others hurt no program
+    # 94 ended one program, perhaps a worker of the job; the other handled errors affect no program
     rule(
         "xid-contained", Label.GPU_HARDWARE, DEVICE_FAULT, "xid (pci",
         pattern=_XID + r"94\b", action=FailureAction.RESTART_THEN_CHECK, is_silencer=True,

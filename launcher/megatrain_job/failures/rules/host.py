@@ -27,7 +27,7 @@ MEMORY: tuple[Rule, ...] = (
         "task-out-of-memory", Label.HOST_OOM, HOST, "srun: error & out of memory",
         pattern=_SRUN + "out of memory", culprit=_SRUN_NAMED,
     ),
-    # a small RLIMIT_MEMLOCK of the service that starts jobs, not a lack of memory
+    # the cause is a low RLIMIT_MEMLOCK of the service that starts jobs, not a lack of memory
     rule(
         "locked-memory-limit", Label.DRIVER_SOFTWARE, SPECIFIC,
         "ibv_ & cannot allocate memory", "ibv_ & enomem", "ibv_ & errno 12", "ibv_ & error 12",

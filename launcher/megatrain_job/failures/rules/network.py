@@ -1,7 +1,7 @@
 """Networks: NCCL's transports, InfiniBand verbs, gloo, TCP stores, MPI and UCX.
 
-A transport's own message about a path is a possible cause. A connection that ended at the other side is a consequence,
-unless nothing better is found.
+A transport's own message about a path is a possible cause. A connection that the peer closed is a consequence,
+unless no other line explains the failure.
 """
 
 from __future__ import annotations

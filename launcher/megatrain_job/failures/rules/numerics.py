@@ -1,4 +1,4 @@
-"""Numbers that went wrong: NaN and infinity in loss and gradients, loss scales at their floor, loss spikes."""
+"""Numerical failures: NaN and infinity in loss and gradients, loss scales at their minimum, loss spikes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _METRICS = tuple(
     for between in (" ", ": ", ":", "=", " = ", " : ", " is ", " was ", "': ", '": ', "': '", ": '", " became ")
     for value in ("nan", "inf", "-inf", "infinity")
 )
-"""As log lines, dictionaries and progress bars write them. A pattern alone would search every line of metrics."""
+"""Metrics as log lines, dictionaries and progress bars write them. Without these words, the pattern would be searched
+in every line of metrics."""
 
 RULES: tuple[Rule, ...] = (
     rule(

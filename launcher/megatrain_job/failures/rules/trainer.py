@@ -1,6 +1,6 @@
-"""Rules for the messages of megatrain's own programs.
+"""Messages of megatrain's programs.
 
-The exit codes of these programs are more exact, but sometimes only the log of a worker is left.
+The exit codes of these programs are more exact, but sometimes only the log of a worker exists.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from megatrain_job.failures.verdict import Label
 
 RULES: tuple[Rule, ...] = (
     rule(
-        # the trainer reports too many skipped steps in a row with a message of its own
+        # for too many skipped steps in a row the trainer has another message, below
         "skipped-step", Label.BENIGN, NOISE,
         "| skipped & loss nan & data wait", "| skipped & loss inf & data wait", "| skipped & norm nan & data wait",
         "| skipped & norm inf & data wait",

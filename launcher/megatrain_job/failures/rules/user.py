@@ -1,4 +1,4 @@
-"""The program's own mistakes: Python exceptions, shapes, imports, arguments and configuration."""
+"""Errors of the program itself: Python exceptions, shapes, imports, arguments and configuration."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The reasons why a job is not green, a file for each area. Pure functions of a snapshot."""
+"""The reasons why a job is not green, a module for each area. Pure functions of a snapshot."""

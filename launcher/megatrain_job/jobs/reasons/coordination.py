@@ -1,4 +1,4 @@
-"""Reasons about decisions: whether there is a driver, etcd's records are intact, or a verdict waits."""
+"""Reasons about coordination: a missing driver, damaged records in etcd, verdicts that wait."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from megatrain_job.jobs.job_state import JobState, Standing
 from megatrain_job.jobs.snapshot import JobSnapshot
 
 BEGIN_S = 30.0
-"""A daemon and its streamers start with the job, and restart within seconds after their end."""
+"""A daemon and its streamers start with the job, and restart within seconds after an exit."""
 REPORT_S = 5.0
 """How often the daemon reports."""
 _SILENT_S = 30.0
@@ -20,7 +20,7 @@ _BEHIND_STEPS = 5.0
 
 
 def reasons_of_diagnosis(snapshot: JobSnapshot, standing: Standing, now_s: float) -> Iterator[Reason]:
-    """Yield what keeps the job from being observed. A job without streamers has no diagnosis, so nothing is missing."""
+    """Yield what prevents the diagnosis of the job. A job without streamers has no diagnosis, so nothing is missing."""
     is_streamed = any(view.status is not None and view.status.is_streamed for view in standing.members)
     began_s = _began(snapshot)
     if not is_streamed or not standing.is_live or now_s - began_s < BEGIN_S:

@@ -1,6 +1,4 @@
-"""Reasons about checkpoints: whether they reach storage, the age of the newest, and the disk's space for the
-next ones.
-"""
+"""Reasons about checkpoints: whether they reach storage, the age of the newest, and free disk space."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from megatrain_job.jobs.reasons.training import number_of
 from megatrain_job.jobs.snapshot import JobSnapshot
 
 FAILS = 2
-"""This many snapshots in a row that storage did not accept are no accident any more."""
+"""After this many consecutive snapshots that did not reach storage, the health is red."""
 LATE_PERIODS, LATE_S = 2.0, 60.0
 OLD_PERIODS, OLD_S = 4.0, 600.0
 """The newest checkpoint is late, or too old, if it is older than this many periods plus this many seconds."""
@@ -42,7 +40,7 @@ def reasons_of_saves(snapshot: JobSnapshot, standing: Standing, now_s: float) ->
 def _period_s(config: Mapping[str, str], standing: Standing) -> float | None:
     """Return the period of checkpoints; None if none are due, or the period is not known yet.
 
-    Rank 0 sets the period of checkpoints by time: it is longer than configured if they cost much.
+    Rank 0 sets the period of checkpoints by time: it is longer than configured if checkpoints cost much time.
     """
     interval = number_of(config, "checkpoint.interval")
     if interval is not None:
@@ -72,7 +70,7 @@ def _age(
 ) -> Iterator[Reason]:
     """Yield the reason if a checkpoint is overdue.
 
-    Counted at the earliest from when the round began to train: until then nothing could be saved.
+    The time counts from the round's first step at the earliest: nothing could be saved before.
     """
     config = {} if snapshot.record is None else snapshot.record.config
     period_s = _period_s(config, standing)
@@ -95,8 +93,9 @@ def _age(
 
 
 def _disks(standing: Standing) -> Iterator[Reason]:
-    """Yield a reason for each directory whose disk is nearly full, or will be, by the host that sees the least
-    space.
+    """Yield a reason for each directory on a disk that is nearly full, or soon will be.
+
+    If hosts report different space for a directory, the least counts.
     """
     least: dict[str, tuple[str, DiskSpace, int]] = {}
     for view in standing.views:

@@ -1,6 +1,4 @@
-"""Reasons about training: whether it trains; if not, whether it starts or recovers in time; and how many restarts are
-left.
-"""
+"""Reasons about training: whether the job trains, or starts or recovers in time, and how many restarts are left."""
 
 from __future__ import annotations
 
@@ -23,11 +21,11 @@ _CHECKPOINT = Phase.CHECKPOINT.name.lower()
 """Phase of a rank in a snapshot. The copy takes seconds; a longer snapshot waits for storage."""
 _LATE_S = 30.0
 _LATE_STATUSES = 3.0
-"""A status is written every few seconds; no reported step for this many medians is a reason."""
+"""No completed step for _LATE_S and this many median steps is a reason. Statuses come every few seconds."""
 _PATIENCE_KEY = "recovery.join_timeout_s"
 _PATIENCE_S = 600.0
-"""For hosts to register, if the job's record does not say. The workers' limits are known to their executors: they
-report ranks without progress as a stall."""
+"""Time for hosts to register, if the job's record has no limit. Executors watch the ranks, and
+report ranks without progress as stalls."""
 
 
 def reasons_of_end(snapshot: JobSnapshot, end: JobEnd) -> Iterator[Reason]:
@@ -148,7 +146,7 @@ def reasons_of_hosts(standing: Standing) -> Iterator[Reason]:
 
 
 def number_of(config: Mapping[str, str], key: str) -> float | None:
-    """Return a number of a job's record, None if it has none above 0."""
+    """Return a number in a job's record; None if it is missing or not above 0."""
     try:
         found = float(config.get(key, ""))
     except ValueError:

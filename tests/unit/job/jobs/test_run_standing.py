@@ -37,12 +37,12 @@ HERE = f"process 17 on {socket.gethostname()}"
         (RunFacts(is_run=True, exit_code=75), RunKind.ENDED, r"saved and stopped, .*\(exit code 75\)"),
         (RunFacts(is_run=True, exit_code=66), RunKind.ENDED, "it failed, with exit code 66"),
         (RunFacts(is_run=True, has_launch=True, holder=HERE), RunKind.KILLED, r"its launch \(process 17 on .*is gone"),
-        (RunFacts(is_run=True, has_launch=True, is_held=True), RunKind.UNREACHABLE, "its launch lives"),
+        (RunFacts(is_run=True, has_launch=True, is_held=True), RunKind.UNREACHABLE, "launch is running"),
         # what the launch before left says nothing of one that lives
-        (RunFacts(is_run=True, has_launch=True, is_held=True, exit_code=0), RunKind.UNREACHABLE, "its launch lives"),
+        (RunFacts(is_run=True, has_launch=True, is_held=True, exit_code=0), RunKind.UNREACHABLE, "launch is running"),
         (
             RunFacts(is_run=True, has_launch=True, holder="process 17 on elsewhere", is_of_here=False),
-            RunKind.UNREACHABLE, r"whether its launch \(process 17 on elsewhere\) lives cannot be seen",
+            RunKind.UNREACHABLE, r"whether its launch \(process 17 on elsewhere\) is running cannot be seen",
         ),
         (RunFacts(is_run=True), RunKind.UNREACHABLE, "use --rdzv-endpoint as the launch did"),
     ],
@@ -80,7 +80,7 @@ AT_ITS_END = LastKnown(step=1240, train_steps=1240)
             "exit code 66; its last incident: rank",
         ),
         # of one that lives the past proves nothing
-        (replace(ELSEWHERE, is_held=True), AT_ITS_END, "unreachable", "its launch lives"),
+        (replace(ELSEWHERE, is_held=True), AT_ITS_END, "unreachable", "launch is running"),
         # its last checkpoint may be missing
         (replace(ELSEWHERE, has_launch=True), AT_ITS_END, "killed", "is gone"),
     ],

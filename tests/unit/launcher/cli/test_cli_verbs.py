@@ -125,7 +125,7 @@ def test_places_that_say_nothing(keys: JobKeys, etcd: EtcdServers, megatrain: Ru
     (run / "coordination" / "exit-code").write_text("75\n")
     endpoint = (run / "coordination" / "endpoint").rename(run / "away")
     reported = megatrain("status", "runs/demo", code=StatusCode.ENDED)
-    assert reported.startswith("runs/demo: ended: it was saved and stopped, launch it again to go on (exit code 75)")
+    assert reported.startswith("runs/demo: ended: it was saved and stopped, launch it again to continue (exit code 75)")
     megatrain("host", "ls", "runs/demo", code=72)
     assert (
         "runs/demo: its last job ended with exit code 75; `megatrain dashboard --replay runs/demo` shows"
@@ -249,7 +249,7 @@ def test_request_without_a_driver_is_an_error(client: EtcdClient, keys: JobKeys,
     assert "etcd has no job of this name" in megatrain.notes
     fill(client, keys, has_driver=False)
     megatrain("job", "restart", code=68)
-    assert "has no driver at the moment, so no answer would come" in megatrain.notes
+    assert "has no driver at the moment, so a request would not be answered" in megatrain.notes
     fill(client, keys, end=JobEnd(66, "no checkpoint", 1.0))
     megatrain("job", "restart", code=68)
     assert "is over (exit code 66): no checkpoint" in megatrain.notes
