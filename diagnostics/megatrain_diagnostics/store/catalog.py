@@ -30,7 +30,7 @@ from megatrain_diagnostics.store.segments import (
 )
 
 MAX_AHEAD_NS = 3600 * 10**9
-"""Segments with rows further ahead of the daemon's clock are reported: the clock of a host, or the daemon's, is wrong."""
+"""Segments with rows further ahead of the daemon's clock are reported: one of the clocks is wrong."""
 
 
 class Catalog:
