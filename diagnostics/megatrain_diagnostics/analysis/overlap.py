@@ -41,7 +41,7 @@ class Overlap:
     """The part of `exposed_ns` before the last peer began."""
     overlapped_ns: int
     is_at_most: bool
-    """Whether `total_ns` and `overlapped_ns` are upper bounds: some exchanges may have ended before the rank checked."""
+    """Whether `total_ns` and `overlapped_ns` are upper bounds: exchanges may have ended before the rank checked."""
 
     @property
     def elsewhere_ns(self) -> int:
