@@ -66,7 +66,7 @@ _logger = logging.getLogger(__name__)
 _POLL_S = 1.0
 _MAINTENANCE_S = 60.0
 _LOCK_PATIENCE_S = 15.0
-"""A daemon that is being replaced may still write its last batches."""
+"""Time to wait for the store's lock: a daemon that is being replaced may still be writing its last batches."""
 _GOODBYE_S = 3.0
 
 
@@ -206,7 +206,7 @@ def _maintain(store: EventStore, configuration: Configuration, stop: threading.E
 
 
 def serve(settings: DaemonSettings) -> int:
-    """Run the daemon in this process until a signal ends it; return the exit code.
+    """Run the daemon in this process until a signal arrives; return the exit code.
 
     Raises: MegatrainError.
     """

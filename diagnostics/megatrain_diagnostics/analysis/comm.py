@@ -62,7 +62,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """The known communication of some steps."""
+    """The communication in some steps."""
 
     steps: tuple[int, ...]
     num_ranks: int

@@ -35,7 +35,7 @@ class DeviceLimits:
     corrected_errors: int = 1000
     nvlink_errors: int = 100
     pcie_replays: int = 480
-    """Eight a minute, the limit of the health watch of NVIDIA's DCGM."""
+    """Eight per minute, the limit in the health watches of NVIDIA's DCGM."""
     link_errors: int = 100
     """Errors of received and sent data, symbol errors included."""
     silent_s: float = 60.0

@@ -20,7 +20,7 @@ from megatrain_diagnostics.events.roster import Roster, places_along
 from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals
 
 EXPLAINS = 0.4
-"""Fraction of the change of the step time for which an operation must account to be its cause."""
+"""An operation that explains at least this fraction of the change of the step time is its cause."""
 COMPUTE = "forward-compute and backward-compute"
 """The name of both operations together, used if neither alone explains a change."""
 _OWN_WORK = (

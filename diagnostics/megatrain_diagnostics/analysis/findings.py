@@ -98,6 +98,6 @@ class StragglerAssessment:
     thresholds: Thresholds | None = None
     """Thresholds that were applied, with `score` raised for the number of ranks. None: no step was compared."""
     scores: tuple[float, ...] = ()
-    """By rank, from `scores.rank_scores`; empty while there are too few steps."""
+    """By rank, from `live.rank_scores`; empty while there are too few steps."""
     host_scores: Mapping[str, float] = field(default_factory=dict)
-    """By host, from `scores.host_scores`."""
+    """By host, from `live.host_scores`."""

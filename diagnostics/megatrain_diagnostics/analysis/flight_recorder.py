@@ -197,7 +197,10 @@ def _members(value: Mapping[str, Any], place: str) -> dict[str, tuple[int, ...]]
         members = tuple(sorted({_whole(rank, f"{place}: pg_config[{name!r}].ranks") for rank in ranks}))
         if members:
             if members[0] < 0 or members[-1] >= _MAX_RANKS:
-                raise DataError(f"{place}: pg_config[{name!r}].ranks goes from {members[0]} to {members[-1]}")
+                raise DataError(
+                    f"{place}: pg_config[{name!r}].ranks goes from {members[0]} to {members[-1]}; "
+                    f"expected ranks from 0 to {_MAX_RANKS - 1}"
+                )
             # on gloo the default group has no name here, but a name in the entries
             found[str(name) or _NAME_OF_DEFAULT_GROUP] = members
     return found

@@ -26,16 +26,16 @@ from megatrain_diagnostics.wire.messages import MAX_FRAME_BYTES, Acknowledgement
 
 _logger = logging.getLogger(__name__)
 _BACKLOG = 1024
-"""All hosts of a large job connect at once when a daemon is replaced."""
+"""Large, because all hosts of a job connect at the same time when a daemon is replaced."""
 MAX_STRANGERS = 128
 HANDSHAKE_S = 10.0
 _ACCEPT_S = 0.5
 _ENDED_BY_PEER = (errno.ECONNABORTED, errno.EPROTO)
 """Errors of `accept` for a connection that its peer has already ended."""
 _HEARTBEAT_S = 5.0
-"""Hosts give up on a daemon that is silent for four times as long."""
+"""Longest interval between acknowledgements: hosts close a stream after four times this time without a frame."""
 _SILENCE_S = 120.0
-"""Hosts ask for the clock every half minute."""
+"""Limit of the time without a frame from a host, which asks for the clock every half minute."""
 _SEND_S = 10.0
 _LAST_WAIT_S = 5.0
 

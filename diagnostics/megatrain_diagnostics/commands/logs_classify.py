@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Classify logs. Raises: UsageError, NotFoundError; DataError when they, or some lines, cannot be read."""
+    """Classify logs. Raises: UsageError, NotFoundError; DataError when the logs, or some lines, cannot be read."""
     if args.place != "-" and not Path(args.place).is_file() and run_at(args.place) is not None:
         if args.is_text:
             raise UsageError(f"--text is for a FILE, and {args.place} is a run; leave it out")

@@ -136,7 +136,7 @@ class Controller:
             self._write(now_s)
         except CoordinationError as error:
             self._next_write_s = self._steady_s + _AGAIN_S
-            self._warn(f"{len(self._waiting)} verdicts wait to be written: {error}")
+            self._warn(f"{count_text(len(self._waiting), 'verdict')} not yet written to etcd: {error}")
 
     def _begin_round(self) -> None:
         """Drop the state of the previous round, and start the analyses of the new one."""
@@ -211,7 +211,7 @@ class Controller:
             if is_new and one.cause is Cause.COMPUTE and self._live is not None:
                 gain_s = self._spans.gain_without(one.ranks, one.first_step, self._live.roster)
                 if gain_s is not None and gain_s < one.gain_s:
-                    sentence = f"what-if: without it a step would be {1e3 * gain_s:.1f} ms shorter"
+                    sentence = f"what-if: without this slowness a step would be {1e3 * gain_s:.1f} ms shorter"
                     one = replace(one, gain_s=gain_s, evidence=(*one.evidence, sentence))
             found.append(one)
         return found

@@ -74,7 +74,7 @@ def local_gpus() -> GpuSource:
     session = NvmlSession()
     try:
         found = session.read()
-        missing = "" if found.gpus else found.error or "the driver reports none"
+        missing = "" if found.gpus else found.error or "the driver reports no GPU"
     except NvmlMissingError as error:
         missing = str(error)
     if not missing:

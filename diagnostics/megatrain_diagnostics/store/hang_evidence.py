@@ -32,7 +32,7 @@ _STOPPED = ("T", "t")
 _MAX_DUMP_BYTES = 256 << 20
 """Size limit per rank: a Flight Recorder with 100,000 entries is smaller."""
 _MAX_EVIDENCE_BYTES = 16 << 20
-"""Size limit per host: evidence takes some hundred bytes per rank and group."""
+"""Size limit per host: evidence takes a few hundred bytes per rank and group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def executors_evidence(round_number: int, reports: Sequence[HangEvidence]) -> Fi
 
 
 def read_dumps(directory: Path) -> tuple[tuple[FlightDump, ...], tuple[str, ...]]:
-    """Return the Flight Recorder dumps in a directory, whose names end in the rank, and why others cannot be read.
+    """Return the Flight Recorder dumps in a directory (file names end in the rank), and why others cannot be read.
 
     Raises: DataError if there is no readable dump.
     """

@@ -183,7 +183,7 @@ def _match(query: LogQuery, place: int) -> tuple[str, list[Any]]:
 
 def _in_time(parts: list[LogLines]) -> LogLines:
     lines = joined(LogLines, parts)
-    # a line that was stored twice counts once
+    # remove duplicates of lines that were stored twice
     _, once = np.unique(np.stack([lines.rank.astype(np.int64), lines.sequence]), axis=1, return_index=True)
     lines = select(lines, once)
     return select(lines, np.lexsort((lines.sequence, lines.rank, lines.at_ns)))

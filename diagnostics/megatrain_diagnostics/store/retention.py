@@ -102,5 +102,5 @@ def _remove_empty_directories(removed: Sequence[_OldFile], directory: Path) -> N
     for hour in {file.path.parent for file in removed}:
         for path in (hour, hour.parent):
             if directory in path.parents:
-                with suppress(OSError):  # it is not empty
+                with suppress(OSError):  # the directory is not empty
                     path.rmdir()

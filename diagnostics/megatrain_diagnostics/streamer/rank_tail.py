@@ -183,7 +183,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def box_inode(path: Path) -> int:
-    """Return the inode, which tells a file from a later one with the same name; 0 if there is no file."""
+    """Return the inode, which differs from that of a later file with the same name; 0 if there is no file."""
     try:
         return os.stat(path).st_ino
     except OSError:

@@ -54,7 +54,7 @@ class Spool:
         path = self.directory / f"{max(0, made_unix_ns):020d}-{number:012d}-{num_rows}.{table}.arrow"
         half = path.with_name(temporary_name(path.name))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed
+            path.parent.mkdir(parents=True, exist_ok=True)  # the directory may have been removed
             half.write_bytes(content)
             half.rename(path)
         except OSError:

@@ -98,8 +98,8 @@ def _numbered_rows(spans: Spans, roster: Roster) -> tuple[SpanRows, Cells, _Boun
     forward = spans.operation[usable] == Operation.FORWARD_COMPUTE.number
     if not forward.any():
         raise DataError(
-            f"round {roster.round}: no step was recorded in full; one in ten is, and `megatrain diag set` "
-            "records all of them for a while"
+            f"round {roster.round}: no step was recorded in full; `megatrain diag set --full-for SECONDS` records "
+            "every step of a running job in full for a time"
         )
     steps = np.unique(spans.step[usable][forward])
     usable = usable[np.isin(spans.step[usable], steps)]
