@@ -64,7 +64,7 @@ def admit(connection: FrameSocket, token: str) -> SenderName:
     answer = _read(_Answer, connection, f"the proof of host {greeting.host!r}")
     if not _is_same(answer.proof, _proof(token, "host", greeting, nonce)):
         raise WireError(
-            f"host {greeting.host!r} has another token than this daemon; the valid one is in the daemon's record in etcd"
+            f"host {greeting.host!r} has another token than this daemon; the valid one is in this daemon's etcd record"
         )
     connection.send(FrameKind.HANDSHAKE)
     return SenderName(greeting.host, greeting.session)
