@@ -1,4 +1,4 @@
-"""The diagnosis: what the ranks' spans, logs and stacks show of a job that is slow, hangs, or has bad numbers.
+"""Finds out from the ranks' spans, logs and stacks why a job is slow, hangs, or computes bad numbers.
 
-Streams go to the daemon, verdicts to etcd; training never waits for this package. See docs/adr/0021 to 0024.
+Hosts stream events to the daemon, which writes verdicts to etcd; training never waits. See docs/adr/0021 to 0024.
 """

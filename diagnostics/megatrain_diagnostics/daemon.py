@@ -3,12 +3,11 @@
 No program waits for the daemon: it may be killed at any moment, and started again anywhere with access to the run
 directory. All rows that it has acknowledged are on disk; hosts send the others again.
 
-While etcd is away, streams continue, all rows are stored, and those of the known rounds are judged. All that the daemon
-reads from etcd or writes to it waits: new rounds, whose rows are judged later, another configuration, verdicts,
-requests for full spans, and the daemon's report. A daemon that starts meanwhile has the configuration that its launch
-passed to it, and no host finds its address yet. A daemon that is started by hand takes the configuration from the job's
-record. No port is opened before the configuration is known, because it sets which hosts may reach the port, and whether
-a token is required.
+While etcd is unavailable, streams continue, all rows are stored, and rows of known rounds are analyzed. Everything that
+needs etcd is delayed: the analysis of new rounds, configuration changes, verdicts, requests for full spans, and the
+daemon's report. A daemon that starts during that time uses the configuration passed by its launch, and hosts cannot
+find its address yet. A daemon that is started by hand reads the configuration from the job's record. No port is opened
+before the configuration is known, because it sets which hosts can reach the port, and whether a token is required.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ _logger = logging.getLogger(__name__)
 _POLL_S = 1.0
 _MAINTENANCE_S = 60.0
 _LOCK_PATIENCE_S = 15.0
-"""A daemon that is being replaced may still write its last batches."""
+"""Time to wait for the store's lock: a daemon that is being replaced may still be writing its last batches."""
 _GOODBYE_S = 3.0
 
 
@@ -134,14 +133,14 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
             losses.report(time.monotonic())
             state.write(time.time())
             report.write(time.time())
-        _logger.info("the daemon ends")
+        _logger.info("the daemon exits")
         announcement.close()
         server.stop(_GOODBYE_S)
         maintenance.join()
 
 
 class StoreWatch:
-    """Restores a store whose directory is removed while it is written. For one thread."""
+    """Restores the store when its directory was removed during the run. For one thread."""
 
     def __init__(self, store: EventStore) -> None:
         self._store = store
@@ -149,7 +148,7 @@ class StoreWatch:
         """Why nothing can be stored; empty when storing works."""
 
     def poll(self) -> None:
-        """Create the directory again where it was removed."""
+        """Create the directory again if it was removed."""
         try:
             if self._store.retake():
                 _logger.error("%s was removed from outside: the events stored there are lost, new ones are stored",
@@ -160,7 +159,7 @@ class StoreWatch:
 
 
 def _opened_store(directory: Path, stop: threading.Event) -> EventStore:
-    """Take the run's events; wait for a daemon that is just ending. Raises: StoreError."""
+    """Open the run's events; wait for a daemon that is about to exit. Raises: StoreError."""
     deadline = time.monotonic() + _LOCK_PATIENCE_S
     while True:
         try:
@@ -171,7 +170,7 @@ def _opened_store(directory: Path, stop: threading.Event) -> EventStore:
 
 
 def _recall(store: EventStore, rounds: KnownRounds, consumers: ConsumerThread) -> None:
-    """Pass on the stored ranks and the GPUs' errors: hosts send these only once, perhaps to an earlier daemon."""
+    """Pass on the stored ranks and GPU errors: hosts send them once, so an earlier daemon may have received them."""
     try:
         ranks = store.read(Ranks)
         ranks = select(ranks, ranks.round <= rounds.latest_in_etcd)
@@ -182,7 +181,7 @@ def _recall(store: EventStore, rounds: KnownRounds, consumers: ConsumerThread) -
             consumers.put(Ranks, select(ranks, matching(ranks, newest)))
         consumers.put(Xids, store.read(Xids, Where(first_ns=time.time_ns() - int(WINDOW_S * 1e9))))
     except DataError as error:
-        _logger.warning("the ranks are not known until the hosts report them again: %s", error)
+        _logger.warning("the stored ranks cannot be read; they are unknown until hosts report them again: %s", error)
 
 
 def _listening(settings: DaemonSettings, section: DiagnosticsConfig, ingest: Ingest, token: str) -> EventServer:
@@ -196,7 +195,7 @@ def _listening(settings: DaemonSettings, section: DiagnosticsConfig, ingest: Ing
 
 
 def _maintain(store: EventStore, configuration: Configuration, stop: threading.Event) -> None:
-    # at once, too: a daemon that is restarted often must still keep the limits
+    # first run at once: a daemon that is restarted often must keep the limits too
     while True:
         try:
             store.maintain(configuration.retention)
@@ -207,7 +206,7 @@ def _maintain(store: EventStore, configuration: Configuration, stop: threading.E
 
 
 def serve(settings: DaemonSettings) -> int:
-    """Run the daemon in this process until a signal ends it; return the exit code.
+    """Run the daemon in this process until a signal arrives; return the exit code.
 
     Raises: MegatrainError.
     """
@@ -222,9 +221,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--run", required=True, type=utf8_path, metavar="DIR", help="the run directory")
     parser.add_argument("--job", required=True, type=utf8_text, metavar="NAME")
     parser.add_argument("--section", default="", metavar="JSON",
-                        help="section [diagnostics] (default: as in the job's record, once it is there)")  # fmt: skip
+                        help="section [diagnostics] (default: wait for the job's record, use its section)")  # fmt: skip
     parser.add_argument("--checkpoints", default=None, type=utf8_path, metavar="DIR",
-                        help="where the job's checkpoints are (default: in the run directory)")  # fmt: skip
+                        help="directory of the job's checkpoints (default: in the run directory)")  # fmt: skip
     add_daemon_arguments(parser)
     add_etcd_arguments(parser)
     args = parser.parse_args(arguments)

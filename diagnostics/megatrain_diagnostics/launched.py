@@ -1,8 +1,7 @@
-"""The commands that a launch runs for the diagnosis, found by the entry points `megatrain.job_programs` and
-`megatrain.host_program`: a daemon for the job, and a streamer for each host.
+"""The commands of the programs that a launch starts for diagnostics: a daemon per job, and a streamer per host.
 
-It loads nothing else of the diagnosis: an executor imports it, and executors do not need the rest. Without the packages
-of the extra `diagnostics` there is nothing to run.
+They are found by the entry points `megatrain.job_programs` and `megatrain.host_program`. This module imports little,
+because executors import it. Without the packages of the extra `diagnostics` there is no command.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _STREAMER_PACKAGES = ("pyarrow", "prometheus_client")
 
 
 def job_commands(*, config: Config, run: Path, etcd: Sequence[str]) -> dict[str, list[str]]:
-    """Return the command of the daemon by its name; none where streaming is off, or it cannot run.
+    """Return program name -> command of the daemon; empty if streaming is off, or packages are missing.
 
     `etcd`: flags that give etcd's endpoints.
     """
@@ -35,7 +34,7 @@ def job_commands(*, config: Config, run: Path, etcd: Sequence[str]) -> dict[str,
 
 
 def streamer_command(*, config: Config, run: Path, host: str, logs: Path, etcd: Sequence[str]) -> list[str]:
-    """Return the command of a host's streamer; none where streaming is off, or it cannot run.
+    """Return the command of a host's streamer; empty if streaming is off, or packages are missing.
 
     `logs`: the directory with the logs of this host's ranks; `etcd`: flags that give etcd's endpoints.
     """

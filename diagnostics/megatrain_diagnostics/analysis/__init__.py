@@ -1,1 +1,1 @@
-"""Analyses: pure functions from events to findings. No file, socket, clock or etcd."""
+"""Analyses that compute findings from events, without access to files, sockets, clocks or etcd."""

@@ -1,9 +1,9 @@
-"""Which ranks take longer than their peers, by aspect: robust scores over a window of steps, with persistence.
+"""Finds the ranks that take longer than their peers in an aspect, by robust scores over a window of steps.
 
-Two kinds of slowness differ in time. Own compute is slow in most steps: its median over the window is judged. Waiting
-for data and garbage collection occur now and then: their mean is judged. The score divides the excess by the spread of
-the peers or by the uncertainty of the rank's own median, whichever is larger (ours, after Greyhound's check of 10 %;
-comparing ranks only with peers of the same work is not found in fault-tolerant trainers).
+Slow compute is slow in most steps, so its median over the window is used. Waiting for data and garbage collection occur
+only in some steps, so their mean is used. The score is the excess divided by the spread of the peers or by the
+uncertainty of the rank's own median, whichever is larger. The threshold of 10 % is Greyhound's; the score, and the
+comparison only with peers that do the same work, are megatrain's.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _FLOOR = 0.01
 _MEDIAN_ERROR = 1.2533
 """Ratio of the standard error of a median to that of a mean."""
 _MIN_PART_STEADY = 0.625
-"""Fraction of the steps in which a rank must be slow, for own compute: 5 of 8."""
+"""For compute: the least fraction of the steps in which a slow rank exceeds the threshold: 5 of 8."""
 _MIN_PART_NOW_AND_THEN = 0.125
 """The same for waiting for data and for garbage collection."""
 _NUM_ONSET_STEPS = 4
-"""Number of first steps of a slowness, of which all except one must show it."""
+"""Length of the onset of a slowness: all of these steps except one must be slow."""
 _MIN_CULPRIT_DEFICIT = 0.4
-"""A culprit waits less than its peers by at least this fraction of its excess."""
+"""Waiting less than the peers by at least this fraction of the excess confirms a culprit."""
 _MAX_VICTIM_DEFICIT = -0.25
-"""A rank that waits longer than its peers by this fraction of its excess is a victim, whatever else it does. Negative,
-because a deficit is how much less a rank waits."""
+"""A rank that waits longer than its peers by a quarter of its excess is a victim. Negative, because the deficit is how
+much less a rank waits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,9 +42,9 @@ class Candidates:
     excess_s: Floats
     """How much longer the rank takes than its peers; negative: it takes less."""
     scale_s: Floats
-    """The typical own compute of the rank's stage, else the step; positive. The excess is judged as a share of it."""
+    """Typical compute time of the rank's stage, or else of the step; positive. Thresholds are fractions of it."""
     score: Floats
-    """The excess divided by its noise: a number without unit, negative where the excess is."""
+    """The excess divided by its noise, without unit; negative if the excess is negative."""
     deficit_s: Floats
     """How much less the rank waits than its peers; negative: it waits longer."""
     num_seen: Indices
@@ -60,12 +60,12 @@ class Candidates:
         return found[np.argsort(-self.excess_s[found] / self.scale_s[found], kind="stable")]
 
     def agrees(self, rank: int) -> bool:
-        """Return whether the second signal agrees: others wait for this rank."""
+        """Return whether the second signal agrees: the rank waits less than its peers, because others wait for it."""
         return bool(self.deficit_s[rank] >= _MIN_CULPRIT_DEFICIT * self.excess_s[rank])
 
 
 def candidates(window: ComparedSteps, aspect: Aspect, peers: Peers, thresholds: Thresholds) -> Candidates:
-    """Return how far each rank is from its peers in this aspect, and which ranks are slow."""
+    """Compare each rank with its peers in this aspect, and mark the slow ranks."""
     is_steady = aspect is Aspect.COMPUTE
     excess = window.excess[:, aspect].astype(np.float64)
     scale = np.median(window.scale, axis=0).astype(np.float64)
@@ -88,14 +88,14 @@ def candidates(window: ComparedSteps, aspect: Aspect, peers: Peers, thresholds: 
 
 
 def least_score(thresholds: Thresholds, num_ranks: int) -> float:
-    """Return the score that chance does not reach among this many ranks (the greatest of n normals)."""
+    """Return the least score of a slow rank: chance does not reach it (it exceeds the maximum of n normal values)."""
     return max(thresholds.score, float(np.sqrt(2.0 * np.log(max(num_ranks, 1)))) + 1.0)
 
 
 def first_seen(trace: Trace, aspect: Aspect, thresholds: Thresholds) -> tuple[int, int, int]:
-    """Return the step since which a rank is slow, the number of steps compared since, and in how many it was slow.
+    """Return the first step of a slowness, the number of compared steps from it on, and how many of these are slow.
 
-    The beginning is the earliest slow step from which most steps are slow, and nearly all of the next few.
+    It is the earliest slow step after which most steps are slow, and, for compute, all but one of the next few.
     """
     is_seen = trace.excess >= thresholds.excess * trace.scale
     lasting = np.cumsum(is_seen[::-1])

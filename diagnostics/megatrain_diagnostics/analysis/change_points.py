@@ -1,10 +1,9 @@
-"""When the level of a noisy series changed: Bayesian online change-point detection, verified by the size of the shift.
+"""Finds changes of level in a noisy series: Bayesian online change-point detection, and a check of the shift's size.
 
-Detection is that of Adams and MacKay (2007) for Gaussian data of unknown mean and variance: a posterior over how many
-points ago the level began. By itself it gives many false alarms, so a change counts only where its posterior is above
-0.9 AND the means before and after differ by 10 % (Greyhound, ATC'25). Single outliers are pulled in first, because one
-slow step is no change of level. The shift is measured against the last reported level, so that a decline in small
-steps is detected too.
+Detection follows Adams and MacKay (2007), for Gaussian data of unknown mean and variance: it computes a posterior over
+how many points ago the level began. Alone it gives many false alarms, so a change must have a posterior above 0.9 AND
+means before and after that differ by 10 % (Greyhound, ATC'25). Single outliers are clipped first, because one slow step
+is not a change of level. The shift is relative to the last reported level, so that a decline in small steps is found.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ from megatrain_diagnostics.events.tables import Float64
 POSTERIOR = 0.9
 SHIFT = 0.1
 MIN_POINTS = 6
-"""Points for which a level must hold; also the delay with which a change is reported."""
+"""Least number of points of a level, and so the delay with which a change is reported."""
 _HAZARD = 1.0 / 250.0
 """One change is expected in 250 points; the result hardly depends on this number."""
 _LOG_HAZARD = math.log(_HAZARD)
 _LOG_NO_HAZARD = math.log1p(-_HAZARD)
 _MAX_RUN_LENGTHS = 60
-"""Number of ages that are kept: the likeliest ones, whenever there are twice as many."""
+"""When there are twice as many ages, only this many are kept: the likeliest ones."""
 _OUTLIER_SPREADS = 3.0
 _CERTAIN = 4.0
-"""Standard errors of a level that a shift must exceed."""
+"""Number of standard errors of a level that a shift must exceed."""
 _NEIGHBOURS = 4
-"""Points on each side by which a point is judged: up to this many slow steps in a row are no new level."""
+"""Number of points on each side in the median filter: up to this many slow steps in a row are not a new level."""
 _NUM_NOISE_STEPS = 40
-"""Number of points from which the noise of a level is estimated."""
+"""Number of first points of a level from which its noise is estimated."""
 _MIN_SPREAD = 0.005
 """Least noise, as a fraction of the level."""
 _MEMORY = 200
-"""Number of newest points of a level over which its mean is taken."""
+"""Number of points of a level that are used for its mean or median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +46,11 @@ class ChangePoint:
     place: int
     posterior: float
     before: float
-    """Mean of the level before, after outliers are pulled in."""
+    """Mean of the previous reported level, after outliers are clipped."""
     after: float
     """Median of the level that begins here."""
     seen_at: int
-    """Index of the point at which the change was seen."""
+    """Index of the point at which the change was detected."""
 
     @property
     def shift(self) -> float:
@@ -89,7 +88,7 @@ def change_points(values: Float64) -> tuple[ChangePoint, ...]:
 
 
 def _measured(calm: Float64, found: list[ChangePoint]) -> tuple[ChangePoint, ...]:
-    """Measure each new level by all of its points up to the next change; drop changes that did not last."""
+    """Set `after` to the median up to the next change; drop changes with a shift that is then too small."""
     ends = [*(one.place for one in found), len(calm)][1:]
     measured = [
         replace(one, after=float(np.median(calm[one.place : end][:_MEMORY])))
@@ -99,7 +98,7 @@ def _measured(calm: Float64, found: list[ChangePoint]) -> tuple[ChangePoint, ...
 
 
 def _first_change(values: Float64) -> tuple[int, float, int] | None:
-    """Return (index of the new level's first point, posterior, index at which it was seen); None without a change."""
+    """Return (index of the new level's first point, posterior, index of detection); None without a change."""
     scale = _level(values[: 2 * MIN_POINTS])
     run = _RunLengths(_noise(values[:_NUM_NOISE_STEPS]) / scale)
     for index, value in enumerate((values / scale).tolist()):
@@ -108,7 +107,7 @@ def _first_change(values: Float64) -> tuple[int, float, int] | None:
         place = index + 1 - age
         if age < MIN_POINTS or place < MIN_POINTS:
             continue
-        # the level began at about the likeliest place: neighbouring places can hardly be distinguished
+        # the exact begin is uncertain, so the probabilities of neighbouring places are summed
         probability = run.probability_up_to(age + MIN_POINTS - 1)
         if probability > POSTERIOR:
             return place, probability, index
@@ -116,7 +115,7 @@ def _first_change(values: Float64) -> tuple[int, float, int] | None:
 
 
 class _RunLengths:
-    """The posterior over the age of the present level, with normal-inverse-gamma beliefs about each."""
+    """The posterior over the age of the current level, with a normal-inverse-gamma distribution for each age."""
 
     def __init__(self, spread: float) -> None:
         self._prior = (1.0, 0.1, 2.0, 2.0 * spread * spread)  # mean, its weight, shape and scale of the variance
@@ -148,7 +147,7 @@ class _RunLengths:
             self._forget()
 
     def _forget(self) -> None:
-        """Drop the least likely ages, but never that of the first point: this age means that no change occurred."""
+        """Drop the least likely ages, but keep the age of the whole series, which means that no change occurred."""
         keep = np.sort(np.argsort(self._log_weights[:-1])[-_MAX_RUN_LENGTHS:])
         keep = np.append(keep, len(self._log_weights) - 1)
         for name in ("_log_weights", "_ages", "_mean", "_weight", "_shape", "_scale"):
@@ -156,11 +155,11 @@ class _RunLengths:
         self._log_weights -= _log_sum(self._log_weights)
 
     def likeliest_age(self) -> int:
-        """Return how many points the present level most likely has."""
+        """Return the most likely number of points of the current level."""
         return int(self._ages[int(np.argmax(self._log_weights))])
 
     def probability_up_to(self, age: int) -> float:
-        """Return the probability that the present level has at most this many points."""
+        """Return the probability that the current level has at most this many points."""
         return float(np.exp(self._log_weights[self._ages <= age]).sum())
 
 
@@ -171,17 +170,17 @@ def _log_sum(logs: Float64) -> float:
 
 
 def _log_gamma_ratio(shape: Float64) -> Float64:
-    """Return log(gamma(shape + 1/2) / gamma(shape)), by its series for large arguments: numpy has no log-gamma."""
+    """Return log(gamma(shape + 1/2) / gamma(shape)) by a series for large arguments: numpy has no log-gamma."""
     inverse = 1.0 / shape
-    # exact to 1e-5 from 2 on, where shapes begin
+    # the error is below 1e-5 for arguments of at least 2, the smallest shape
     ratio: Float64 = 0.5 * np.log(shape) - inverse / 8.0 + inverse**3 / 192.0 - inverse**5 / 640.0
     return ratio
 
 
 def _without_outliers(values: Float64) -> Float64:
-    """Return the values; those far from the median of their neighbours on both sides are pulled in to the noise.
+    """Return the values, clipped to a range around the median of their neighbours on both sides.
 
-    A median keeps the edges of a change of level, so its place stays where it is.
+    A median filter preserves edges, so the place of a change of level does not move.
     """
     if len(values) < 2 * _NEIGHBOURS + 1:
         return values
@@ -198,7 +197,7 @@ def _level(values: Float64) -> float:
 
 
 def _noise(values: Float64) -> float:
-    """Return the standard deviation of the noise, from differences: a change of level hardly affects them."""
+    """Return the standard deviation of the noise, from differences of neighbours, which a few changes hardly affect."""
     differences = np.abs(np.diff(values))
     # the median of |a - b| of two normal values is 0.954 standard deviations
     noise = float(np.median(differences)) / 0.954 if len(differences) else 0.0

@@ -1,9 +1,9 @@
-"""A timeline as Chrome's JSON trace format, which Perfetto and chrome://tracing open.
+"""Converts a timeline to Chrome's JSON trace format, which Perfetto and chrome://tracing can open.
 
-Times are microseconds with three decimals, exact to the ns. A base is subtracted, because a double holds unix time only
-to a quarter of a microsecond; `otherData` holds the base. The trace has complete events (X), flows from a send (s) to
-its receive (f, binding the slice that encloses it), counters (C), people's notes (i), and metadata (M). It is written
-in pieces, because the whole may be large.
+Times are microseconds with three decimals, exact to the ns. A base time is subtracted, because a double has only a
+quarter of a microsecond resolution for unix times; `otherData` has the base. The trace has complete events (X), flows
+from a send (s) to its receive (f, bound to the enclosing slice), counters (C), users' notes (i), and metadata (M). It
+is generated in pieces, because it may be large.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FLOW_NAME = "pipeline"
 
 
 def chrome_trace(timeline: Timeline, notes: Iterable[Note] = ()) -> Iterator[str]:
-    """Yield the text of the file in pieces. People's `notes` within the timeline's time become marks."""
+    """Yield the text of the file in pieces. Users' `notes` within the time of the timeline become instant events."""
     yield '{"displayTimeUnit":"ns","otherData":' + json.dumps(_other_data(timeline)) + ',"traceEvents":[\n'
     # metadata comes first and is never empty, so a comma can precede every later event
     yield ",\n".join(_encoded(event) for event in (*_metadata(timeline), *_marks(timeline, notes)))
@@ -41,7 +41,7 @@ def chrome_trace(timeline: Timeline, notes: Iterable[Note] = ()) -> Iterator[str
 
 def _other_data(timeline: Timeline) -> dict[str, Any]:
     return {
-        # as text: readers in JavaScript have no integers of 64 bits
+        # as text, because JavaScript has no 64-bit integers
         "base_unix_ns": str(timeline.base_ns),
         "round": timeline.roster.round,
         "layout": str(timeline.roster.layout),
@@ -68,7 +68,7 @@ def _metadata(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _marks(timeline: Timeline, notes: Iterable[Note]) -> Iterator[dict[str, Any]]:
-    """Yield an instant for each note that is in force; a note at a step stands at the begin of that step."""
+    """Yield an instant event for each note that is not retracted; a note on a step is at the begin of that step."""
     if not timeline.num_slices:
         return
     end_ns = int((timeline.begin_ns + timeline.length_ns).max())
@@ -137,7 +137,7 @@ def _flows(timeline: Timeline) -> Iterator[str]:
         start, finish = timeline.tracks[track_of[send]], timeline.tracks[track_of[receive]]
         same = f'"cat":"{_FLOW_NAME}","name":"{_FLOW_NAME}","id":{number}'
         yield f'{{"ph":"s",{same},"pid":{start.rank},"tid":{start.number},"ts":{_us(int(begin[send]))}}}'
-        # one ns earlier, inside the slice: its end already belongs to the next slice
+        # one ns before the end of the slice, because the end belongs to the next slice
         arrived = int(begin[receive] + length[receive]) - 1
         yield f'{{"ph":"f","bp":"e",{same},"pid":{finish.rank},"tid":{finish.number},"ts":{_us(arrived)}}}'
 
@@ -152,5 +152,5 @@ def _counters(timeline: Timeline) -> Iterator[str]:
 
 
 def _us(ns: int) -> str:
-    """Return microseconds with three decimals, without going through a float."""
+    """Return microseconds with three decimals, without conversion to float."""
     return f"{ns // 1000}.{ns % 1000:03d}"

@@ -1,15 +1,15 @@
-"""How fast communication is, where it is slow, and how much of it is overlapped with compute.
+"""Measures how fast communication is, where it is slow, and how much of it is overlapped with compute.
 
-Transfer time of an exchange is from the latest start among its peers to the first end: waiting for a late peer is not
-slowness of a network (OSDI'25). Where the CPU clock times the work and no thread watches it, the recorded end is the
-moment at which the rank's CPU thread checked. Then only ends for which the CPU thread was waiting count: an exchange
-that was overlapped has no known transfer time. The end of the member that began last does not count either: its peers'
-data may already lie in the receive buffers.
+The transfer time of an exchange is from the latest start among its members to the first end, so that waiting for a late
+member does not count (OSDI'25). If the CPU clock times the work and no thread watches it, the recorded end is the time
+at which the rank's CPU thread checked. Then an end is known only if the CPU thread was waiting for it, so an exchange
+that was overlapped has no known transfer time. The end of the member that began last is not used either, because its
+peers' data may already be in the receive buffers.
 
-Bandwidths are those of nccl-tests (doc/PERFORMANCE.md): algorithm bandwidth is the size of the whole vector over time;
-bus bandwidth multiplies it by the part that each link must carry: 2(n-1)/n in an all-reduce, (n-1)/n in an all-gather
-or reduce-scatter, all of it from rank to rank. Groups and links more than 10 % slower than the median of their kind are
-reported (Greyhound).
+Bandwidths are defined as in nccl-tests (doc/PERFORMANCE.md): algorithm bandwidth is the size of the whole vector over
+time; bus bandwidth multiplies it by the part that each link carries: 2(n-1)/n in an all-reduce, (n-1)/n in an
+all-gather or reduce-scatter, 1 from rank to rank. Groups and links more than 10 % slower than the median of their kind
+are reported (Greyhound).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _KNOWN = (*_GATHERS, *_SCATTERS, *_SUMS, *_LINKS)
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Exchanges of one kind of group, operation and size. Units: bytes a second; seconds; medians unless noted."""
+    """Exchanges of one kind of group, operation and size. Units: bytes per second; seconds; medians unless noted."""
 
     group: str
     operation: str
@@ -53,7 +53,7 @@ class Bandwidth:
     transfer_s: float
     transfer_p90_s: float
     wait_s: float
-    """Mean over the members, from a member's own start to the last peer's."""
+    """Mean over the members of the time from the member's own start to the start of the last member."""
     algorithm_bandwidth: float
     bus_bandwidth: float
     bus_bandwidth_p10: float
@@ -62,28 +62,28 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """The known communication of some steps."""
+    """The communication in some steps."""
 
     steps: tuple[int, ...]
     num_ranks: int
     bandwidths: tuple[Bandwidth, ...]
     overlaps: tuple[Overlap, ...]
     exposed_percent: float
-    """Part of the steps' time spent waiting for communication, without the bubble."""
+    """Percentage of the steps' time that was spent waiting for communication, without the bubble."""
     bubble_percent: float
     slow: SlowLinks
     num_exchanges: int
     num_incomplete: int
-    """Exchanges with a missing span of some member: their transfer time is not known."""
+    """Exchanges without the spans of all members, so that their transfer time is not known."""
     num_too_short: int
-    """Exchanges that ended before the last member began, because clocks do not agree well enough."""
+    """Exchanges that ended before the last member began, because the clocks are not aligned well enough."""
     num_hidden: int
-    """Exchanges timed by hosts, where no earlier member waited for the end: their transfer time is not known."""
+    """Exchanges timed by the CPU of which no earlier member waited for the end: their transfer time is not known."""
     notes: tuple[str, ...]
 
 
 def analyse_communication(events: StepEvents, first_step: int, last_step: int) -> Communication:
-    """Return bandwidths, slow links and overlap of the full steps in this range, both ends included."""
+    """Return bandwidths, slow links and overlap of the full steps from `first_step` to `last_step`, inclusive."""
     spans = events.spans
     windows = step_windows(spans, events.totals, first_step, last_step)
     exchanges = find_exchanges(spans, events.roster)
@@ -123,8 +123,8 @@ def analyse_communication(events: StepEvents, first_step: int, last_step: int) -
 def transfer_times(spans: Spans, exchanges: Exchanges, held_up_ns: Int64) -> tuple[NDArray[np.bool_], Int64]:
     """Return for each exchange whether its end is known, and the time from the latest start to the first known end.
 
-    `held_up_ns` is how long the CPU thread only waited for a span while the data moved. Where the CPU clock times the
-    work, the end of the member that began last is not known, unless all began together.
+    `held_up_ns`: how long the CPU thread only waited for a span while data was transferred. If the CPU clock times the
+    work, the end of the member that began last is not known, unless all began at the same time.
     """
     if not len(exchanges):
         return np.zeros(0, dtype=bool), np.zeros(0, dtype=np.int64)
@@ -142,7 +142,7 @@ def transfer_times(spans: Spans, exchanges: Exchanges, held_up_ns: Int64) -> tup
 
 
 def whole_bytes(spans: Spans, exchanges: Exchanges, chosen: Int64) -> Int64:
-    """Return the size of each exchange's whole vector: all shards of a gather, else what one member contributes."""
+    """Return the size of each exchange's whole vector: all shards for a gather, else the input of one member."""
     given = (
         np.maximum.reduceat(spans.num_bytes[exchanges.parts], exchanges.first[:-1])[chosen] if len(chosen) else chosen
     )
@@ -214,7 +214,7 @@ def _bandwidths(spans: Spans, exchanges: Exchanges, chosen: Int64, transfer_ns: 
 
 
 def _mean_waits(spans: Spans, exchanges: Exchanges) -> Float64:
-    """Return for each exchange how long its members waited for the last of them, on average. Units: ns."""
+    """Return for each exchange how long its members waited for the last member, on average. Units: ns."""
     waits = np.repeat(exchanges.latest_start_ns, exchanges.num_parts) - spans.start_ns[exchanges.parts]
     sums: NDArray[np.float64] = np.add.reduceat(waits, exchanges.first[:-1]) / exchanges.num_parts
     return sums

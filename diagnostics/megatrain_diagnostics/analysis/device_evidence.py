@@ -1,4 +1,4 @@
-"""Evidence of GPUs and links for a straggler: the clock that fell and why, or that the clock is not the reason."""
+"""Evidence from GPUs and links for a straggler: whether and why a GPU's clock fell, and problems of links."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from megatrain_job.devices.gpu_readings import FAULTY_REASONS, throttle_text
 
 _logger = logging.getLogger(__name__)
 MAX_RANKS = 4
-"""Number of ranks of a finding, the worst first, whose GPU is named."""
+"""Limit of ranks of a finding, the worst first, for which there is evidence."""
 _NUM_NOW = 3
-"""Number of newest readings that count as the present: a clock changes from moment to moment."""
+"""Number of newest readings for the current clock, which is their median because clocks fluctuate."""
 _OF_GPU = frozenset({Cause.COMPUTE, Cause.STAGE, Cause.UNKNOWN})
 _ERRORS = ("rx_errors", "tx_errors", "symbol_errors")
 
 
 def with_devices(events: EventSource, finding: Finding, round_number: int, first_ns: int | None = None) -> Finding:
-    """Return a finding of a round with the evidence of GPUs and links appended.
+    """Return a finding of a round with evidence from GPUs and links appended.
 
-    `first_ns`: earlier readings are ignored. The finding is unchanged where no reading can be read.
+    `first_ns`: earlier readings are ignored. The finding is unchanged if readings cannot be read.
     """
     where = Where((round_number,), first_ns=first_ns)
     try:
@@ -42,7 +42,7 @@ def with_devices(events: EventSource, finding: Finding, round_number: int, first
 
 
 def device_evidence(finding: Finding, gpus: Gpus, links: NetworkLinks) -> tuple[str, ...]:
-    """Return sentences with figures; none where nothing is known. Rows: of the round, its ranks and hosts, by time."""
+    """Return sentences with numbers, if any; the rows must be of the finding's round."""
     if finding.cause is Cause.NETWORK:
         return _of_links(finding, links)
     if finding.cause not in _OF_GPU:
@@ -77,7 +77,7 @@ def _of_gpu(rows: Gpus, first_step: int) -> str:
 
 
 def _state(rows: Gpus) -> str:
-    """Return how hot the GPU is and what throttles it, by the newest reading."""
+    """Return the temperature of the GPU and what throttles it, from the newest reading."""
     bits = rows.throttle_reasons[-1]
     reasons = "throttle reasons not known" if np.isnan(bits) else throttle_text(int(bits) & ~1) or "not throttled"
     heat, limit = rows.temperature_c[-1], rows.slowdown_temperature_c[-1]
@@ -115,7 +115,7 @@ def _of_link(rows: NetworkLinks) -> str:
 
 
 def _grown(values: Float64) -> float:
-    """Return by how much a counter grew; a counter that was reset counts from zero."""
+    """Return by how much a counter grew; after a reset it counts from zero."""
     known = values[~np.isnan(values)]
     steps = np.diff(known)
     return float(np.where(steps >= 0.0, steps, known[1:]).sum())

@@ -1,7 +1,7 @@
-"""Follows one GPU or link from reading to reading: which counters grew, since when it is throttled, its problem. Pure.
+"""The state of one GPU or link over its readings: growing counters, since when it is throttled, and its problems.
 
-Counters restart when a driver is loaded again: a counter that is less than before counts from zero. `DeviceLimits`
-has the values beyond which a GPU or a link has a problem.
+Pure functions: no I/O and no clock. Counters restart when a driver is loaded again, so a counter with a smaller value
+than before has started again from zero. `DeviceLimits` has the limits beyond which a GPU or a link has a problem.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """Ours, unless another source is given. Errors are counted over the last hour."""
+    """Limits of megatrain, unless another source is given. Errors are counted over the last hour."""
 
     clock_drop: float = 0.05
-    """Fraction of its earlier clock: a drop of this size is shown as evidence for a straggler."""
+    """Fraction of a GPU's earlier clock. A drop of this size is evidence for a straggler."""
     throttled_s: float = 30.0
-    """How long heat or the power supply may throttle a GPU."""
+    """How long a GPU can be throttled by heat or the power supply without being reported."""
     corrected_errors: int = 1000
     nvlink_errors: int = 100
     pcie_replays: int = 480
-    """Eight a minute, the limit of the health watch of NVIDIA's DCGM."""
+    """Eight per minute, the limit in the health watches of NVIDIA's DCGM."""
     link_errors: int = 100
     """Errors of received and sent data, symbol errors included."""
     silent_s: float = 60.0
     silent_intervals: float = 5.0
-    """A host's devices are silent when there was no reading for longer than both."""
+    """A host's devices are silent if there is no reading for longer than `silent_s` and this many intervals."""
 
     def silent_after_s(self, interval_s: float) -> float:
         return max(self.silent_s, self.silent_intervals * interval_s)
@@ -60,7 +60,7 @@ def mhz_text(mhz: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A count, and when it grew within the last hour: (unix seconds, by how much)."""
+    """A counter's value, and its growth within the last hour as (unix seconds, increase)."""
 
     value: float = math.nan
     times: tuple[tuple[float, float], ...] = ()
@@ -78,7 +78,7 @@ class Counter:
 
     @property
     def grown(self) -> int:
-        """How much the counter grew within the hour."""
+        """Increase of the counter within the last hour."""
         return int(sum(one for _, one in self.times))
 
     @property
@@ -94,10 +94,10 @@ class GpuState:
     counters: Mapping[str, Counter] = field(default_factory=dict)
     throttled_since_s: float | None = None
     faulty_since_s: float | None = None
-    """Since when it does not answer, or asks for an action."""
+    """Since when the GPU does not answer, or needs a recovery or replacement."""
 
     def at(self, row: Row) -> GpuState:
-        """Return the state after a newer row. A GPU that does not answer keeps its last known state."""
+        """Return the state after a newer row. Counters that the row does not report keep their values."""
         now_s = row["at_ns"] / 1e9
         counters = {name: self.counters.get(name, Counter()).at(now_s, row[name]) for name in _GPU_COUNTERS}
         is_throttled = bool(_bits(row["throttle_reasons"]) & FAULTY_REASONS)
@@ -110,7 +110,7 @@ class GpuState:
         )
 
     def problems(self) -> Iterator[DeviceProblem]:
-        """Yield what is wrong with it, the worst first."""
+        """Yield the problems of the GPU, the worst first."""
         row = self.row
         if row["gpu"] < 0:
             text = f"no readings of the GPUs of {row['host']}: {row['error']}"
@@ -176,7 +176,7 @@ class LinkState:
         )
 
     def problems(self) -> Iterator[DeviceProblem]:
-        """Yield what is wrong with it. A link that was never up is not in use and is left out."""
+        """Yield the problems of the link; none if it was never up, because it is not in use."""
         row = self.row
         if not self.was_up:
             return
@@ -200,7 +200,7 @@ class LinkState:
 
 
 def xid_problem(row: Row) -> DeviceProblem | None:
-    """Return what an Xid error means for the job; None where the hardware is not the cause."""
+    """Return the problem that an Xid error indicates; None if the hardware is not the cause."""
     xid = xid_of(int(row["xid"]))
     if xid.kind not in (XidKind.HARDWARE, XidKind.HANDLED):
         return None
@@ -212,7 +212,7 @@ def xid_problem(row: Row) -> DeviceProblem | None:
 
 
 def slowdown_text(row: Row) -> str:
-    """Return why and how far a GPU is slowed down: "hardware thermal slowdown, 91 C, SM clock 1,050 of 1,980 MHz"."""
+    """Return why and how much a GPU is slowed down: "hardware thermal slowdown, 91 C, SM clock 1,050 of 1,980 MHz"."""
     parts = [throttle_text(_bits(row["throttle_reasons"]) & FAULTY_REASONS)]
     if not math.isnan(row["temperature_c"]):
         limit = row["slowdown_temperature_c"]

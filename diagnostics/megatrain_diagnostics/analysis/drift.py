@@ -1,8 +1,8 @@
-"""How the pace of a job changes with time: sudden changes of level, slow trends, and what moved with them.
+"""Analyzes how the pace of a job changes over time: sudden changes of level, slow trends, and which operations changed.
 
-The analysis reads in stages, because all events of a long job would fill the memory: the pace from the sums of a few
-ranks, the causes of each change from the sums of all ranks around it, and launch stagger, issue latency and void from a
-few sampled steps. Sources: Greyhound (change points), MegaScale sec. 5.1 (stagger), XPUTimer (issue latency, void).
+Events are read in stages, because all events of a long job do not fit in memory: the pace from the sums of a few ranks,
+the causes of each change from the sums of all ranks around it, and launch stagger, issue latency and void from a few
+sampled steps. Sources: Greyhound (change points), MegaScale sec. 5.1 (stagger), XPUTimer (issue latency, void).
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class LevelChange:
     before_s: float
     after_s: float
     work_shift: float
-    """Relative change of the work of a step: a step with more work takes longer, and nothing is wrong."""
+    """Relative change of the work of a step: a step with more work takes longer without a fault."""
     moved: tuple[Moved, ...]
-    """What moved with it, likeliest cause first."""
+    """Operations whose time changed too, the likeliest cause first."""
 
     @property
     def shift(self) -> float:
@@ -58,13 +58,13 @@ class LevelChange:
 
     @property
     def is_of_work(self) -> bool:
-        """Whether the step's work accounts for at least half of the change."""
+        """Whether the change of work accounts for at least half of the change of time."""
         return abs(self.work_shift) >= 0.5 * abs(self.shift) and self.work_shift * self.shift > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How the pace changed. Units: s; shares are parts of 1."""
+    """How the pace changed. Units: s; shares are fractions."""
 
     round: int
     first_step: int
@@ -80,10 +80,11 @@ class Drift:
     rate_name: str
     """"FLOP/s of a rank" or "tokens/s"."""
     peak_flops: float
-    """Peak of a device in FLOP/s, as the trainer knew it; 0: not known."""
+    """Peak of a device in FLOP/s as reported by the trainer; 0: not known."""
     rate_trend: Trend | None
     rate_changes: tuple[LevelChange, ...]
-    """Changes of the rate of work: those of MFU, whose peak is constant. In s for the median work."""
+    """Changes of the rate of work, as times in s for the median work. Relative to a constant peak they are changes of
+    MFU."""
     gc_share: float
     gc_trend: Trend | None
     stagger: Stagger | None
@@ -99,9 +100,9 @@ class Drift:
 def analyse_drift(
     source: EventSource, round_number: int, first_step: int | None = None, last_step: int | None = None
 ) -> Drift:
-    """Return how the pace of a round changed over its steps, or over those given (both ends included).
+    """Return how the pace of a round changed over its steps, or from `first_step` to `last_step`, inclusive.
 
-    Raises: DataError where no step's time is known.
+    Raises: DataError if no step has a known duration.
     """
     whole = Where(rounds=(round_number,), first_step=first_step, last_step=last_step)
     of_round = Where(rounds=(round_number,))
@@ -151,14 +152,14 @@ def analyse_drift(
 
 
 def _spread_out(numbers: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Return at most `most` of the numbers, evenly spread, the ends included."""
+    """Return at most `most` of the numbers, evenly spread, with the first and the last."""
     if len(numbers) <= most:
         return numbers
     return tuple(numbers[place] for place in np.linspace(0, len(numbers) - 1, most).astype(int).tolist())
 
 
 def _changes(source: EventSource, series: StepSeries, roster: Roster) -> tuple[LevelChange, ...]:
-    """Return the changes of level, each with what moved between the levels before and after it."""
+    """Return the changes of level, each with the operations whose time changed between the two levels."""
     found = change_points(series.seconds)
     bounds = [0, *(one.place for one in found), len(series)]
     return tuple(
@@ -205,7 +206,7 @@ def _rate_changes(
     changes: tuple[LevelChange, ...],
     roster: Roster,
 ) -> tuple[LevelChange, ...]:
-    """Return changes of the time that the same work takes, without those that the step time shows as well."""
+    """Return changes of the time for the median work, except those that are also changes of the step time."""
     same_work_s = series.seconds / series.work * median_work
     known = [np.searchsorted(series.step, change.step) for change in changes if not change.is_of_work]
     found = _changes(source, replace(series, seconds=same_work_s), roster)
@@ -217,7 +218,7 @@ def _rate_changes(
 
 
 def _samples(source: EventSource, roster: Roster, some: Where) -> tuple[list[LaunchSample], tuple[str, ...]]:
-    """Read a few of the steps that were recorded in full: the reduce-scatters of all ranks, all spans of some ranks."""
+    """Measure a few fully recorded steps, from the reduce-scatters of all ranks and all spans of some ranks."""
     steps = full_steps(source.read(Spans, replace(some, operations=(Operation.STEP.number,))))
     notes: list[str] = []
     if not len(steps):

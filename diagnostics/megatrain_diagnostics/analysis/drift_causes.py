@@ -1,11 +1,11 @@
 """Finds the operations whose time changed when the level of the step time changed.
 
 A rank that computes longer makes all others wait in their collectives, so the victims have the longest sums. Therefore
-a rank's own work is judged by the rank where it grew the most, and communication by the member of each group that waits
-least. Own work explains a change first, then collectives, then the pipeline's links. Where none of them explains it,
-ranks begin at different moments from step to step (MegaScale sec. 5.1: irregular garbage collection and slow
-operators). Operations whose end the host notices late are left out: sends, and the small all-reduces of counts and
-norms.
+own work is measured on the rank where it grew the most, and communication on the member of each group that waits least.
+Own work is considered first as the cause, then collectives, then the links of the pipeline. If none of them explains
+the change, ranks begin at different times from step to step (MegaScale sec. 5.1: irregular garbage collection and slow
+operators). Operations with an end that the host detects late are left out: sends, and the small all-reduces of counts
+and norms.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from megatrain_diagnostics.events.roster import Roster, places_along
 from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals
 
 EXPLAINS = 0.4
-"""Fraction of the change of the step time for which an operation must account to be its cause."""
+"""An operation that explains at least this fraction of the change of the step time is its cause."""
 COMPUTE = "forward-compute and backward-compute"
-"""The name of both operations together, where neither alone explains a change."""
+"""The name of both operations together, used if neither alone explains a change."""
 _OWN_WORK = (
     *(*MODEL_COMPUTES, Operation.DATA_WAIT, Operation.GC),
     Operation.OPTIMIZER,
@@ -35,7 +35,7 @@ _MAX_RANKS = 16
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """An operation whose time changed. Units: s a step."""
+    """An operation whose time changed. Units: s per step."""
 
     operation: str
     before_s: float
@@ -43,7 +43,7 @@ class Moved:
     explained: float
     """Fraction of the change of the step time."""
     ranks: tuple[int, ...]
-    """Ranks where the time changed, 16 at most."""
+    """Ranks whose time changed by at least half of the largest change, at most 16."""
     num_ranks: int
     hosts: tuple[str, ...]
 
@@ -53,9 +53,9 @@ class Moved:
 
 
 def moved_operations(before: StepTotals, after: StepTotals, roster: Roster, delta_s: float) -> tuple[Moved, ...]:
-    """Return the operations that moved with the step time, likeliest cause first.
+    """Return the operations whose time changed together with the step time, the likeliest cause first.
 
-    Units: `delta_s` is the change of the step time, negative where steps became shorter.
+    Units: `delta_s` is the change of the step time in s, negative if steps became shorter.
     """
     world_size = roster.layout.world_size
     sums = {
@@ -74,7 +74,7 @@ def moved_operations(before: StepTotals, after: StepTotals, roster: Roster, delt
     ]
     both = _sum([changes[operation] for operation in MODEL_COMPUTES])
     if np.isfinite(both).any() and all(one.explained < EXPLAINS for order, one in found if order == 0):
-        # a device that becomes slower slows both
+        # a slower device makes both passes longer
         found.append((0, _moved(COMPUTE, _sum([sums[one][0] for one in MODEL_COMPUTES]), both, roster, delta_s)))
     likely = sorted(
         (one for one in found if one[1].explained > 0.05),
@@ -99,12 +99,15 @@ def _sum(of_operations: Sequence[Float64]) -> Float64:
 
 
 def _order(operation: Operation) -> int:
-    """Return how early an operation is considered as the cause of others' waiting."""
+    """Return the order in which operations are considered as causes: own work, collectives, pipeline links."""
     return 0 if operation in _OWN_WORK else 1 if operation not in _OF_PP else 2
 
 
 def _rank_medians(totals: StepTotals, operation: Operation, world_size: int) -> Float64:
-    """Return each rank's median sum per step in s; 0 for steps without the operation, NaN for a rank not seen."""
+    """Return the median (for GC the mean) of each rank's sums per step, in s; NaN for ranks without rows.
+
+    A step without the operation counts as 0.
+    """
     ranks = np.unique(totals.rank)
     steps = np.unique(totals.step)
     found = np.full(world_size, np.nan)
@@ -117,13 +120,13 @@ def _rank_medians(totals: StepTotals, operation: Operation, world_size: int) -> 
         (np.searchsorted(ranks, totals.rank[rows]), np.searchsorted(steps, totals.step[rows])),
         totals.sum_ns[rows] / 1e9,
     )
-    # collections, and other operations that do not occur in every step, would have a median of 0
+    # garbage collection does not occur in every step, so its median would be 0
     found[ranks] = sums.mean(axis=1) if operation is Operation.GC else np.median(sums, axis=1)
     return found
 
 
 def _groups_of(operation: Operation, roster: Roster) -> Int64:
-    """Return a number for each rank, equal for ranks that exchange by this operation."""
+    """Return a number for each rank; ranks in the same group of this operation have the same number."""
     layout = roster.layout
     axis = "tp" if operation in _OF_TP else "dp" if operation in _OF_DP else "pp"
     first: Int64 = np.arange(layout.world_size) - places_along(layout, axis) * layout.stride(axis)

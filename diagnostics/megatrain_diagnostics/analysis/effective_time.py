@@ -1,10 +1,8 @@
-"""How much of a job's time went into steps that count: over all of it, and over any part of it.
+"""Computes the fraction of a job's time that was spent in steps that count (were not repeated), for any interval.
 
-The terms are those of megatrain_job.jobs.lost_time, with which the driver computes the ratio of the whole job.
-Incidents have only the number of steps that were repeated. Events have more: where they give the last step that counts
-and the first one after it, all time between them is lost. So the ratio of the last hour contains the time
-that was lost within it, and long gaps between launches count too.
-Source: MegaScale sec. 6.3.
+The terms are those of megatrain_job.jobs.lost_time, by which the driver computes the ratio of the whole job. Incidents
+have only the number of repeated steps. Events are more exact: all time between the last step that counts and the first
+step of the next round is lost, including gaps between launches. Source: MegaScale sec. 6.3.
 """
 
 from __future__ import annotations
@@ -18,20 +16,20 @@ from megatrain_job.jobs.lost_time import Interval, covered_s, median_of, once_a_
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A restart as seen in events, in unix seconds."""
+    """A restart, from events. Units: unix seconds."""
 
     round: int
     """The round that ended."""
     begin_s: float
-    """End of its last step that counts."""
+    """End of the last step of that round that counts."""
     end_s: float
-    """Begin of the first step of the next one."""
+    """Begin of the first step of the next round."""
 
 
 def effective_time_ratio(
     incidents: Sequence[Incident], restarts: Iterable[Restart], begin_s: float, end_s: float
 ) -> float | None:
-    """Return the fraction of the time from `begin_s` to `end_s` that was training time; None for an empty interval."""
+    """Return training time divided by all time from `begin_s` to `end_s`; None for an empty interval."""
     if end_s <= begin_s:
         return None
     lost = covered_s(lost_times(incidents, restarts, end_s), begin_s, end_s)
@@ -39,7 +37,7 @@ def effective_time_ratio(
 
 
 def lost_times(incidents: Sequence[Incident], restarts: Iterable[Restart], now_s: float) -> list[Interval]:
-    """Return the times in which no step that counts was done; they may overlap."""
+    """Return the intervals without steps that count; they may overlap."""
     seen = list(restarts)
     known = {one.round for one in seen}
     lost = recoveries(incidents, now_s)

@@ -1,9 +1,9 @@
-"""Which spans of different ranks are parts of one exchange: a collective's members, a send and its receive.
+"""Joins spans of different ranks that are parts of one exchange: the members of a collective, a send and its receive.
 
-The parts of an exchange have one group (by name and members) and one number in that group's order. The data moves from
-the moment at which the last part began; the time of a rank before it was spent waiting for a peer ("Understanding
-Stragglers", OSDI'25: transfer time is the own end minus the latest start among the peers). Numbers may drift apart
-where recording was switched while ranks ran, so parts that contradict each other make no exchange and are counted.
+The parts of an exchange have the same group (by name and members) and the same number within that group. Data is
+transferred after the last part began; before that, a rank waits for a peer ("Understanding Stragglers", OSDI'25:
+transfer time is the own end minus the latest start among the peers). If recording was switched while ranks ran, their
+numbers may differ, so parts that contradict each other are not joined, but counted.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Exchanges:
     group_of: Int64
     """Index in `groups` of each exchange."""
     operation: Int8
-    """Operation number of each exchange; for a send and its receive, that of the send."""
+    """Operation number of each exchange; for a send and its receive, the number of the send."""
     step: Int32
     num_parts: Int64
     is_whole: NDArray[np.bool_]
-    """Whether every member of the group is there and all parts have ended."""
+    """Whether all members of the group have a part, and all parts have ended."""
     latest_start_ns: Int64
     last_part: Int64
-    """Row that began last, of each exchange."""
+    """Row of the part that began last, for each exchange."""
     exchange_of: Int64
     """Exchange of each row of the table of spans; -1: none."""
     num_contradicting: int
@@ -64,7 +64,7 @@ class Exchanges:
         return tuple(found)
 
     def arrived_ns(self, spans: Spans) -> Int64:
-        """Return for each span when the last of its peers had begun; its own start where no peer is known."""
+        """Return for each span the latest start in its exchange; its own start if it is in no exchange."""
         arrived = spans.start_ns.copy()
         has = np.flatnonzero(self.exchange_of >= 0)
         arrived[has] = self.latest_start_ns[self.exchange_of[has]]
@@ -72,12 +72,12 @@ class Exchanges:
 
 
 def end_ns(spans: Spans) -> Int64:
-    """Return when each span ended; its start where it has not ended."""
+    """Return the end of each span; its start if it has not ended."""
     return spans.start_ns + np.maximum(spans.duration_ns, 0)
 
 
 def find_exchanges(spans: Spans, roster: Roster) -> Exchanges:
-    """Return the exchanges among spans of one round, whose times share one clock."""
+    """Return the exchanges in spans of one round; their times must be by one clock."""
     groups, group_of_span = _identify_groups(spans, roster)
     rows = np.flatnonzero((group_of_span >= 0) & (spans.collective > 0))
     rows = rows[np.lexsort((spans.rank[rows], spans.collective[rows], group_of_span[rows]))]
@@ -94,7 +94,7 @@ def find_exchanges(spans: Spans, roster: Roster) -> Exchanges:
 def _identify_groups(spans: Spans, roster: Roster) -> tuple[tuple[GroupMembers, ...], Int64]:
     """Return the distinct groups, and for each span the index of its group; negative: no group, or an unknown one."""
     index: dict[GroupMembers, int] = {}
-    # one look-up for each pair of rank and group number, not for each span
+    # one look-up for each pair of rank and group number, instead of each span
     pairs, of_span = np.unique(spans.rank.astype(np.int64) << 16 | spans.group, return_inverse=True)
     found = np.full(len(pairs), _NO_EXCHANGE, dtype=np.int64)
     for place, pair in enumerate(pairs.tolist()):
@@ -109,7 +109,7 @@ def _identify_groups(spans: Spans, roster: Roster) -> tuple[tuple[GroupMembers, 
 
 
 def _boundaries(*keys: Int64) -> Int64:
-    """Return where each run of equal keys begins, and the end of the last run."""
+    """Return the begin of each run of equal keys, and the end of the last run."""
     length = len(keys[0])
     is_new = np.ones(length, dtype=bool)
     if length:
@@ -120,7 +120,7 @@ def _boundaries(*keys: Int64) -> Int64:
 def _fitting(
     spans: Spans, rows: Int64, first: Int64, groups: tuple[GroupMembers, ...], group_of_span: Int64
 ) -> NDArray[np.bool_]:
-    """Return which runs of rows are one exchange: one step, one operation, each rank once and no more than members."""
+    """Return which runs of rows are one exchange: same step and operation, no rank twice, not more than the members."""
     num = len(first) - 1
     if not num:
         return np.zeros(0, dtype=bool)
@@ -144,7 +144,7 @@ def _fitting(
 
 
 def _exchange_operation() -> Int8:
-    """Return the table that maps an operation's number to that of its exchange."""
+    """Return the table that maps an operation's number to the number of its exchange."""
     table = np.arange(MAX_OPERATIONS, dtype=np.uint8)
     for send, receive in zip(_SENDS, _RECEIVES, strict=True):
         table[receive.number] = send.number
@@ -168,7 +168,7 @@ def _summarise(
     if num:
         latest = np.maximum.reduceat(starts, begins)
         any_open = np.logical_or.reduceat(is_open, begins)
-        # by (exchange, start): the last row of each run is the one that began last
+        # sorted by (exchange, start): the last row of each run began last
         by_start = rows[np.lexsort((starts, np.repeat(np.arange(num), np.diff(first))))]
         last_part = by_start[first[1:] - 1]
     else:

@@ -1,7 +1,7 @@
-"""Where the time of a step went: compute, exposed communication, bubble, data and the rest, adding up to 100 %.
+"""Divides the time of a step into compute, exposed communication, bubble, data and other time, adding up to 100 %.
 
-For a step with all its spans this is exact (exposure.py). For other steps only sums by operation are known: the overlap
-is unknown, so communication, bubble and untimed work remain together as "not-split".
+For a step with all its spans the result is exact (exposure.py). For other steps only sums by operation are known, but
+not the overlap, so communication, bubble and untimed work are one category, "not-split".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Breakdown:
     spent_ns: Mapping[str, int]
     """By category; the sum is `wall_ns`."""
     waiting_ns: Mapping[str, int]
-    """The part of a category in which a peer had not begun yet; for the bubble, all of it."""
+    """The part of each category before the last peer began. All time of the bubble is such time."""
 
     @property
     def percent(self) -> dict[str, float]:
@@ -62,7 +62,7 @@ class StepExplanation:
 
     step: int
     is_full: bool
-    """Whether its spans are known; else only its sums are."""
+    """Whether its spans are known; if not, only its sums are."""
     wall_ns: int
     """Median over the ranks."""
     job: Breakdown
@@ -73,16 +73,16 @@ class StepExplanation:
     last: tuple[LastArrival, ...]
     """The ranks that others waited for, the worst first."""
     overlaps: tuple[Overlap, ...]
-    """Exposed and overlapped time of each kind of communication; none where only sums are known."""
+    """Exposed and overlapped time of each kind of communication; empty if only sums are known."""
     overlaps_by_stage: tuple[tuple[Overlap, ...], ...]
     """The same for each of `stages`."""
     notes: tuple[str, ...]
 
 
 def explain_step(events: StepEvents, step: int) -> StepExplanation:
-    """Return where the time of `step` went: by its spans where all are there, else by its sums.
+    """Return where the time of `step` went, from its spans if they are complete, else from its sums.
 
-    Raises: DataError when no event of this step is stored.
+    Raises: DataError when there are no events of this step, or its duration is not known.
     """
     windows = step_windows(events.spans, events.totals, step, step)
     if len(windows):
@@ -124,7 +124,7 @@ def _explanation(
     numbers: Sequence[int],
     notes: Iterable[str],
 ) -> StepExplanation:
-    """Return the parts that explanations by sums and by spans have in common."""
+    """Return the fields that do not need spans; the others are empty."""
     breakdowns = dict(zip(numbers, found, strict=True))
     return StepExplanation(
         step=step,
@@ -145,7 +145,7 @@ def _explanation(
 
 
 def _ranks_by_stage(roster: Roster, ranks: Sequence[int]) -> dict[int, list[int]]:
-    """Return the ranks of each stage that has any, the first stage first."""
+    """Return stage -> its ranks, for stages with ranks, in the order of stages."""
     by_stage: dict[int, list[int]] = {}
     for rank in sorted(ranks, key=lambda rank: int(roster.stage_of[rank])):
         by_stage.setdefault(int(roster.stage_of[rank]), []).append(rank)
@@ -166,7 +166,7 @@ def summed(name: str, parts: Sequence[Breakdown]) -> Breakdown:
 
 
 def shares(amounts: Mapping[str, int]) -> dict[str, float]:
-    """Return the percentages with two decimals, by largest remainder: the printed values add up to 100.00."""
+    """Return percentages with two decimals, rounded by largest remainder so that they add up to 100.00."""
     total = sum(amounts.values())
     if total <= 0:
         return dict.fromkeys(amounts, 0.0)
@@ -190,7 +190,7 @@ def _of_window(exposure: Exposure, place: int) -> Breakdown:
 
 
 def _of_totals(rank: int, totals: StepTotals, after: StepTotals) -> Breakdown:
-    """Return what sums allow: `after` holds the sums between this step and the next, and when those began."""
+    """Return the breakdown from sums. `after`: sums of the next step, with the work between the two steps."""
     own, later = _sums(rank, totals), _sums(rank, after)
     step_ns = own.get(Operation.STEP.number, 0) + own.get(Operation.DATA_WAIT.number, 0)
     begin, end = totals.start_ns[totals.rank == rank], after.start_ns[after.rank == rank]
@@ -198,8 +198,8 @@ def _of_totals(rank: int, totals: StepTotals, after: StepTotals) -> Breakdown:
     left = {"step": step_ns, "between": between}
 
     def taken(place: str, wanted_ns: int) -> int:
-        """Take no more than is left: evaluation computes too, and collections in a step are reported with those after
-        it."""
+        """Subtract from the remaining time, at most all of it: sums may overlap, because evaluation also computes, and
+        garbage collections in a step are reported with those after it."""
         amount = min(left[place], wanted_ns)
         left[place] -= amount
         return amount
@@ -224,7 +224,7 @@ def _sums(rank: int, totals: StepTotals) -> dict[int, int]:
 
 
 def last_arrivals(spans: Spans, exchanges: Exchanges, exposure: Exposure, roster: Roster) -> tuple[LastArrival, ...]:
-    """Return the ranks for which others waited in collectives; only waits that delayed a rank count."""
+    """Return the ranks that others waited for in collectives, the worst first; only exposed waiting counts."""
     is_link = np.isin(spans.operation, _LINKS)
     waited = np.flatnonzero((exposure.span_waiting_ns > 0) & (exchanges.exchange_of >= 0) & ~is_link)
     exchange = exchanges.exchange_of[waited]

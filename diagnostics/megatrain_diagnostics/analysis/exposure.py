@@ -1,13 +1,13 @@
-"""Where the time of steps went: every moment of a rank's step belongs to exactly one category.
+"""Assigns all time of ranks' steps to categories: each moment of a rank's step belongs to exactly one category.
 
-A rank's window of a step is cut wherever a span begins or ends. The pieces are assigned in layers: garbage
-collection and checkpoint over data, data over compute, compute over clip and optimizer; the rest goes to the exposed
-communication.
-Communication is exposed where nothing else ran and it ended before something else began. Of several exchanges, the one
-for which the CPU thread reports that it waited counts first, then the one that ended first. Inside compute only
-tensor-parallel collectives can be exposed, and inside clip and optimizer only the all-reduces and the exchange of
-matrices. Communication is overlapped where one of the layers above ran and nothing was waited for. All times are
-integers, so the parts of a window add up to it exactly.
+A rank's window of a step is cut wherever a span begins or ends. The pieces are assigned in layers: garbage collection
+over checkpoint, evaluation, data, compute, and clip and optimizer. Other pieces belong to exposed communication, or to
+no timed operation.
+Communication is exposed while nothing else runs, if it ends before something else begins. Of several exchanges, the one
+that the CPU thread reports to have waited for is chosen, or else the one that ended first. Inside compute only
+tensor-parallel collectives can be exposed, and inside clip and optimizer only all-reduces and the exchange of matrices.
+Communication is overlapped while one of the layers runs and the rank waits for nothing. All times are integers, so the
+parts of a window add up to it exactly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from megatrain_diagnostics.events.tables import NO_DURATION, Int64, Spans
 
 
 class Category(StrEnum):
-    """What a moment of a step was spent on."""
+    """The categories of a step's time."""
 
     COMPUTE = "compute"
     REDUCE_SCATTER = "dp-reduce-scatter"
@@ -45,7 +45,7 @@ class Category(StrEnum):
     TP = "tp"
     PP = "pp"
     OTHER_COMMUNICATION = "other-communication"
-    """All-reduces of counts and norms, embeddings, matrices for their update, barriers."""
+    """All-reduces of counts, norms and tied embeddings, exchange of matrices for their update, barriers, checksums."""
     BUBBLE = "bubble"
     """Waiting for a neighbour stage that had nothing to send yet, or could not yet receive."""
     DATA = "data"
@@ -54,7 +54,7 @@ class Category(StrEnum):
     CHECKPOINT = "checkpoint"
     EVALUATION = "evaluation"
     OTHER = "other"
-    """No timed operation ran, or none that was waited for."""
+    """No timed operation ran, or only communication that the rank did not wait for."""
 
 
 CATEGORIES = tuple(Category)
@@ -98,17 +98,17 @@ _IN_OPTIMIZER = (*AXIS_ALL_REDUCES, Operation.UPDATES_ALL_TO_ALL)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exposure:
-    """Where the time of the windows went. Units: ns."""
+    """The time of the windows by category. Units: ns."""
 
     windows: Windows
     spent_ns: Int64
-    """[windows, CATEGORIES]; a row adds up to its window."""
+    """Shape: [windows, categories]; a row adds up to the length of its window."""
     waiting_ns: Int64
-    """[windows, CATEGORIES]: the part of exposed communication in which a peer had not begun yet."""
+    """Shape: [windows, categories]. The part of exposed communication before the last peer began."""
     exposed_ns: Int64
     """Exposed time of each span."""
     span_waiting_ns: Int64
-    """Part of each span's exposed time before the last peer had begun; for links it is in the bubble."""
+    """Part of each span's exposed time before the last peer began; for pipeline links it is counted as bubble."""
     overlapped_ns: Int64
     """Time of each span that overlapped with work of its rank."""
     inside_ns: Int64
@@ -116,7 +116,7 @@ class Exposure:
 
 
 def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
-    """Return where the time of the windows went, by the spans of their ranks, of any step."""
+    """Return the time of the windows by category. `spans`: of the same ranks, of any step."""
     num = len(CATEGORIES)
     if not len(windows):
         none = np.zeros((0, num), dtype=np.int64)
@@ -128,7 +128,7 @@ def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
     low, high = pieces_of(spans, lane, grid)
     owner = _paint_layers(spans, low, high, len(grid.begin))
     blamed = _held_up_by(spans, (low, places_of(awaited, lane, grid), high), owner, grid)
-    # a piece of compute that an exchange held up counts as exposed, so it is not work that the exchange overlaps with
+    # a piece of compute that waits for an exchange is exposed communication, not work that overlaps with it
     is_worked = (owner != _INDEX[Category.OTHER]) & (blamed == ABSENT)
     category = _categories(spans, owner, blamed)
     at_ns = piece_times(grid)
@@ -138,7 +138,7 @@ def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
     # waiting for a late neighbour stage is the bubble; waiting for late members of a collective is reported separately
     span_waiting_ns = _totals(blamed[waits], grid.length[waits], len(spans.rank))
     is_link = category[waits] == _INDEX[Category.PP]
-    # before `spent_ns` is summed: the bubble takes the time away from pp, so a row still adds up to its window
+    # moved from pp to the bubble before `spent_ns` is summed, so that a row adds up to its window
     category[waits[is_link]] = _INDEX[Category.BUBBLE]
     waits = waits[~is_link]
 
@@ -159,12 +159,12 @@ def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
 
 
 def awaited_since_ns(spans: Spans) -> Int64:
-    """Return when the CPU thread began to wait for each span's end.
+    """Return when the CPU thread began to wait for the end of each span.
 
-    That is the span's start where the CPU thread did not report it, and its end where the CPU thread never waited. The
-    time to launch the span counts as waiting, at its end.
+    It is the span's start if the CPU thread reports nothing, and its end if the thread did not wait. The record has
+    only the total of waiting and launching, which is placed at the end of the span.
     """
-    # the record has the share plus one, because 0 means that the CPU thread did not report it
+    # the flags have the share plus one, because 0 means that the CPU thread reports nothing
     share = ((spans.flags.astype(np.int64) >> ATTENDED_SHIFT) & ATTENDED_MASK) - 1
     length = np.maximum(spans.duration_ns, 0)
     attended = np.where(share < 0, length, (length * share + ATTENDED_STEPS // 2) // ATTENDED_STEPS)
@@ -173,14 +173,14 @@ def awaited_since_ns(spans: Spans) -> Int64:
 
 
 def _totals(cells: Int64, amounts: Int64, num_cells: int) -> Int64:
-    """Sum amounts by cell, exactly: bincount would compute in floats."""
+    """Sum amounts by cell, in integers (bincount would use floats)."""
     found = np.zeros(num_cells, dtype=np.int64)
     np.add.at(found, cells, amounts)
     return found
 
 
 def _paint_layers(spans: Spans, low: Int64, high: Int64, num_pieces: int) -> NDArray[np.int8]:
-    """Return the category of each piece without communication."""
+    """Return the category of each piece, ignoring communication."""
     owner = np.full(num_pieces, _INDEX[Category.OTHER], dtype=np.int8)
     for category, operations in _LAYERS:  # a later layer covers the earlier ones
         rows = np.flatnonzero(np.isin(spans.operation, [operation.number for operation in operations]) & (high > low))
@@ -192,31 +192,31 @@ def _paint_layers(spans: Spans, low: Int64, high: Int64, num_pieces: int) -> NDA
 def _held_up_by(
     spans: Spans, pieces: tuple[Int64, Int64, Int64], owner: NDArray[np.int8], grid: Grid
 ) -> NDArray[np.int64]:
-    """Return for each piece the span of exposed communication; -1: none.
+    """Return for each piece the communication span that it waits for; -1: none.
 
-    pieces: of each span the first piece, the first one that was awaited, and the one after the last.
+    pieces: for each span its first piece, the first piece in which the CPU thread waits for it, and the end, exclusive.
     """
     low, awaited, high = pieces
     is_communication = np.isin(spans.operation, [operation.number for operation in _COMMUNICATION_OF])
     rows = np.flatnonzero(is_communication & (high > low) & (spans.duration_ns != NO_DURATION))
     last = end_ns(spans)
-    # the latest end first: `_painted` lets a later row cover an earlier one, so the exchange that ends first counts
+    # sorted by descending end: in `_painted` later rows cover earlier ones, so the exchange that ends first is chosen
     rows = rows[np.argsort(-last[rows], kind="stable")]
     in_gaps = _painted(rows, low, high, len(owner))
-    # the exchange for which the CPU thread reports that it waited takes precedence over others under way
+    # an exchange that the CPU thread reports to have waited for takes precedence
     is_attended = (spans.flags[rows].astype(np.int64) >> ATTENDED_SHIFT) & ATTENDED_MASK != 0
     attended = _painted(rows[is_attended], awaited, high, len(owner))
     in_gaps = np.where(attended != ABSENT, attended, in_gaps)
     gap_end = gap_ends(owner, grid)
     open_there = np.flatnonzero((owner == _INDEX[Category.OTHER]) & (in_gaps != ABSENT) & (grid.window != ABSENT))
-    # an exchange that outlasts the gap did not end it: the rank went on without it
+    # if an exchange ends after the gap, the rank did not wait for it
     ends_within = last[in_gaps[open_there]] <= gap_end[open_there]
     blamed = np.full(len(owner), ABSENT, dtype=np.int64)
     blamed[open_there[ends_within]] = in_gaps[open_there[ends_within]]
     for category, operations in ((Category.COMPUTE, _IN_COMPUTE), (Category.OPTIMIZER, _IN_OPTIMIZER)):
         nested = rows[np.isin(spans.operation[rows], [operation.number for operation in operations])]
         index = _INDEX[category]
-        # an exchange that began before compute, or lasts beyond it, was not waited for inside it
+        # an exchange that begins before compute or ends after it was not waited for inside it
         is_inside = (owner[low[nested]] == index) & (owner[high[nested] - 1] == index)
         inside = _painted(nested[is_inside], awaited, high, len(owner))
         chosen = np.flatnonzero((owner == index) & (inside != ABSENT))
@@ -225,7 +225,7 @@ def _held_up_by(
 
 
 def _painted(rows: Int64, low: Int64, high: Int64, num_pieces: int) -> NDArray[np.int64]:
-    """Return for each piece the last of the rows that covers it: of rows by falling end, the one that ends first."""
+    """Return for each piece the last of `rows` that covers it; -1: none."""
     found = np.full(num_pieces, ABSENT, dtype=np.int64)
     for row, begin, end in zip(rows.tolist(), low[rows].tolist(), high[rows].tolist(), strict=True):
         found[begin:end] = row

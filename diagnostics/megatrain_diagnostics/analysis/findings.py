@@ -1,4 +1,4 @@
-"""The results of the search for stragglers."""
+"""Data classes for the results of straggler detection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Values from which something is called a straggler. Their meaning is that of section [diagnostics]."""
+    """Least values for which a rank is a straggler: straggler_excess, _score and _steps of section [diagnostics]."""
 
     excess: float = 0.1
     score: float = 3.5
@@ -25,45 +25,45 @@ def thresholds_of(config: DiagnosticsConfig) -> Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A rank, stage, host or network that makes the job slow. Units: seconds a step."""
+    """A rank, stage, host or network that makes the job slow. Units: seconds per step."""
 
     cause: Cause
     confidence: VerdictConfidence
     ranks: tuple[int, ...]
     """Culprits, the worst first; for a slow stage, all of its ranks."""
     hosts: tuple[str, ...]
-    """Hosts of those ranks, the worst first; for a slow network, the hosts that may be the cause."""
+    """Hosts of `ranks`, the worst first; for a slow network, the hosts that may be the cause."""
     first_step: int
-    """The step at which it was first seen."""
+    """The first step of the slowness."""
     last_step: int
     num_steps: int
-    """Number of compared steps between these two, of which `num_seen` showed it."""
+    """Number of compared steps from `first_step` to `last_step`; `num_seen` of them were slow."""
     num_seen: int
     excess: float
     """Excess of the worst rank over its peers, as a fraction of the stage's compute in a step."""
     excess_s: float
     score: float
-    """Score of the worst rank: its excess over the spread of peers and of time."""
+    """Score of the worst rank: its excess divided by the noise (see `candidates`)."""
     wait_deficit_s: float
     """How much less the worst rank waits for others than its peers do."""
     num_peers: int
     victims: tuple[int, ...]
-    """Some of the ranks that wait for the worst rank, in the order of their waits, the longest first."""
+    """Some of the ranks that wait for the worst rank, the longest wait first."""
     num_victims: int
     step_s: float
-    """Present duration of a step."""
+    """Current duration of a step."""
     gain_s: float
-    """Upper bound of the time that a step would gain if the culprits were as fast as their peers."""
+    """Upper bound of how much shorter a step would be if the culprits were as fast as their peers."""
     evidence: tuple[str, ...]
     scores: Mapping[str, float] = field(default_factory=dict)
-    """Host of a culprit -> greatest score of those of `ranks` that are on it."""
+    """Host of a culprit -> greatest score of its ranks in `ranks`."""
     rank_scores: tuple[float, ...] = ()
-    """Scores of `ranks`, in their order; empty where no rank is compared with its peers."""
+    """Scores of `ranks`, in the same order; empty if ranks were not compared with peers."""
     stage: int | None = None
 
     @property
     def key(self) -> str:
-        """Identity of the finding over later steps."""
+        """Identifies the finding in later steps."""
         return (
             straggler_key(self.cause, self.hosts, ())
             if self.stage is None
@@ -72,18 +72,18 @@ class Finding:
 
 
 def straggler_key(cause: Cause, hosts: Sequence[str], stage_ranks: Sequence[int]) -> str:
-    """Return a finding's identity: the cause, and the culprit hosts in any order, or a stage by its first rank."""
+    """Return the key of a finding: its cause, and the sorted culprit hosts, or the first rank of a stage."""
     of = ",".join(sorted(hosts)) if not stage_ranks else f"ranks from {min(stage_ranks)}"
     return f"{cause.value}:{of}"
 
 
 @dataclass(frozen=True, slots=True)
 class StragglerAssessment:
-    """The findings at present, and the steps and ranks that were not judged."""
+    """The current findings, and the steps and ranks that were not compared."""
 
     findings: tuple[Finding, ...] = ()
     unjudged_ranks: tuple[int, ...] = ()
-    """Ranks whose work no other rank shares."""
+    """Ranks without peers: no other rank does the same work."""
     silent_ranks: tuple[int, ...] = ()
     """Ranks without any event in the steps of the search."""
     first_step: int | None = None
@@ -91,13 +91,13 @@ class StragglerAssessment:
     num_steps: int = 0
     """Number of compared steps."""
     num_left_out: int = 0
-    """Steps left out: the first ones, and those around checkpoints and evaluations."""
+    """Number of steps left out: the first ones, and those with checkpoints or evaluations."""
 
     is_enough: bool = False
-    """Whether enough steps were seen that an empty result means that no rank is slow."""
+    """Whether enough steps were compared, so that no findings means that no rank is slow."""
     thresholds: Thresholds | None = None
-    """Thresholds that were applied; `score` is raised for the number of ranks. None: no step was compared."""
+    """Thresholds that were applied, with `score` raised for the number of ranks. None: no step was compared."""
     scores: tuple[float, ...] = ()
-    """By rank, from `scores.rank_scores`; empty while too few steps are there."""
+    """By rank, from `live.rank_scores`; empty while there are too few steps."""
     host_scores: Mapping[str, float] = field(default_factory=dict)
-    """By host, from `scores.host_scores`."""
+    """By host, from `live.host_scores`."""

@@ -1,12 +1,12 @@
-"""Dumps of torch's Flight Recorder, in their JSON form, as standings of ranks and disagreements about collectives.
+"""Reads JSON dumps of torch's Flight Recorder: positions of ranks in their groups, and disagreements about collectives.
 
-The dump's own summary of a group, `pg_status`, has precedence: on gloo no entry ever gets another state than
-"scheduled", and only `retired` and the summary show what is over. On NCCL `pg_config` names the members. On gloo it has
-one entry without a name: the members of the default group, or nothing once the job has made another group. Of other
-groups the members are the ranks whose dumps contain them. To the default group all ranks belong: so a rank without a
-dump is missing there, and not absent from the group. Where ranks disagree about a group, the difference at the first
-such sequence number is reported: another operation, or other sizes where the operation demands equal ones. Form:
-version 2.x of torch 2.5 to 2.13.
+Version 2.x of the format is supported (torch 2.5 to 2.13). On gloo the state of an entry is always "scheduled"; only
+`retired` and the group's summary `pg_status` show which collectives are completed, so both are used. On NCCL
+`pg_config` has the members of groups. On gloo it has one entry without a name: the members of the default group, or
+none if the job has created another group. Members of other groups are the ranks whose dumps have the group. All ranks
+belong to the default group, so a rank without a dump is a silent member. If ranks disagree about a group, the first
+sequence number with a difference is reported: different operations, or different sizes for an operation that requires
+equal sizes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _EQUAL_SIZES = frozenset({
     "all_gather", "all_gather_single", "_all_gather_base", "all_gather_into_tensor_coalesced",
     "reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced",
 })  # fmt: skip
-"""Operations to which every rank of the group brings as many elements. Of the others a root's sizes differ, or each
-rank chooses its own."""
+"""Operations with inputs of equal size on all ranks of the group. In other operations the root's sizes differ, or each
+rank chooses its sizes."""
 _GATHERS = frozenset({"all_gather", "all_gather_single", "_all_gather_base", "all_gather_into_tensor_coalesced"})
 
 
@@ -49,9 +49,9 @@ class FlightCall:
 
 @dataclass(frozen=True, slots=True)
 class FlightDump:
-    """One rank's dump. `members` has no entry for a group whose members are not in the dump.
+    """One rank's dump. `members` has no entry for a group without members in the dump.
 
-    num_ranks: of the whole job, as far as the default group's gathers show it; else 0.
+    num_ranks: world size, from gathers in the default group; 0: not known.
     """
 
     rank: int
@@ -66,7 +66,7 @@ class FlightDump:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """Ranks that called different things as the same collective of a group."""
+    """Ranks whose calls differ in the same collective of a group."""
 
     group: str
     sequence: int
@@ -75,7 +75,7 @@ class Disagreement:
 
 
 def parse_dump(raw: bytes, rank: int, place: str) -> FlightDump:
-    """Return a rank's dump. Raises: DataError naming the place and the error, for anything that is no dump."""
+    """Parse a rank's dump. Raises: DataError naming `place` and the problem, for anything that is not a JSON dump."""
     if raw[:1] == b"\x80":
         raise DataError(f"{place}: a pickled dump; only JSON dumps can be read: write it with _dump_fr_trace_json()")
     try:
@@ -94,10 +94,10 @@ def parse_dump(raw: bytes, rank: int, place: str) -> FlightDump:
 
 
 def known_ranks(dumps: Sequence[FlightDump]) -> tuple[int, bool]:
-    """Return how many ranks the job had, and whether that is certain.
+    """Return the number of ranks of the job, and whether it is certain.
 
-    It is where a dump has the default group's members or the sizes of a gather in it. Else ranks above all that dumps
-    name may be missing.
+    It is certain if a dump has the members of the default group, or the sizes of a gather in it. Otherwise there may be
+    ranks above the highest one in the dumps.
     """
     of_default = [len(dump.members.get(_NAME_OF_DEFAULT_GROUP, ())) for dump in dumps]
     named = [dump.rank for dump in dumps] + [ranks[-1] for dump in dumps for ranks in dump.members.values()]
@@ -106,9 +106,9 @@ def known_ranks(dumps: Sequence[FlightDump]) -> tuple[int, bool]:
 
 
 def flight_groups(dumps: Sequence[FlightDump], num_ranks: int) -> dict[str, tuple[int, ...]]:
-    """Return the members of each group: by the dumps, else all ranks whose dumps contain it.
+    """Return group -> members: those in the dumps, and all ranks whose dumps have the group.
 
-    num_ranks: of the job; to the default group they all belong.
+    num_ranks: number of ranks of the job, which are the members of the default group.
     """
     found: dict[str, set[int]] = {}
     for dump in dumps:
@@ -121,7 +121,7 @@ def flight_groups(dumps: Sequence[FlightDump], num_ranks: int) -> dict[str, tupl
 
 
 def flight_standings(dumps: Iterable[FlightDump]) -> dict[int, RankStanding]:
-    """Return where each rank stands, and its newest call that is not over."""
+    """Return rank -> its positions in groups, and its newest call that is not completed."""
     found = {}
     for dump in dumps:
         open_calls = [one for one in dump.calls if not one.is_over]
@@ -130,7 +130,7 @@ def flight_standings(dumps: Iterable[FlightDump]) -> dict[int, RankStanding]:
 
 
 def disagreements(dumps: Iterable[FlightDump]) -> tuple[Disagreement, ...]:
-    """Return for each group the first collective that its members called differently."""
+    """Return for each group the first collective in which the calls of its members differ."""
     calls: dict[tuple[str, int], dict[str, list[int]]] = {}
     for dump in dumps:
         for one in dump.calls:
@@ -154,7 +154,7 @@ def _calls(entries: list[Any], place: str) -> tuple[tuple[FlightCall, ...], dict
             raise DataError(f"{place}: entry {number}: process_group={group!r}, expected [name, description]")
         titles[group[0]] = ":".join(part for part in group if part)
         if entry.get("is_p2p"):
-            continue  # not every member takes part in these: they do not prove that a rank is missing
+            continue  # not all members take part in a point-to-point call, so it does not show that a rank is missing
         calls.append(
             FlightCall(
                 group[0],
@@ -176,7 +176,7 @@ def _position(group: str, status: Mapping[str, tuple[int, int]], calls: Iterable
 
 
 def _status(value: object, place: str) -> tuple[int, int]:
-    """Return the numbers of the last collective that was enqueued and of the last that was completed."""
+    """Return the numbers of the last enqueued and the last completed collective."""
     fields = _object(value, place)
     return (
         _whole(fields.get("last_enqueued_collective", _NONE_YET), f"{place}: last_enqueued_collective"),
@@ -197,8 +197,11 @@ def _members(value: Mapping[str, Any], place: str) -> dict[str, tuple[int, ...]]
         members = tuple(sorted({_whole(rank, f"{place}: pg_config[{name!r}].ranks") for rank in ranks}))
         if members:
             if members[0] < 0 or members[-1] >= _MAX_RANKS:
-                raise DataError(f"{place}: pg_config[{name!r}].ranks goes from {members[0]} to {members[-1]}")
-            # gloo leaves out the name, which the entries have
+                raise DataError(
+                    f"{place}: pg_config[{name!r}].ranks goes from {members[0]} to {members[-1]}; "
+                    f"expected ranks from 0 to {_MAX_RANKS - 1}"
+                )
+            # on gloo the default group has no name here, but a name in the entries
             found[str(name) or _NAME_OF_DEFAULT_GROUP] = members
     return found
 
@@ -209,7 +212,7 @@ def _is_default(entry: Any) -> bool:
 
 
 def _gathered(entry: Mapping[str, Any]) -> int:
-    """Return the number of ranks that a gather gathers from, by its sizes; 0 for other entries."""
+    """Return the number of ranks in a gather, from its sizes; 0 for other entries."""
     if str(entry.get("profiling_name", "")).rpartition(":")[2] not in _GATHERS:
         return 0
     given, received = (_num_elements(entry.get(name)) for name in ("input_sizes", "output_sizes"))
@@ -217,7 +220,7 @@ def _gathered(entry: Mapping[str, Any]) -> int:
 
 
 def _num_elements(sizes: object) -> int:
-    """Return the elements of tensors of these shapes; 0 where that is not known."""
+    """Return the number of elements of tensors with these shapes; 0 if the shapes are not known."""
     if not isinstance(sizes, list) or not all(isinstance(shape, list) for shape in sizes):
         return 0
     if not all(type(size) is int and size >= 0 for shape in sizes for size in shape):

@@ -1,8 +1,8 @@
-"""Which ranks hold up a job without progress, from each rank's state: which rank never entered which collective.
+"""Finds the ranks that hold up a job without progress: those that never entered a collective in which others wait.
 
-The rule is megatrain_job.failures.hang's, by which the driver acts too. Here its input comes from spans, black boxes or
-Flight Recorder dumps, and its result is reported with hosts and coordinates. Spans, unlike black boxes, do not show for
-which of several open exchanges a rank waits; with spans it therefore matters which rank computes.
+The rule is that of megatrain_job.failures.hang, which the driver uses too. Here its input comes from spans, black boxes
+or Flight Recorder dumps, and its result is reported with hosts and coordinates. Spans, unlike black boxes, do not show
+which of several open exchanges a rank waits for; so for spans it is also used which ranks are computing.
 Source: MegaScale sec. 5.2 and fig. 8.
 """
 
@@ -23,23 +23,23 @@ from megatrain_job.failures.hang import IMMOBILE, HangReport, Position, closest,
 
 @dataclass(frozen=True, slots=True)
 class RankStanding:
-    """Where one rank stands. `positions`: by the group's name that is unique in the job, such as "dp:0+4x2"."""
+    """The position of one rank. `positions`: key of a group (`group_key`), such as "dp:0+4x2" -> position in it."""
 
     rank: int
     positions: Mapping[str, Position]
     in_flight: str = ""
-    """The innermost operation that the rank is in."""
+    """The operation that the rank is in (the innermost one)."""
     step: int = -1
     phase: str = ""
     process_state: str | None = None
-    """The letter of /proc while the round ran; empty where there was no process; None: not read."""
+    """The process state in /proc while the round ran, a letter; empty: there was no process; None: not read."""
     is_busy: bool = False
-    """Whether it was in a computation that began after all open exchanges."""
+    """Whether the rank was in a computation that began after all its open exchanges."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """One rank that is the cause, as far as the evidence goes."""
+    """One rank that is probably the cause."""
 
     rank: int
     host: str
@@ -51,27 +51,27 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class HangFinding:
-    """The culprit, and for each rank whether it waits. `report`: what the standings by themselves show."""
+    """The culprit, and the ranks that wait. `report`: the result from the standings alone."""
 
     report: HangReport
     culprit: Culprit
-    """As in the incident of the round; where there is none, by the standings."""
+    """The culprit in the incident of the round; without an incident, the one from the standings."""
     suspects: tuple[Suspect, ...]
-    """The culprit's ranks; without a certain culprit, the suspects by the standings."""
+    """The ranks of the recorded culprit; without an incident, the suspects from the standings."""
     hosts: tuple[str, ...]
     waiting: frozenset[int]
     silent: frozenset[int]
     in_flight: Mapping[int, str]
-    """Rank -> the operation that it is in; no entry where that is not known."""
+    """Rank -> the operation that it is in; no entry if that is not known."""
 
 
 def group_key(name: str, first_rank: int, num_ranks: int, stride: int) -> str:
-    """Return the name that identifies a group in the job, as executors write it: "dp:0+4x2"."""
+    """Return the key that identifies a group in the job, in the executors' form: "dp:0+4x2"."""
     return f"{name}:{first_rank}+{num_ranks}x{stride}"
 
 
 def roster_groups(roster: Roster) -> dict[str, tuple[int, ...]]:
-    """Return the members of all groups that ranks reported, in order of rank."""
+    """Return key -> members, sorted, of all groups that ranks reported."""
     by_key = {
         group_key(one.name, one.first_rank, one.num_ranks, one.stride): one
         for one in set(roster.groups.values())
@@ -82,7 +82,7 @@ def roster_groups(roster: Roster) -> dict[str, tuple[int, ...]]:
 
 
 def standings_of_spans(spans: Spans, roster: Roster) -> dict[int, RankStanding]:
-    """Return where the ranks stand by their spans: the newest exchange of each group that has begun, and has ended."""
+    """Return the positions of ranks from their spans: for each group the newest begun and the newest ended exchange."""
     rows = np.flatnonzero((spans.round == roster.round) & (spans.group > 0))
     positions: dict[int, dict[str, Position]] = {int(rank): {} for rank in np.unique(spans.rank)}
     for rank, group, entered, finished in _newest_places(spans, rows):
@@ -110,9 +110,9 @@ def find_hang(
     silent: Iterable[int] = (),
     recorded: Culprit | None = None,
 ) -> HangFinding:
-    """Return which ranks hold up the job. `silent`: ranks without data besides those that have no standing.
+    """Return which ranks hold up the job. `silent`: ranks without data, in addition to those without a standing.
 
-    `recorded`: the culprit of an incident of this round; None without one. With it the standings are only evidence.
+    `recorded`: the culprit in the incident of this round, which replaces the one from the standings; None: no incident.
     """
     world = range(roster.layout.world_size)
     all_silent = {*silent, *(rank for rank in world if rank not in standings)}
@@ -138,12 +138,12 @@ def find_hang(
 
 
 def _newest_places(spans: Spans, rows: Selection) -> Iterable[tuple[int, int, int, int]]:
-    """Yield (rank, group, newest exchange begun, the last one before the first open one)."""
+    """Yield (rank, group, newest exchange that began, newest exchange before the first open one)."""
     if not len(rows):
         return
     rank, group = spans.rank[rows].astype(np.int64), spans.group[rows].astype(np.int64)
     place = spans.collective[rows].astype(np.int64)
-    # the spans before an open one may not have been streamed, so the open one decides
+    # spans before an open one may be missing, because they were not streamed; they have ended
     ended = np.where(spans.duration_ns[rows] != NO_DURATION, np.iinfo(np.int64).max, place - 1)
     order = np.lexsort((group, rank))
     rank, group, place, ended = rank[order], group[order], place[order], ended[order]

@@ -1,7 +1,7 @@
-"""All ranks of a job drawn as letters on the grid of its axes: waiting, suspected, outlier or silent.
+"""Draws all ranks of a job as letters on a grid of its axes: waiting, suspected, outlier or silent.
 
-A line is one replica (dp), a block is one stage, a letter is one of the ranks that share both (MegaScale fig. 8). Equal
-lines are drawn once, because few of 12,288 ranks differ.
+A line is a replica (dp), a block is a stage, and a letter is a rank of that replica and stage (MegaScale fig. 8). Equal
+neighbouring lines are drawn once, because few of 12,288 ranks differ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def rank_letters(
     silent: Collection[int],
     waiting: Collection[int],
 ) -> str:
-    """Return a letter for each rank, in order of rank: that of the worst state that applies to it."""
+    """Return a letter for each rank, in order of rank: the letter of its worst state."""
     letters = [OTHER] * layout.world_size
     for letter, ranks in ((WAITING, waiting), (SILENT, silent), (OUTLIER, outliers), (SUSPECT, suspects)):
         for rank in ranks:
@@ -31,7 +31,7 @@ def rank_letters(
 
 
 def grid_lines(layout: Layout, letters: str) -> list[str]:
-    """Return the drawing: a heading, then the replicas; equal neighbours share one line."""
+    """Return the lines of the drawing: a heading, then the replicas; equal neighbours share one line."""
     block, num_replicas = layout.stride("dp"), layout.dp_size
     starts = [layout.ranks_along(replica * block, "pp") for replica in range(num_replicas)]
     rows = [[letters[start : start + block] for start in of_replica] for of_replica in starts]

@@ -1,9 +1,9 @@
-"""The colours of the heat map: the time of ranks in steps as measured, or compared with peers of the same work.
+"""Computes the colours of the heat map from times of ranks in steps, as measured or relative to peers.
 
-Peers are those of peers.py: the same stage, in a small job on other hosts. Compared with them, a value is a ratio to
-their median, or a robust z: how many spreads (1.4826 x median absolute deviation) it is above that median. A spread is
-at least a hundredth of the median: else peers that agree to the microsecond would make any rank a straggler. Rows and
-columns are pooled by their maximum: a mean would hide one bad rank among many.
+Peers are those of peers.py: ranks of the same stage, in a small job on other hosts. Relative to them, a value is its
+ratio to their median, or a robust z: by how many spreads (1.4826 x median absolute deviation) it exceeds that median. A
+spread is at least a hundredth of the median, so that tiny differences from nearly equal peers do not stand out. Rows
+and columns are pooled by their maximum, because a mean would hide one bad rank among many.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ NUM_LEVELS = 255
 LARGEST_Z = 1000.0
 _SPREAD_FLOOR = 0.01
 _TAIL = 0.001
-"""Fraction of the cells beyond each end of the colours: one absurd value must not make all others look alike."""
+"""Fraction of the cells beyond each end of the colour range, so that one extreme value does not make all others look
+alike."""
 _MIN_ABOVE, _WIDTH_OF_NOISE, _BELOW, _Z_ABOVE = 0.2, 8.0, 0.25, 8.0
-"""Colours compared with peers reach from a little below them to values that chance does not produce: the map is for
-slow ranks. A value three spreads above its peers is in the middle; the page paints all lower values alike."""
+"""For values relative to peers, the colour range goes from slightly below the peers to values that are not due to
+chance, because the map should show slow ranks. A value three spreads above its peers is in the middle of the range; the
+page paints all lower values with the same colour."""
 
 
 class Scale(StrEnum):
@@ -44,7 +46,7 @@ class Scale(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeerValues:
-    """Median and spread of the peers of each rank. Shapes: [steps, ranks]; NaN where no peer has a value."""
+    """Median and spread of the peers of each rank. Shapes: [steps, ranks]; NaN if no peer has a value."""
 
     median: Floats
     spread: Floats
@@ -67,9 +69,9 @@ def peer_values(values: Floats, peers: Peers) -> PeerValues:
 
 
 def scaled(values: Floats, against: PeerValues, scale: Scale, least_spread: float) -> Floats:
-    """Return the values that colours show. `least_spread`: the least spread, in the unit of the values.
+    """Return the values that colours show. `least_spread`: lower limit of the spread, in the unit of the values.
 
-    A value without peers is its own reference: ratio 1, z 0. The result is NaN only where a rank has no value.
+    A value without peers is its own reference: ratio 1, z 0. The result is NaN only if a rank has no value.
     """
     if scale is Scale.ABSOLUTE:
         return values
@@ -82,7 +84,7 @@ def scaled(values: Floats, against: PeerValues, scale: Scale, least_spread: floa
 
 
 def pooled(values: Floats, size: int, axis: int) -> Floats:
-    """Return the greatest of each `size` neighbours along an axis; NaN where all of them are NaN."""
+    """Return the maximum of each `size` neighbours along an axis; NaN if all of them are NaN."""
     if size == 1:
         return values
     moved = np.where(np.isnan(values), -np.inf, values)
@@ -103,7 +105,7 @@ def pooled_by(values: Floats, groups: Ints, num_groups: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class HeatRange:
-    """The ends of the colours, and of the values: some values lie beyond the colours."""
+    """The range of the colours, `low` to `high`, and of the values, `least` to `greatest`, which may be wider."""
 
     low: float
     high: float
@@ -112,12 +114,12 @@ class HeatRange:
 
 
 def colour_range(values: Floats, scale: Scale) -> HeatRange:
-    """Return where colours begin and end, never so close together that noise stands out."""
+    """Return the range of the colours, at least so wide that noise does not stand out."""
     found = values[~np.isnan(values)]
     if not len(found):
         return HeatRange(0.0, 1.0, 0.0, 0.0)
     if scale is Scale.RELATIVE:
-        # as wide as the noise of nearly all cells requires: a slow rank is bright, whatever its neighbours do
+        # depends only on the noise of typical cells, so that other slow ranks do not make a slow rank less bright
         noise = MAD_TO_SIGMA * float(np.median(np.abs(found - 1.0)))
         above = max(_MIN_ABOVE, _WIDTH_OF_NOISE * noise)
         low, high = 1.0 - _BELOW * above, 1.0 + above
@@ -130,7 +132,7 @@ def colour_range(values: Floats, scale: Scale) -> HeatRange:
 
 
 def codes(values: Floats, low: float, high: float) -> NDArray[np.uint8]:
-    """Return each value's level between the ends; values beyond get the end's level, NaN gets NO_VALUE."""
+    """Return the level of each value from `low` to `high`, clipped to this range; NO_VALUE for NaN."""
     is_known = ~np.isnan(values)
     level = np.clip((np.where(is_known, values, low) - low) * ((NUM_LEVELS - 1) / (high - low)), 0, NUM_LEVELS - 1)
     return np.where(is_known, np.rint(level), NO_VALUE).astype(np.uint8)

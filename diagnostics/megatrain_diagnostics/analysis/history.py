@@ -1,7 +1,7 @@
-"""The compared steps, in arrays of fixed size: own time by aspect, excess over peers, and the network.
+"""Keeps compared steps in arrays of fixed size: own time by aspect, excess over peers, and transfer times.
 
-The newest steps are kept, which are judged, and the first of the round, which are the baseline: a lasting slowness must
-not become its own baseline.
+The newest steps are kept for the detection of stragglers, and the first steps of the round as the baseline, so that a
+lasting slowness does not become its own baseline.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ComparedSteps:
     """Consecutive compared steps, oldest first.
 
     Shapes: own and excess [steps, aspects, ranks]; scale and has_reported [steps, ranks]; work [steps, kinds, ranks];
-    dp_transfer_s [steps, stages, tp], tp_transfer_s [steps, stages, dp]: of the rank in a group that waited least.
+    dp_transfer_s [steps, stages, tp], tp_transfer_s [steps, stages, dp]: least time of a rank in each group.
     """
 
     steps: NDArray[np.int64]
@@ -112,7 +112,7 @@ class StepHistory:
 
     @property
     def past(self) -> ComparedSteps:
-        """Return the first steps of the round; none until there are other steps to compare with them."""
+        """Return the first steps of the round; empty until there are enough later steps to compare with."""
         if self._first is None or self._count < self._num_first + self._num_first // 2:
             return self.window(0)
         return self._first
@@ -135,7 +135,10 @@ class StepHistory:
 
 
 def _least(seconds: Floats, has_reported: Flags, groups: Int64) -> Floats:
-    """Return the time of the rank in each group that arrived last: nearly the transfer alone. 0 without a report."""
+    """Return the least time in each group; 0 if no rank reported.
+
+    It is the time of the rank that arrived last, and so nearly the time of the transfer alone.
+    """
     least = np.where(has_reported, seconds, np.inf)[groups].min(axis=-1)
     found: Floats = np.where(np.isfinite(least), least, 0.0)
     return found

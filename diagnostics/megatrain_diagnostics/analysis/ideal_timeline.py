@@ -1,10 +1,10 @@
-"""When the slices of a timeline would be in a job without stragglers, and which of them the steps waited for.
+"""Computes the times of a timeline's slices in a job without stragglers, and which slices are on the critical path.
 
-Each slice is a part of an operation of the what-if model. The model gives the operation's begin and end where every
-operation takes its ideal time, counted from the step's own begin. The critical path is that of the steps replayed as
-measured: the chain of operations from a step's last end back to its begin, each held up by the one before. A shorter
-operation of the chain makes the step shorter, until another chain is the longest; any other operation changes nothing.
-In a replay an operation starts exactly when the last operation that it waits for has ended.
+Each slice is a part of an operation of the what-if model. The model gives begin and end of an operation, from the begin
+of its step, when every operation takes its ideal time. The critical path is that of the steps replayed with measured
+times: the chain of operations from the last end of a step back to its begin, each waiting for the one before. Only
+a shorter operation of this chain makes the step shorter, until another chain is the longest. In a replay an operation
+starts exactly when the last operation that it waits for has ended.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _NS_PER_S = 1e9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdealTimes:
-    """Shapes: begin_ns, length_ns, is_critical [slices]; steps and the figures of each [steps]."""
+    """Shapes: begin_ns, length_ns, is_critical [slices]; steps, replayed_s [steps]."""
 
     begin_ns: Int64
-    """Unix ns; a slice without an ideal has length_ns -1."""
+    """Unix ns; for a slice without an ideal time, length_ns is -1."""
     length_ns: Int64
     is_critical: NDArray[np.bool_]
     steps: Int64
@@ -43,9 +43,9 @@ class IdealTimes:
 
 
 def ideal_times(slices: Spans, whole: Spans, roster: Roster, job: str) -> IdealTimes:
-    """Return the ideal of each slice. `whole`: the spans of which the model is made, including the slices.
+    """Return the ideal time of each slice. `whole`: the spans for the model, including the slices.
 
-    Raises: DataError where no step can be used.
+    Raises: DataError if no step can be used.
     """
     model = make_model(*operations_of(whole, roster, job))
     places = places_of(whole, roster)
@@ -71,7 +71,7 @@ def ideal_times(slices: Spans, whole: Spans, roster: Roster, job: str) -> IdealT
 
 
 def _rows_in(slices: Spans, whole: Spans) -> Int64:
-    """Return the row of each slice in `whole`, -1 where it is not there."""
+    """Return the row of each slice in `whole`; -1: not found."""
     keys, wanted = _key(whole), _key(slices)
     order = np.argsort(keys, kind="stable")
     place = np.minimum(np.searchsorted(keys[order], wanted), max(len(keys) - 1, 0))
@@ -80,7 +80,7 @@ def _rows_in(slices: Spans, whole: Spans) -> Int64:
 
 
 def _key(spans: Spans) -> Int64:
-    # a record's number modulo 2^40: at a million records a second a rank reaches that after 12 days of one round
+    # the record's number modulo 2^40, which a rank with a million records per second reaches after 12 days of one round
     return spans.rank.astype(np.int64) << 40 | spans.sequence & ((1 << 40) - 1)
 
 
@@ -111,7 +111,7 @@ def _step_begins(whole: Spans, places: SpanPlaces, steps: NDArray[np.int32]) -> 
 def _critical(
     slices: Spans, operation: Int64, dp_rank: Int64, model: ReplayModel, replayed: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """Mark the slices of the critical path: of tensor-parallel ranks, the one that ended last."""
+    """Mark the slices on the critical path; of tensor-parallel ranks, the slice of the one that ended last."""
     is_critical = np.zeros(len(operation), dtype=bool)
     ends = end_ns(slices)
     for column, step in enumerate(model.lanes.steps.tolist()):
@@ -128,10 +128,10 @@ def _critical(
 
 
 def critical_path(graph: ReplicaGraph, ends: Matrix) -> tuple[tuple[int, int], ...]:
-    """Return (operation, replica) along the chain, the first of the step first.
+    """Return (operation, replica) along the critical path, in the order of time.
 
-    Operations that start together are held up by the last of them to arrive: that one is in the chain too. Of several
-    that are equally late, the one of the same replica counts, then the lowest number.
+    Operations that start together wait for the last of them to arrive, which is then on the path too. Of several that
+    are equally late, one of the same replica is chosen, then the one with the lowest number.
     Shapes: ends [operation, replica], of one column of `evaluate_replicas`.
     """
     node_of = {operation: node for node in graph.nodes for operation in node.operations}
@@ -151,7 +151,7 @@ def critical_path(graph: ReplicaGraph, ends: Matrix) -> tuple[tuple[int, int], .
 def _held_up_by(
     node: Node, operation: int, replica: int, ends: Matrix
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return the operation that reached the common start last, and the one that it waited for; None: there is none."""
+    """Return the operation that reached the common start last, and the operation that it waited for; None: none."""
     replicas = range(ends.shape[1]) if node.is_shared else (replica,)
     best: tuple[tuple[int, int], tuple[int, int]] | None = None
     best_rank: tuple[float, bool, bool, int, int] | None = None

@@ -1,9 +1,9 @@
-"""Signs of drift inside sampled steps: launch stagger, issue latency, void time.
+"""Measures signs of drift in sampled steps: launch stagger, issue latency, void time.
 
-Launch stagger: how far apart the ranks of a group begin the same reduce-scatter. Where it grows with the steps, the
-step time grows although no operation takes longer (MegaScale sec. 5.1). Issue latency: from the launch by the
-CPU thread to the start on the device; near zero, the device waits for the CPU. Void: time in which no timed
-operation ran, as a fraction of the step (both as XPUTimer defines them).
+Launch stagger: the time between the first and the last rank of a group that begins the same reduce-scatter. If it grows
+over the steps, the step time grows although no operation takes longer (MegaScale sec. 5.1). Issue latency: the time
+from the launch by the CPU thread to the start on the device; if it is near zero, the device waits for the CPU. Void:
+the fraction of the step in which no timed operation ran (both as defined by XPUTimer).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MIN_EXCHANGES = 8
 
 @dataclass(frozen=True, slots=True)
 class Stagger:
-    """How far apart ranks begin a reduce-scatter. Units: s."""
+    """The time between the first and the last rank that begins a reduce-scatter. Units: s."""
 
     num_exchanges: int
     median_s: float
@@ -39,20 +39,20 @@ class Stagger:
     """The rank that began last most often."""
     last_host: str
     last_share: float
-    """Fraction of the exchanges of its own group in which it began last."""
+    """Fraction of the exchanges of its group in which this rank began last."""
     by_chance: float
     """Fraction expected by chance: 1 / number of members of that group."""
 
     @property
     def is_persistent(self) -> bool:
-        """Whether nearly always the same rank is last: then it is a straggler; else the stagger fluctuates."""
+        """Whether mostly the same rank is last, so that it is a straggler; otherwise the stagger fluctuates."""
         beyond_chance = (self.last_share - self.by_chance) / (1.0 - self.by_chance)
         return beyond_chance >= _PERSISTENT and self.num_exchanges >= _MIN_EXCHANGES
 
 
 @dataclass(frozen=True, slots=True)
 class IssueLatency:
-    """From the launch by the CPU thread to the start on the device, of one operation. Units: s."""
+    """The time from launch by the CPU thread to start on the device, for one operation. Units: s."""
 
     operation: str
     count: int
@@ -73,11 +73,11 @@ class LaunchSample:
     latencies: tuple[tuple[int, Float64], ...]
     """(operation number, latencies in s)."""
     void: float
-    """Fraction of the step, mean over the sampled ranks; -1: not known."""
+    """Void time as a fraction of the step, mean over the sampled ranks; -1: not known."""
 
 
 def sample_step(spans: Spans, everything: StepEvents, step: int) -> LaunchSample:
-    """Return the measurements of a step: `spans`: reduce-scatters of all ranks; `everything`: events of some ranks."""
+    """Return the measurements of a step. `spans`: reduce-scatters of all ranks; `everything`: events of some ranks."""
     exchanges = find_exchanges(spans, everything.roster)
     sizes = np.array([group.num_ranks for group in exchanges.groups], dtype=np.int64)
     number = Operation.GRADS_REDUCE_SCATTER.number
@@ -106,7 +106,7 @@ def sample_step(spans: Spans, everything: StepEvents, step: int) -> LaunchSample
 
 def _latencies(events: StepEvents, step: int) -> tuple[tuple[int, Float64], ...]:
     spans = events.spans
-    # where the CPU clock times the work itself, there is no issue latency
+    # work that is timed by the CPU clock has no issue latency
     rows = np.flatnonzero((spans.step == step) & ((spans.flags & int(RecordFlag.DEVICE_CLOCK)) != 0))
     rows = rows[spans.duration_ns[rows] >= 0]
     waits = np.maximum(spans.start_ns[rows] - spans.launch_ns[rows], 0) / 1e9
@@ -115,7 +115,7 @@ def _latencies(events: StepEvents, step: int) -> tuple[tuple[int, Float64], ...]
 
 
 def stagger_of(samples: Sequence[LaunchSample], roster: Roster) -> Stagger | None:
-    """Return the stagger over the samples; None where no reduce-scatter has two known members."""
+    """Return the stagger over the samples; None if no reduce-scatter has the spans of all members."""
     seen = [sample for sample in samples if len(sample.spreads_s)]
     if not seen:
         return None

@@ -1,7 +1,7 @@
-"""The output of all ranks: lines that match, and what failed, with the root cause before its consequences.
+"""Searches the output of all ranks for lines, and for what failed, with the root cause before its consequences.
 
-The incident of the round names the culprit. Without an incident, megatrain_job.failures judges the logs: a rank whose
-own log names a cause comes before ranks that only lost it or waited.
+The incident of the round names the culprit. Without an incident, megatrain_job.failures classifies the logs: a rank
+with a cause in its own log comes before ranks that only lost the connection to it, or waited for it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from megatrain_job.failures.culprit import Culprit, FailureRole, culprit_of_logs
 from megatrain_job.failures.verdict import NO_FAILURE, Verdict
 
 _TAIL_LINES = 2000
-"""Number of newest lines of a rank that are judged: the reason for a rank's end is in its last lines."""
+"""Number of newest lines of a rank that are classified: a rank's last lines have the reason why it ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedFailure:
-    """What the lines of one rank show."""
+    """The failure in the lines of one rank."""
 
     rank: int
     host: str
@@ -37,14 +37,14 @@ class LoggedFailure:
     rule: str
     line: str
     at_ns: int
-    """Time of the judged line, by the host's clock; of the rank's last line where that line is not found."""
+    """Time of `line` by the host's clock; time of the rank's last line if `line` is not found."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogFinding:
-    """The culprit, and the ranks whose logs show a failure: the root first, then causes, then consequences.
+    """The culprit, and the ranks with a failure in their logs: the root first, then causes, then consequences.
 
-    `classification`: on the most telling line; a line of the root has precedence where it names a cause of its own.
+    `classification`: of the line with the highest weight; with an incident, only lines of the culprit are used.
     """
 
     culprit: Culprit
@@ -64,12 +64,12 @@ class LogFinding:
 
 
 def _label(culprit: Culprit, classification: Verdict, *, is_own: bool) -> str:
-    """Return what went wrong at the root: by its own lines, else by the incident."""
+    """Return the label of the failure at the root: from its own lines, or else from the incident."""
     return str(classification.label) if is_own or culprit.kind is None else culprit.label or str(culprit.kind)
 
 
 def matching_lines(logs: LogLines, pattern: re.Pattern[str] | None) -> Selection:
-    """Return the rows whose line matches, in order of time; at equal times, in order of rank and place."""
+    """Return the rows with a matching line, sorted by time, rank and place in the log."""
     rows = np.arange(len(logs.rank))
     if pattern is not None:
         rows = np.array([row for row in rows.tolist() if pattern.search(str(logs.line[row]))], dtype=np.int64)
@@ -77,7 +77,7 @@ def matching_lines(logs: LogLines, pattern: re.Pattern[str] | None) -> Selection
 
 
 def newest_logged(source: EventSource) -> int:
-    """Return the newest round with any output: a round that failed before it had ranks has only lines."""
+    """Return the newest round with output; a round that failed before its ranks reported has only log lines."""
     ranks = source.read(Ranks)
     if not num_rows(ranks):
         return int(max(source.read(LogLines).round, default=0))
@@ -88,10 +88,10 @@ def newest_logged(source: EventSource) -> int:
 
 
 def classify_logs(logs: LogLines, roster: Roster | None = None, recorded: Culprit | None = None) -> LogFinding:
-    """Return what failed, from the ends of all ranks' logs.
+    """Return what failed, from the last lines of all ranks' logs.
 
-    A rank of the roster without any line logged nothing, which may be the finding. `recorded`: the culprit of this
-    round's incident; None where there is no incident.
+    A rank of the roster without any line has an empty log, which may itself be a symptom. `recorded`: the culprit in
+    this round's incident; None if there is no incident.
     """
     rows_of = _rows_by_rank(logs)
     known = set(rows_of) if roster is None else {*rows_of, *range(roster.layout.world_size)}
@@ -111,7 +111,7 @@ def classify_logs(logs: LogLines, roster: Roster | None = None, recorded: Culpri
 
 
 def _classification_of(culprit: Culprit, read: Sequence[RankLog], hosts: Mapping[int, str]) -> Verdict:
-    """Classify the culprit's own lines; NO_FAILURE where they only report on other ranks, or are missing."""
+    """Classify the culprit's own lines; NO_FAILURE if they only report failures of other ranks, or are missing."""
     own = [log for log in read if culprit.is_named and culprit.blames(int(log.rank), hosts[int(log.rank)])]
     causes = [log.evidence for log in own if log.is_own_cause and log.evidence is not None]
     return max(causes, key=lambda one: one.weight).verdict if causes else NO_FAILURE
@@ -137,14 +137,14 @@ def _tail(logs: LogLines, rows: Selection | None) -> str:
 def _failure(
     log: RankLog, logs: LogLines, rows: Selection | None, culprit: Culprit, host: str, classification: Verdict
 ) -> LoggedFailure | None:
-    """Return the failure in a rank's log; None where it is not the culprit and shows no failure."""
+    """Return the failure in a rank's log; None if the rank is not the culprit and its log shows no failure."""
     rank = int(log.rank)
     own = NO_FAILURE if log.evidence is None or not log.weight else log.evidence.verdict
     role = culprit.role(rank, host, str(own.label), is_victim=own.is_cascade)
     if role is not FailureRole.ROOT and not log.weight:
         return None
     if role is FailureRole.ROOT and not culprit.incident:
-        own = classification  # where the root logs nothing, the other ranks' lines show what happened
+        own = classification  # the root may have logged nothing, so other ranks' lines are used too
     line = own.line.strip()
     at_ns = 0
     if rows is not None and len(rows):

@@ -1,9 +1,10 @@
-"""Whether the network is slow although every rank had arrived.
+"""Finds a slow network: transfers that take long although all ranks of a group have arrived.
 
-The rank of a group that waits least in its collectives arrived last, and its time is nearly the transfer alone; this
-needs no clock. A group is compared with groups of the same kind and bytes, and with its own past. Where no group shows
-the slowness (pipeline links show only in receives), the network remains as the cause when steps became longer and no
-rank computes, loads or collects longer. A host is named where it is in all slow groups and in no other.
+The rank of a group with the least time in its collectives arrived last, so its time is nearly the transfer alone. This
+needs no aligned clocks. A group is compared with other groups of its kind, by time per byte, and with its own past. A
+slow pipeline link is not found in this way, because it shows only in receives. So the network is also reported, by
+elimination, if steps became longer and no rank spends more time on compute, data or garbage collection. A host is
+named if it is in all slow groups and in no other group.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from megatrain_diagnostics.analysis.peers import Floats, Peers
 from megatrain_diagnostics.events.roster import Roster, groups_along
 
 _TIMES = 1.5
-"""A transfer is slow when it takes this many times its past duration, or that of its peers."""
+"""A transfer is slow when it takes this many times its past duration, or the expected duration from other groups."""
 _MIN_PAST = 4
 """Number of past steps that are needed for a comparison with the past."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowNetwork:
-    """A kind of group with slow transfers. Units: seconds a step."""
+    """A kind of group with slow transfers. Units: seconds per step."""
 
     kind: str
     """"data-parallel", "tensor-parallel", or "waiting", which is found by elimination."""
     hosts: tuple[str, ...]
-    """Hosts that may be the cause: one, where it is known."""
+    """Hosts that may be the cause; a single one if it is certain."""
     ranks: tuple[int, ...]
     excess_s: float
     now_s: float
     before_s: float
-    """Past duration, or that of the peers where there is no past."""
+    """Past duration, or else the expected duration from other groups."""
     is_against_peers: bool
     is_against_past: bool
     num_seen: int
@@ -52,9 +53,9 @@ def slow_groups(
     roster: Roster,
     thresholds: Thresholds,
 ) -> tuple[SlowNetwork, ...]:
-    """Return the kinds of groups that contain slow ones.
+    """Return the kinds of groups that contain slow groups.
 
-    `longer`: more of the newest steps, to see how long it lasts; `bytes_of`: kind -> bytes of each rank a step.
+    `longer`: a longer window of the newest steps, to count the slow ones; `bytes_of`: kind -> bytes per rank and step.
     """
     layout = roster.layout
     of_tp = groups_along(layout, "tp")
@@ -70,7 +71,7 @@ def slow_groups(
         if members.shape[2] < 2 or not len(window.steps):
             continue
         if not _has_step_risen(window, past, thresholds):
-            before = before[:0]  # longer transfers are overlapped, because the step did not become longer
+            before = before[:0]  # the step did not become longer, so longer transfers are overlapped with compute
         one = _slow_kind(kind, now, lately, before, members, bytes_of[kind], stage_scale, roster, thresholds)
         if one is not None:
             found.append(one)
@@ -123,7 +124,7 @@ def _slow_kind(
 
 
 def _expected(seconds: Floats, num_bytes: Floats) -> Floats:
-    """Return each group's time at the typical speed of the OTHER groups; its own time where there are none."""
+    """Return each group's time at the median speed of the OTHER groups; its own time if there are fewer than two."""
     speed = np.where(num_bytes > 0.0, seconds / np.maximum(num_bytes, 1.0), 0.0).ravel()
     known = np.flatnonzero(num_bytes.ravel() > 0.0)
     expected = seconds.ravel().copy()
@@ -135,7 +136,7 @@ def _expected(seconds: Floats, num_bytes: Floats) -> Floats:
 
 
 def _suspects(slow: list[tuple[str, ...]], sound: list[set[str]]) -> tuple[str, ...]:
-    """Return the hosts that all slow groups share and no sound group has; without such a host, a wider choice."""
+    """Return the hosts that are in all slow groups and no other group; or else in all slow groups; or else in any."""
     everywhere = set(slow[0]).intersection(*slow[1:])
     never_sound = everywhere.difference(*sound)
     return tuple(sorted(never_sound or everywhere or set().union(*slow)))
@@ -144,7 +145,7 @@ def _suspects(slow: list[tuple[str, ...]], sound: list[set[str]]) -> tuple[str, 
 def by_elimination(
     window: ComparedSteps, longer: ComparedSteps, past: ComparedSteps, peers: Peers, thresholds: Thresholds
 ) -> SlowNetwork | None:
-    """Return a slow network where steps became longer and no rank computes, loads or collects longer."""
+    """Return a slow network if steps became longer, but no rank's compute, data wait or garbage collection did."""
     if len(past.steps) < _MIN_PAST or not len(window.steps):
         return None
     now_s, before_s = float(np.median(window.step_s)), float(np.median(past.step_s))

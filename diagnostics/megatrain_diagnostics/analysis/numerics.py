@@ -1,8 +1,8 @@
-"""Alarms of loss and gradient norm: not a number, or many times the usual value (MegaScale, ByteRobust: 5 times).
+"""Alarms for loss and gradient norm: not finite, or many times the median (MegaScale, ByteRobust: 5 times).
 
-The usual value is the median of the newest finite values. A gradient norm by itself may spike for one step, which
-clipping handles: the jump has to last, or the loss has to rise with it. All ranks report the same numbers. A rank that
-reports others is outvoted, because a job must not roll back for the bad memory of one rank.
+The median is over the newest finite values. A spike of the gradient norm in one step is handled by clipping, so
+a certain alarm needs a jump that lasts, or a loss that rises too. All ranks report the same numbers; a rank with
+different numbers is outvoted, because a job must not roll back for corrupt memory of one rank.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ NUM_NEEDED = 50
 _LASTING = 2
 """Number of steps that a jump of the gradient norm must last."""
 _WITH_LOSS = 1.5
-"""With a loss this many times its median, a jump of the gradient norm counts at once."""
+"""If the loss is this many times its median, a jump of the gradient norm is certain at once."""
 _MAX_VOTES = 5
-"""Number of ranks whose values are compared for one number: enough to outvote one rank, whatever the world size."""
+"""Limit of the ranks whose values are compared for a step: enough to outvote one rank."""
 _MAX_WAITING = 1_000
-"""Most steps that wait for a report of a second rank; steps farther ahead are invalid."""
+"""Limit of the steps that wait for the report of a second rank; later ones are dropped as invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class NumericsAlarm:
-    """Step numbers are those of the recorder: step s follows a checkpoint of step s.
+    """An alarm. Steps are numbered as in the recorder: step s starts from the checkpoint of step s.
 
-    `rollback_to` is the number of a checkpoint: the state after that many steps.
+    `rollback_to`: the number of a checkpoint, which is the state after that many steps.
     """
 
     first_step: int
@@ -46,7 +46,7 @@ class NumericsAlarm:
 
 
 class NumericsWatch:
-    """Watches one round. Values may come from several ranks, repeatedly and in any order of ranks; steps in order."""
+    """Watches one round. Values may come from several ranks in any order, also repeatedly; steps must be in order."""
 
     def __init__(self, jump_factor: float, num_ranks: int = 1) -> None:
         self._factor = jump_factor
@@ -61,9 +61,9 @@ class NumericsWatch:
         self._num_bad = 0
 
     def add(self, values: Values) -> tuple[NumericsAlarm, ...]:
-        """Return the alarms that new values raise.
+        """Add values and return new alarms.
 
-        A step that is confirmed is judged when a later one is confirmed, or when ranks agree on both numbers.
+        A confirmed step is checked when a later step is confirmed, or when enough ranks agree on both numbers.
         """
         if self._factor <= 0.0:
             return ()
@@ -88,7 +88,7 @@ class NumericsWatch:
                 yield alarm
 
     def _is_agreed(self, found: dict[int, dict[int, float]]) -> bool:
-        """Whether enough ranks report the same numbers, and no rank reports others."""
+        """Return whether enough ranks report both numbers, and all report the same."""
         needed = self._confirmed.num_needed
         return len(found) == len(self._past) and all(
             len(votes) >= needed and len(set(map(repr, votes.values()))) == 1 for votes in found.values()
@@ -117,7 +117,7 @@ class NumericsWatch:
         self._first_bad = step if self._first_bad is None else self._first_bad
         self._num_bad += 1
         is_certain = is_nan or StepValue.LOSS in kinds or self._num_bad >= _LASTING or self._has_loss_risen(found)
-        # a loss belongs to the weights before its step: the batch before it may have damaged them
+        # the loss is computed with the weights before its step, which the previous step may have damaged
         begin = self._first_bad - (1 if StepValue.LOSS in kinds and not is_nan else 0)
         begin = max(0, begin)
         return NumericsAlarm(self._first_bad, step, begin, is_certain, tuple(sentences))
@@ -136,7 +136,7 @@ class NumericsWatch:
 
 
 def _some_of_each(values: Values) -> Iterator[tuple[int, int, int, float]]:
-    """Yield (step, kind, rank, value) of a few ranks per step and kind: not all of 12,288 ranks need to vote."""
+    """Yield (step, kind, rank, value) of at most five ranks per step and kind."""
     order = np.lexsort((values.kind, values.step))
     keys = values.step[order].astype(np.int64) << 8 | values.kind[order]
     _, first, place = np.unique(keys, return_index=True, return_inverse=True)
@@ -146,6 +146,6 @@ def _some_of_each(values: Values) -> Iterator[tuple[int, int, int, float]]:
 
 
 def _elected(votes: dict[int, float]) -> float:
-    """Return the value that most ranks report; among equals the worst: a NaN or infinity, else the greatest."""
+    """Return the value that most ranks report; in a tie a NaN or infinity, or else the greatest value."""
     count = Counter(map(repr, votes.values()))  # as text: a NaN is not equal to itself
     return max(votes.values(), key=lambda value: (count[repr(value)], not math.isfinite(value), value))

@@ -1,9 +1,9 @@
-"""How much of each kind of communication is overlapped with compute, and how accurately that is known.
+"""Measures how much of each kind of communication is overlapped with compute, and how accurate the result is.
 
-An exchange is exposed while its rank waited for it and did nothing else, and overlapped while its rank worked. In the
-rest of its time the rank waited for something else. The end of an exchange is known where a thread watched it (a lane
-of comm/lanes.py), or where the rank waited until it was over. Otherwise its span ends when the rank checked it, or on a
-device when the compute stream waited for it: then the overlapped time is an upper bound.
+An exchange is exposed while its rank only waits for it, and overlapped while its rank works. In the rest of its time
+the rank waits for something else. The end of an exchange is known if a thread watched it (a lane of comm/lanes.py), or
+if the rank waited until the end. Otherwise its span ends when the rank checked it, or on a device when the compute
+stream waited for it; then the overlapped time is an upper bound.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megatrain_diagnostics.analysis.exposure import Exposure
 from megatrain_diagnostics.events.tables import Int64, Spans
 
 _HELD_UP = 0.1
-"""Fraction of the transfer time that the CPU thread must have waited: a shorter wait is only the check itself."""
+"""Fraction of the transfer time for which the CPU thread must have waited; a shorter wait may be the check itself."""
 KINDS = tuple(
     operation
     for operation in Operation
@@ -38,14 +38,14 @@ class Overlap:
     total_ns: int
     exposed_ns: int
     waiting_ns: int
-    """The part of it before the last peer had begun."""
+    """The part of `exposed_ns` before the last peer began."""
     overlapped_ns: int
     is_at_most: bool
-    """Whether total and overlapped are upper bounds, because some exchanges may have ended before they were checked."""
+    """Whether `total_ns` and `overlapped_ns` are upper bounds: exchanges may have ended before the rank checked."""
 
     @property
     def elsewhere_ns(self) -> int:
-        """Return the time in which its rank waited for something else."""
+        """Return the time in which the rank waited for something else."""
         return self.total_ns - self.exposed_ns - self.overlapped_ns
 
     @property
@@ -54,7 +54,7 @@ class Overlap:
 
 
 def overlaps(spans: Spans, exposure: Exposure, ranks: Sequence[int] | None = None) -> tuple[Overlap, ...]:
-    """Return each kind of communication in the windows, or in those of some ranks, most exposed first."""
+    """Return each kind of communication in the windows (of `ranks`, if given), the most exposed first."""
     windows = exposure.windows.rank if ranks is None else exposure.windows.rank[np.isin(exposure.windows.rank, ranks)]
     is_chosen = (exposure.inside_ns > 0) & (spans.duration_ns >= 0)
     if ranks is not None:
@@ -80,9 +80,9 @@ def overlaps(spans: Spans, exposure: Exposure, ranks: Sequence[int] | None = Non
 
 
 def has_known_end(spans: Spans, held_up_ns: Int64, lasting_ns: Int64) -> NDArray[np.bool_]:
-    """Return for each span whether its end is that of the exchange.
+    """Return for each span whether its end is the exact end of the exchange.
 
-    held_up_ns: how long the CPU thread only waited for it; lasting_ns: how much of the time before its end counts.
+    held_up_ns: how long the CPU thread only waited for it; lasting_ns: the time to which the wait is compared.
     """
     is_watched = (spans.flags & int(RecordFlag.WATCHED)) != 0
     known: NDArray[np.bool_] = is_watched | (held_up_ns > _HELD_UP * np.maximum(lasting_ns, 0)) | (lasting_ns <= 0)

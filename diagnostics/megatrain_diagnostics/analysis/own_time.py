@@ -1,8 +1,8 @@
-"""Divides a rank's step into its own work and its waiting: sums operations by aspect.
+"""Divides a rank's step into its own work and its waiting, by sums of operations.
 
-A forward or backward pass contains the tensor-parallel collectives, which wait for the other tp ranks: their time is
-subtracted from own compute. Collectives and receives end only when other ranks have arrived, so they count as waiting.
-Of overlapped collectives only the longest counts. The exchanges of checkpoints do not count.
+Forward and backward passes contain tensor-parallel collectives, which wait for the other tp ranks, so their time is
+subtracted from compute. Collectives and receives end only when other ranks have arrived, so they are waiting. Of
+overlapped collectives only the longest is used. Exchanges of checkpoints are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megatrain_diagnostics.analysis.step_ring import OVERLAPPED, StepRow
 
 
 class Aspect(IntEnum):
-    """Rows of `aspects`."""
+    """The parts of a step; index of the rows of `aspects`."""
 
     COMPUTE = 0
     DATA = 1
@@ -41,7 +41,7 @@ NO_TRAINING = tuple(
     operation.number
     for operation in (Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION, Operation.INIT)
 )
-"""A step with one of these is not compared: its sums count all spans that ended since the step before."""
+"""A step with one of these is not compared: its sums include all spans that ended since the step before."""
 
 _MIN_SCALE_S = 1e-9
 
@@ -61,20 +61,20 @@ def aspects(row: StepRow) -> Floats:
 
 
 def is_only_training(row: StepRow) -> bool:
-    """Return whether no rank initialised, loaded, saved or evaluated since the step before."""
+    """Return whether no rank initialized, loaded, saved or evaluated since the step before."""
     return not row.sum_of(NO_TRAINING).any()
 
 
 def typical_step_s(row: StepRow) -> float:
-    """Return the median duration of the step over the ranks that reported; 0 where none did."""
+    """Return the median duration of the step over the ranks that reported; 0 if no rank did."""
     found = row.of(Operation.STEP.number)[row.has_reported]
     return float(np.median(found)) if len(found) else 0.0
 
 
 def scale_of(stage_medians: Floats, stage_of: Indices, step_s: float) -> Floats:
-    """Return the unit of excesses in seconds: the typical own compute of each rank's stage; where it is 0, the step.
+    """Return the time in s of which excesses are fractions: the median compute of a rank's stage, or else the step.
 
-    The unit is never 0, because excesses are divided by it. Shapes: stage_medians [stages]; stage_of, result [ranks].
+    It is never 0, because excesses are divided by it. Shapes: stage_medians [stages]; stage_of, result [ranks].
     """
     typical = np.where(stage_medians > 0.0, stage_medians, step_s)
     scale: Floats = np.maximum(typical, _MIN_SCALE_S)[stage_of]

@@ -1,9 +1,8 @@
-"""Which ranks do the same work as a rank, and how far it is from them.
+"""Compares each rank with its peers, which do the same work.
 
-Peers are the ranks of the same stage (all of them hold the same chunks). In a job of few hosts a rank is compared with
-the peers on OTHER hosts, because a slow host may hold half of a stage and would shift the median. Among many hosts the
-median over all peers is robust anyway. Spread is the median absolute deviation, and at least a floor: else peers that
-agree to the microsecond would make a straggler of a rank that is two microseconds late.
+Peers are the ranks of the same stage (all of them have the same chunks). In a job of few hosts a rank is compared with
+peers on OTHER hosts, because a slow host may have half of a stage and would shift the median. With many hosts the
+median over all peers is robust. The spread is the median absolute deviation, scaled to a standard deviation.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ Indices = NDArray[np.int64]
 MAD_TO_SIGMA = 1.4826
 """Median absolute deviation -> standard deviation of a normal distribution."""
 _FEW_HOSTS = 8
-"""With more hosts in a stage than this, one host cannot shift the median of all by much."""
+"""With more hosts in a stage than this, one host cannot shift the median of all ranks by much."""
 _FEW_RANKS = 16
 _MIN_ELSEWHERE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Ranks, and the ranks that they are compared with."""
+    """Some ranks, and the ranks that they are compared with."""
 
     members: Indices
     references: Indices
@@ -37,7 +36,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """Median and spread of peers. Shapes: median and spread [k, ranks]; num_peers [ranks]."""
+    """Median and spread of the peers of each rank. Shapes: median and spread [k, ranks]; num_peers [ranks]."""
 
     median: Floats
     spread: Floats
@@ -60,7 +59,7 @@ class Peers:
         """Number of peers of each rank when all ranks report."""
 
     def reference(self, values: Floats, has_reported: Flags) -> Reference:
-        """Return median and spread of the peers of each rank, without peers that did not report.
+        """Return median and spread of the peers of each rank, using only peers that reported.
 
         A rank without peers is its own reference. Shapes: values [k, ranks], has_reported [ranks].
         """
@@ -79,7 +78,7 @@ class Peers:
         return Reference(median, MAD_TO_SIGMA * spread, num_peers)
 
     def stage_medians(self, values: Floats, has_reported: Flags) -> Floats:
-        """Return the median of each stage; 0 where no rank reported. Shapes: values [ranks]; result [stages]."""
+        """Return the median of each stage; 0 if no rank reported. Shapes: values [ranks]; result [stages]."""
         medians = np.zeros(self.num_stages)
         for stage in range(self.num_stages):
             found = values[(self.stage_of == stage) & has_reported]

@@ -1,8 +1,8 @@
-"""Which groups, links and hosts are slower than others of their kind, and which single exchanges were hot spots.
+"""Finds groups, links and hosts that are slower than others of their kind, and single exchanges that were hot spots.
 
-Exchanges of equal kind, operation and size are compared. A group or link is slow when its median transfer time is more
+Exchanges of equal kind, operation and size are compared. A group or link is slow if its median transfer time is more
 than 10 % above the median over the groups of its kind (Greyhound), of which there must be at least three. A host is
-suspected when most of its groups and links are slow, and no host has a larger fraction of slow ones.
+suspected if at least half of its groups and links are slow, and no host has a larger fraction of slow ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNEQUAL_BYTES = 0.1
 
 @dataclass(frozen=True, slots=True)
 class SlowGroup:
-    """A group, or a link of two ranks, whose transfers take longer than those of its kind."""
+    """A group, or a link of two ranks, with longer transfers than others of its kind."""
 
     group: str
     operation: str
@@ -41,13 +41,13 @@ class SlowGroup:
 
     @property
     def excess(self) -> float:
-        """Return how much longer; 0.1 is 10 %."""
+        """Return how much longer the transfers take; 0.1 is 10 %."""
         return self.transfer_s / self.expected_s - 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class SlowHost:
-    """A host whose groups and links are slow. `excess` is the mean over the slow ones."""
+    """A host with slow groups and links. `excess` is the mean over the slow ones."""
 
     host: str
     num_slow: int
@@ -57,7 +57,7 @@ class SlowHost:
 
 @dataclass(frozen=True, slots=True)
 class HotSpot:
-    """One exchange that took far longer than others of its kind."""
+    """One exchange that took much longer than others of its kind."""
 
     step: int
     group: str
@@ -70,7 +70,7 @@ class HotSpot:
 
 @dataclass(frozen=True, slots=True)
 class UnequalLoad:
-    """A member that sends or receives much more than the others of its group: a hot expert, an unequal split."""
+    """A member that sends or receives more than the others of its group: a hot expert, an unequal split."""
 
     rank: int
     group: str
@@ -81,20 +81,20 @@ class UnequalLoad:
 
 @dataclass(frozen=True, slots=True)
 class SlowLinks:
-    """The groups, hosts, exchanges and loads that stand out."""
+    """Slow groups and hosts, hot spots, and unequal loads."""
 
     groups: tuple[SlowGroup, ...]
     hosts: tuple[SlowHost, ...]
     hot_spots: tuple[HotSpot, ...]
     unequal: tuple[UnequalLoad, ...]
     num_compared: int
-    """Number of groups and links with enough others of their kind to compare with."""
+    """Number of groups and links that were compared; others have too few of their kind."""
 
 
 def find_slow_links(
     spans: Spans, exchanges: Exchanges, chosen: Int64, transfer_s: Float64, classes: Int64, roster: Roster
 ) -> SlowLinks:
-    """Return what stands out among the chosen exchanges; `classes`: exchanges of equal number are comparable."""
+    """Compare the chosen exchanges; `classes`: exchanges with equal numbers are comparable."""
     slow: list[SlowGroup] = []
     compared: list[GroupMembers] = []
     hot: list[HotSpot] = []
@@ -138,7 +138,7 @@ def _medians(group_of: Int64, transfer_s: Float64) -> dict[int, tuple[float, int
 def _hot_spots(
     exchanges: Exchanges, chosen: Int64, transfer_s: Float64, median: float, spans: Spans
 ) -> Sequence[HotSpot]:
-    """Return the outliers: more than twice the median, and farther from it than noise explains."""
+    """Return the outliers: more than twice the median, and more than ten spreads above it."""
     spread = float(np.median(np.abs(transfer_s - median)))
     limit = median + max(median, 10.0 * spread)
     places = np.flatnonzero(transfer_s > limit)
@@ -171,7 +171,7 @@ def _slow_hosts(slow: Sequence[SlowGroup], compared: Sequence[GroupMembers], ros
         for host in one.hosts:
             excesses.setdefault(host, []).append(one.excess)
     shares = {host: len(found) / num_groups[host] for host, found in excesses.items()}
-    # a slow host also slows the links to it: their other ends have some slow links, only this host has mostly slow ones
+    # a slow host makes links to other hosts slow too, so the host with the largest fraction of slow links is suspected
     worst = max(shares.values(), default=0.0)
     found = [
         SlowHost(host, len(its), num_groups[host], float(np.mean(its)))

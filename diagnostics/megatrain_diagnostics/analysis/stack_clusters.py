@@ -1,10 +1,10 @@
-"""Stacks of many ranks as a few groups: the large groups are healthy, the rest points at the culprit.
+"""Clusters the stacks of many ranks: ranks in large clusters are healthy, the outliers contain the culprit.
 
-Stacks are normalised (no line numbers, no paths above the package, no numbers) and grouped by equality; then groups of
-nearly the same frames are merged. Ranks that wait in an exchange are victims. The others, if they are few, are the
-outliers; where all ranks wait, or none, the small groups are the outliers. A rank without a dump is an outlier too: it
-could not even write one. The smallest parallel group that holds all outliers is what one would evict (ByteRobust sec.
-5, stack aggregation and over-eviction).
+Stacks are normalized (without line numbers, other numbers, and paths above the package) and grouped by equality; then
+groups with nearly the same frames are merged. Ranks that wait in an exchange are victims. The others, if they are not
+the majority, are the outliers; if all ranks wait, or none, the ranks of small groups are. A rank without a dump is an
+outlier too, because it could not write one. The smallest parallel group with all outliers is the one to evict
+(ByteRobust sec. 5, stack aggregation and over-eviction).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from megatrain_diagnostics.events.tables import Stacks
 
 MAIN_THREAD = "MainThread"
 _ALIKE = 0.9
-"""Fraction of the frames that two stacks must share to be one group: waits differ in the depth of library frames."""
+"""Fraction of the frames that stacks of one group must share: the depth of library frames differs while waiting."""
 _DOMINANT = 0.5
-"""A group larger than this fraction of the largest one is healthy where waiting does not separate them."""
+"""If all ranks wait, or none: groups of at least this fraction of the largest group are healthy."""
 _MAX_DISTINCT = 512
-"""Number of stacks that are compared for similarity: beyond it the rarest remain groups of their own."""
+"""Limit of the different stacks that are compared for similarity; the rarest ones beyond it are not merged."""
 _LINE = re.compile(r"^(?P<file>.+?):\d+ (?P<name>.+)$")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _WAITS = re.compile(r"(comm/\w+\.py|distributed/distributed_c10d\.py|(\S+/)?threading\.py) ")
@@ -34,7 +34,7 @@ _OF_COMMUNICATION = re.compile(r"(comm/\w+\.py|distributed/distributed_c10d\.py)
 
 @dataclass(frozen=True, slots=True)
 class StackCluster:
-    """Ranks with one kind of stack. `frames`: those of the most common stack, outermost first: "comm/group.py wait"."""
+    """Ranks with similar stacks. `frames`: of the most common stack, outermost first, such as "comm/group.py wait"."""
 
     ranks: tuple[int, ...]
     frames: tuple[str, ...]
@@ -44,7 +44,7 @@ class StackCluster:
 
 @dataclass(frozen=True, slots=True)
 class SharedGroup:
-    """The smallest parallel group that holds some ranks. `kind`: rank, host, an axis, replica or stage."""
+    """The smallest parallel group that contains some ranks. `kind`: rank, host, an axis, replica or stage."""
 
     kind: str
     name: str
@@ -53,12 +53,12 @@ class SharedGroup:
 
 @dataclass(frozen=True, slots=True)
 class StackFinding:
-    """Groups, the largest first; outliers; the group that they share, None where only the whole job holds them."""
+    """Clusters, the largest first; outliers; the smallest group with all outliers, None if only the whole job has."""
 
     clusters: tuple[StackCluster, ...]
     outliers: tuple[int, ...]
     undumped: tuple[int, ...]
-    """Ranks without a dump, where other ranks have one."""
+    """Ranks without a dump, if other ranks have one."""
     shared: SharedGroup | None
     reason: str
 
@@ -78,7 +78,7 @@ def normalised(stack: str) -> tuple[str, ...]:
 
 
 def newest_main_stacks(stacks: Stacks, round_number: int) -> dict[int, str]:
-    """Return by rank the newest stack of its main thread; of its first thread where none has that name."""
+    """Return rank -> newest stack of its main thread, or of another thread if the newest dump has no main thread."""
     found: dict[int, tuple[tuple[int, bool], str]] = {}
     for row in range(len(stacks.rank)):
         if stacks.round[row] != round_number:
@@ -90,7 +90,7 @@ def newest_main_stacks(stacks: Stacks, round_number: int) -> dict[int, str]:
 
 
 def find_outliers(stacks: Mapping[int, str], roster: Roster, asked: Iterable[int] | None = None) -> StackFinding:
-    """Return the groups of the ranks' main stacks, and the outliers.
+    """Cluster the stacks of the ranks' main threads, and find the outliers.
 
     `asked`: the ranks that should have a stack; None: all ranks, if any rank has one.
     """
@@ -106,7 +106,7 @@ def find_outliers(stacks: Mapping[int, str], roster: Roster, asked: Iterable[int
 
 
 def cluster(stacks: Mapping[int, str]) -> tuple[StackCluster, ...]:
-    """Return the groups of similar stacks, the largest first."""
+    """Return the clusters of similar stacks, the largest first."""
     by_text: dict[str, list[int]] = {}
     for rank in sorted(stacks):
         by_text.setdefault(stacks[rank], []).append(rank)
@@ -125,14 +125,14 @@ def cluster(stacks: Mapping[int, str]) -> tuple[StackCluster, ...]:
 
 
 def is_waiting(frames: tuple[str, ...]) -> bool:
-    """Return whether a stack ends in a wait for other ranks: in the files of communication, or a lock below them."""
+    """Return whether the innermost frame is in a communication file, or in a lock called from one."""
     if not frames or not _WAITS.match(frames[-1]):
         return False
     return any(_OF_COMMUNICATION.match(frame) for frame in frames[-4:])
 
 
 def smallest_group(ranks: Iterable[int], roster: Roster) -> SharedGroup | None:
-    """Return the smallest parallel group that holds all these ranks; None where only the whole job does."""
+    """Return the smallest parallel group that contains all these ranks; None if only the whole job does."""
     wanted = set(ranks)
     first = min(wanted)
     layout = roster.layout

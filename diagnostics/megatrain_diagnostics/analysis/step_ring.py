@@ -1,8 +1,8 @@
-"""The newest steps of all ranks in memory: seconds by step, operation and rank, from rows in any order and late.
+"""Keeps the newest steps of all ranks in memory: seconds by step, operation and rank. Rows may be late and unordered.
 
-A step is due when every rank has sent rows of a later one (so that all its own rows are here), or when the deadline
-since its first row has passed; a rank that has sent nothing until then is missing. A rank that sends garbage does not
-move the ring: rows beyond the ring are dropped until half of the ranks have reached them.
+A step is due when all ranks have sent rows of a later step (so that their rows of this step are complete), or when a
+deadline after its first row has passed; ranks that have sent nothing until then are missing. A rank that sends wrong
+step numbers does not move the ring: rows beyond the ring are dropped until half of the ranks have reached them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from megatrain_diagnostics.analysis.peers import Flags, Floats, Indices
 from megatrain_diagnostics.events.tables import StepTotals, Values
 
 WORK_KINDS = (StepValue.SQUARED_LENGTHS, StepValue.LABEL_TOKENS)
-"""How much work a rank had in a step, measured by its samples."""
+"""Values that measure how much work the samples of a rank are in a step."""
 OVERLAPPED = (Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER)
-"""Many of these are under way at once, so that their sum counts the same wait many times; the longest does not."""
+"""Many of these run at the same time, so their sum counts the same wait repeatedly; the longest span does not."""
 _FIRST_OPERATIONS = 8
 LAST_STEP = 2**31 - 1
 _MAX_AHEAD = 10_000
-"""Number of steps that a rank may be ahead of the judged ones: rows arrive in batches, and steps wait for silent
+"""Number of steps that a rank may be ahead of the compared ones: rows arrive in batches, and steps wait for silent
 ranks."""
 _LONGEST_STEP_NS = 7 * 86400 * 10**9
 
@@ -33,7 +33,7 @@ class RingCounters:
     """Numbers of rows that were dropped."""
 
     num_late: int = 0
-    """Rows of steps that were already judged, or have left the ring."""
+    """Rows of steps that were already compared, or have left the ring."""
     num_ahead: int = 0
     """Rows of steps far ahead of the other ranks."""
     num_wrong: int = 0
@@ -54,7 +54,7 @@ class StepRow:
     has_reported: Flags
 
     def of(self, number: int) -> Floats:
-        """Return the seconds of an operation; zeros where it was never seen."""
+        """Return the seconds of an operation; zeros if there are no rows of it."""
         if number in self.operations:
             found: Floats = self.seconds[self.operations.index(number)]
             return found
@@ -69,16 +69,16 @@ class StepRow:
 
 
 class StepRing:
-    """Shapes: arrays are [slots, operations, ranks]; step s is in slot s mod slots."""
+    """A ring buffer of steps. Arrays have the shape [slots, operations, ranks]; step s is in slot s mod slots."""
 
     def __init__(self, num_ranks: int, num_steps: int = 64) -> None:
         self.num_ranks = num_ranks
         self.num_steps = num_steps
         self.counters = RingCounters()
         self.next_step: int | None = None
-        """The oldest step that is not yet judged; None before the first row."""
+        """The oldest step that is not yet compared; None before the first row."""
         self.newest = np.full(num_ranks, -1, dtype=np.int64)
-        """Newest step that each rank has reported, kept or not; -1: none."""
+        """Newest step that each rank has reported, even if its row was dropped; -1: none."""
         self.bytes_of = np.zeros((_FIRST_OPERATIONS, num_ranks))
         """Bytes per step by operation, from the newest rows."""
         self._index = np.full(MAX_OPERATIONS, -1, dtype=np.int64)
@@ -96,11 +96,11 @@ class StepRing:
 
     @property
     def farthest_step(self) -> int:
-        """The last step that a rank may report now; a later step is an error of that rank."""
+        """The last step that a rank can have reached; a rank that reports a later step is wrong."""
         return LAST_STEP if self.next_step is None else self.next_step + _MAX_AHEAD
 
     def add_totals(self, totals: StepTotals, now_s: float) -> None:
-        """Enter rows. Units: `now_s` is any clock that goes forward, the same that `due` receives."""
+        """Add rows. Units: `now_s` is the time of a monotonic clock, the same as in `due`."""
         step, rank = totals.step.astype(np.int64), totals.rank.astype(np.int64)
         is_right = (rank >= 0) & (rank < self.num_ranks) & (totals.operation < MAX_OPERATIONS) & (step >= 0)
         is_right &= (totals.sum_ns >= 0) & (totals.sum_ns < _LONGEST_STEP_NS)
@@ -123,7 +123,7 @@ class StepRing:
         self._first_seen_s[seen] = np.minimum(self._first_seen_s[seen], now_s)
 
     def add_values(self, values: Values) -> None:
-        """Enter the work of ranks; other values are ignored."""
+        """Add the work of ranks; other values are ignored."""
         for row, kind in enumerate(WORK_KINDS):
             chosen = (values.kind == kind) & (values.rank >= 0) & (values.rank < self.num_ranks)
             chosen &= np.isfinite(values.value) & (values.value >= 0)
@@ -133,14 +133,14 @@ class StepRing:
                 self._work[step[here] % self.num_steps, row, rank[here]] = values.value[chosen][here]
 
     def due(self, now_s: float, deadline_s: float) -> int | None:
-        """Return the step that is to be judged next; None where it is not yet complete."""
+        """Return the next step to compare; None if it is not due."""
         if self.next_step is None or not np.isfinite(self._first_seen_s).any():
             return None
         if (self.newest > self.next_step).all():
             return self.next_step
         waited_since = self._first_seen_s[self.next_step % self.num_steps]
         if np.isinf(waited_since):
-            waited_since = self._first_seen_s.min()  # no row of this step has arrived, but rows of later ones have
+            waited_since = self._first_seen_s.min()  # there are no rows of this step, but of later steps
         return self.next_step if now_s - waited_since >= deadline_s else None
 
     def take(self, step: int) -> StepRow:
@@ -160,11 +160,11 @@ class StepRing:
         return row
 
     def _within(self, step: Indices, rank: Indices, is_right: Flags) -> Indices:
-        """Return the rows that belong in the ring, after it has moved on with most of the ranks."""
+        """Move the ring to the steps of most ranks, and return the rows that are within it."""
         if not is_right.any():
             return np.zeros(0, dtype=np.int64)
         if self.next_step is not None:
-            # an impossible step of a rank is forgotten when the rank reports another one
+            # an impossible step of a rank is dropped when the rank reports again
             reporting_now = np.unique(rank[is_right])
             self.newest[reporting_now[self.newest[reporting_now] > self.farthest_step]] = -1
         np.maximum.at(self.newest, rank[is_right], step[is_right])
@@ -179,7 +179,7 @@ class StepRing:
         return np.flatnonzero(is_right & ~is_ahead & ~is_late)
 
     def _follow(self) -> None:
-        """Move to where most ranks are, if that is outside of the ring: impossible steps of one rank do not move it."""
+        """Move the ring if the median step of the ranks is outside; wrong steps of one rank do not move it."""
         assert self.next_step is not None
         steps_of_ranks = self.newest[self.newest >= 0]
         typical = int(np.partition(steps_of_ranks, (len(steps_of_ranks) - 1) // 2)[(len(steps_of_ranks) - 1) // 2])

@@ -1,8 +1,8 @@
-"""The series that is searched for drift: duration and work of each step, from the sums of some ranks.
+"""Computes the series for the search for drift: duration and work of each step, from the sums of some ranks.
 
-All ranks of a job have the same pace, so a few of them give the time of all. A step's time is that of the step itself
-and of its wait for data, without the time between steps. The first steps, which compile and allocate, and those
-after a checkpoint or an evaluation are left out.
+All ranks of a job have the same pace, so a few ranks are enough. The duration of a step includes its wait for data, but
+not the time between steps. The first steps, which compile and allocate, and steps after a checkpoint or an evaluation
+are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals, Values, select
 
 _NUM_FIRST_STEPS = 3
-"""One more than in the live detection (live.py): here steps are compared with each other, not the ranks of one step."""
+"""One more than in live detection (live.py), because here steps are compared with each other, not ranks in a step."""
 SERIES_OPERATIONS = tuple(
     operation.number
     for operation in (
@@ -23,7 +23,7 @@ SERIES_OPERATIONS = tuple(
         *(Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION),
     )
 )
-"""Numbers of the operations whose sums the series needs."""
+"""Numbers of the operations that the series needs sums of."""
 _DISTURBING = (Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION)
 
 
@@ -40,7 +40,7 @@ class StepSeries:
     work: Float64
     """Work of a rank in the step; 0: not known."""
     work_name: str
-    """The unit of `work`: "FLOP", "tokens" of all ranks, or "" where neither is known."""
+    """The unit of `work`: "FLOP", "tokens" of all ranks, or "" if the work is not known."""
     peak_flops: float
     """Peak of a device in FLOP/s; 0: not known."""
     num_left_out: int
@@ -52,13 +52,13 @@ class StepSeries:
 def step_series(totals: StepTotals, values: Values) -> StepSeries:
     """Return the series of one round's steps.
 
-    A step that only one rank reports, where other steps have several reporters, is dropped as an error of that rank.
+    If several ranks report some steps, steps that only one rank reports are dropped as an error of that rank.
     """
     totals = select(totals, totals.step >= 0)
     of_step = np.isin(totals.operation, [Operation.STEP.number, Operation.DATA_WAIT.number])
     keys, of_row = np.unique(totals.rank[of_step].astype(np.int64) << 32 | totals.step[of_step], return_inverse=True)
     own_ns = np.bincount(of_row.reshape(-1), weights=totals.sum_ns[of_step], minlength=len(keys))
-    # a rank that did not time its steps contributes nothing: a wait for data by itself is no step
+    # a wait for data without a timed step is not used
     timed = np.unique(_keys(totals, Operation.STEP))
     is_timed = np.isin(keys, timed) & (own_ns > 0)
     steps, durations = (keys & 0xFFFFFFFF)[is_timed], own_ns[is_timed] / 1e9
@@ -90,7 +90,7 @@ def step_series(totals: StepTotals, values: Values) -> StepSeries:
 
 
 def _peak_flops(values: Values) -> float:
-    """Return what most rows report: a wrong value of one rank must not become the job's."""
+    """Return the median of the reported peaks, so that a wrong value of one rank has no effect."""
     peaks = values.value[(values.kind == StepValue.PEAK_FLOPS) & np.isfinite(values.value) & (values.value > 0)]
     return float(np.median(peaks)) if len(peaks) else 0.0
 
@@ -117,7 +117,7 @@ def middle_by_step(steps: Int64, values: Float64, wanted: Int64) -> Float64:
 
 
 def _work(values: Values, steps: Int64) -> tuple[Float64, str]:
-    """Return the work of a rank in each step: FLOPs where they are reported, else tokens of all ranks."""
+    """Return the work in each step and its unit: FLOPs of a rank if known for all steps, else tokens of all ranks."""
     for kind, name in ((StepValue.MODEL_FLOPS, "FLOP"), (StepValue.TOKENS, "tokens")):
         rows = (values.kind == kind) & np.isfinite(values.value) & (values.value > 0)
         found = middle_by_step(values.step[rows].astype(np.int64), values.value[rows], steps)

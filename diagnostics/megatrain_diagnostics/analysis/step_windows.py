@@ -1,4 +1,4 @@
-"""When each rank's steps began and ended, and which of its events are plausible."""
+"""Finds begin and end of each rank's steps, and leaves out implausible events."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from megatrain_diagnostics.events.tables import (
 )
 
 _FARTHEST_NS = 3600 * 10**9
-"""A span this far from the others of its step was timed by a clock that jumped."""
+"""A span this far from the other spans of its step was timed by a clock that jumped."""
 _MAX_NAMED = 12
 _LONGEST_NS = 24 * 3600 * 10**9
 OPERATIONS_OF_FULL_STEPS = (Operation.STEP, *MODEL_COMPUTES)
-# operations of the step loop's own thread: communication may continue into the next step
+# operations of the step loop's thread; communication is not among them, because it may continue into the next step
 _OF_THE_LOOP = (
     *(*OPERATIONS_OF_FULL_STEPS, Operation.DATA_WAIT, Operation.CLIP, Operation.OPTIMIZER, Operation.GC),
     *(Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION, Operation.BARRIER),
@@ -54,7 +54,7 @@ def read_step_events(
     last_step: int | None,
     ranks: tuple[int, ...] | None = None,
 ) -> StepEvents:
-    """Read spans and totals of steps, and of the steps before and after, which overlap with them.
+    """Read spans and totals of steps, and of the step before and the step after, which may overlap with them.
 
     Raises: DataError for a round without ranks, and the errors of the source.
     """
@@ -73,12 +73,12 @@ def read_step_events(
 
 
 def plausible_spans(source: EventSource, roster: Roster, spans: Spans) -> tuple[Spans, tuple[str, ...]]:
-    """Return the plausible spans, by the daemon's clock, and a sentence for each kind that was left out."""
+    """Return the plausible spans, by the daemon's clock, and sentences about the spans that were left out."""
     return _fit(align(spans, source.read(Clocks), roster.hosts), roster)
 
 
 def _fit(spans: Spans, roster: Roster) -> tuple[Spans, tuple[str, ...]]:
-    """Return the plausible rows, and sentences about the others."""
+    """Return the plausible rows, and sentences about the rows that were left out."""
     notes: list[str] = []
     is_known = (spans.rank >= 0) & (spans.rank < roster.layout.world_size)
     is_known &= (spans.duration_ns >= NO_DURATION) & (spans.duration_ns < _LONGEST_NS)
@@ -91,7 +91,7 @@ def _fit(spans: Spans, roster: Roster) -> tuple[Spans, tuple[str, ...]]:
     first = np.searchsorted(of_step[order], np.arange(len(steps)))
     counts = np.diff(np.concatenate((first, [len(order)])))
     middle = spans.start_ns[order[first + counts // 2]] if len(steps) else np.zeros(0, dtype=np.int64)
-    # step -1 holds everything before the first step
+    # step -1 contains everything before the first step
     is_near = (np.abs(spans.start_ns - middle[of_step]) < _FARTHEST_NS) | (spans.step < 0)
     if not is_near.all():
         ranks = sorted(set(spans.rank[~is_near].tolist()))
@@ -104,7 +104,7 @@ def _fit(spans: Spans, roster: Roster) -> tuple[Spans, tuple[str, ...]]:
 
 
 def known_steps(source: EventSource, round_number: int) -> str:
-    """Return as text which steps have events."""
+    """Return a text that lists the steps with all spans and the steps with sums."""
     where = Where(rounds=(round_number,), operations=(Operation.STEP.number,))
     full, summed = (
         full_steps(source.read(Spans, where)).tolist(),
@@ -118,7 +118,7 @@ def known_steps(source: EventSource, round_number: int) -> str:
 
 
 def full_steps(spans: Spans) -> Int64:
-    """Return the steps that some rank recorded with all their spans, ascending."""
+    """Return the steps of which some rank recorded all spans, ascending."""
     proof = _is_any(spans, OPERATIONS_OF_FULL_STEPS) & (spans.duration_ns >= 0) & (spans.step >= 0)
     return np.unique(spans.step[proof]).astype(np.int64)
 
@@ -126,7 +126,7 @@ def full_steps(spans: Spans) -> Int64:
 def newest_steps(spans: Spans, count: int) -> Int64:
     """Return the newest steps that were recorded in full, ascending.
 
-    A step that only one rank reports, where other steps have several reporters, is dropped as an error of that rank.
+    If several ranks report some steps, steps that only one rank reports are dropped as an error of that rank.
     """
     proof = _is_any(spans, OPERATIONS_OF_FULL_STEPS) & (spans.duration_ns >= 0) & (spans.step >= 0)
     proven = np.unique(_key(spans.rank[proof], spans.step[proof]))
@@ -136,9 +136,9 @@ def newest_steps(spans: Spans, count: int) -> Int64:
 
 
 def step_windows(spans: Spans, totals: StepTotals, first_step: int, last_step: int) -> Windows:
-    """Return the windows of the steps that ranks recorded in full: each from its step's begin to the next step's.
+    """Return the windows of the steps that ranks recorded in full: from the begin of a step to the begin of the next.
 
-    Where the next step's begin is not known, the window ends with the last operation of the step loop's own thread.
+    If the next begin is not known, the window ends with the last operation of the step loop's thread.
     """
     begin_key, begin_ns = _first_times(totals)
     is_full = _is_any(spans, OPERATIONS_OF_FULL_STEPS) & (spans.duration_ns >= 0)
@@ -170,7 +170,7 @@ def _key(rank: NDArray[np.int32], step: NDArray[np.int32]) -> Int64:
 
 
 def _first_times(totals: StepTotals) -> tuple[Int64, Int64]:
-    """Return (rank, step) as keys, ascending, and the begin of each of these steps."""
+    """Return the keys of (rank, step), ascending, and the begin of each of these steps."""
     keys, first = np.unique(_key(totals.rank, totals.step), return_index=True)
     return keys, totals.start_ns[first]
 

@@ -1,6 +1,6 @@
-"""Which ranks made a job slow, from stored events: the choice of steps, read a few at a time.
+"""Finds the ranks that made a job slow, from stored events, which are read a few steps at a time.
 
-The result is what live detection would have reported. It covers the newest 500 steps, unless others are asked for.
+The result is the same as that of live detection. It covers the newest 500 steps, unless other steps are requested.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from megatrain_diagnostics.events.tables import Spans, StepTotals, Values
 
 NEWEST_STEPS = 500
 _LONGEST_GAP = 64
-"""Largest gap between two successive steps of a rank: beyond it the later number is an error."""
+"""Largest gap between two successive steps of a rank; after a larger gap the step number is wrong."""
 _PROBES = 8
-"""Number of ranks whose rows show which steps exist."""
+"""Approximate number of ranks from whose rows the existing steps are found."""
 _ROWS_AT_ONCE = 1_000_000
 _ROWS_OF_RANK = 10
 """Approximate number of sums that a rank streams per step."""
@@ -37,10 +37,10 @@ def stored_stragglers(
     *,
     most: int = NEWEST_STEPS,
 ) -> StragglerHistory:
-    """Return what made the job slow in the steps asked for, or in the newest `most` of them.
+    """Return what made the job slow in the requested steps (first, last), or else in the newest `most` steps.
 
-    Each finding includes the evidence of the devices of its ranks.
-    Raises: DataError where no sums of such steps are stored.
+    Each finding includes evidence from the devices of its ranks.
+    Raises: DataError if there are no stored sums of such steps.
     """
     first, last = step_range(source, roster, asked, most)
     round_number = roster.round
@@ -56,9 +56,9 @@ def stored_stragglers(
 def step_range(
     source: EventSource, roster: Roster, asked: tuple[int | None, int | None], most: int = NEWEST_STEPS
 ) -> tuple[int, int]:
-    """Return the first and last step to analyse: the newest, unless others are asked for.
+    """Return the first and last step to analyze: the newest `most` steps, unless other steps are requested.
 
-    Raises: DataError where no sums of such steps are stored.
+    Raises: DataError if there are no stored sums of such steps.
     """
     known = sorted(roster.hosts)
     probes = tuple(known[:: max(1, len(known) // _PROBES)])
@@ -71,7 +71,7 @@ def step_range(
 
 
 def newest_step(rows: StepTotals) -> int:
-    """Return the newest step of the ranks; wrong numbers, of one rank or now and then, do not move the result."""
+    """Return the newest step of the ranks, ignoring wrong step numbers of a few ranks or rows."""
     newest = []
     for rank in np.unique(rows.rank).tolist():
         steps = np.unique(rows.step[rows.rank == rank]).astype(np.int64)
@@ -82,7 +82,7 @@ def newest_step(rows: StepTotals) -> int:
 
 
 def _steps(source: EventSource, roster: Roster, first: int, last: int) -> Iterator[tuple[StepTotals, Values]]:
-    # each read costs the same, however little it finds
+    # a read has a fixed cost, so in a small job more steps are read at once
     at_once = max(STEPS_AT_ONCE, _ROWS_AT_ONCE // (_ROWS_OF_RANK * max(1, roster.layout.world_size)))
     for begin in range(first, last + 1, at_once):
         where = Where((roster.round,), begin, min(begin + at_once - 1, last))

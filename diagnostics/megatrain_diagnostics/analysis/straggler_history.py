@@ -1,4 +1,4 @@
-"""What live detection would have reported on stored steps, from the first to the last."""
+"""Runs live detection on stored steps, from the first to the last."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _FOREVER_S = 1e18
 
 @dataclass(frozen=True, slots=True)
 class StragglerHistory:
-    """`findings`: those that held for long enough at any time, each with the first and last step that showed it."""
+    """The results. `findings`: those that lasted long enough at any time, each with its first and last step."""
 
     findings: tuple[Finding, ...]
     ended: frozenset[str]
-    """Keys of the findings that no longer hold at the end."""
+    """Keys of the findings that have ended before the last step."""
     assessment: StragglerAssessment
     """The assessment after the last step."""
     num_compared: int
@@ -40,8 +40,8 @@ def straggler_history(
 ) -> StragglerHistory:
     """Return what made the job slow. `steps` yields parts in the order of steps, and may be called twice.
 
-    `spans_of` returns the passes of some ranks, as far as their whole spans are stored: a rank whose forward and
-    backward times correlate is slow by its samples, which only these spans show.
+    `spans_of` returns the stored forward and backward spans of some ranks. Only these show whether a rank is slow
+    because of its samples: then its forward and backward times correlate.
     """
     found = _run(roster, thresholds, steps(), np.zeros(roster.layout.world_size))
     suspects = tuple(sorted({rank for one in found.findings if one.cause is Cause.COMPUTE for rank in one.ranks}))
@@ -78,7 +78,7 @@ def _run(roster: Roster, thresholds: Thresholds, steps: Steps, correlations: np.
 
 
 def _by_steps(totals: StepTotals, values: Values) -> Iterable[tuple[StepTotals, Values]]:
-    """Split into parts of a few steps: the ring holds no more at a time."""
+    """Split into parts of at most STEPS_AT_ONCE steps, because the ring has space for few steps."""
     if not num_rows(totals):
         return
     first, last = int(totals.step.min()), int(totals.step.max())

@@ -1,8 +1,9 @@
-"""The timeline of ranks x steps as tracks of slices, flows from send to receive, and counters (MegaScale sec. 5.1).
+"""Lays out a timeline of ranks and steps: tracks of slices, flows from send to receive, and counters (MegaScale 5.1).
 
 Each rank has a track for each lane (LANES); operations of different lanes may run at the same time. Viewers draw slices
 of one track as a stack of calls, so slices of a track must nest; a slice that overlaps without nesting goes to a
-further track of the same name. Communication never nests: a slice inside another would look like a part of it.
+further track of the same lane. Slices of communication are never nested, because a nested slice looks like a part of
+the outer one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import NO_DURATION, Int64, Spans, Values, select
 
 MAX_SLICES = 2_000_000
-"""A browser's viewer cannot hold more (2 GB)."""
+"""Limit of viewers in a browser, which have 2 GB of memory."""
 LANES = ("compute", "tp", "pp-send", "pp-recv", "dp", "host")
 _NESTING = ("compute", "host")
 _LANE_OF: dict[Operation, str] = {
@@ -59,7 +60,7 @@ class Track:
     rank: int
     lane: str
     overflow: int
-    """0: the lane itself; n: its n-th further track."""
+    """0: the first track of the lane; n: its n-th further track."""
 
     @property
     def name(self) -> str:
@@ -68,24 +69,24 @@ class Track:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """The content of the drawing. Slices are rows of `spans`, by rank and begin."""
+    """The laid-out timeline. Slices are rows of `spans`, sorted by rank and begin."""
 
     roster: Roster
     spans: Spans
     begin_ns: Int64
     """Begin of each span, relative to `base_ns`."""
     length_ns: Int64
-    """Length of each span, at least 1; an open span lasts to the end of the drawing."""
+    """Length of each span in ns, at least 1; an open span lasts to the end of the timeline."""
     track_of: Int64
     """Index in `tracks` of each span."""
     tracks: tuple[Track, ...]
     flows: Int64
-    """[n, 2]: the rows of a send and its receive."""
+    """Shape: [flows, 2]. The rows of a send and its receive."""
     values: Values
     base_ns: int
     """Unix ns by the daemon's clock."""
     left_out: tuple[str, ...]
-    """A sentence for each part that the limit left out."""
+    """A sentence for each part that was left out because of the limit of slices."""
     notes: tuple[str, ...]
 
     @property
@@ -94,7 +95,7 @@ class Timeline:
 
 
 def lay_out(events: StepEvents, values: Values, first_step: int, last_step: int, max_slices: int) -> Timeline:
-    """Return the timeline of the steps from the first to the last, both included; `values` are of the same steps."""
+    """Return the timeline of `first_step` to `last_step`, inclusive. `values`: of the same steps, for counters."""
     spans = select(events.spans, (events.spans.step >= first_step) & (events.spans.step <= last_step))
     spans, left_out = _within(spans, max_slices)
     last_ns = int(end_ns(spans).max()) if len(spans.rank) else 0
@@ -132,7 +133,7 @@ def lay_out(events: StepEvents, values: Values, first_step: int, last_step: int,
 
 
 def _within(spans: Spans, max_slices: int) -> tuple[Spans, tuple[str, ...]]:
-    """Return the spans within the limit: whole steps from the first on; of a step that exceeds it, whole ranks."""
+    """Return the spans within the limit: the first complete steps; if even the first does not fit, its first ranks."""
     if len(spans.rank) <= max_slices:
         return spans, ()
     steps, counts = np.unique(spans.step, return_counts=True)
@@ -153,7 +154,7 @@ def _within(spans: Spans, max_slices: int) -> tuple[Spans, tuple[str, ...]]:
 
 
 def _tracks(spans: Spans, begin: Int64, length: Int64) -> tuple[tuple[Track, ...], Int64]:
-    """Assign each slice to a track; slices are ordered by rank, begin and falling length."""
+    """Assign each slice to a track. Slices must be sorted by rank, begin and descending length."""
     lane_of = np.full(MAX_OPERATIONS, LANES.index("host"), dtype=np.int64)
     for operation, lane in _LANE_OF.items():
         lane_of[operation.number] = LANES.index(lane)
@@ -176,7 +177,7 @@ def _tracks(spans: Spans, begin: Int64, length: Int64) -> tuple[tuple[Track, ...
 
 
 def _places(slices: Iterable[tuple[int, int]], *, may_nest: bool) -> list[int]:
-    """Return for each slice the first track of its lane where it fits."""
+    """Return for each slice the first track of its lane in which it fits."""
     open_ends: list[list[int]] = []
     places: list[int] = []
     for begin, length in slices:
@@ -195,7 +196,7 @@ def _places(slices: Iterable[tuple[int, int]], *, may_nest: bool) -> list[int]:
 
 
 def _flows(spans: Spans, exchanges: Exchanges) -> Int64:
-    """Return the rows of each send and its receive where both are drawn."""
+    """Return the rows of each send and its receive, if both are drawn."""
     pairs = np.flatnonzero(np.isin(exchanges.operation, _SENDS) & (exchanges.num_parts == 2))
     first = exchanges.first[pairs]
     ends = np.stack([exchanges.parts[first], exchanges.parts[first + 1]], axis=1) if len(pairs) else np.zeros((0, 2))

@@ -1,7 +1,7 @@
-"""Whether a series rises or falls beyond noise, and whether the pace depends on the hour of the day.
+"""Tests whether a series rises or falls beyond noise, and whether the pace depends on the hour of the day.
 
-The first is the slope of Theil and Sen with the test of Mann and Kendall. The second has causes outside the job:
-neighbours on the network, cooling, nightly jobs.
+A trend is a Theil-Sen slope with the Mann-Kendall test. A dependence on the hour has causes outside the job: other jobs
+on the network, cooling, nightly jobs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MAX_POINTS = 400
 """Longer series are reduced to medians of neighbours, because every pair of points is compared."""
 _MIN_POINTS = 8
 _CERTAIN = 3.0
-"""Standard deviations of Mann and Kendall's statistic: by chance, one series in 370 without a trend exceeds it."""
+"""Standard deviations of the Mann-Kendall statistic: one in 370 series without a trend exceeds it by chance."""
 _MIN_CHANGE = 0.05
 _MIN_SPAN_NS = 20 * 3600 * 10**9
 _MIN_STEPS = 20
@@ -27,7 +27,7 @@ _NS_AN_HOUR = 3600 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A straight line through a series. Units: of the series; `first` and `last` are its ends on the line."""
+    """A straight line through a series. Units: as the series. `first`, `last`: values of the line at both ends."""
 
     num_points: int
     first: float
@@ -35,7 +35,7 @@ class Trend:
     per_1000: float
     """Change over 1000 places."""
     certainty: float
-    """Distance from no trend in standard deviations, negative for a fall."""
+    """The Mann-Kendall statistic in standard deviations, negative for a falling series."""
 
     @property
     def is_rising(self) -> bool:
@@ -47,7 +47,7 @@ class Trend:
 
 
 def trend(places: Float64, values: Float64) -> Trend | None:
-    """Return the trend of finite values over ascending places; None for fewer than 8 values."""
+    """Return the trend of finite values over ascending places; None for fewer than 8 values or equal places."""
     if len(values) < _MIN_POINTS:
         return None
     if len(values) > _MAX_POINTS:
@@ -88,7 +88,7 @@ class Hours:
 
 
 def hours_of_day(at_ns: Int64, seconds: Float64) -> Hours | None:
-    """Return the pace by the hour; None where the steps cover less than 20 hours, or are too few."""
+    """Return the step time by hour; None if the steps cover less than 20 hours, or there are too few."""
     if not len(at_ns) or int(at_ns.max()) - int(at_ns.min()) < _MIN_SPAN_NS:
         return None
     hour = at_ns // _NS_AN_HOUR % 24

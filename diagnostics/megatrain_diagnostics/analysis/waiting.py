@@ -1,7 +1,7 @@
-"""Which rank waits for which in a hang, as arrows for a picture: few enough to be readable.
+"""Computes arrows from waiting ranks to the ranks that they wait for in a hang, few enough for a readable picture.
 
-In a large job thousands of ranks wait for one. Then the ranks of a stage of one replica, or of a whole stage, become
-one arrow with their number: the ends of the arrows matter most.
+In a large job thousands of ranks wait for one rank. Then the arrows of all ranks of a stage (of one replica, or of all
+replicas) are merged to one arrow with the number of ranks.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from enum import IntEnum
 from megatrain.contracts.layout import Layout
 
 MAX_ARROWS = 200
-"""More arrows are not readable."""
+"""A picture with more arrows is not readable."""
 
 
 class Awaited(IntEnum):
-    """State of the rank that is waited for."""
+    """State of the rank at the end of an arrow."""
 
     SUSPECT = 0
     SILENT = 1
     WAITING = 2
-    """It waits too: a link of a chain."""
+    """The rank waits too: it is in the middle of a chain."""
     OTHER = 3
 
 
@@ -43,9 +43,9 @@ def waiting_arrows(
     layout: Layout,
     most: int = MAX_ARROWS,
 ) -> tuple[Arrow, ...]:
-    """Return the arrows, those to suspects first: one per rank if that gives at most `most`, else merged.
+    """Return at most `most` arrows, those to suspects first: one per waiting rank, or merged if there are too many.
 
-    Where even whole stages give too many, those with the most waiting ranks are drawn.
+    If there are too many even with one per stage, arrows with the most waiting ranks are kept.
     """
     suspect_ranks, silent_ranks = frozenset(suspects), frozenset(silent)
 
@@ -58,7 +58,7 @@ def waiting_arrows(
 
     groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for together in (_alone, _by_replica, _by_stage):
-        # ranks that wait in one collective wait for the same ranks, which identify it
+        # ranks that wait in the same collective wait for the same ranks, so these identify the collective
         groups = {}
         for rank in sorted(waits_for):
             groups.setdefault((together(layout, rank), tuple(waits_for[rank])), []).append(rank)

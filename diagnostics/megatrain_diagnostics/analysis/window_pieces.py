@@ -1,6 +1,6 @@
-"""The windows of steps, cut into pieces wherever anything changes: all ranks one after the other on one axis of time.
+"""Cuts the windows of steps into pieces wherever a span begins or ends, with all ranks in sequence on one time axis.
 
-The axis makes every rank's pieces one sorted array, so that a search finds the pieces of all spans at once.
+On this axis the pieces of all ranks are one sorted array, so that one search finds the pieces of all spans.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grid:
-    """The windows' time, cut wherever anything changes: all ranks one after the other on one axis."""
+    """The pieces of the windows of all ranks, in sequence on one time axis. Shapes: [pieces]; rank_* [ranks]."""
 
     begin: Int64
     length: Int64
@@ -41,28 +41,28 @@ class Grid:
     rank_base: Int64
     rank_limit: Int64
     rank_offset: Int64
-    """Place of each rank's base on the axis."""
+    """Position of each rank's base on the axis."""
 
 
 def lanes_of(spans: Spans, windows: Windows) -> Int64:
-    """Return for each span the place of its rank among those with windows; -1: none."""
+    """Return for each span the index of its rank among the ranks with windows; -1: the rank has no window."""
     ranks = np.unique(windows.rank)
-    # beyond the last rank searchsorted returns a place that does not exist
+    # searchsorted returns an index after the end for larger ranks
     place = np.minimum(np.searchsorted(ranks, spans.rank), len(ranks) - 1)
     return np.where(ranks[place] == spans.rank, place, ABSENT)
 
 
 def cut_windows(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, windows: Windows) -> Grid:
-    """Return the grid with a cut at each span's begin, its end and its moments."""
+    """Return the grid with cuts at each span's begin and end, and at its times in each array of `moments_ns`."""
     ranks, first = np.unique(windows.rank, return_index=True)
     base = windows.begin_ns[first]
     limit = np.maximum.reduceat(windows.end_ns, first)  # windows are ordered by rank: one run for each rank
-    # one ns more than a rank's length: the end of a rank and the begin of the next one stay two cuts
+    # one ns more than the length of a rank, so that its end and the begin of the next rank are different cuts
     offset = np.concatenate(([0], np.cumsum(limit - base + 1)))[:-1]
     of_window = np.searchsorted(ranks, windows.rank)
 
     def on_axis(times_ns: Int64, place: Int64) -> Int64:
-        # times outside the rank's windows move to their bounds, or they would lie in the range of another rank
+        # times outside the rank's windows are clipped to them, so that they are not in the range of another rank
         placed: Int64 = offset[place] + np.clip(times_ns, base[place], limit[place]) - base[place]
         return placed
 
@@ -86,7 +86,7 @@ def cut_windows(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, window
 
 def pieces_of(spans: Spans, lane: Int64, grid: Grid) -> tuple[Int64, Int64]:
     """Return the range of pieces that each span covers, [first, last); empty for spans without a window."""
-    # an open span lasts to the end of its window, as far as is known
+    # the end of an open span is not known, so it lasts to the end of the rank's windows
     last = np.where(spans.duration_ns == NO_DURATION, grid.rank_limit[np.maximum(lane, 0)], end_ns(spans))
     return places_of(spans.start_ns, lane, grid), places_of(last, lane, grid)
 
@@ -100,17 +100,17 @@ def places_of(times_ns: Int64, lane: Int64, grid: Grid) -> Int64:
 
 
 def covered_ns(grid: Grid, is_chosen: NDArray[np.bool_], low: Int64, high: Int64) -> Int64:
-    """Return how much of the chosen pieces each span covers."""
-    # running totals: the sum over a range of pieces is one difference, however many pieces a span covers
+    """Return for each span the total length of the chosen pieces from `low` to `high` (exclusive)."""
+    # cumulative sums, so that the sum over a range of pieces is one difference
     until = np.concatenate(([0], np.cumsum(np.where(is_chosen, grid.length, 0))))
     lengths: Int64 = until[np.maximum(high, low)] - until[low]
     return lengths
 
 
 def gap_ends(owner: NDArray[np.int8], grid: Grid) -> Int64:
-    """Return for each piece when the run of pieces of its owner and rank ends, in ns of its rank.
+    """Return for each piece the end of its run of pieces with the same owner and rank, in ns of its rank's time.
 
-    A run ends with a window that no other window follows at once: the time after it is not known.
+    A run also ends at the end of a window without an adjacent next window, because the time after it is not known.
     """
     rank = _piece_ranks(grid)
     is_outside = grid.window == ABSENT
@@ -128,7 +128,7 @@ def _piece_ranks(grid: Grid) -> Int64:
 
 
 def piece_times(grid: Grid) -> Int64:
-    """Return when each piece begins, in ns of its rank."""
+    """Return the begin of each piece, in ns of its rank's time."""
     rank = _piece_ranks(grid)
     times: Int64 = grid.begin - grid.rank_offset[rank] + grid.rank_base[rank]
     return times

@@ -1,1 +1,1 @@
-"""The daemon's receiver of streams: it checks them, and acknowledges them when they are on disk."""
+"""The daemon's receiver of event streams: checks batches, stores them, and acknowledges them when they are on disk."""

@@ -1,7 +1,7 @@
-"""Which rows of a batch are valid events: an impossible row is left out, counted by reason, and affects no other row.
+"""Checks which rows of a batch are valid: an invalid row is removed and counted by reason; other rows are kept.
 
-Later stages do not repeat these checks: rows in the store have existing ranks, and durations and counts whose sums do
-not overflow. Rows of a round that is over are stored, and never judged.
+Later stages do not repeat these checks: rows in the store have existing ranks, and durations and counts so small that
+sums do not overflow. Rows of a round that has ended are stored but not analyzed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _BOUNDS: Mapping[str, tuple[int, int]] = {
     "error_ns": (0, _LARGE),
     "offset_ns": (-_LARGE, _LARGE),
 }
-"""Bounds of each column of integers, inclusive."""
+"""Inclusive bounds of each integer column."""
 _DEVICE_BOUNDS: Mapping[str, tuple[int, int]] = {
     **_BOUNDS,
     "round": (-1, 2**31 - 1),
@@ -63,7 +63,7 @@ _DEVICE_BOUNDS: Mapping[str, tuple[int, int]] = {
     "gpu": (-1, 4096),
     "xid": (0, 2**31 - 1),
 }
-"""Bounds in tables of devices: a host may have no round yet, and a GPU no rank."""
+"""Bounds in device tables, where -1 means: the host has no round yet, or the GPU has no rank."""
 
 Mask = NDArray[np.bool_]
 _MAX_BUCKETS = 100_000
@@ -79,12 +79,12 @@ class RefusedBatchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The rows of a batch that may be stored, and those of them that are to be judged."""
+    """The valid rows of a batch: `stored` has all of them, `live` those to be analyzed."""
 
     kind: type[Table]
     stored: pa.RecordBatch
     live: Table
-    """The rows that do not belong to a round that is over."""
+    """The rows without those of rounds that have ended."""
     refused: Mapping[RejectionReason, int]
     old_rows: int
 
@@ -129,7 +129,7 @@ class Admission:
             if name in bounds:
                 values = _column(table, name)
                 least, most = bounds[name]
-                # most batches are good: a check of the extremes is cheaper than a mask per column
+                # most batches are valid: checking minimum and maximum is cheaper than a mask per column
                 if len(values) and (values.min() < least or values.max() > most):
                     good &= (values >= least) & (values <= most)
         if "operation" in columns_of(type(table)):
@@ -139,7 +139,7 @@ class Admission:
         return good
 
     def _check_ranks(self, table: Table, good: Mask) -> None:
-        """Restrict `good` to ranks that their round has, and to layouts of the round's size."""
+        """Restrict `good` to ranks that exist in their round, and to layouts of the round's world size."""
         rounds, ranks = _column(table, "round"), _column(table, "rank")
         sizes = self._rounds.world_sizes()
         for round_number in np.unique(rounds):
@@ -163,7 +163,7 @@ class Admission:
 
     def _live(self, table: Table) -> Table:
         if "round" not in columns_of(type(table)) or isinstance(table, DEVICE_TABLES):
-            return table  # a broken GPU matters, whatever round its host is in
+            return table  # device rows of all rounds are analyzed: a broken GPU matters in any round
         if isinstance(table, Ranks):
             self._rounds.note_ranks(table)
         is_live = _column(table, "round") >= self._rounds.newest
@@ -188,7 +188,7 @@ def _selected(table: Any, rows: Mask) -> Table:
 
 
 def _narrow(kept: Mask, mask: Mask | None, reason: RejectionReason, refused: dict[RejectionReason, int]) -> None:
-    """Remove the rows that break a rule from the kept ones, and count those that broke no earlier rule."""
+    """Remove the rows outside `mask` from `kept`, and count under `reason` those that were still kept."""
     if mask is None:
         return
     lost = int(np.count_nonzero(kept & ~mask))
@@ -209,10 +209,10 @@ class _Bucket:
 
 
 class RowRateLimiter:
-    """Limits the rows of each rank by a token bucket, so that a rank without limit does not affect the others.
+    """Limits the rows of each rank by a token bucket, so that a rank that floods does not affect other ranks.
 
-    `rows_per_s` are sustained, `burst_rows` at once: a whole black box, around an incident. Time is that of the
-    batches, not of their arrival: rows that a spool held back for ten minutes pass. For one thread.
+    `rows_per_s` is the sustained rate, `burst_rows` the burst: all records of a black box, sent around an incident.
+    Time is when a batch was made, not when it arrived: rows that a spool held for ten minutes pass. For one thread.
     """
 
     def __init__(self, rows_per_s: float = 20_000, burst_rows: int = 400_000) -> None:
@@ -222,7 +222,7 @@ class RowRateLimiter:
     def let_through(
         self, host: str, ranks: NDArray[np.signedinteger[Any]], made_unix_ns: int
     ) -> NDArray[np.bool_] | None:
-        """Return the mask of the rows that may pass, the first ones of each rank; None: all of them."""
+        """Return the mask of the rows that may pass, the first rows of each rank; None: all rows may pass."""
         passed: NDArray[np.bool_] | None = None
         for rank, count in zip(*np.unique(ranks, return_counts=True), strict=True):
             allowed = self._take(host, int(rank), int(count), made_unix_ns)
@@ -234,7 +234,7 @@ class RowRateLimiter:
     def _take(self, host: str, rank: int, count: int, made_unix_ns: int) -> int:
         bucket = self._buckets.setdefault((host, rank), _Bucket(float(self._burst_rows), made_unix_ns))
         self._buckets.move_to_end((host, rank))
-        # a clock that was set back refills nothing, and its new time is the base from then on
+        # after a clock was set back nothing is refilled; later times are compared with the new time
         elapsed_s = max(0, made_unix_ns - bucket.made_unix_ns) / 1e9
         rows = min(float(self._burst_rows), bucket.rows + elapsed_s * self._rows_per_s)
         allowed = min(count, int(rows))

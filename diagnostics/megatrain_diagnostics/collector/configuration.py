@@ -1,4 +1,4 @@
-"""The configuration of a daemon: section [diagnostics] as the launch or the job's record has it, and its addresses."""
+"""The configuration of a daemon: section [diagnostics] from the launch or the job's record, and its addresses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EVERYTHING = Retention(hours=1e6, num_bytes=1e18)
 
 
 class Configuration:
-    """Section [diagnostics] and the checkpoints' directory: as the launch passed them, later as in the job's record."""
+    """Section [diagnostics] and the checkpoint directory: first from the launch, later from the job's record."""
 
     def __init__(self, settings: DaemonSettings) -> None:
         self._section = settings.section or DiagnosticsConfig()
@@ -35,7 +35,7 @@ class Configuration:
 
     @property
     def section(self) -> DiagnosticsConfig:
-        """The section; the defaults until it is known."""
+        """The section; the default values until it is known."""
         return self._section
 
     @property
@@ -44,13 +44,13 @@ class Configuration:
 
     @property
     def retention(self) -> Retention:
-        """What is kept: everything, until the configuration is known."""
+        """The retention limits; unlimited until the configuration is known."""
         if not self._known.is_set():
             return _EVERYTHING
         return Retention(self._section.retention_hours, self._section.retention_gb * 1e9)
 
     def take(self, record: JobRecord) -> None:
-        """Take a record's section; an unreadable record changes nothing."""
+        """Take the section from a record; an unreadable record changes nothing."""
         try:
             # the record of a job that torchrun started has no configuration
             config = config_of_values(record.config, record.job) if record.config else None
@@ -59,12 +59,12 @@ class Configuration:
                 self._checkpoints = Path(config.checkpoint.directory)
             self._known.set()
         except ConfigError as error:
-            _logger.warning("the configuration in the job's record cannot be read, so the old one stays: %s", error)
+            _logger.warning("the configuration in the job's record cannot be read; the old one stays in use: %s", error)
 
     def wait(self, stop: threading.Event) -> bool:
         """Wait until the section is known, or `stop` is set; return whether it is known."""
         if not self._known.is_set():
-            _logger.info("the daemon opens no port before it has the job's record, which sets where it may listen")
+            _logger.info("waiting for the job's record, which sets the address to listen at; no port is open yet")
         while not self._known.wait(_LOOK_S):
             if stop.is_set():
                 return False
@@ -72,20 +72,20 @@ class Configuration:
 
 
 def usual_address(etcd: EtcdSettings) -> str:
-    """Return loopback for a job whose etcd is only on this machine, else the address by which etcd is reached."""
+    """Return loopback if all of etcd is on this machine, else this machine's address in etcd's network."""
     is_alone = all(endpoint.is_local for endpoint in etcd.endpoints)
     return _LOOPBACK if is_alone else _address_towards(etcd)
 
 
 def reachable_address(settings: DaemonSettings, address: str) -> str:
-    """Return the address by which others reach a listener."""
+    """Return the address by which other hosts reach a socket that listens at `address`."""
     if address in ("0.0.0.0", "::"):
         return _address_towards(settings.etcd)
     return address
 
 
 def _address_towards(etcd: EtcdSettings) -> str:
-    """Return this machine's address on the way to etcd; nothing is sent. Raises: ConfigError."""
+    """Return the source address of connections to etcd, without sending anything. Raises: ConfigError."""
     endpoint = etcd.endpoints[0]
     if endpoint.path:
         return _LOOPBACK
@@ -96,5 +96,5 @@ def _address_towards(etcd: EtcdSettings) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(
-            [f"no address of this machine leads to etcd at {endpoint}: {error}; set diagnostics.daemon_address"]
+            [f"no route from this machine to etcd at {endpoint}: {error}; set diagnostics.daemon_address"]
         ) from error

@@ -20,17 +20,17 @@ _WARNING_PAUSE_S = 60.0
 
 
 class Consumer(Protocol):
-    """Judges rows as they arrive. Both methods are called from one thread, and their errors are logged."""
+    """Analyzes rows as they arrive. Both methods are called from one thread, and their errors are logged."""
 
     def consume(self, kind: type[Table], table: Table) -> None:
-        """Receive rows that are on disk, of a round that is not over."""
+        """Receive rows that are on disk, of a round that has not ended."""
 
     def tick(self, now_s: float) -> None:
-        """Called about once a second, with the unix time, whether or not rows arrived."""
+        """Called about once a second with the unix time, also when no rows arrive."""
 
 
 class ConsumerThread:
-    """Runs consumers until `close`. When they are too slow the oldest rows are dropped and counted."""
+    """Runs consumers until `close`. When they are too slow, the oldest queued rows are skipped and counted."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ConsumerThread:
         self._thread.start()
 
     def put(self, kind: type[Table], table: Table) -> None:
-        """Queue rows for judgement. Never waits."""
+        """Queue rows for the consumers. Never waits."""
         if not self._consumers or not num_rows(table):
             return
         with self._changed:
@@ -65,7 +65,7 @@ class ConsumerThread:
             self._changed.notify()
 
     def close(self) -> None:
-        """Judge the queued rows, and end."""
+        """Pass the queued rows to the consumers, then end the thread."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -99,7 +99,7 @@ class ConsumerThread:
             else:
                 consumer.consume(kind, table)
         except Exception:
-            # a failing consumer must not end the stream of events; it is logged without filling the disk
+            # a failing consumer must not end the stream of events; the log is limited so that it does not fill the disk
             if time.monotonic() >= self._next_warning_s:
                 self._next_warning_s = time.monotonic() + _WARNING_PAUSE_S
                 _logger.exception("%s failed; events are still stored", type(consumer).__name__)

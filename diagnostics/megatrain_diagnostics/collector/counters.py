@@ -13,10 +13,10 @@ from megatrain.formatting import count_text, printable
 
 _logger = logging.getLogger(__name__)
 _MAX_KEYS = 10_000
-"""Pairs of reason and host that are counted separately; further ones count under the host "others"."""
+"""Limit of pairs of reason and host that are counted separately; further hosts are counted as "others"."""
 OTHERS = "others"
 _REPORT_S = 60.0
-"""Time between two reports of losses."""
+"""Time between two reports of lost rows."""
 
 
 class RejectionReason(StrEnum):
@@ -24,33 +24,33 @@ class RejectionReason(StrEnum):
 
     BAD_HEADER = "bad-header"
     NO_BATCH = "no-batch"
-    """Not Arrow data, or not one batch of the table that the header names."""
+    """The content is not Arrow data, or not exactly one batch of the table that the header names."""
     UNKNOWN_TABLE = "unknown-table"
     FOREIGN_HOST = "foreign-host"
-    """Rows that name another host than the one that streams them."""
+    """Rows with a host name that differs from the sender's."""
     OUT_OF_RANGE = "out-of-range"
-    """A rank beyond the round's, a negative duration, an impossible step."""
+    """A rank that the round does not have, a negative duration, an impossible step."""
     FROM_THE_FUTURE = "from-the-future"
-    """Later than one hour after their batch was made, by the same clock."""
+    """Rows with a time more than one hour after their batch was made, by the same clock."""
     UNKNOWN_ROUND = "unknown-round"
-    """Of a round far beyond the newest."""
+    """Rows of a round far beyond the newest one."""
     FLOOD = "flood"
     """More rows from one rank than the sustained limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class IngestCounters:
-    """Counts since the daemon began. Rows by table; rejections by (reason, host)."""
+    """Counts since the daemon started. Rows by table; rejections by (reason, host)."""
 
     batches: int
     num_bytes: int
     stored_rows: Mapping[str, int]
     duplicate_batches: int
     old_rows: int
-    """Rows of rounds that are over: stored, and not judged."""
+    """Rows of rounds that have ended: stored but not analyzed."""
     refused_rows: Mapping[tuple[RejectionReason, str], int]
     refused_batches: Mapping[tuple[RejectionReason, str], int]
-    """Batches rejected as a whole: their number of rows is not known."""
+    """Batches that were rejected entirely; their number of rows is not known."""
     dropped_rows: Mapping[str, int]
     """Rows that hosts had to drop before they could send them, by host."""
     refused_handshakes: int
@@ -63,11 +63,11 @@ class IngestCounters:
     last_commit_s: float
     """Duration of the newest commit."""
     unjudged_rows: int
-    """Rows for which the live detection was too slow; they are stored."""
+    """Rows that the live detection skipped because it was too slow; they are stored."""
 
 
 class Ledger:
-    """Counts, from any thread."""
+    """Counts rows, batches and streams; for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -91,7 +91,7 @@ class Ledger:
             self._refused_rows[self._key(self._refused_rows, reason, host)] += num_rows
 
     def note_refused_batch(self, reason: RejectionReason, host: str, example: str) -> None:
-        """Count a batch that was rejected as a whole; `example` is the reason in a sentence."""
+        """Count a batch that was rejected entirely; `example` describes the reason."""
         with self._lock:
             self._refused_batches[self._key(self._refused_batches, reason, host)] += 1
             self._examples[reason] = example
@@ -105,7 +105,7 @@ class Ledger:
             self._numbers["unjudged_rows"] += num_rows
 
     def note_dropped(self, host: str, session: str, num_rows: int) -> None:
-        """Note the number of rows that a session reports to have dropped since it began."""
+        """Record how many rows a session has dropped since it began, as reported by its sender."""
         with self._lock:
             if num_rows and (host in self._dropped_rows or len(self._dropped_rows) < _MAX_KEYS):
                 sessions = self._dropped_rows.setdefault(host, {})
@@ -127,7 +127,7 @@ class Ledger:
             self._last_refusal = reason
 
     def note_stream(self, change: int, host: str) -> None:
-        """Count a stream that opened, 1, or ended, -1."""
+        """Count a stream that opened (`change` 1) or ended (-1)."""
         with self._lock:
             self._numbers["streams"] += change
             self._open_streams[host] += change
@@ -157,7 +157,7 @@ class Ledger:
             )
 
     def examples(self) -> tuple[Mapping[RejectionReason, str], str]:
-        """Return the newest rejected batch of each reason, and the newest refused handshake, as texts."""
+        """Return texts: reason -> why its newest batch was rejected, and why the newest handshake was refused."""
         with self._lock:
             return dict(self._examples), self._last_refusal
 
@@ -170,7 +170,7 @@ class Ledger:
 
 
 class LossReporter:
-    """Logs the losses since its last report, at most once a period."""
+    """Logs the rows lost since its last report, at most once a minute."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -178,7 +178,7 @@ class LossReporter:
         self._next_s = float("-inf")
 
     def report(self, now_s: float) -> list[str]:
-        """Log new losses when a report is due; return the lines. `now_s`: of a monotonic clock."""
+        """Log new losses when a report is due; return the lines. `now_s`: monotonic time."""
         if now_s < self._next_s:
             return []
         counters = self._ledger.counters()

@@ -1,8 +1,9 @@
-"""The server of event streams: only authenticated peers may stream; others cost little memory and time.
+"""The server of event streams: only authenticated peers can stream; other connections cost little memory and time.
 
-A connection has a thread that reads it and, once it is admitted, one that answers: a host that does not read its
-answers must not delay other hosts. Until a connection has proved that it has the token, it is a stranger: it may send
-frames of 4,096 bytes for ten seconds. At most 128 strangers are connected; the oldest is closed when another one comes.
+Each connection has a thread that reads, and after authentication another one that answers: a host that does not read
+its answers must not delay other hosts. A connection that has not yet proved that it has the token is called a stranger:
+it has ten seconds, and frames of at most 4,096 bytes. At most 128 strangers are connected; further ones close the
+oldest.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from megatrain_diagnostics.wire.messages import MAX_FRAME_BYTES, Acknowledgement
 
 _logger = logging.getLogger(__name__)
 _BACKLOG = 1024
-"""All hosts of a large job connect at once when a daemon is replaced."""
+"""Large, because all hosts of a job connect at the same time when a daemon is replaced."""
 MAX_STRANGERS = 128
 HANDSHAKE_S = 10.0
 _ACCEPT_S = 0.5
 _ENDED_BY_PEER = (errno.ECONNABORTED, errno.EPROTO)
 """Errors of `accept` for a connection that its peer has already ended."""
 _HEARTBEAT_S = 5.0
-"""Hosts give up on a daemon that is silent for four times as long."""
+"""Longest interval between acknowledgements: hosts close a stream after four times this time without a frame."""
 _SILENCE_S = 120.0
-"""Hosts ask for the clock every half minute."""
+"""Limit of the time without a frame from a host, which asks for the clock every half minute."""
 _SEND_S = 10.0
 _LAST_WAIT_S = 5.0
 
 
 class EventServer:
-    """Serves from construction until `stop`."""
+    """Serves from its construction until `stop`."""
 
     def __init__(
         self, ingest: Ingest, address: str, port: int, token: str, clock_ns: Callable[[], int] = time.time_ns
@@ -51,10 +52,10 @@ class EventServer:
         self._closing = threading.Event()
         self._changed = threading.Condition()
         self._strangers: OrderedDict[FrameSocket, float] = OrderedDict()
-        """Connection -> begin by the monotonic clock; the oldest first."""
+        """Connection -> monotonic time of its begin; the oldest first."""
         self._streams: set[FrameSocket] = set()
         self._refused: int | None = None
-        """Errno of the last reported reason why no connection could be accepted."""
+        """Errno of the last logged failure to accept a connection."""
         family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         self._listening = socket.create_server(place[:2], family=family, backlog=_BACKLOG)
         self._listening.settimeout(_ACCEPT_S)
@@ -63,7 +64,7 @@ class EventServer:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Ask all hosts to end their streams, and after the time end those that remain."""
+        """Ask all hosts to end their streams; after `timeout_s` close those that remain."""
         self._closing.set()
         self._thread.join()
         self._listening.close()
@@ -78,12 +79,12 @@ class EventServer:
         while not self._closing.is_set():
             connected = self._next()
             if connected is not None:
-                with suppress(OSError, RuntimeError):  # it has closed already, or no thread can start for it
+                with suppress(OSError, RuntimeError):  # the peer has already closed it, or no thread can be started
                     self._begin(connected)
             self._close_strangers(time.monotonic() - HANDSHAKE_S, MAX_STRANGERS)
 
     def _next(self) -> socket.socket | None:
-        """Return the next connection; None where there is none, or none can be accepted now."""
+        """Return the next connection; None if there is none within a timeout, or it cannot be accepted."""
         try:
             return self._listening.accept()[0]
         except TimeoutError:
@@ -105,7 +106,7 @@ class EventServer:
         threading.Thread(target=self._converse, args=(connection,), name="event stream", daemon=True).start()
 
     def _close_strangers(self, oldest_s: float, most: int) -> None:
-        """End the handshakes that began before a moment, and the oldest ones beyond `most`."""
+        """Close strangers that connected before `oldest_s`, and the oldest ones beyond `most`."""
         with self._changed:
             for connection, since_s in list(self._strangers.items()):
                 if since_s > oldest_s and len(self._strangers) <= most:
@@ -155,7 +156,7 @@ class EventServer:
             answers.join()
 
     def _read(self, session: SenderSession, connection: FrameSocket) -> None:
-        """Take batches until the host reports the end, or is gone."""
+        """Take batches until the host ends its stream, or the connection is lost."""
         try:
             while (frame := connection.receive(MAX_FRAME_BYTES)) is not None:
                 if frame.kind is FrameKind.BATCH:
@@ -178,7 +179,7 @@ class EventServer:
             try:
                 connection.send(FrameKind.ACKNOWLEDGEMENT, encode(Acknowledgement(through, is_closing)))
             except OSError:
-                connection.shut()  # it is gone, and gets the answer on its next stream
+                connection.shut()  # the host has disconnected; it gets the answer on its next stream
                 return
             if is_last:
                 return

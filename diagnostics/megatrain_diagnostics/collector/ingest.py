@@ -1,7 +1,7 @@
-"""From batches to the disk: each once, in order, acknowledged when a commit has made it durable.
+"""Stores batches: each once, in order, and acknowledged when a commit has made it durable.
 
 Streams only append batches to a list. One thread moves the list to the store and commits, so that all streams share one
-fsync: at most `commit_interval_s` after a batch came, earlier when there are many rows.
+fsync: at most `commit_interval_s` after a batch arrived, earlier if there are many rows.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Store(Protocol):
     """Makes rows durable."""
 
     def append(self, kind: type[Table], batch: pa.RecordBatch) -> None:
-        """Hold rows for the next commit. Raises: DataError."""
+        """Keep rows for the next commit. Raises: DataError."""
 
     def commit(self) -> int:
-        """Make all appended rows durable. Raises: MegatrainError; the rows are then held."""
+        """Make all appended rows durable. Raises: MegatrainError; the rows are then kept for the next commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +49,17 @@ class IngestLimits:
     commit_interval_s: float = 0.5
     commit_rows: int = 1_000_000
     pending_bytes: int = 256 << 20
-    """Beyond it streams are not read, and batches wait in their hosts' spools."""
+    """While more bytes wait for a commit, streams are not read, and hosts keep batches in their spools."""
 
 
 class SenderSession:
-    """One life of a host's sender, over all its streams."""
+    """One run of a host's sender process, with all the streams that it opens."""
 
     def __init__(self, name: SenderName) -> None:
         self.name = name
         self.lock = threading.Lock()
-        """Held from the check of a number until the batch is in the list: two streams of a session keep their order."""
+        """Held from the check of a batch's number until it is queued: batches of two streams of a session stay in
+        order."""
         self.received = -1
         self._acknowledged = -1
         self._changed = threading.Condition()
@@ -73,7 +74,7 @@ class SenderSession:
             self._changed.notify_all()
 
     def wait(self, known: int, timeout_s: float, over: Sequence[threading.Event] = ()) -> None:
-        """Return when more than `known` is acknowledged, when `over` is set and `wake` called, or at timeout."""
+        """Wait until a number above `known` is acknowledged, or one of `over` is set and `wake` called, or timeout."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._acknowledged > known or any(event.is_set() for event in over), timeout_s
@@ -91,7 +92,7 @@ class _Pending:
     number: int
     num_bytes: int
     admitted: Admitted | None
-    """None: there was no usable row, and the host may forget the batch."""
+    """None: the batch had no usable row; it is acknowledged without being stored."""
 
 
 class Ingest:
@@ -122,7 +123,7 @@ class Ingest:
         self._thread.start()
 
     def session(self, name: SenderName) -> SenderSession:
-        """Return the session of a sender's life."""
+        """Return the session of this name; a new one if it is not known."""
         with self._sessions_lock:
             session = self._sessions.setdefault(name, SenderSession(name))
             self._sessions.move_to_end(name)
@@ -131,16 +132,16 @@ class Ingest:
             return session
 
     def wake_sessions(self) -> None:
-        """Wake the threads of all streams to check for answers."""
+        """Wake the answering threads of all streams to check again."""
         with self._sessions_lock:
             sessions = list(self._sessions.values())
         for session in sessions:
             session.wake()
 
     def take(self, session: SenderSession, metadata: bytes, content: pa.Buffer | None) -> None:
-        """Take one batch of a stream, valid or not; `content` None: it was too long.
+        """Check and queue one batch of a stream; `content` None: the batch was too long.
 
-        Waits while too much data waits for a commit.
+        Blocks while more than `IngestLimits.pending_bytes` wait for a commit.
         """
         host = session.name.host
         try:
@@ -161,7 +162,7 @@ class Ingest:
                 session.received = header.number
 
     def close(self) -> None:
-        """Commit and acknowledge the batches received, and end. Later batches are not taken."""
+        """Commit and acknowledge the received batches, then end the thread. Later batches are ignored."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -180,7 +181,7 @@ class Ingest:
             self.ledger.note_refused_batch(error.reason, host, str(error))
             return None
         except Exception as error:
-            # a defect of ours: else the host would send this batch again and again, and nothing behind it
+            # an error in megatrain: without an answer the host would send this batch forever, and no later one
             _logger.exception("a batch of host %s could not be checked", printable(host))
             self.ledger.note_refused_batch(RejectionReason.NO_BATCH, host, f"{type(error).__name__}: {error}")
             return None
@@ -224,7 +225,7 @@ class Ingest:
         return self._is_closed or self._pending_rows >= self._limits.commit_rows
 
     def _commit(self, taken: list[_Pending]) -> bool:
-        """Make batches durable, with retries, and acknowledge them; False: closed before that succeeded."""
+        """Make batches durable, with retries, and acknowledge them; return False if `close` came before a success."""
         rows: Counter[str] = Counter()
         for one in taken:
             if one.admitted is not None:

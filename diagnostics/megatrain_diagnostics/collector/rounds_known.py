@@ -1,6 +1,6 @@
-"""Which rounds of the job exist, for the collector: followed in etcd, with the record that has the configuration.
+"""Follows the job's rounds and its record in etcd, for the collector.
 
-They say which ranks are possible, and which round trains.
+The rounds define which ranks are possible, and which round is training; the record has the configuration.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from megatrain_job.coordination.wire import KeyRange, KeyValue
 
 MAX_RANKS = 1 << 20
 _MAX_AHEAD = 64
-"""Hosts may see a new round before the daemon does; no more rounds than this begin in that time."""
+"""Limit of rounds that hosts can see before the daemon does."""
 _MAX_ROUNDS = 10_000
 _ANY = 2**31 - 1
 _logger = logging.getLogger(__name__)
 
 
 class KnownRounds:
-    """Rounds from etcd where it has any; else from the ranks themselves."""
+    """The rounds in etcd; while etcd has none, those that the ranks report."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class KnownRounds:
         self._newest_seen = -1
 
     def note(self, number: int, world_size: int) -> None:
-        """Note a round of etcd."""
+        """Add a round from etcd."""
         with self._lock:
             self._world_sizes[number] = world_size
             self._newest_in_etcd = max(self._newest_in_etcd, number)
@@ -46,7 +46,7 @@ class KnownRounds:
                 del self._world_sizes[min(self._world_sizes)]
 
     def note_ranks(self, ranks: Ranks) -> None:
-        """Note the rounds that ranks report; they count only while etcd has none."""
+        """Add the rounds that ranks report; they are used only while etcd has none."""
         if len(ranks.round):
             with self._lock:
                 self._newest_seen = max(self._newest_seen, int(ranks.round.max()))
@@ -59,7 +59,7 @@ class KnownRounds:
 
     @property
     def latest_in_etcd(self) -> int:
-        """The newest round in etcd; any round is possible while etcd has none."""
+        """The newest round in etcd; 2^31 - 1 while etcd has none, because any round is possible then."""
         with self._lock:
             return self._newest_in_etcd if self._newest_in_etcd >= 0 else _ANY
 
@@ -70,7 +70,7 @@ class KnownRounds:
             return self._newest_in_etcd + _MAX_AHEAD if self._newest_in_etcd >= 0 else _ANY
 
     def world_sizes(self) -> Mapping[int, int]:
-        """Return the ranks of each round in etcd."""
+        """Return the world size of each round in etcd."""
         with self._lock:
             return dict(self._world_sizes)
 

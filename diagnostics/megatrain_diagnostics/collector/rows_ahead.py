@@ -1,7 +1,7 @@
-"""Rows of rounds that are not in etcd yet: held back until they are.
+"""Holds back rows of rounds that are not in etcd yet.
 
-A host may see a new round before the daemon. But a rank with an invented round must not end the judgement of the round
-that trains, so no consumer gets its rows before the round exists.
+A host may see a new round before the daemon does. A rank that reports a wrong round must not end the analysis of the
+round that is training, so consumers get its rows only after the round appears in etcd.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Part = tuple[type[Table], Table]
 
 
 class RowsAhead:
-    """For one thread. Beyond a million rows the oldest are dropped here: they are stored, only not judged."""
+    """For one thread. Beyond a million held rows the oldest are dropped: they are stored but not analyzed."""
 
     def __init__(self, latest_in_etcd: Callable[[], int], max_rows: int = _MAX_ROWS) -> None:
         """`latest_in_etcd`: the newest existing round."""
@@ -29,7 +29,7 @@ class RowsAhead:
         self._num_rows = 0
 
     def take(self, parts: list[Part]) -> list[Part]:
-        """Return the rows of existing rounds: first of the held rows, then of the new ones, each in its order."""
+        """Return the rows of existing rounds: first held rows, then new rows, each in the order of arrival."""
         latest = self._latest_in_etcd()
         found: list[Part] = []
         waiting, self._held, self._num_rows = [*self._held, *parts], deque(), 0
@@ -52,7 +52,7 @@ class RowsAhead:
 
 
 def _ahead(table: Any, latest: int) -> Any:
-    """Return which rows are of a later round; None: none is."""
+    """Return the mask of rows with a round after `latest`; None if there is no such row."""
     if "round" not in columns_of(type(table)):
         return None
     mask = np.asarray(table.round > latest)

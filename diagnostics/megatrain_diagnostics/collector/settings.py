@@ -1,4 +1,4 @@
-"""The daemon's job and address; cheap to import, for the command line."""
+"""The settings of the daemon; a small module, so that the command line can import it fast."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class DaemonSettings:
     job: str
     etcd: EtcdSettings
     address: str = ""
-    """Empty: [diagnostics] daemon_address, else loopback or this machine's address on the way to etcd."""
+    """Empty: [diagnostics] daemon_address; if that is empty too, see `collector.configuration.usual_address`."""
     port: int | None = None
     """None: [diagnostics] daemon_port."""
     section: DiagnosticsConfig | None = None
-    """[diagnostics] as the launch has it. None: as in the job's record, for which the daemon waits."""
+    """[diagnostics] of the launch. None: the daemon waits for the job's record and uses its section."""
     checkpoints: Path | None = None
-    """Where the job's checkpoints are, if not in the run directory."""
+    """The directory of the job's checkpoints; None: in the run directory."""
 
 
 def add_daemon_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare where the daemon listens."""
+    """Add the options --address and --port."""
     parser.add_argument(
         "--address", default="", type=utf8_text, help="address to listen at (default: diagnostics.daemon_address)"
     )

@@ -1,1 +1,1 @@
-"""The tables of events in Arrow's form, on the wire and in files."""
+"""The tables of events as Arrow data, on the wire and in files."""

@@ -1,8 +1,8 @@
-"""The size of a batch from the head of its Arrow IPC message, read before the batch is unpacked.
+"""Reads from an Arrow IPC message how many rows a batch has and whether it is compressed, before it is unpacked.
 
-Unpacking a batch also unpacks its compressed buffers, to whatever length they claim: a million zeros take a few bytes.
-pyarrow does not expose these lengths, so they are read here from the message's flatbuffer (Message and RecordBatch in
-Arrow's format/Message.fbs): an offset leads to a table, a slot of its vtable to a field.
+Unpacking a batch also unpacks its compressed buffers, and a few bytes can unpack to a million zeros. pyarrow does not
+expose these facts, so they are read here from the message's flatbuffer (Message and RecordBatch in Arrow's
+format/Message.fbs): an offset leads to a table, a slot of its vtable to a field.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _BATCH_LENGTH, _BATCH_COMPRESSION = 0, 3
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """What a record batch claims about itself."""
+    """Facts about a record batch from the metadata of its message; not verified."""
 
     num_rows: int
     is_compressed: bool
 
 
 def batch_shape(metadata: pa.Buffer) -> BatchShape:
-    """Return the claims in the metadata of an IPC message. Raises: DataError when it is not that of a record batch."""
+    """Read the metadata of an IPC message. Raises: DataError when it does not belong to a record batch."""
     raw = metadata.to_pybytes()
     try:
         message = _number("<I", raw, 0)
@@ -46,7 +46,7 @@ def batch_shape(metadata: pa.Buffer) -> BatchShape:
 
 
 def _field(raw: bytes, table: int, slot: int) -> int:
-    """Return the place of a table's field; 0: the field is absent, and has its default."""
+    """Return the offset of a table's field; 0: the field is absent and has its default value."""
     vtable = table - _number("<i", raw, table)
     place = 4 + 2 * slot
     if place >= _number("<H", raw, vtable):

@@ -1,8 +1,8 @@
 """The Arrow schema of each table of events, and the conversion from numpy to Arrow and back.
 
-There are two forms. On the wire, operations and kinds of values are numbers, because up to a million rows a second need
-no look-up then. In files they are names, as text with a dictionary, so that other Parquet readers need no list of the
-numbers. The metadata of both forms name the table and the version of its schema.
+There are two forms. On the wire, operations and kinds of values are numbers, so that up to a million rows a second need
+no look-up. In files they are names, as text with a dictionary, so that other Parquet readers need no list of the
+numbers. The metadata of both forms contains the table's name and the version of its schema.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCHEMA_VERSION = 3
 TABLE_KEY = b"megatrain_table"
 VERSION_KEY = b"megatrain_schema_version"
 NOT_KNOWN = 0
-"""Stands for an operation or a kind of value whose name this program does not know. No operation or kind has it."""
+"""Number for an operation or a kind of value with an unknown name. No operation or kind has this number."""
 
 _ARROW_TYPES = {
     "u1": pa.uint8(),
@@ -49,17 +49,17 @@ _NUMBERS = {column: {name: number for number, name in enumerate(names)} for colu
 
 
 def table_named(name: str) -> type[Table] | None:
-    """Return the table of this name; None where there is no such table."""
+    """Return the table of this name; None if there is no such table."""
     return _KINDS.get(name)
 
 
 def names_of(column: str) -> tuple[str, ...] | None:
-    """Return the names of a column's numbers, 0 to 255, as in files; None where its numbers have no names."""
+    """Return the names of a column's numbers, 0 to 255, as in files; None if the column has no names."""
     return _NAMES.get(column)
 
 
 def time_column(kind: type[Table]) -> str | None:
-    """Return the name of the column with the time of a row; None where the table has no times."""
+    """Return the name of the column with the time of a row; None if the table has no times."""
     return next((name for name in ("start_ns", "at_ns") if name in columns_of(kind)), None)
 
 
@@ -79,7 +79,7 @@ def stored_schema(kind: type[Table]) -> pa.Schema:
 
 
 def kind_of(schema: pa.Schema) -> type[Table]:
-    """Return the table that a schema names. Raises: DataError for no table, an unknown table or another version."""
+    """Return the table named in a schema. Raises: DataError for no table, an unknown table or another version."""
     metadata = schema.metadata or {}
     if TABLE_KEY not in metadata:
         raise DataError("its schema does not name a table of events; it was not written by megatrain")
@@ -104,9 +104,9 @@ def to_arrow(table: Table) -> pa.RecordBatch:
 
 
 def from_arrow(kind: type[TableType], data: pa.RecordBatch | pa.Table) -> TableType:
-    """Return the numpy table of either form. Numbers in one chunk are not copied, and their arrays are read-only.
+    """Convert rows in either form to a numpy table. Numbers in one chunk are not copied; their arrays are read-only.
 
-    Raises: DataError naming the columns if they are not those of the table, or a column of another type or with nulls.
+    Raises: DataError naming the columns if they are not those of the table, or a column with another type or nulls.
     """
     check_columns(kind, data.schema)
     columns: dict[str, Any] = {}
@@ -122,7 +122,7 @@ def from_arrow(kind: type[TableType], data: pa.RecordBatch | pa.Table) -> TableT
 
 
 def check_columns(kind: type[Table], schema: pa.Schema) -> None:
-    """Raise DataError unless a schema has the table's columns in their order, of their types, in either form."""
+    """Raise DataError unless a schema has the table's columns, in order and with the types of either form."""
     wanted = columns_of(kind)
     if schema.names != list(wanted):
         raise DataError(f"{kind.NAME}: columns {schema.names}; expected {list(wanted)}")
@@ -136,7 +136,7 @@ def check_columns(kind: type[Table], schema: pa.Schema) -> None:
 
 
 def to_stored(kind: type[Table], data: pa.RecordBatch | pa.Table) -> pa.Table:
-    """Return rows in file form, from rows in wire form."""
+    """Convert rows from wire form to file form."""
     table = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
     arrays = [
         _named(name, table.column(name)) if name in _NAMES else table.column(name) for name in stored_schema(kind).names
@@ -151,7 +151,7 @@ def _metadata(kind: type[Table]) -> dict[bytes, bytes]:
 def _text_array(texts: Any) -> pa.Array:
     try:
         return pa.array(texts, pa.string())
-    except UnicodeEncodeError:  # a text has lone surrogates: they stand for bytes of a log that are not UTF-8
+    except UnicodeEncodeError:  # a text has lone surrogates, which represent bytes of a log that are not UTF-8
         return pa.array([str(text).encode(errors="replace").decode() for text in texts], pa.string())
 
 
@@ -166,7 +166,7 @@ def _one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _numbers(column: str, names: pa.Array) -> Int8:
-    """Return the number of each name; NOT_KNOWN for names that this program does not know."""
+    """Return the number of each name; NOT_KNOWN for unknown names."""
     encoded = names if pa.types.is_dictionary(names.type) else names.dictionary_encode()
     numbers = _NUMBERS[column]
     by_index = [numbers.get(name, NOT_KNOWN) for name in encoded.dictionary.to_pylist()]
@@ -176,7 +176,7 @@ def _numbers(column: str, names: pa.Array) -> Int8:
 
 
 def _named(column: str, numbers: pa.ChunkedArray) -> pa.Array:
-    """Return the name of each number. The dictionary has only names that occur, so a file's statistics are exact."""
+    """Return the name of each number. The dictionary has only names that occur, so that statistics are exact."""
     values = _one_chunk(numbers).to_numpy(zero_copy_only=True)
     used = np.flatnonzero(np.bincount(values, minlength=_NUM_NUMBERS))
     index_of = np.zeros(_NUM_NUMBERS, dtype=np.uint8)

@@ -1,7 +1,7 @@
-"""`megatrain diag`: the analyses of a job's events; the daemon; and the settings of the recording.
+"""`megatrain diag`: analyses of a job's events, the daemon, and the settings of recording.
 
-Every analysis reads the segments in <run>/events, of a running as of a finished job: the daemon need not run. As in
-megatrain.cli, only the module of the command that runs is imported, so that no command loads what only others need.
+All analyses read the segments in <run>/events, of a running or a finished job, and work without the daemon. As in
+megatrain.cli, only the module of the subcommand that is used is imported, so that commands start fast.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _VERBS = {
     "verdicts": "verdicts",
     "whatif": "whatif",
 }
-"""Verb -> the module of this package whose `add_verb(verbs)` declares it and sets the default `run_verb`."""
+"""Subcommand -> module of this package; its `add_verb(verbs)` adds the parser and sets the default `run_verb`."""
 
 
 class _Parsers(dict[str, argparse.ArgumentParser]):
-    """The commands' parsers. A command is declared when it is used; all are when they are listed."""
+    """The parsers of the subcommands. A parser is created when it is looked up; iteration creates all parsers."""
 
     def __init__(self, action: _Action) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class _Parsers(dict[str, argparse.ArgumentParser]):
 
 
 class _VerbsAction(_Action):
-    """Sub-parsers that are declared lazily."""
+    """A subparsers action that creates its parsers lazily."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -79,7 +79,7 @@ class _VerbsAction(_Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verbs and their options."""
+    """Add the subcommands and their options."""
     parser.add_subparsers(dest="diag_verb", required=True, metavar="VERB", action=_VerbsAction)
 
 

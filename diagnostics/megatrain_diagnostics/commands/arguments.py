@@ -1,4 +1,4 @@
-"""Arguments that several commands of `megatrain diag` share: the place of the events, and a choice of them."""
+"""Arguments that several commands of `megatrain diag` share: where the events are, and which of them to use."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ RUN_HELP = (
     "runs/)"
 )
 _MAX_NUMBERS = 1_000_000
-"""Most ranks in one argument: more is a mistake, and would only fill memory."""
+"""Limit of the ranks in one argument: more are a mistake, and would fill memory."""
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Declare [RUN], the place of the events."""
+    """Add the argument [RUN]; args.place is where the events are."""
     parser.add_argument("place", nargs="?", default="", type=utf8_text, metavar="RUN", help=RUN_HELP)
 
 
@@ -38,7 +38,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_round(parser: argparse.ArgumentParser) -> None:
-    """Declare --round, which `chosen_round` reads."""
+    """Add --round, which `chosen_round` uses."""
     parser.add_argument(
         "--round",
         type=whole_number(0),
@@ -49,7 +49,7 @@ def add_round(parser: argparse.ArgumentParser) -> None:
 
 
 def add_steps(parser: argparse.ArgumentParser) -> None:
-    """Declare --steps; args.steps is (first, last) as in Where, None for an open end."""
+    """Add --steps; args.steps is (first, last) as in Where, None for an open end."""
     parser.add_argument(
         "--steps",
         type=step_range,
@@ -60,13 +60,13 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
 
 
 def add_ranks(parser: argparse.ArgumentParser) -> None:
-    """Declare --ranks; args.ranks is a tuple as in Where; None: all."""
+    """Add --ranks; args.ranks is a tuple as in Where; None: all."""
     parser.add_argument(
         "--ranks",
         type=rank_list,
         default=None,
         metavar="RANKS",
-        help="only these ranks: numbers and FIRST:LAST, both ends included, with commas between (default: all)",
+        help="only these ranks: numbers and FIRST:LAST, both ends included, separated by commas (default: all)",
     )
 
 
@@ -99,7 +99,7 @@ def rank_list(text: str) -> tuple[int, ...]:
 
 
 def check_run(args: argparse.Namespace) -> None:
-    """Choose the only run where the command line names none. Raises: UsageError, NotFoundError."""
+    """If the command line names no run, choose the only one below runs/. Raises: UsageError, NotFoundError."""
     from megatrain_job.commands.job_place import RUNS  # loaded late, because only some commands need it
 
     if args.place:
@@ -113,7 +113,7 @@ def check_run(args: argparse.Namespace) -> None:
 
 
 def events_directory(text: str) -> Path:
-    """Return the directory of segments that RUN means. Raises: NotFoundError where there is none."""
+    """Return the directory of segments for RUN. Raises: NotFoundError if there is no such run or directory."""
     # loaded late, because only some commands need it
     from megatrain_job.commands.job_place import RUNS, run_at
 
@@ -127,7 +127,7 @@ def events_directory(text: str) -> Path:
 
 
 def open_source(args: argparse.Namespace) -> EventSource:
-    """Return the events of RUN. Raises: UsageError, NotFoundError; DataError where there are none."""
+    """Open the events of RUN. Raises: UsageError, NotFoundError; DataError if there are none."""
     check_run(args)
     try:
         # loaded late: DuckDB takes a tenth of a second to load, and some commands do not need it
@@ -144,7 +144,7 @@ def open_source(args: argparse.Namespace) -> EventSource:
 
 
 def chosen_round(args: argparse.Namespace, source: EventSource) -> int:
-    """Return the round asked for. Raises: NotFoundError; DataError where there is none at all."""
+    """Return --round, or the newest round. Raises: NotFoundError; DataError if there are no rounds."""
     ranks = source.read(Ranks)
     known = sorted({int(number) for number in ranks.round})
     if not known:
@@ -160,7 +160,7 @@ def chosen_round(args: argparse.Namespace, source: EventSource) -> int:
 
 
 def incident_culprit(args: argparse.Namespace, round_number: int) -> Culprit | None:
-    """Return the culprit of a round's incident in PLACE; None where its directory has no incident."""
+    """Return the culprit in the incident of a round of RUN; None if there is no incident."""
     from megatrain_job.commands.job_place import run_at
 
     run = run_at(args.place)
@@ -168,7 +168,7 @@ def incident_culprit(args: argparse.Namespace, round_number: int) -> Culprit | N
 
 
 def report_problems(args: argparse.Namespace) -> None:
-    """Print to stderr the damage found in the opened events that was not reported yet."""
+    """Print to stderr the problems of the opened events that were not printed yet."""
     source: EventSource | None = getattr(args, "source", None)
     if source is not None:
         problems = source.problems()
@@ -179,7 +179,7 @@ def report_problems(args: argparse.Namespace) -> None:
 
 @contextmanager
 def problems_on_error(args: argparse.Namespace) -> Iterator[None]:
-    """Print the damage before an error of the block: it is often the reason for the error."""
+    """If the block raises an error, first print the problems of the events, which are often its reason."""
     try:
         yield
     except MegatrainError:

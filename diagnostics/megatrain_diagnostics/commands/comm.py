@@ -43,7 +43,7 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Analyse communication. Raises: DataError when none of these steps was recorded span by span."""
+    """Analyze communication. Raises: DataError when none of these steps was recorded span by span."""
     source = open_source(args)
     round_number = chosen_round(args, source)
     first, last = args.steps
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         raise DataError(
             f"{args.place}: no such step was recorded span by span; there are {known_steps(source, round_number)}"
         )
-    # without a choice, the newest steps: a long job's spans would not fit in memory
+    # by default only the newest steps, because all spans of a long job do not fit in memory
     chosen = known if args.steps != (None, None) else newest_steps(spans, _NUM_DEFAULT_STEPS).tolist()
     events = read_step_events(source, round_number, chosen[0], chosen[-1])
     found = analyse_communication(events, chosen[0], chosen[-1])
@@ -131,13 +131,13 @@ def _slow_lines(slow: SlowLinks) -> list[str]:
         )
     for spot in slow.hot_spots:
         lines.append(
-            f"hot spot: step {spot.step}, {spot.operation} of ranks {_ranks(spot.ranks)}: {_ms(spot.transfer_s)} where "
-            f"{_ms(spot.expected_s)} is usual"
+            f"hot spot: step {spot.step}, {spot.operation} of ranks {_ranks(spot.ranks)}: {_ms(spot.transfer_s)} "
+            f"instead of {_ms(spot.expected_s)}"
         )
     for load in slow.unequal:
         lines.append(
-            f"unequal: rank {load.rank} moves {bytes_text(load.num_bytes)} by {load.operation} in {load.group}, its "
-            f"group's mean is {bytes_text(load.mean_bytes)}"
+            f"unequal: rank {load.rank} transfers {bytes_text(load.num_bytes)} by {load.operation} in {load.group}; "
+            f"the mean of the group is {bytes_text(load.mean_bytes)}"
         )
     return lines
 

@@ -1,4 +1,4 @@
-"""`megatrain diag daemon`: run the diagnostics daemon of a job here, for a job that was launched without one."""
+"""`megatrain diag daemon`: run the diagnostics daemon on this host, for a job that was launched without one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_verb(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal comes. Raises: MegatrainError."""
+    """Run the daemon until a signal arrives. Raises: MegatrainError."""
     # loading the Parquet writer is slow, and no other command needs it
     from megatrain_diagnostics.daemon import serve
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
             if item is None:
                 raise NoPlaceError(f"job {job.keys.job!r} has no record in etcd; name its run directory with --run DIR")
             directory = Path(decode(JobRecord, item.value, job.keys.record).run_directory)
-        # a daemon lives long and needs the patient time limits, not the short ones of a command
+        # a daemon runs long and needs the default time limits, not the short ones of a command
         patient = EtcdSettings(job.client.settings.endpoints)
         etcd = replace(job.client.settings, attempt_s=patient.attempt_s, call_s=patient.call_s)
     if not directory.is_dir():

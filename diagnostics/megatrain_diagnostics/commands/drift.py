@@ -45,7 +45,7 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look for drift. Raises: DataError where no step's time is known."""
+    """Print how the pace changed. Raises: DataError if no step has a known duration."""
     source = open_source(args)
     found = analyse_drift(source, chosen_round(args, source), *args.steps)
     if args.is_json:
@@ -71,7 +71,7 @@ def _change_document(one: LevelChange) -> dict[str, Any]:
 
 
 def _mfu(found: Drift, peak_tflops: float | None) -> float | None:
-    """Return the median MFU, None where peak or FLOPs are not known."""
+    """Return the median MFU; None if peak or FLOPs are not known."""
     peak_flops = found.peak_flops if peak_tflops is None else peak_tflops * 1e12
     if peak_flops <= 0 or found.rate <= 0 or not found.rate_name.startswith("FLOP"):
         return None
@@ -119,7 +119,7 @@ def _change_lines(what: str, change: LevelChange) -> list[str]:
     lines = [f"{what} changed at {when}: {levels} (posterior {change.posterior:.3f})"]
     if change.is_of_work:
         lines.append(
-            f"  the work of a step changed by {change.work_shift:+.1%}: the steps do other work, nothing became slow"
+            f"  the work of a step changed by {change.work_shift:+.1%}, which explains this: nothing became slower"
         )
     lines += [_moved(one) for one in change.moved[:_MAX_MOVED]]
     if not change.is_of_work and not any(one.explained >= EXPLAINS for one in change.moved):
@@ -128,7 +128,7 @@ def _change_lines(what: str, change: LevelChange) -> list[str]:
 
 
 def _moved(one: Moved) -> str:
-    word = "because of" if one.explained >= EXPLAINS else "also moved:"
+    word = "because of" if one.explained >= EXPLAINS else "also changed:"
     ranks = ", ".join(map(str, one.ranks[:_MAX_RANKS_NAMED]))
     more = f", ... ({one.num_ranks})" if one.num_ranks > _MAX_RANKS_NAMED else ""
     hosts = f" on {', '.join(one.hosts[:_MAX_RANKS_NAMED])}" if one.hosts else ""
@@ -151,7 +151,7 @@ def _stagger(found: Drift) -> str:
 
 def _trend(one: Trend | None, factor: float, unit: str) -> str:
     if one is None:
-        return "too few for a trend"
+        return "too few values for a trend"
     word = "rising" if one.is_rising else "falling" if one.is_falling else ""
     return f"{word} by {one.per_1000 * factor:+.4g} {unit}".rstrip() + " in 1000 steps" if word else "steady"
 

@@ -42,7 +42,7 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain a step. Raises: NotFoundError naming the known steps, when this one is not known."""
+    """Explain a step. Raises: NotFoundError naming the known steps, if this step is not known."""
     source = open_source(args)
     round_number = chosen_round(args, source)
     events = read_step_events(source, round_number, args.step, args.step, args.ranks)
@@ -129,7 +129,7 @@ def _lines(found: StepExplanation) -> list[str]:
 
 
 def _overlapped_by_stage(found: StepExplanation) -> list[str]:
-    """Return the overlapped shares by stage, for kinds of communication whose shares differ between stages."""
+    """Return the overlapped shares by stage, for kinds of communication with different shares in the stages."""
     shares = [{one.operation: one for one in of_stage} for of_stage in found.overlaps_by_stage]
     differing = [
         kind.operation

@@ -1,9 +1,9 @@
-"""`megatrain diag hang RUN`: show which ranks never entered which collective, and the position of all ranks of a job.
+"""`megatrain diag hang RUN`: show which ranks never entered which collective, and the state of all ranks of a job.
 
-For a run it reads the files kept of the newest broken round, or else the events. With --blackbox it reads the black
-boxes of a job that hangs now, on one of its hosts. With --flight-recorder it reads the JSON dumps of torch's Flight
-Recorder, whose names end in the rank. It groups the stack dumps among the events: a rank whose stack differs from the
-others' is an outlier.
+For a run the command reads the kept files of the newest broken round, or else the events. With --blackbox it reads the
+black boxes of a job that hangs now, on one of its hosts. With --flight-recorder it reads JSON dumps of torch's Flight
+Recorder, in files with names that end in the rank. Stack dumps in the events are grouped: a rank with a stack that
+differs from most others is an outlier.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _MAX_FRAMES = 4
 
 
 def add_verb(verbs: Verbs) -> None:
-    """Declare the verb."""
+    """Add the subcommand `hang`."""
     parser = verbs.add_parser("hang", help="which ranks hold up a hung job", description=__doc__)
     add_run(parser)
     add_round(parser)
@@ -73,7 +73,7 @@ def add_verb(verbs: Verbs) -> None:
         type=utf8_text,
         default="",
         metavar="DIR",
-        help="JSON dumps of torch's Flight Recorder, one a rank, in files whose names end in the rank",
+        help="directory of JSON dumps of torch's Flight Recorder, one per rank; file names end in the rank",
     )
     parser.add_argument(
         "--stacks",
@@ -86,7 +86,7 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print which ranks hold up the job. Raises: DataError where nothing is known of it."""
+    """Print which ranks hold up the job. Raises: DataError if there is no evidence about the job."""
     answer = _answer(args)
     if args.is_json:
         print_json(_as_json(answer))
@@ -129,7 +129,7 @@ def _answer(args: argparse.Namespace) -> HangAnswer:
 
 
 def _box_directory(named: Path) -> Path:
-    """Return the directory of the black boxes, given it or telemetry.black_box_directory above it."""
+    """Return the directory of the black boxes; `named` is this directory, or telemetry.black_box_directory above it."""
     own = own_box_directory(named)
     return own if own.is_dir() else named
 
@@ -158,7 +158,7 @@ def _source(args: argparse.Namespace) -> EventSource | None:
 
 
 def _stacks_now(filed: FiledEvidence, roster: Roster) -> StackFinding:
-    """Ask the ranks of this machine; a missing dump of another machine's rank is not counted."""
+    """Dump and cluster the stacks of the ranks on this machine; ranks on other machines are not missing."""
     targets = [DumpTarget(rank, filed.round, pid) for rank, pid in sorted(filed.pids.items())]
     if not targets:
         raise DataError("--stacks: none of these black boxes belongs to a process that runs on this machine")
@@ -220,7 +220,11 @@ def _as_text(answer: HangAnswer) -> list[str]:
     if report.missing:
         lines += ["", "collectives in which ranks wait:"]
         for entry in report.missing[:_MAX_ROWS]:
-            held = [("never entered by", entry.absent), ("silent", entry.silent), ("left behind by", entry.loitering)]
+            held = [
+                ("never entered by", entry.absent),
+                ("silent", entry.silent),
+                ("not waited for by", entry.loitering),
+            ]
             text = "; ".join(f"{word} {_brief(ranks)}" for word, ranks in held if ranks)
             lines.append(
                 f"  {entry.sequence} of {entry.group}: {_brief(entry.waiting)} wait; {text or 'all ranks are in it'}"
@@ -245,7 +249,7 @@ def _stack_lines(stacks: StackFinding) -> list[str]:
             f"  the outliers {_brief(stacks.outliers)} share {stacks.shared.name} ({len(stacks.shared.ranks)} ranks)"
         )
     elif stacks.outliers:
-        lines.append(f"  the outliers {_brief(stacks.outliers)} share no group but the whole job")
+        lines.append(f"  the outliers {_brief(stacks.outliers)} have no common group except the whole job")
     return lines
 
 

@@ -1,7 +1,7 @@
-"""Open a log as it lies on a disk: compressed or not, in UTF-8, UTF-16 or UTF-32. The reader receives UTF-8.
+"""Opens a log file, compressed or not, in UTF-8, UTF-16 or UTF-32; the reader receives UTF-8.
 
-Logs of Windows tools and of some serial consoles are UTF-16, and rotated logs are compressed. Both have no line in
-which a rule could find its words, so each is decoded or refused, never read as it is.
+Logs of Windows tools and of some serial consoles are UTF-16, and rotated logs are compressed. Rules cannot match raw
+bytes of either, so such a file is decoded, or refused with an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from megatrain.contracts.errors import DataError
 
 _START_BYTES = 4096
 _MAX_CONTROL_SHARE = 0.05
-"""Half of that of random bytes, as those of an unknown compression."""
+"""Limit of the fraction of control characters. Random bytes, as in compressed data, have about twice as many."""
 _BOMS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -26,8 +26,8 @@ _BOMS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
     (codecs.BOM_UTF8, "utf-8-sig"),
 )
-"""Byte order marks. That of UTF-32 begins with that of UTF-16, so it comes first."""
-# NUL is not among them: a crash leaves blocks of NULs in a log
+"""Byte order marks. The mark of UTF-32 begins with that of UTF-16, so it is first."""
+# without NUL, because a crash can leave blocks of NULs in a log
 _CONTROL = bytes({*range(1, 32), 127} - {*b"\t\n\v\f\r\b\x1b"})
 
 
@@ -35,16 +35,16 @@ _CONTROL = bytes({*range(1, 32), 127} - {*b"\t\n\v\f\r\b\x1b"})
 def opened_log(path: Path) -> Iterator[BinaryIO]:
     """Open a log for reading; the block receives UTF-8, uncompressed.
 
-    Raises: DataError when it cannot be read, is damaged, or is no text.
+    Raises: DataError when the file cannot be read, is damaged, or is not text.
     """
     with opened_by_content(path) as file:
         yield as_utf8(file, str(path))
 
 
 def as_utf8(file: BinaryIO, name: str) -> BinaryIO:
-    """Return a file whose content is the text of `file` in UTF-8.
+    """Return a file object that reads the text of `file` as UTF-8.
 
-    Raises: DataError when the content is compressed, or no text. Errors name `name`.
+    Raises: DataError with `name` when the content is compressed, or not text.
     """
     buffered = cast("io.BufferedReader", file) if hasattr(file, "peek") else io.BufferedReader(cast("Any", file))
     start = buffered.peek(_START_BYTES)[:_START_BYTES]
@@ -64,7 +64,7 @@ def as_utf8(file: BinaryIO, name: str) -> BinaryIO:
 
 
 def _without_bom(start: bytes) -> str | None:
-    """Return UTF-16 for a start whose every other byte is NUL, as that of text in Latin letters is."""
+    """Return the UTF-16 encoding if nearly every other byte is NUL, as in text with Latin letters; else None."""
     even, odd = start[0::2], start[1::2]
     if len(odd) >= 2 and odd.count(0) > 0.7 * len(odd) and even.count(0) < 0.3 * len(even):
         return "utf-16-le"
@@ -74,7 +74,7 @@ def _without_bom(start: bytes) -> str | None:
 
 
 class _Decoded(io.RawIOBase):
-    """Reads another encoding as UTF-8. Bytes that are no character in it become U+FFFD."""
+    """Reads a file in another encoding as UTF-8. Invalid bytes become U+FFFD."""
 
     def __init__(self, file: io.BufferedReader, encoding: str) -> None:
         self._file = file

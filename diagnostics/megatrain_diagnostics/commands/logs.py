@@ -1,4 +1,4 @@
-"""`megatrain logs [RUN]`: search the output of all ranks; lines are in order of time."""
+"""`megatrain logs [RUN]`: search the output of all ranks; lines are sorted by time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SUMMARY = "search the output of all ranks; `logs classify` reports what failed a
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
+    """Add the arguments of the command."""
     add_run(parser)
     parser.add_argument("--host", default="", type=utf8_text, metavar="HOST", help="only lines of ranks on this host")
     add_round(parser)
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print lines. Raises: UsageError, NotFoundError; DataError where no line was ever streamed."""
+    """Print lines. Raises: UsageError, NotFoundError; DataError if no line was streamed."""
     with problems_on_error(args):
         source, round_number, logs = open_logs(args)
         if args.host:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def open_logs(args: argparse.Namespace) -> tuple[EventSource, int, LogLines]:
-    """Return the events, the round asked for and its lines. Raises: as `run`."""
+    """Return the events, the chosen or newest round, and its lines. Raises: as `run`."""
     source = open_source(args)
     round_number = newest_logged(source) if args.round is None else int(args.round)
     logs = source.read(LogLines, Where(rounds=(round_number,), ranks=args.ranks))

@@ -1,9 +1,9 @@
 """`megatrain logs classify FILE|RUN`: report from logs what failed, what to do about it, and which rank caused it.
 
 FILE has JSON lines: objects with `id` and `log`, or with `id` and `ranks` = {rank: end of its log}; - is stdin. With
---text, FILE is one log as it was printed. FILE may be compressed (gzip, bzip2, xz, Zstandard) or UTF-16. A directory,
-or a job's name, is a RUN: then all ranks of its newest round are judged. The round's incident names the culprit.
-Without an incident, a rank whose own log names a cause is blamed before the ranks that lost the connection to it or
+--text, FILE is one plain log. FILE may be compressed (gzip, bzip2, xz, Zstandard) or UTF-16. A directory, or the name
+of a job, is a RUN: then the logs of all ranks of its newest round are classified. The culprit is taken from the round's
+incident. Without an incident, a rank with a cause in its own log comes before ranks that lost the connection to it or
 waited for it.
 """
 
@@ -45,7 +45,7 @@ _MAX_FAILURES = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
+    """Add the arguments of the command."""
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("place", metavar="FILE|RUN", type=utf8_text, help="JSON lines, - for stdin; or a run")
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Classify logs. Raises: UsageError, NotFoundError; DataError when they, or some lines, cannot be read."""
+    """Classify logs. Raises: UsageError, NotFoundError; DataError when the logs, or some lines, cannot be read."""
     if args.place != "-" and not Path(args.place).is_file() and run_at(args.place) is not None:
         if args.is_text:
             raise UsageError(f"--text is for a FILE, and {args.place} is a run; leave it out")
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 def _classify_file(args: argparse.Namespace) -> None:
     problems: list[str] = []
     with _opened(args.place) as file:
-        # a list, because an error of printing must not look like one of reading
+        # read everything before printing, so that an error of printing is not reported as an error of reading
         answers = [_of_text(file, args.place)] if args.is_text else list(_of_lines(file, args.place, problems))
     for answer in answers:
         print(json.dumps(answer) if args.is_json else printable(_for_people(answer)))
@@ -150,7 +150,7 @@ def _of_text(file: BinaryIO, name: str) -> dict[str, Any]:
 
 
 def _of_lines(file: BinaryIO, name: str, problems: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the answer to each line, and note the lines that have none."""
+    """Yield the answer to each line; add the other lines to `problems`."""
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
@@ -163,7 +163,7 @@ def _of_lines(file: BinaryIO, name: str, problems: list[str]) -> Iterator[dict[s
 
 
 def answer(case: object) -> dict[str, Any]:
-    """Return the answer to one object. Raises: ValueError when it does not have the documented form."""
+    """Return the answer to one object. Raises: ValueError if the object does not have the documented form."""
     if not isinstance(case, dict):
         raise ValueError(f"a {type(case).__name__}, expected an object with id and log, or id and ranks")
     if "id" not in case:

@@ -1,4 +1,4 @@
-"""Exposed and overlapped communication by kind, as a table and as data."""
+"""Exposed and overlapped communication by kind, as a table and as JSON values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def overlapped_share(one: Overlap) -> str:
 
 
 def overlap_document(one: Overlap) -> dict[str, Any]:
-    """Return the figures as JSON has them; there, overlapped time is called hidden."""
+    """Return the figures for JSON, where overlapped time has the name hidden."""
     figures = asdict(one)
     figures["hidden_ns"] = figures.pop("overlapped_ns")
     return {**figures, "elsewhere_ns": one.elsewhere_ns, "hidden_percent": one.overlapped_percent}

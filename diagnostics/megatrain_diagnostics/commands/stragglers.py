@@ -34,7 +34,7 @@ _MAX_SHOWN = 12
 
 
 def add_verb(verbs: Verbs) -> None:
-    """Declare the verb."""
+    """Add the subcommand `stragglers`."""
     config = DiagnosticsConfig()
     parser = verbs.add_parser("stragglers", help="which ranks and hosts make the job slow, and why", allow_abbrev=False)
     add_run(parser)
@@ -45,7 +45,7 @@ def add_verb(verbs: Verbs) -> None:
         type=real_number("a number above 0", lambda value: 0.0 < value < float("inf")),
         default=config.straggler_excess,
         metavar="PART",
-        help="least excess over the peers (default: %(default)s)",
+        help="least excess over the peers, as a fraction (default: %(default)s)",
     )
     parser.add_argument(
         "--score",
@@ -58,14 +58,14 @@ def add_verb(verbs: Verbs) -> None:
         type=whole_number(2, 1024),
         default=config.straggler_steps,
         metavar="STEPS",
-        help="least number of steps that it lasts (default: %(default)s)",
+        help="least number of steps for which a rank is slow (default: %(default)s)",
     )
     add_json(parser)
     parser.set_defaults(run_verb=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings. Raises: DataError where there are no such events."""
+    """Print the findings. Raises: DataError if there are no events of these steps."""
     source = open_source(args)
     round_number = chosen_round(args, source)
     of_round = Where(rounds=(round_number,))
@@ -118,7 +118,7 @@ def _lines(found: StragglerHistory, roster: Roster) -> list[str]:
     if end.host_scores:
         pairs.append(("hosts", _highest(end.host_scores)))
     if end.unjudged_ranks:
-        pairs.append(("not judged", f"{_ranks(end.unjudged_ranks)}: no other rank does the same work"))
+        pairs.append(("not compared", f"{_ranks(end.unjudged_ranks)}: no other rank does the same work"))
     if end.silent_ranks:
         pairs.append(("silent", f"{_ranks(end.silent_ranks)} sent no telemetry for the newest steps"))
     if found.num_wrong:
@@ -131,7 +131,7 @@ def _of_finding(one: Finding, is_over: bool) -> list[str]:
     pairs = [
         (
             "cause",
-            one.cause.value + (" (another host would be faster)" if one.cause.is_of_host else " (not the host's)"),
+            one.cause.value + (" (another host would be faster)" if one.cause.is_of_host else " (not due to the host)"),
         ),
         ("confidence", one.confidence.value),
         ("where", f"{', '.join(one.hosts) or '-'}; {_ranks(one.ranks)}"),

@@ -1,7 +1,7 @@
 """`megatrain diag on|off|set`: what the ranks of a running job record, and which steps are streamed in full.
 
-The setting is in etcd; the executor of each host follows it and passes it to its ranks, including later ones. A rank
-applies it when it begins its next step. `set` without options only prints the present settings.
+The settings are in etcd; the executor of each host watches them and passes them to its ranks, including later ones. A
+rank applies new settings at the begin of its next step. `set` without options only prints the current settings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_S = 7 * 86400.0
 
 
 def add_verb(verbs: Verbs) -> None:
-    """Declare on, off and set."""
+    """Add the subcommands `on`, `off` and `set`."""
     _add(verbs, "on", "record operations again as configured; this undoes `off` and `set`")
     _add(verbs, "off", "time no operations; progress is still recorded, and hangs are still detected")
     chosen = _add(verbs, "set", "change what is recorded and streamed; without options: print the current settings")
@@ -37,20 +37,20 @@ def add_verb(verbs: Verbs) -> None:
         "--sample-period",
         type=whole_number(1, _MAX_STEPS),
         metavar="N",
-        help="stream one step in N with all its spans, and only the totals of the others",
+        help="stream one step in N with all its spans, and only the totals of other steps",
     )
     chosen.add_argument(
         "--full-for",
         type=real_number(f"seconds from 0 to {_MAX_S:.0f}", lambda value: 0 <= value <= _MAX_S),
         dest="full_for_s",
         metavar="SECONDS",
-        help="stream every step with all its spans for this time; 0: stop that now",
+        help="stream all spans of every step for this time; 0: stop now",
     )
     chosen.add_argument(
         "--without",
         type=operation_list,
         metavar="NAMES",
-        help='operations that are not timed, with commas between, as tp-all-gather; "": time all',
+        help='operations that are not timed, separated by commas, such as tp-all-gather; "": time all',
     )
 
 
@@ -65,11 +65,11 @@ def operation_list(text: str) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Change the settings and print them. Raises: CoordinationError where the job's etcd does not answer."""
+    """Change the settings and print them. Raises: CoordinationError if the job's etcd does not answer."""
     with opened_job(args) as job:
         period = configured_period(job.client, job.keys)
-        is_wish = args.diag_verb != "set" or (args.sample_period, args.full_for_s, args.without) != (None, None, None)
-        if is_wish:
+        is_change = args.diag_verb != "set" or (args.sample_period, args.full_for_s, args.without) != (None, None, None)
+        if is_change:
             settings = change_recording(
                 job.client, job.keys, period, lambda before: requested_settings(before, args, period, time.time())
             )
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def requested_settings(before: DiagSettings, args: argparse.Namespace, period: int, now_unix_s: float) -> DiagSettings:
-    """Return the settings that the command line asks for; `period` is that of the configuration."""
+    """Return the settings that the command line requests; `period`: the configured sample period."""
     if args.diag_verb in ("on", "off"):
         changed = switched(before, is_on=args.diag_verb == "on", period=period)
     else:
@@ -97,7 +97,7 @@ def requested_settings(before: DiagSettings, args: argparse.Namespace, period: i
 def _add(verbs: Verbs, name: str, text: str) -> argparse.ArgumentParser:
     verb = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
     add_job(verb)
-    verb.add_argument("--reason", default="", type=utf8_text, metavar="TEXT", help="why, for the records")
+    verb.add_argument("--reason", default="", type=utf8_text, metavar="TEXT", help="reason to record")
     verb.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
     verb.set_defaults(run_verb=run)
     return verb
@@ -117,5 +117,5 @@ def _print(job: str, settings: DiagSettings, *, is_json: bool) -> None:
         ("not timed", ", ".join(settings.off_operations) or "none"),
     ]
     if settings.by:
-        lines.append(("asked by", f"{settings.by} {settings.reason}".strip()))
+        lines.append(("requested by", f"{settings.by} {settings.reason}".strip()))
     print_lines(facts(lines))

@@ -47,21 +47,21 @@ def add_verb(verbs: Verbs) -> None:
         type=utf8_path,
         default=Path("timeline.json.gz"),
         metavar="FILE",
-        help="where to write it; uncompressed unless the name ends with .gz (default: timeline.json.gz)",
+        help="file to write; uncompressed unless the name ends with .gz (default: timeline.json.gz)",
     )
     parser.add_argument(
         "--max-slices",
         type=whole_number(1),
         default=MAX_SLICES,
         metavar="N",
-        help=f"draw at most this number; the command reports what it leaves out (default: {MAX_SLICES:,})",
+        help=f"draw at most N slices; the command reports which ones it leaves out (default: {MAX_SLICES:,})",
     )
     add_json(parser)
     parser.set_defaults(run_verb=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the timeline. Raises: DataError when no span of these steps is known, or FILE cannot be written."""
+    """Write the timeline. Raises: DataError if there are no spans of these steps, or FILE cannot be written."""
     source = open_source(args)
     round_number = chosen_round(args, source)
     first, last = _steps(args.steps, source, round_number)
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _steps(chosen: tuple[int | None, int | None], source: EventSource, round_number: int) -> tuple[int, int]:
-    """Return the first and last step: the chosen ones, else the newest two steps that were recorded in full."""
+    """Return the first and last step: the chosen ones, or else the newest two steps that were recorded in full."""
     first, last = chosen
     if first is not None and last is not None:
         return first, last
@@ -117,21 +117,21 @@ def _steps(chosen: tuple[int | None, int | None], source: EventSource, round_num
 
 
 def _notes(place: str) -> Sequence[Note]:
-    """Return people's notes on a run; none where `place` is no run."""
+    """Return users' notes on a run; empty if `place` is not a run."""
     try:
         return read_notes(RunDirectory(Path(place)))
     except OSError as error:
-        print_note(f"notes of people are left out: {error.filename}: {error.strerror}")
+        print_note(f"users' notes are left out, because they cannot be read: {error.filename}: {error.strerror}")
         return ()
 
 
 def _write(timeline: Timeline, path: Path, notes: Sequence[Note]) -> int:
-    """Write the whole file or none; return its size."""
+    """Write the file atomically; return its size."""
     temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
     try:
         with open(temporary, "wb") as raw:
             if path.suffix == ".gz":
-                # without a time and a name in the file, the same events give the same bytes
+                # without time and name in the gzip header, the same events give the same bytes
                 with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=5, mtime=0) as packed:
                     packed.writelines(piece.encode() for piece in chrome_trace(timeline, notes))
             else:

@@ -1,6 +1,6 @@
 """`megatrain diag verdicts [JOB]`: the verdicts of the diagnosis, and the driver's outcomes.
 
-etcd has the newest verdicts; after etcd has ended with its job, the audit in <run>/incidents holds the same.
+They are read from etcd, or, if the job's etcd does not answer, from the audit file in <run>/incidents.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from megatrain_job.jobs.verdict_cases import VerdictWithOutcome, cases_of_audit,
 
 
 def add_verb(verbs: Verbs) -> None:
-    """Declare the verb and its arguments."""
+    """Add the subcommand `verdicts` and its arguments."""
     text = "verdicts of the diagnosis on hosts and on the training, each with the driver's outcome"
     verb = verbs.add_parser("verdicts", help=text, description=text, allow_abbrev=False)
     add_job(verb)
@@ -43,7 +43,7 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print all verdicts, the newest first, or one. Raises: MegatrainError."""
+    """Print all verdicts, the newest first, or the one of --id. Raises: MegatrainError."""
     job, source, cases = _find(args)
     if args.id:
         case = _one(job, cases, args.id)
@@ -96,7 +96,7 @@ def case_lines(case: VerdictWithOutcome) -> list[str]:
         who = f" (by {outcome.by})" if outcome.by else ""
         found.append(("outcome", f"{outcome.kind}{who}, {time_text(outcome.at_unix_s)}, driver {outcome.driver}"))
         found.append(("because", outcome.reason))
-        found.append(("balance", f"gain {outcome.gain_s:.4g} s, price {outcome.price_s:.4g} s"))
+        found.append(("balance", f"gain {outcome.gain_s:.4g} s, cost {outcome.price_s:.4g} s"))
         if outcome.incident:
             found.append(("incident", outcome.incident))
     lines = [case.verdict_id, "", *facts(found)]
@@ -114,7 +114,7 @@ def _document(case: VerdictWithOutcome) -> dict[str, Any]:
 
 
 def _one(job: str, cases: Sequence[VerdictWithOutcome], wanted: str) -> VerdictWithOutcome:
-    """Return the wanted verdict. Raises: NotFoundError, or UsageError where several match."""
+    """Return the verdict of this id or prefix. Raises: NotFoundError, or UsageError if several match."""
     matches = [one for one in cases if one.verdict_id == wanted]
     matches = matches or [one for one in cases if one.verdict_id.startswith(wanted)]
     if len(matches) == 1:
@@ -126,7 +126,7 @@ def _one(job: str, cases: Sequence[VerdictWithOutcome], wanted: str) -> VerdictW
 
 
 def _find(args: argparse.Namespace) -> tuple[str, str, list[VerdictWithOutcome]]:
-    """Return the job, the place of its verdicts, and the verdicts, the oldest first."""
+    """Return the job, the source of the verdicts, and the verdicts, the oldest first."""
     try:
         with opened_job(args) as job:
             cases, unreadable = read_cases(job.client, job.keys)

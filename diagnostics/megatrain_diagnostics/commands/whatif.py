@@ -1,4 +1,4 @@
-"""`megatrain diag whatif`: replays steps with other durations to find what stragglers cost and which ranks they are."""
+"""`megatrain diag whatif`: replay steps with other durations to find the cost of stragglers, and the slowest ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN_NOTES = 10
 
 
 def add_verb(verbs: Verbs) -> None:
-    """Declare `whatif`."""
+    """Add the subcommand `whatif`."""
     from megatrain_diagnostics.commands.arguments import add_json, add_round, add_steps
 
     parser = verbs.add_parser(
@@ -52,7 +52,7 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Analyse a trace or a job's own events. Raises: DataError, UsageError."""
+    """Analyze a trace file or the events of a job. Raises: DataError, UsageError."""
     from megatrain_diagnostics.analysis.whatif import make_model, what_if
     from megatrain_diagnostics.analysis.whatif.figures import public_figures
 
@@ -102,7 +102,7 @@ def _from_events(args: argparse.Namespace) -> tuple[OperationTable, JobShape]:
 
 
 def _check_export(args: argparse.Namespace) -> None:
-    """Raise DataError where the exported trace and its metadata would be one file, or would overwrite the source."""
+    """Raise DataError if the exported trace and its metadata would be one file, or would overwrite the source."""
     written = {args.export_trace.absolute(), args.export_trace.with_suffix(".yaml").absolute()}
     if len(written) == 1:
         raise DataError(
@@ -158,7 +158,7 @@ def _summary(result: WhatIf, shape: JobShape) -> list[str]:
 
 
 def _slowest(title: str, parts: PartSlowdowns) -> list[str]:
-    """Return a table of the slowest parts: the slowdown of a step if everything except the part were ideal."""
+    """Return a table of the slowest parts, each with the slowdown of a step in which only this part is not ideal."""
     shown = list(parts.overall.items())[:_SHOWN_PARTS]
     rows = [(title, "slowdown"), *((name, f"{slowdown:.3f}") for name, slowdown in shown)]
     lines = table(rows, left=(0,))

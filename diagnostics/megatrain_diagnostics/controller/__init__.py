@@ -1,1 +1,1 @@
-"""From findings to verdicts: which the driver gets, how often, and which are withheld."""
+"""Turns findings of the live analyses into verdicts for the driver, and limits their number."""

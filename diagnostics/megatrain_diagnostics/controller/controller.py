@@ -1,7 +1,7 @@
-"""The judge of a running job: receives committed rows, writes verdicts to etcd. Training never waits for it.
+"""The live diagnosis of a running job: analyzes committed rows and writes verdicts to etcd. Training never waits.
 
-Only the newest round counts; a new round drops all earlier knowledge. While etcd is away, a few verdicts wait. A
-restarted daemon reads the verdicts of the daemon before it.
+Only the newest round is analyzed; all state is dropped when a new round begins. While etcd is unavailable, up to 50
+verdicts wait. A restarted daemon reads the verdicts of the earlier daemon.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _logger = logging.getLogger(__name__)
 _MAX_WAITING = 50
 _WARNING_PAUSE_S = 60.0
 _AGAIN_S = 5.0
-"""Pause after a failure: a request to etcd lasts until its deadline, and rows must not wait for that."""
+"""Pause after a failed request to etcd: each blocks until its deadline, which delays the analysis of rows."""
 STEP_DEADLINE_S = 30.0
-"""After this time a step is judged without its missing ranks."""
+"""After this time a step is analyzed without the ranks that have not reported it."""
 _LONGEST_TICK_S = 600.0
 _TICK_S = 1.0
-"""The assumed length of a tick during which the clock was set."""
+"""The time that is assumed to have passed between two ticks if the clock was set in between."""
 
 
 class Controller:
-    """A consumer of committed rows. Any thread may read its results (`assessment`, `step`, `silent_ranks`).
+    """A consumer of committed rows. Any thread may read the results (`assessment`, `step`, `silent_ranks`).
 
-    `section` returns the present [diagnostics]; thresholds are those at the beginning of a round. `with_devices`
-    returns a finding of a round with the evidence of its ranks' devices.
+    `section` returns the current [diagnostics]; thresholds are read at the beginning of a round. `with_devices` takes a
+    finding and its round, and returns the finding with evidence from the devices of its ranks.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Controller:
         self._num_written = 0
         self._unix_s = now_s
         self._steady_s = 0.0
-        """Time since the beginning. A change of the machine's clock by an hour does not affect it."""
+        """Time since the start; setting the machine's clock does not affect it much."""
         self._next_warning_s = self._next_write_s = float("-inf")
 
     @property
@@ -81,7 +81,7 @@ class Controller:
 
     @property
     def assessment(self) -> StragglerAssessment:
-        """The present assessment."""
+        """The current assessment."""
         return self._assessment
 
     @property
@@ -91,12 +91,12 @@ class Controller:
 
     @property
     def farthest_step(self) -> int:
-        """The last step that a rank may report now; a later step is an error of that rank."""
+        """The last step that a rank can have reached; a rank that reports a later step is wrong."""
         live = self._live
         return LAST_STEP if live is None else live.farthest_step
 
     def silent_ranks(self) -> tuple[int, ...]:
-        """Return the ranks that send nothing while others send steps."""
+        """Return the ranks that send nothing while others report steps."""
         return () if self._live is None else self._live.silent_ranks()
 
     def consume(self, kind: type[Table], table: Table) -> None:
@@ -120,14 +120,14 @@ class Controller:
             self._spans.add(self._rosters.of_newest(table))
 
     def tick(self, now_s: float) -> None:
-        """Judge the completed steps, and write verdicts. Units: unix seconds."""
+        """Analyze the completed steps, and write verdicts. Units: unix seconds."""
         passed_s, self._unix_s = now_s - self._unix_s, now_s
         self._steady_s += passed_s if 0.0 <= passed_s <= _LONGEST_TICK_S else _TICK_S
         live = self._live
         try:
             if live is not None:
                 live.correlations = self._spans.correlations(live.peers.num_ranks)
-                # step by step: a verdict holds what was known when it became certain, not later rows of the same batch
+                # one step at a time: a verdict must not include later rows of the same batch
                 while live.advance(self._steady_s, at_most=1):
                     self._assessment = self._with_devices(live.assessment)
                     self._decide(now_s, self._assessment.findings)
@@ -136,15 +136,15 @@ class Controller:
             self._write(now_s)
         except CoordinationError as error:
             self._next_write_s = self._steady_s + _AGAIN_S
-            self._warn(f"{len(self._waiting)} verdicts wait to be written: {error}")
+            self._warn(f"{count_text(len(self._waiting), 'verdict')} not yet written to etcd: {error}")
 
     def _begin_round(self) -> None:
-        """Drop everything: it does not apply to another round."""
+        """Drop the state of the previous round, and start the analyses of the new one."""
         self._assessment = StragglerAssessment()
         try:
             roster = self._rosters.roster()
         except DataError as error:
-            _logger.warning("round %d cannot be judged: %s", self._rosters.newest, error)
+            _logger.warning("round %d cannot be analyzed: %s", self._rosters.newest, error)
             self._live = None
             return
         self._live = LiveDetection(roster, thresholds_of(self._section()), STEP_DEADLINE_S)
@@ -164,7 +164,7 @@ class Controller:
             self._live.set_roster(roster)
 
     def _decide(self, now_s: float, findings: tuple[Finding, ...]) -> None:
-        """Make verdicts of new findings and alarms. Raises: CoordinationError while earlier verdicts are not known."""
+        """Queue verdicts for new findings and alarms. Raises: CoordinationError if written ones cannot be read."""
         number = self._rosters.newest
         if number < 0 or not (findings or self._alarms):
             return
@@ -183,7 +183,7 @@ class Controller:
             self._waiting.append(verdict)
 
     def _write(self, now_s: float) -> None:
-        """Write the waiting verdicts. Raises: CoordinationError while etcd is away; undelivered verdicts are kept."""
+        """Write the queued verdicts. Raises: CoordinationError if etcd is unavailable; unwritten verdicts are kept."""
         if self._steady_s < self._next_write_s:
             return
         while self._waiting:
@@ -204,14 +204,14 @@ class Controller:
         return replace(known, findings=findings) if findings else known
 
     def _weighed(self, findings: tuple[Finding, ...], written: WrittenVerdicts) -> list[Finding]:
-        """Return the findings. If the replay of a slow compute shows a smaller gain, this replaces the estimate."""
+        """Return the findings; for slow compute, the gain is replaced by that of a what-if replay, if smaller."""
         found = []
         for one in findings:
             is_new = one.confidence is VerdictConfidence.HIGH and (one.key, one.confidence) not in written.keys
             if is_new and one.cause is Cause.COMPUTE and self._live is not None:
                 gain_s = self._spans.gain_without(one.ranks, one.first_step, self._live.roster)
                 if gain_s is not None and gain_s < one.gain_s:
-                    sentence = f"what-if: without it a step would be {1e3 * gain_s:.1f} ms shorter"
+                    sentence = f"what-if: without this slowness a step would be {1e3 * gain_s:.1f} ms shorter"
                     one = replace(one, gain_s=gain_s, evidence=(*one.evidence, sentence))
             found.append(one)
         return found

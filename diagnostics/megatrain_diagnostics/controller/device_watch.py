@@ -1,4 +1,4 @@
-"""The GPUs and links of the hosts, for the controller: their present problems, and the evidence that findings get."""
+"""The GPUs and links of the hosts: their current problems, and evidence from devices for findings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DeviceWatch:
     """A consumer of committed rows. `consume` and `tick` are called from one thread, `problems` from any."""
 
     def __init__(self, interval_s: Callable[[], float]) -> None:
-        """`interval_s`: time between two readings of a host; 0: there are none."""
+        """`interval_s`: returns the time between two readings of a host; 0: devices are not read."""
         self._interval_s = interval_s
         self._lock = threading.Lock()
         self._gpus: dict[Key, GpuState] = {}
@@ -38,7 +38,7 @@ class DeviceWatch:
         self._xids: dict[tuple[str, str, int], DeviceProblem] = {}
         self._found: dict[Key, tuple[DeviceProblem, ...]] = {}
         self._uuids: dict[Key, str] = {}
-        """(host, number) -> UUID."""
+        """(host, GPU number) -> UUID."""
         self._heard_s: dict[str, float] = {}
         self._now_s = 0.0
 
@@ -57,7 +57,7 @@ class DeviceWatch:
                     self._take_xid(row)
 
     def tick(self, now_s: float) -> None:
-        """Forget problems that are long over. Units: unix seconds."""
+        """Drop old Xid errors, and hosts without recent readings. Units: unix seconds."""
         with self._lock:
             self._now_s = now_s
             gone = {host for host, heard_s in self._heard_s.items() if now_s - heard_s > _FORGOTTEN_S}
@@ -72,7 +72,7 @@ class DeviceWatch:
                 self._found = {key: one for key, one in self._found.items() if key[0] not in gone}
 
     def problems(self, connected: Collection[str]) -> tuple[DeviceProblem, ...]:
-        """Return the problems, the worst first. `connected`: hosts whose streamers are connected."""
+        """Return the problems, the worst first. `connected`: hosts with a connected streamer."""
         with self._lock:
             found = [one for problems in self._found.values() for one in problems]
             found += [*self._xids.values(), *self._silent(connected)]
@@ -81,7 +81,7 @@ class DeviceWatch:
 
     def _take_gpu(self, row: Row) -> None:
         host, number = row["host"], str(row["gpu"])
-        if row["gpu"] >= 0 and not row["error"]:  # the driver answers again
+        if row["gpu"] >= 0 and not row["error"]:  # the driver works, so a problem of all GPUs is over
             self._gpus.pop((host, "-1"), None)
             self._found.pop((host, "-1"), None)
         if row["uuid"]:
@@ -122,14 +122,14 @@ def _rows(table: Gpus | NetworkLinks | Xids) -> Iterator[Mapping[str, Any]]:
 
 
 class DeviceFindings:
-    """Adds the evidence of GPUs and links to findings. A result is reused for ten seconds. For one thread."""
+    """Adds evidence from GPUs and links to findings. Evidence is cached for ten seconds. For one thread."""
 
     def __init__(self, events: EventSource, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._events, self._now_ns = events, now_ns
         self._known: dict[tuple[int, str], tuple[float, tuple[str, ...]]] = {}
 
     def with_devices(self, finding: Finding, round_number: int) -> Finding:
-        """Return the finding with the evidence of devices appended."""
+        """Return the finding with evidence from devices appended."""
         key = (round_number, finding.key)
         at_s, evidence = self._known.get(key, (float("-inf"), ()))
         if time.monotonic() - at_s > _FRESH_S:

@@ -1,4 +1,4 @@
-"""What the controller writes to etcd: verdicts, and the request for all spans when a suspicion begins."""
+"""The controller's records in etcd: verdicts, and requests to record all spans when there is a suspicion."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from megatrain_job.coordination.wire import Compare, KeyRange, Put
 _logger = logging.getLogger(__name__)
 BURST_S = 30.0
 PAUSE_S = 600.0
-"""Time between two bursts: full spans of every step are ten times the usual traffic."""
+"""Time between two bursts: all spans of every step are ten times the normal traffic."""
 
 
 class VerdictLog:
-    """Verdicts in etcd: created, never changed, never withdrawn.
+    """Verdicts in etcd, which are created, but never changed or deleted.
 
-    Raises from its methods: CoordinationError while etcd is away.
+    All methods raise CoordinationError if etcd is unavailable.
     """
 
     def __init__(self, client: EtcdClient, keys: JobKeys) -> None:
@@ -32,7 +32,7 @@ class VerdictLog:
         self._keys = keys
 
     def written(self, round_number: int) -> WrittenVerdicts:
-        """Return the verdicts written so far, perhaps by an earlier daemon. Other content is skipped."""
+        """Return the written verdicts, including those of earlier daemons; unreadable records are skipped."""
         found = WrittenVerdicts(round_number)
         for item in self._client.read_all(KeyRange.prefix(self._keys.directory("verdicts"))).items:
             place = item.key.decode("utf-8", errors="replace")
@@ -46,16 +46,13 @@ class VerdictLog:
         return found
 
     def write(self, verdict: HostVerdict) -> None:
-        """Create a verdict. An existing verdict of this id was written by an earlier try."""
+        """Create a verdict. If the id exists, an earlier try has written it, and nothing is changed."""
         key = self._keys.verdict(verdict.verdict_id)
         self._client.txn([Compare.is_absent(key)], [Put(key, encode(verdict))], is_repeatable=True)
 
 
 class FullSpans:
-    """Requests all spans of the ranks for a limited time; the request includes its end.
-
-    Writes DiagSettings, changing only that one field.
-    """
+    """Requests all spans of the ranks for a limited time, by a field of DiagSettings with the end of that time."""
 
     def __init__(self, client: EtcdClient, keys: JobKeys, session: str, sample_period: Callable[[], int]) -> None:
         self._client = client
@@ -65,10 +62,10 @@ class FullSpans:
         self._next_s = float("-inf")
 
     def ask(self, now_s: float, steady_s: float, reason: str) -> bool:
-        """Return whether a burst begins: not soon after another one, and not where a person has switched spans off.
+        """Request a burst, and return whether it begins.
 
-        `now_s` is the unix time, `steady_s` of a monotonic clock.
-        Raises: CoordinationError while etcd is away; ask again then.
+        No burst begins within ten minutes after another one, or if spans are switched off or all recorded anyway.
+        `now_s`: unix time; `steady_s`: monotonic time. Raises: CoordinationError if etcd is unavailable.
         """
         if steady_s < self._next_s:
             return False

@@ -1,4 +1,4 @@
-"""The ranks of the newest round, while their rows arrive in parts."""
+"""Collects the ranks of the newest round, as their rows arrive in parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OfRanks = TypeVar("OfRanks", Spans, StepTotals, Values)
 
 
 class RosterBuilder:
-    """Holds rows only of the newest round; of each rank, only the newest rows."""
+    """Keeps rows of the newest round only, and of each rank only the newest ones."""
 
     def __init__(self) -> None:
         self.newest = -1
@@ -50,7 +50,7 @@ class RosterBuilder:
         return is_new
 
     def roster(self) -> Roster:
-        """Return the roster. Raises: DataError where ranks disagree about the layout."""
+        """Return the roster. Raises: DataError if ranks report different layouts, without a majority."""
         return make_roster(self._ranks, self._groups, self.newest)
 
     def of_newest(self, table: OfRanks) -> OfRanks:
@@ -60,7 +60,7 @@ class RosterBuilder:
 
 
 def _last_of(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the places of the last row of each pair, in order."""
+    """Return the indices of the last row of each pair, ascending."""
     keys = first.astype(np.int64) << 32 | second.astype(np.int64)
     _, places = np.unique(keys[::-1], return_index=True)
     return np.sort(len(keys) - 1 - places)

@@ -1,4 +1,4 @@
-"""The newest whole spans, a bounded number of rows: they refine a suspicion."""
+"""Keeps a bounded number of the newest spans, which the controller uses to check a suspicion."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from megatrain_diagnostics.events.source import in_order
 from megatrain_diagnostics.events.tables import Clocks, Spans, joined, num_rows, select
 
 _MAX_ROWS = 200_000
-"""What-if analysis of this many rows takes about a second."""
+"""Limit of rows. What-if analysis of as many rows takes about a second."""
 _MAX_CLOCK_ROWS = 20_000
 
 
 class SpanWindow:
-    """Spans of one round; only those that `passes` and what-if need."""
+    """Spans of one round; only operations that the what-if model and the correlations need."""
 
     def __init__(self) -> None:
         self._parts: deque[Spans] = deque()
@@ -48,15 +48,15 @@ class SpanWindow:
             self._num_clock_rows -= num_rows(self._clocks.popleft())
 
     def correlations(self, num_ranks: int) -> Floats:
-        """Return the correlation of forward and backward of the same micro-batch, by rank."""
+        """Return the correlation of forward and backward time of the same micro-batch. Shape: [ranks]."""
         if self._correlations is None:
             self._correlations = pass_correlations(joined(Spans, list(self._parts)), num_ranks)
         return self._correlations
 
     def gain_without(self, ranks: Sequence[int], first_step: int, roster: Roster) -> float | None:
-        """Return how much shorter a step since `first_step` would be if these ranks were as fast as the others.
+        """Return how much shorter a step from `first_step` on would be if these ranks were as fast as the others.
 
-        None where no such step was recorded in full. Units: seconds a step.
+        None if no such step was recorded in full. Units: seconds per step.
         """
         spans = in_order(joined(Spans, list(self._parts)))
         spans = select(spans, spans.step >= first_step)

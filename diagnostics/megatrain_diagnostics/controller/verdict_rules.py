@@ -1,7 +1,7 @@
-"""Which findings become verdicts: a pure decision. The driver decides what follows from a verdict.
+"""Rules by which findings become verdicts. Pure functions: no I/O and no clock. The driver acts on verdicts.
 
-A finding is written once per confidence in a round: first perhaps as LOW, which is only shown, and as HIGH when both
-signals have agreed for long enough. No verdict is ever withdrawn: verdicts are the audit.
+A finding is written at most once per confidence in a round: LOW, which is only shown, and HIGH when both signals have
+agreed for long enough. Verdicts are never deleted, so that they can be audited.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from megatrain_diagnostics.analysis.findings import Finding, straggler_key
 from megatrain_diagnostics.analysis.numerics import NumericsAlarm
 
 MAX_PER_HOUR = 20
-"""Most verdicts per hour that the driver and people have to read."""
+"""Limit of verdicts per hour, so that people can read all of them."""
 _HOUR_S = 3600.0
 _LOW_LASTS = 2
-"""A finding of low confidence is written when it lasts this many times as long as a straggler must."""
+"""A LOW finding is written when it has been seen in this many times `straggler_steps` steps."""
 _MAX_RANKS = 64
 _MAX_TIMES = 500
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenVerdicts:
-    """Written verdicts of a round."""
+    """The verdicts that were already written in a round."""
 
     round: int
     keys: frozenset[tuple[str, VerdictConfidence]] = frozenset()
@@ -37,13 +37,13 @@ class WrittenVerdicts:
         return replace(self, keys=self.keys | {(key, verdict.confidence)}, times_s=times)
 
     def for_round(self, number: int) -> WrittenVerdicts:
-        """Return the record for another round: the verdicts do not carry over, but their times limit the pace."""
+        """Return the record for another round: without the keys, but with the times, for the limit per hour."""
         return self if number == self.round else WrittenVerdicts(number, times_s=self.times_s)
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictAuthor:
-    """The author of verdicts."""
+    """The daemon session that writes verdicts, and the number of its next verdict."""
 
     session: str
     num_steps: int
@@ -58,7 +58,7 @@ def verdicts_to_write(
     written: WrittenVerdicts,
     author: VerdictAuthor,
 ) -> tuple[tuple[str, HostVerdict], ...]:
-    """Return the verdicts to write now, each with its key: alarms first, then the finding with the greatest cost."""
+    """Return (key, verdict) of the verdicts to write now: alarms first, then findings, in the given order."""
     wanted = [*(_of_alarm(alarm) for alarm in alarms), *(_of_finding(one) for one in findings if _is_due(one, author))]
     num_left = MAX_PER_HOUR - sum(now_s - _HOUR_S < at_s for at_s in written.times_s)
     chosen: list[tuple[str, HostVerdict]] = []
@@ -74,7 +74,7 @@ def verdicts_to_write(
 
 
 def key_of(verdict: HostVerdict) -> str:
-    """Return the key of an earlier verdict, written by this daemon or an earlier one."""
+    """Return the key by which a verdict is recognized as already written."""
     if verdict.kind is VerdictKind.NUMERICS:
         return f"{verdict.kind.value}:{verdict.first_step}"
     if verdict.cause is Cause.STAGE:

@@ -1,1 +1,1 @@
-"""Telemetry of a host's GPUs and links: the program that reads it, its supervisor, and the rows made of it."""
+"""Telemetry of a host's GPUs and links: the program that reads the devices, its supervisor, and the table rows."""

@@ -1,7 +1,7 @@
 """`python -m megatrain_diagnostics.devices`: read GPUs and network interfaces; print each reading as a line of JSON.
 
 Each line is a HostSample. This is a separate program because a call into the driver of a GPU that has fallen off the
-bus may never return; then only this program waits for it.
+bus may never return; then only this program hangs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from megatrain_diagnostics.devices.sample import GpuSource, HostReader, local_gp
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Read until this process is ended, or its reader is gone."""
+    """Print readings until --count is reached or the process is killed; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m megatrain_diagnostics.devices", description=__doc__)
     parser.add_argument("--interval-s", type=float, required=True, help="seconds between two readings")
     parser.add_argument("--dcgm-url", default="", help="URL of NVIDIA's DCGM exporter; empty: read NVML")
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 def _gpus(dcgm_url: str) -> GpuSource:
     if not dcgm_url:
         return local_gpus()
-    # imported only where it is used: it loads a parser
+    # imported only when needed, because it loads a parser
     from megatrain_diagnostics.devices.dcgm import DcgmExporter
 
     return DcgmExporter(dcgm_url)

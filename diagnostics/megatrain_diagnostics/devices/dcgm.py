@@ -1,7 +1,7 @@
-"""Reads the GPUs from the page that NVIDIA's DCGM exporter serves, in place of NVML.
+"""Reads the GPUs from the metrics page of NVIDIA's DCGM exporter, instead of NVML.
 
-For hosts on which only one program should query the driver. Values that the exporter does not serve are unknown. Names
-and units of fields: NVIDIA's DCGM API reference (field identifiers); labels: the exporter's own.
+This is for hosts on which only one program should query the driver. Values that the exporter does not serve are None.
+Source of names and units of fields: NVIDIA's DCGM API reference (field identifiers); of labels: the exporter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TIMEOUT_S = 5.0
 _MAX_BYTES = 8 << 20
 _MAX_GPUS = 64
 _MAX_SHOWN = 200
-"""Characters of a line that the log repeats."""
+"""Number of characters of an unreadable line that are logged."""
 _MIB = 1 << 20
 _PREFIX = "DCGM_FI_DEV_"
 _NUMBERS: Mapping[str, tuple[str, ...]] = {
@@ -38,7 +38,7 @@ _NUMBERS: Mapping[str, tuple[str, ...]] = {
     "power_w": ("POWER_USAGE",),
     "power_limit_w": ("ENFORCED_POWER_LIMIT", "POWER_MGMT_LIMIT"),
 }
-"""Field of a reading -> fields of DCGM, of which the first existing one counts."""
+"""Field of a reading -> fields of DCGM; the first one that exists is used."""
 _COUNTS: Mapping[str, tuple[str, ...]] = {
     "throttle_reasons": ("CLOCKS_EVENT_REASONS", "CLOCK_THROTTLE_REASONS"),
     "corrected_errors": ("ECC_SBE_VOL_TOTAL",),
@@ -57,12 +57,12 @@ _YES: Mapping[str, str] = {
 }
 _RETIRED = ("RETIRED_SBE", "RETIRED_DBE")
 _SHARED_BY_INSTANCES = ("FB_USED", "FB_FREE", "FB_RESERVED", "FB_TOTAL")
-"""Fields of which each MIG instance has a part. Of the others, an instance reports its GPU's value."""
+"""Fields to sum over MIG instances. For other fields, an instance reports the value of its GPU."""
 _NVLINK = tuple(f"NVLINK_{what}_ERROR_COUNT_TOTAL" for what in ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY"))
 
 
 class DcgmExporter:
-    """The GPUs of this host by the exporter at a URL."""
+    """Reads the GPUs of this host from the exporter at a URL."""
 
     def __init__(self, url: str, fetch: Callable[[str], str] | None = None) -> None:
         self._url, self._fetch = url, fetch or fetched
@@ -71,7 +71,7 @@ class DcgmExporter:
         self._unreadable = ""
 
     def read(self) -> DriverReading:
-        """Return what the exporter serves now."""
+        """Return the current readings; an error of fetching or parsing is in `DriverReading.error`."""
         try:
             samples, unreadable = read_samples(self._fetch(self._url))
             found = reading_of(samples)
@@ -88,14 +88,14 @@ class DcgmExporter:
         return found
 
     def wait_for_xids(self, seconds: float) -> tuple[XidEvent, ...]:
-        """Return the errors of the last reading at once; else wait."""
+        """Return the errors of the last reading; if there are none, wait first."""
         if not self._new_xids:
             time.sleep(seconds)
         xids, self._new_xids = self._new_xids, ()
         return xids
 
     def _note_xid(self, gpu: GpuReading) -> None:
-        """Note an Xid error: the exporter repeats the last number until the driver is reloaded."""
+        """Record a new Xid error. The exporter repeats the last number until the driver is reloaded."""
         before = self._last_xids.get(gpu.uuid)
         if gpu.last_xid is not None:
             self._last_xids[gpu.uuid] = gpu.last_xid
@@ -104,7 +104,7 @@ class DcgmExporter:
 
 
 def read_samples(text: str) -> tuple[list[Sample], list[str]]:
-    """Return the samples of an exporter's page, and the lines that are none. One bad line costs no other."""
+    """Return the samples of an exporter's page, and the lines that cannot be parsed."""
     samples: list[Sample] = []
     unreadable: list[str] = []
     for line in text.splitlines():
@@ -118,7 +118,7 @@ def read_samples(text: str) -> tuple[list[Sample], list[str]]:
 
 
 def reading_of(samples: Iterable[Sample]) -> DriverReading:
-    """Return the GPUs of an exporter's samples. Raises: ValueError where none is of a GPU."""
+    """Return the GPUs in an exporter's samples. Raises: ValueError if no sample is of a GPU."""
     by_gpu: dict[str, dict[str, float]] = {}
     labels_of: dict[str, Mapping[str, str]] = {}
     for gpu, labels, field, value in _values(list(samples)):
@@ -132,7 +132,7 @@ def reading_of(samples: Iterable[Sample]) -> DriverReading:
 
 
 def _values(samples: Iterable[Sample]) -> Iterator[tuple[str, Mapping[str, str], str, float]]:
-    """Yield (GPU, labels, field, value). Samples of MIG instances count where the GPU itself has none of the field."""
+    """Yield (GPU, labels, field, value). MIG instances are combined for fields that the GPU itself does not report."""
     of_instances: dict[tuple[str, str], list[Sample]] = {}
     of_gpus = set[tuple[str, str]]()
     for sample in samples:
@@ -151,7 +151,7 @@ def _values(samples: Iterable[Sample]) -> Iterator[tuple[str, Mapping[str, str],
 
 
 def fetched(url: str) -> str:
-    """Return the page at a URL. The environment's proxy is not asked for a page of this machine. Raises: OSError."""
+    """Return the page at a URL; a proxy of the environment is not used for loopback. Raises: OSError."""
     proxies: dict[str, str] | None = {} if is_loopback(urlsplit(url).hostname or "") else None
     opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
     with opener.open(url, timeout=_TIMEOUT_S) as answer:

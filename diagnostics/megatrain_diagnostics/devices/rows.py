@@ -1,4 +1,4 @@
-"""From readings of a host's drivers to rows of the tables: each row with the computing rank and its step. Pure."""
+"""Converts readings of a host's devices to rows of the tables, with rank and step. Pure functions: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatrain_job.devices.gpu_readings import GpuReading
 from megatrain_job.devices.links import LinkReading
 
 MAX_DEVICES = 64
-"""Limit per kind and host: no machine has more, and each is a row every few seconds. Further ones are left out."""
+"""Limit of devices per kind and host; further ones are left out. Each device is a row every few seconds."""
 _NO_VALUE = math.nan
 _ALL = -1
 _NS = 1e9
@@ -21,7 +21,7 @@ _NS = 1e9
 
 @dataclass(frozen=True, slots=True)
 class HostPlace:
-    """The place of a host in the job. `ranks`: UUID of a GPU -> (rank, step); `step`: of the host's ranks; -1: none."""
+    """The ranks of a host. `ranks`: UUID of a GPU -> (rank, step); `step`: newest step on the host; -1: none."""
 
     host: str
     round: int = -1
@@ -30,7 +30,7 @@ class HostPlace:
 
 
 def device_tables(sample: HostSample, place: HostPlace) -> list[tuple[type[Table], Table]]:
-    """Return the rows of a sample."""
+    """Return the rows of a sample, as (table class, table); empty tables are left out."""
     at_ns = int(sample.at_unix_s * _NS)
     gpus = [_gpu_row(gpu, place, at_ns) for gpu in sample.driver.gpus[:MAX_DEVICES]]
     if sample.driver.error:
@@ -48,7 +48,7 @@ def device_tables(sample: HostSample, place: HostPlace) -> list[tuple[type[Table
 
 
 def silence_table(why: str, place: HostPlace, at_ns: int) -> Gpus:
-    """Return the row that reports that the drivers of a host give no readings."""
+    """Return a row about all GPUs of a host with the reason why there are no readings."""
     return from_columns(Gpus, _columns(Gpus, [_gpu_row(GpuReading(_ALL, error=why), place, at_ns)]))
 
 

@@ -14,12 +14,12 @@ from megatrain_job.devices.nvml import NvmlMissingError, NvmlSession
 _logger = logging.getLogger(__name__)
 _NOTHING = DriverReading("")
 _MIN_WAIT_S = 1.0
-"""Least time between two readings, however many errors a GPU reports."""
+"""Least time between two readings, even if a GPU reports many errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostSample:
-    """The readings of a host's drivers at a moment. `xids`: since the sample before."""
+    """The readings of a host's devices at one time. `xids`: errors since the previous sample."""
 
     at_unix_s: float
     took_s: float
@@ -34,7 +34,7 @@ class GpuSource(Protocol):
     def read(self) -> DriverReading: ...
 
     def wait_for_xids(self, seconds: float) -> tuple[XidEvent, ...]:
-        """Wait for the time, or until there are errors; return them."""
+        """Wait for `seconds`, or until there are Xid errors; return the errors."""
 
 
 class HostReader:
@@ -45,21 +45,21 @@ class HostReader:
         self._xids: tuple[XidEvent, ...] = ()
 
     def read(self) -> HostSample:
-        """Return the present readings of the drivers."""
+        """Return the current readings."""
         began = time.perf_counter()
         driver, links = self._gpus.read(), read_links(SYS)
         xids, self._xids = self._xids, ()
         return HostSample(time.time(), time.perf_counter() - began, driver, links, xids)
 
     def wait(self, seconds: float) -> None:
-        """Wait for the time of the next reading; an error of a GPU ends the wait."""
+        """Wait for `seconds`, or until a GPU reports an error."""
         began = time.monotonic()
         self._xids += self._gpus.wait_for_xids(seconds)
         time.sleep(max(0.0, min(seconds, _MIN_WAIT_S) - (time.monotonic() - began)))
 
 
 class NoGpus:
-    """A machine without GPUs."""
+    """The GpuSource of a machine without GPUs."""
 
     def read(self) -> DriverReading:
         return _NOTHING
@@ -70,11 +70,11 @@ class NoGpus:
 
 
 def local_gpus() -> GpuSource:
-    """Return the GPUs of this machine by NVML; none, logged once, where library, driver or GPU is missing."""
+    """Return NVML as source; if library, driver or GPU is missing, log this and return NoGpus."""
     session = NvmlSession()
     try:
         found = session.read()
-        missing = "" if found.gpus else found.error or "the driver reports none"
+        missing = "" if found.gpus else found.error or "the driver reports no GPU"
     except NvmlMissingError as error:
         missing = str(error)
     if not missing:

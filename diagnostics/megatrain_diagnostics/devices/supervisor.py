@@ -1,8 +1,7 @@
-"""The supervisor of the program that reads a host's devices: restarts it, and takes its samples.
+"""The supervisor of the program that reads a host's devices: starts it, restarts it, and receives its samples.
 
-States: reading (lines arrive); silent (none arrived within the deadline: the program is killed, and no other one is
-started until the kernel has ended it); between two lives a pause. No caller waits for it: `take` and `problem` answer
-at once.
+If no line arrives within the deadline, the program is killed, and it is not restarted until the kernel has ended the
+process. There is a pause before each restart. Callers never wait: `take` and `problem` return at once.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from megatrain_diagnostics.devices.sample import HostSample
 
 _logger = logging.getLogger(__name__)
 DEADLINE_S = 30.0
-"""Added to the interval: NVML may take ten seconds to open where no daemon keeps the driver loaded."""
+"""Added to the interval. NVML may take ten seconds to open if no daemon keeps the driver loaded."""
 _POLL_S = 0.5
 _PAUSE_S = 10.0
 _LONGEST_PAUSE_S = 600.0
 _MAX_WAITING = 64
 _MAX_BYTES = 1 << 20
-"""Size of a line: 64 GPUs and as many interfaces take 60 kB."""
+"""Limit of the size of a line. A line with 64 GPUs and 64 interfaces has 60 kB."""
 
 
 class DeviceSupervisor:
@@ -62,7 +61,7 @@ class DeviceSupervisor:
 
     @property
     def problem(self) -> str:
-        """Why there are no samples; empty while there are."""
+        """Why there are no samples; empty while samples arrive."""
         return self._problem
 
     def take(self) -> list[HostSample]:
@@ -74,7 +73,7 @@ class DeviceSupervisor:
         return found
 
     def close(self) -> None:
-        """End the program. A program that the kernel cannot end is left behind."""
+        """Kill the program. If it hangs in the kernel, its process remains."""
         self._closed.set()
         self._thread.join(2 * _POLL_S + 1.0)
 
@@ -92,7 +91,7 @@ class DeviceSupervisor:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _live(self) -> str:
-        """Run the program until it ends, is silent, or is no longer wanted; return the reason."""
+        """Run the program until it exits or is silent, or `close`; return the reason, "" for `close`."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         try:
             child = ChildProcess(self._words, environment=self._environment, output=write_end)

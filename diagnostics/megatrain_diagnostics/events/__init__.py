@@ -1,1 +1,1 @@
-"""Events as columns: what is streamed, stored and analysed. numpy only, so that the analyses need nothing else."""
+"""Events as columns, for streams, store and analyses. Needs only numpy, so that the analyses need nothing else."""

@@ -1,8 +1,8 @@
-"""Times of all hosts by one clock, the daemon's, with which each host's clock was compared repeatedly.
+"""Converts times of all hosts to the daemon's clock, with which each host's clock is compared repeatedly.
 
-Between two comparisons an offset is interpolated. Where a clock was set in between, by a second or an hour, it is not:
-each row is moved by the offset before or after the change, whichever puts it between the two comparisons. Where both
-do, as when a clock was set back, the order in which the rank wrote its rows decides.
+Between two comparisons the offset is interpolated, unless the clock was set in between (by a second, or an hour). Then
+a row is moved by the offset before or after the change: the one that puts the row between the two comparisons. If both
+do, as can happen after a clock was set back, the order in which the rank wrote its rows decides.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from megatrain_diagnostics.events.tables import Clocks, Int64, TableType, column
 
 _TIMES = ("start_ns", "at_ns", "launch_ns")
 _MAX_DRIFT = 500e-6
-"""Rate by which clocks may gain or lose without being set: NTP slews by no more."""
+"""Largest drift of a clock that is not set: NTP slews a clock at most at this rate."""
 _SLACK_NS = 1_000_000
 _FAR_NS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class HostClockOffsets:
-    """One host's clock: its offsets from the daemon's, by era; within an era the clock was not set."""
+    """One host's clock: its offsets from the daemon's clock, by era. An era is a time in which it was not set."""
 
     at_ns: tuple[Int64, ...]
     """Times of the comparisons of each era, by the host's clock, ascending."""
     offset_ns: tuple[Int64, ...]
     first_ns: Int64
-    """Earliest time of each era by the daemon's clock: that of the last comparison of the era before."""
+    """Earliest time of each era by the daemon's clock: the last comparison of the era before."""
     last_ns: Int64
-    """Latest time of each era: that of the first comparison of the era after."""
+    """Latest time of each era by the daemon's clock: the first comparison of the era after."""
 
     @property
     def was_set(self) -> bool:
         return len(self.at_ns) > 1
 
     def offsets(self, times_ns: Int64) -> Int64:
-        """Return what to subtract from times of this host, which are in the order in which one rank wrote them."""
+        """Return the offset to subtract from each time. `times_ns`: of one rank, in the order of writing."""
         candidates = np.stack(
             [np.interp(times_ns, at, offset) for at, offset in zip(self.at_ns, self.offset_ns, strict=True)]
         ).astype(np.int64)
@@ -56,17 +56,17 @@ class HostClockOffsets:
         num_fits = fits.sum(axis=0)
         eras = fits.argmax(axis=0).astype(np.int64)
         nowhere = np.flatnonzero(num_fits == 0)
-        if len(nowhere):  # an impossible time: the nearest era
+        if len(nowhere):  # times outside all eras get the nearest era
             miss = np.maximum(self.first_ns[:, None] - moved[:, nowhere], moved[:, nowhere] - self.last_ns[:, None])
             eras[nowhere] = miss.argmin(axis=0)
         doubtful = num_fits > 1
         return self._in_order(times_ns, eras, doubtful, fits) if doubtful.any() else eras
 
     def _in_order(self, times_ns: Int64, eras: Int64, doubtful: NDArray[np.bool_], fits: NDArray[np.bool_]) -> Int64:
-        """Return the eras of rows of which some are ambiguous.
+        """Return the eras of all rows, with those of the ambiguous rows resolved.
 
-        An ambiguous row has the era of the last certain row before it, or of the first after it, plus or minus one for
-        each time that the clock was set back in between.
+        An ambiguous row gets the era of the last certain row before it (or the first certain row after it), plus (or
+        minus) one for each time that the clock was set back in between.
         """
         jumps = np.zeros(len(times_ns), dtype=np.int64)
         jumps[1:] = np.cumsum(np.diff(times_ns) < -self._smallest_set_back() // 2)
@@ -91,16 +91,16 @@ class HostClockOffsets:
 
 
 def host_clocks(clocks: Clocks) -> dict[str, HostClockOffsets]:
-    """Return the clock of each host that was ever compared."""
+    """Return host -> clock, for the hosts with at least one comparison."""
     hosts = clocks.host.astype(str)
     return {str(host): _host_clock(clocks, np.flatnonzero(hosts == host)) for host in np.unique(hosts)}
 
 
 def align(table: TableType, clocks: Clocks, hosts_of_rank: Mapping[int, str]) -> TableType:
-    """Return the table with all times by the daemon's clock; rows of hosts that were never compared are unchanged.
+    """Return the table with times by the daemon's clock; rows of hosts without a comparison are unchanged.
 
-    The host of a row is in its column `host` where the table has one, else `hosts_of_rank` gives it. Durations do not
-    change, because setting a clock does not affect them.
+    The host of a row is in the column `host`, or else in `hosts_of_rank`. Durations do not change: they are not
+    affected by setting a clock.
     """
     names = columns_of(type(table))
     times = [name for name in _TIMES if name in names]
@@ -123,7 +123,7 @@ def align(table: TableType, clocks: Clocks, hosts_of_rank: Mapping[int, str]) ->
 
 def _host_clock(clocks: Clocks, rows: Int64) -> HostClockOffsets:
     at, offset, error = clocks.at_ns[rows], clocks.offset_ns[rows], clocks.error_ns[rows]
-    order = np.argsort(at - offset, kind="stable")  # by the daemon's clock, which is never set back here
+    order = np.argsort(at - offset, kind="stable")  # by the daemon's clock, which is assumed not to be set back
     at, offset, error = at[order], offset[order], error[order]
     true = at - offset
     allowed = error[1:] + error[:-1] + _MAX_DRIFT * np.diff(true) + _SLACK_NS
@@ -151,7 +151,7 @@ def _hosts(table: Any, hosts_of_rank: Mapping[int, str]) -> tuple[list[str], Int
 
 
 def _as_written(table: Any, rows: Int64) -> list[Int64]:
-    """Return rows of a host, an array for each rank, in the order in which it wrote them."""
+    """Return the rows of a host as one array per rank, each in the order of writing."""
     has = columns_of(type(table))
     if "rank" not in has:
         return [rows]

@@ -1,4 +1,4 @@
-"""The ranks of one round for the analyses: host, coordinates and groups of each."""
+"""The ranks of one round, for the analyses: their hosts, coordinates and process groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megatrain.contracts.layout import SIZED_AXES, Coordinate, Layout
 from megatrain_diagnostics.events.tables import Groups, Int64, Ranks, axis_column, world_sizes
 
 MAX_RANKS = 2**20
-"""Largest accepted layout: a reader makes a table of all its ranks, including those that sent nothing."""
+"""Largest accepted world size: readers allocate tables of all ranks, including those that have sent nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class GroupMembers:
 
     @property
     def ranks(self) -> range:
-        """Return the members in the group's order; none where the writer could not give them."""
+        """Return the members in the order of the group; empty if the writer did not know them (stride 0)."""
         if self.stride == 0:
             return range(0)
         return range(self.first_rank, self.first_rank + self.num_ranks * self.stride, self.stride)
@@ -36,7 +36,7 @@ class GroupMembers:
 
 @dataclass(frozen=True)
 class Roster:
-    """The ranks of one round. `hosts` has no entry for a rank that never sent anything."""
+    """The ranks of one round. `hosts` has no entry for a rank that has sent nothing."""
 
     round: int
     layout: Layout
@@ -54,7 +54,7 @@ class Roster:
         return self.layout.coordinate(rank)
 
     def host_of(self, rank: int) -> str:
-        """Return the host of a rank; "" where it never sent anything."""
+        """Return the host of a rank; "" if it has sent nothing."""
         return self.hosts.get(rank, "")
 
     def ranks_on(self, host: str) -> tuple[int, ...]:
@@ -68,17 +68,17 @@ def places_along(layout: Layout, axis: str) -> Int64:
 
 
 def groups_along(layout: Layout, axis: str) -> Int64:
-    """Return the ranks of each group along an axis inside stages. Shape: [stages, groups of a stage, members]."""
+    """Return the ranks of the groups along an axis in each stage. Shape: [stages, groups of a stage, members]."""
     ranks = np.arange(layout.world_size, dtype=np.int64).reshape([layout.size(one) for one in layout.grid])
     last = np.moveaxis(ranks, layout.grid.index(axis), -1)
     return last.reshape(layout.pp_size, -1, layout.size(axis))
 
 
 def newest_round(ranks: Ranks) -> int:
-    """Return the number of the newest round that at least half of its ranks reported. Raises: DataError.
+    """Return the newest round that at least half of its ranks reported. Raises: DataError.
 
-    A single rank with an invented number does not count; where no round has half of its ranks, the newest of all is
-    taken.
+    So a single rank with a wrong round number has no effect. If there is no such round, the newest reported round is
+    returned.
     """
     if not len(ranks.round):
         raise DataError(
@@ -94,10 +94,10 @@ def _has_half(ranks: Ranks, round_number: int) -> bool:
 
 
 def make_roster(ranks: Ranks, groups: Groups, round_number: int) -> Roster:
-    """Return the ranks of one round; of a rank with several rows the newest row counts.
+    """Return the ranks of one round; if a rank has several rows, the newest one is used.
 
-    The layout is that of more than half of the ranks; ranks with another layout, or outside of it, are left out.
-    Raises: DataError for a round without rows, and for ranks without such a majority.
+    The layout is the one that more than half of the ranks report; ranks with another layout, or outside the layout,
+    are left out. Raises: DataError for a round without rows, and if no layout has such a majority.
     """
     rows = np.flatnonzero(ranks.round == round_number)
     if not len(rows):

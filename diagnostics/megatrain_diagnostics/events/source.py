@@ -1,4 +1,4 @@
-"""The source of the analyses' events: the protocol that a store implements."""
+"""The interface by which analyses read events; a store implements it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from megatrain_diagnostics.events.tables import (
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Which rows. None: all. A condition on a column that a table lacks does not exclude its rows."""
+    """Conditions on rows. None: no condition. A condition on a column that a table lacks has no effect."""
 
     rounds: tuple[int, ...] | None = None
     first_step: int | None = None
@@ -36,16 +36,16 @@ class Where:
 
 
 class EventSource(Protocol):
-    """Any holder of events."""
+    """A store of events, or events in memory."""
 
     def read(self, kind: type[TableType], where: Where = Where()) -> TableType:
-        """Return the rows, each once, ordered by (round, rank, sequence) where the table has these.
+        """Return the rows without duplicates, ordered by (round, rank, sequence) if the table has these columns.
 
-        Raises: DataError when nothing can be read at all; damaged parts are left out and reported by `problems`.
+        Raises: DataError when nothing can be read; damaged parts are left out and reported by `problems`.
         """
 
     def problems(self) -> tuple[str, ...]:
-        """Return a sentence for each damaged or foreign part found so far."""
+        """Return a sentence for each damaged or foreign file found so far."""
 
 
 def matching(table: Table, where: Where) -> Selection:
@@ -71,14 +71,14 @@ def matching(table: Table, where: Where) -> Selection:
 
 
 def in_order(table: TableType) -> TableType:
-    """Return the rows by (round, rank, sequence), each of these keys once."""
+    """Return the rows sorted by (round, rank, sequence), without duplicates of this key."""
     has = columns_of(type(table))
     keys = [name for name in ("sequence", "rank", "round") if name in has]
     if "sequence" not in keys or not num_rows(table):
         return table
     columns: list[Any] = [getattr(table, name) for name in keys]
     duration = "duration_ns"
-    if duration in has:  # a span may be sent when it is open and again when it has ended: the ended row counts
+    if duration in has:  # a span may be sent while it is open and again when it has ended: keep the ended row
         columns.insert(0, getattr(table, duration) == NO_DURATION)
     order = np.lexsort(columns)
     ordered = select(table, order)

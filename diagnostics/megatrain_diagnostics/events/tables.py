@@ -1,8 +1,8 @@
-"""The tables of events, one class each; a column is a numpy array, all of equal length.
+"""The tables of events, one class each; columns are numpy arrays of equal length.
 
-Keys: a row of a rank is (round, rank, sequence); the sequence number is that of its record in the rank's black box and
-identifies duplicates. Times are unix ns of the rank's host (one clock base per host); `clocks` has each host's offset
-from the daemon, and `clocks.align` moves times to the daemon's clock. Text columns are arrays of str.
+The key of a rank's row is (round, rank, sequence). The sequence number is the number of the record in the rank's black
+box; equal keys are duplicates. Times are unix ns of the rank's host (one clock base per host); the table `clocks` has
+each host's offset from the daemon's clock, and `clocks.align` converts times to it. Text columns are arrays of str.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def column(dtype: str, doc: str) -> Any:
 
 
 def with_columns_of_axes(kind: type[Any]) -> type[Any]:
-    """Give a table a rank's place on each axis, and its size."""
+    """Add columns to a table: a rank's place on each axis, and the size of the axis."""
     for axis in SIZED_AXES:
         for name, doc in (
             (axis.rank_name, f"place among the {axis.about}"),
@@ -46,14 +46,14 @@ def with_columns_of_axes(kind: type[Any]) -> type[Any]:
 
 
 def axis_column(ranks: Ranks, name: str) -> Int32:
-    """Return a column of an axis, by its `rank_name` or `size_name`."""
+    """Return a column of an axis. `name`: `rank_name` or `size_name` of the axis."""
     found: Int32 = getattr(ranks, name)
     return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """Whole spans: the second tier, for sampled steps, on demand, and around incidents."""
+    """Single spans: for sampled steps, on demand, and around incidents."""
 
     NAME: ClassVar[str] = "spans"
 
@@ -75,7 +75,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTotals:
-    """Sums by operation: the first tier, at most 16 rows a rank and step, always."""
+    """Sums by operation, for every step: at most 16 rows per rank and step."""
 
     NAME: ClassVar[str] = "totals"
 
@@ -259,7 +259,7 @@ class Xids:
 
 TABLES = (Spans, StepTotals, Values, Ranks, Groups, Clocks, LogLines, Stacks, Gpus, NetworkLinks, Xids)
 DEVICE_TABLES = (Gpus, NetworkLinks, Xids)
-"""Tables of hosts, whether or not they have ranks: rank, round or step of such a row may be -1."""
+"""Tables about hosts, which may have no ranks: round, rank and step of a row may be -1."""
 Table = Spans | StepTotals | Values | Ranks | Groups | Clocks | LogLines | Stacks | Gpus | NetworkLinks | Xids
 TableType = TypeVar(
     "TableType", Spans, StepTotals, Values, Ranks, Groups, Clocks, LogLines, Stacks, Gpus, NetworkLinks, Xids
@@ -267,7 +267,7 @@ TableType = TypeVar(
 
 
 def columns_of(kind: type[Table]) -> dict[str, str]:
-    """Return column -> numpy dtype, or "text", in their order."""
+    """Return column -> numpy dtype or "text", in the order of the columns."""
     return {one.name: _dtype(one) for one in fields(kind)}
 
 
@@ -279,7 +279,7 @@ def axis_values(layout: Layout, rank: int) -> dict[str, int]:
 
 
 def world_sizes(ranks: Ranks) -> Float64:
-    """Return the world size that each row implies: as floats, because a row may claim any sizes."""
+    """Return the world size of each row's layout; as floats, because invalid sizes could overflow integers."""
     sizes: Float64 = np.prod([axis_column(ranks, axis.size_name) for axis in NUMBERING_AXES], axis=0, dtype=np.float64)
     return sizes
 
@@ -289,19 +289,19 @@ def num_rows(table: Table) -> int:
 
 
 def select(table: TableType, rows: Selection) -> TableType:
-    """Return the rows that a mask, or indices, choose."""
+    """Return the rows at a mask or at indices."""
     return type(table)(*(getattr(table, one.name)[rows] for one in fields(table)))
 
 
 def joined(kind: type[TableType], parts: Sequence[TableType]) -> TableType:
-    """Return the rows of all parts, one part after the other; without parts, a table without rows."""
+    """Return the concatenated rows of all parts; an empty table if there are no parts."""
     if not parts:
         return from_columns(kind, {name: [] for name in columns_of(kind)})
     return kind(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(kind)))
 
 
 def from_columns(kind: type[TableType], columns: dict[str, Any]) -> TableType:
-    """Return a table of lists or arrays, converted to the columns' types.
+    """Return a table made from lists or arrays, converted to the columns' types.
 
     Raises: ValueError for missing or unknown columns, and for different lengths.
     """

@@ -1,4 +1,4 @@
-"""Writes to etcd what the daemon receives and what is wrong: every reader of the job's health uses this report."""
+"""Writes the daemon's report to etcd: silent ranks, missing hosts, devices with problems. Job health is based on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from megatrain_job.jobs.snapshot import JobSnapshot
 _logger = logging.getLogger(__name__)
 _WRITE_S = 2.0
 _GRACE_S = 15.0
-"""Time that hosts have to find a daemon that has just begun."""
+"""Time for hosts to find and connect to a daemon that has just started."""
 _MAX_HOSTS = 32
 _MAX_TEXT = 200
 _MAX_DEVICES = 16
@@ -30,14 +30,14 @@ _MAX_DEVICE_TEXT = 300
 
 
 class DeviceJudge(Protocol):
-    """The part of the watcher of devices that the report reads."""
+    """The part of DeviceWatch that the report uses."""
 
     def problems(self, connected: Collection[str]) -> tuple[DeviceProblem, ...]:
-        """Return the problems, the worst first. `connected`: hosts whose streamers are connected."""
+        """Return the problems, the worst first. `connected`: hosts with a connected streamer."""
 
 
 def away_hosts(snapshot: JobSnapshot | None, connected: Iterable[str]) -> tuple[str, ...]:
-    """Return the hosts of the newest round that run a streamer and have no open stream, by rank."""
+    """Return the hosts of the newest round that run a streamer but have no open stream, in the order of ranks."""
     newest = None if snapshot is None else snapshot.newest_round
     if snapshot is None or newest is None:
         return ()
@@ -47,7 +47,7 @@ def away_hosts(snapshot: JobSnapshot | None, connected: Iterable[str]) -> tuple[
 
 
 class DaemonReporter:
-    """Writes a changed report at once, and every few seconds in any case. For one thread; tolerates an absent etcd."""
+    """Writes the report when it changes, and at least every few seconds. For one thread; etcd may be unavailable."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class DaemonReporter:
         problem: Callable[[], str],
         snapshot: Callable[[], JobSnapshot | None],
     ) -> None:
-        """`record`: of this daemon; `problem`: why nothing can be stored, empty when storing works."""
+        """`record`: of this daemon; `problem`: returns why nothing can be stored, "" when storing works."""
         self._client, self._keys, self._record = client, keys, record
         self._judge, self._ledger, self._training, self._devices = sources
         self._problem, self._snapshot = problem, snapshot
@@ -78,7 +78,7 @@ class DaemonReporter:
         return True
 
     def _trains(self, host: str) -> bool:
-        """Whether a host is in the newest round: other hosts' problems are reported by their own checks."""
+        """Return whether a host is in the newest round: problems of other hosts are reported by health checks."""
         snapshot = self._snapshot()
         newest = None if snapshot is None else snapshot.newest_round
         return newest is None or any(part.host == host for part in newest.hosts)
@@ -104,7 +104,7 @@ class DaemonReporter:
 
 
 def _is_due(written: DaemonReport, now: DaemonReport) -> bool:
-    # temperatures and clocks change in every reading: only a change of the devices with problems counts
+    # temperatures and clocks in the texts change at every reading: compare only which devices have which problems
     devices = written.devices if _devices_of(written) == _devices_of(now) else now.devices
     same = replace(now, at_unix_s=written.at_unix_s, heard_unix_s=written.heard_unix_s, devices=devices)
     return same != written or not 0.0 <= now.at_unix_s - written.at_unix_s < REPORT_S

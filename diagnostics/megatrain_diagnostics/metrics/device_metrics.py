@@ -1,6 +1,7 @@
-"""The readings of a host's drivers as Prometheus metrics: base units, labels for GPU and link, none for a moment.
+"""Converts the readings of a host's devices to Prometheus metrics, in base units, with labels for GPU and link.
 
-Bounded: 16 GPUs and 32 links of a host are exported, each error as one of a few kinds. An unknown value has no sample.
+The number of samples is bounded: 16 GPUs and 32 links of a host are exported, and errors are counted by kind. An
+unknown value has no sample.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _LINK_ERRORS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "symbol_er
 
 
 def device_metrics(devices: DevicesReading, labels: Mapping[str, str]) -> Iterator[Metric]:
-    """Yield the metrics of a host's devices. `labels`: of the host."""
+    """Yield the metrics of a host's devices. `labels`: name -> value of the host's labels."""
     family = GaugeMetricFamily(
         "megatrain_telemetry_up", "1: GPUs and network interfaces are read.", labels=list(labels)
     )
@@ -109,11 +110,11 @@ def _links(links: Sequence[LinkReading], labels: Mapping[str, str]) -> Iterator[
         "megatrain_link_errors", "Errors of a network interface or RDMA port.", [*labels, "link", "kind"], errors
     )
     downs = [(at, one.num_downs) for one, at in where]
-    yield _counter("megatrain_link_downs", "How often the link was lost.", [*labels, "link"], downs)
+    yield _counter("megatrain_link_downs", "How often the link went down.", [*labels, "link"], downs)
 
 
 def _xids(devices: DevicesReading, labels: Mapping[str, str]) -> Metric:
-    """Count by kind only: the numbers are in the table xids."""
+    """Return the counter of Xid errors by GPU and kind; the Xid numbers are in the table xids."""
     gpus = () if devices.sample is None else devices.sample.driver.gpus[:MAX_GPUS]
     numbers = {gpu.uuid: str(gpu.index) for gpu in gpus}
     counts: Counter[tuple[str, XidKind]] = Counter()
@@ -122,7 +123,7 @@ def _xids(devices: DevicesReading, labels: Mapping[str, str]) -> Metric:
     found = [([*labels.values(), gpu, str(kind)], count) for (gpu, kind), count in sorted(counts.items())]
     return _counter(
         "megatrain_gpu_xids",
-        "Xid errors that the driver reported since this program started.",
+        "Xid errors that the driver reported since the streamer started.",
         [*labels, "gpu", "kind"],
         found,
     )

@@ -1,7 +1,8 @@
-"""Readings as Prometheus metrics: names, units and labels by Prometheus' own rules (one prefix, base units, _total).
+"""Converts readings to Prometheus metrics; names and units follow Prometheus' rules (one prefix, base units, _total).
 
-Labels are bounded: rank is a label of nine gauges and of `megatrain_rank_info`, the metric to join others with (GPUs by
-gpu_uuid); step, round, process and error text never are. An unknown value has no sample, never a NaN of ours.
+The number of label values is bounded: rank is a label only of the gauges of a rank and of `megatrain_rank_info`, which
+other metrics are joined with (GPUs by gpu_uuid); step, round, process and error text are no labels. An unknown value
+has no sample; NaN is exported only if the value itself is NaN.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _RANK_GAUGES = (
     ),
     _RankGauge(
         "megatrain_rank_last_sign_timestamp_seconds",
-        "When the rank last recorded a span.",
+        "When the rank last began or completed a step or entered a phase.",
         lambda one: one.last_sign_unix_s,
     ),
     _RankGauge("megatrain_rank_step_duration_seconds", "Duration of the last step.", lambda one: one.step_s),
@@ -74,7 +75,7 @@ def _info(version: str) -> Metric:
 
 
 def _gauge(name: str, text: str, labels: dict[str, str], value: float | None) -> Iterator[Metric]:
-    """Yield a gauge with one sample; nothing where the value is not known."""
+    """Yield a gauge with one sample; nothing if the value is None."""
     if value is not None:
         family = GaugeMetricFamily(name, text, labels=list(labels))
         family.add_metric(list(labels.values()), value)
@@ -82,7 +83,7 @@ def _gauge(name: str, text: str, labels: dict[str, str], value: float | None) ->
 
 
 def _health(job: JobReading) -> Iterator[Metric]:
-    """Yield the health of a job, one of three levels, and the number of its reasons by code."""
+    """Yield the health level of a job, and the number of reasons by level and code."""
     if job.health is None:
         return
     levels = GaugeMetricFamily(
@@ -129,13 +130,17 @@ class HostCollector(Collector):
         )
         yield from _gauge(
             "megatrain_host_silent_ranks",
-            "Ranks that are silent for longer than their phase may take.",
+            "Ranks without progress for longer than their phase may take.",
             labels,
             host.silent_ranks,
         )
         yield _counter("megatrain_events_sent", "Rows sent to the daemon.", labels, "table", dict(host.rows_sent))
         yield _counter(
-            "megatrain_events_dropped", "Rows that this host lost.", labels, "reason", dict(host.rows_dropped)
+            "megatrain_events_dropped",
+            "Rows lost on this host before they were sent.",
+            labels,
+            "reason",
+            dict(host.rows_dropped),
         )
         yield from _gauge("megatrain_spool_bytes", "Events that wait on disk for the daemon.", labels, host.spool_bytes)
         yield from _gauge(
@@ -180,7 +185,7 @@ class JobCollector(Collector):
             ("megatrain_mfu_ratio", "Model FLOPs utilization of the newest step.", job.mfu),
             (
                 "megatrain_effective_time_ratio",
-                "Share of all time that was spent in steps that count.",
+                "Time in steps that were not repeated later, divided by all time.",
                 job.effective_time_ratio,
             ),
             (
@@ -189,9 +194,9 @@ class JobCollector(Collector):
                 job.saved_unix_s,
             ),
             ("megatrain_checkpoint_step", "Step of the newest checkpoint in storage.", job.saved_step),
-            ("megatrain_streamers_connected", "Hosts whose events arrive.", job.connected_hosts),
+            ("megatrain_streamers_connected", "Hosts that are connected to the daemon.", job.connected_hosts),
             ("megatrain_silent_ranks", "Ranks of the round that have sent nothing.", job.silent_ranks),
-            ("megatrain_straggler_least_score", "Least score of a straggler.", job.least_straggler_score),
+            ("megatrain_straggler_least_score", "Score from which a host is a straggler.", job.least_straggler_score),
             ("megatrain_events_segment_bytes", "Size of all segments on disk.", job.segment_bytes),
         ):
             yield from _gauge(name, text, labels, value)
@@ -200,7 +205,7 @@ class JobCollector(Collector):
         yield self._scores(job)
         for name, text, count in (
             ("megatrain_tokens", "Tokens trained on since the daemon started.", job.tokens),
-            ("megatrain_rounds", "Starts of the workers.", job.rounds),
+            ("megatrain_rounds", "Rounds that have begun.", job.rounds),
             ("megatrain_checkpoint_failures", "Checkpoints that could not be saved to storage.", job.save_failures),
             ("megatrain_events_lost", "Rows that hosts reported as lost.", job.rows_dropped),
         ):
@@ -209,7 +214,7 @@ class JobCollector(Collector):
         yield _counter("megatrain_incidents", "Incidents.", labels, "kind", dict(job.incidents))
         for name, text, values in (
             ("megatrain_notifications_sent", "Messages that a receiver accepted.", job.notices_sent),
-            ("megatrain_notifications_failed", "Failed attempts to notify a receiver.", job.notices_failed),
+            ("megatrain_notifications_failed", "Failed attempts to send a message to a receiver.", job.notices_failed),
             (
                 "megatrain_notifications_given_up",
                 "Topics that were not sent because they ended too long ago.",

@@ -1,4 +1,4 @@
-"""The daemon's /metrics: the numbers from rows, the records in etcd and the newest scores, combined at each scrape."""
+"""The daemon's /metrics: combines numbers from rows, records in etcd and the newest scores at each scrape."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 class AssessmentSource(Protocol):
-    """The part of the judge that the metrics read."""
+    """The part of the controller that the metrics use."""
 
     @property
     def assessment(self) -> StragglerAssessment: ...
@@ -34,7 +34,7 @@ class AssessmentSource(Protocol):
 
 
 class StoreSize(Protocol):
-    """The part of the store that the metrics read."""
+    """The part of the store that the metrics use."""
 
     num_bytes: int
 
@@ -52,7 +52,7 @@ class MetricsParts:
 
 
 def reading_of(parts: MetricsParts, checkpoints: SavedCheckpointWatch, job: str) -> JobReading:
-    """Return the present reading."""
+    """Return the current reading."""
     counters, saved = parts.ledger.counters(), checkpoints.saved
     judged = parts.judge.assessment
     known = records_of(parts.etcd.last_poll, time.time())
@@ -82,7 +82,7 @@ def reading_of(parts: MetricsParts, checkpoints: SavedCheckpointWatch, job: str)
 
 @contextmanager
 def served_metrics(parts: MetricsParts, job: str, checkpoints: Path, section: DiagnosticsConfig) -> Iterator[int]:
-    """Serve /metrics of a job during the block, which receives the port; a failure is reported, with port 0."""
+    """Serve /metrics of a job during the block and yield the port; if that fails, log a warning and yield 0."""
     with ExitStack() as closing:
         watch = SavedCheckpointWatch(checkpoints)
         closing.callback(watch.close)

@@ -25,12 +25,12 @@ _PERIOD_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class JobRecords:
-    """The content of etcd at the last poll."""
+    """The job's records in etcd at the last poll."""
 
     health: Health | None = None
     """None: etcd has not answered yet."""
     rounds: int | None = None
-    """Number of the newest round of this launch; None before its first."""
+    """Number of the newest round of this launch; None before the first round."""
     incidents: Mapping[str, int] = field(default_factory=dict)
     effective_time_ratio: float | None = None
     verdicts: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
@@ -56,9 +56,9 @@ def records_of(poll: EtcdPoll, now_s: float) -> JobRecords:
 
 
 class SaveFailures:
-    """Counts the checkpoints that storage did not take, from the reports of the hosts' writers in etcd.
+    """Counts the checkpoints that could not be stored, from the statuses that hosts write to etcd.
 
-    A failed checkpoint fails on every host that waits for it, so the host with the most failures counts.
+    A failed checkpoint is reported by every host that waits for it, so the count is the maximum over hosts.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class SaveFailures:
         known = _failed_in_a_row(before)
         for host, number in _failed_in_a_row(now).items():
             earlier = known.get(host, 0)
-            # fewer than before: a checkpoint was saved in the meantime, and these have failed since
+            # a lower number: a checkpoint was saved in the meantime, and all of these failed after it
             self._of_host[host] += number - earlier if number >= earlier else number
 
 
@@ -84,14 +84,14 @@ def _failed_in_a_row(poll: EtcdPoll) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """The checkpoint that was committed last, of whatever branch."""
+    """The checkpoint that was committed last, of any branch."""
 
     step: int
     at_unix_s: float
 
 
 class SavedCheckpointWatch:
-    """Looks at storage every few seconds until `close`. While storage is out of reach, the last value stays."""
+    """Reads the newest checkpoint every few seconds until `close`; while storage fails, the last value stays."""
 
     def __init__(self, checkpoints: Path) -> None:
         self._checkpoints = checkpoints
@@ -118,7 +118,7 @@ class SavedCheckpointWatch:
 
 
 def newest_checkpoint(checkpoints: Path) -> SavedCheckpoint | None:
-    """Return the last committed checkpoint; None where there is none. Raises: CheckpointError, OSError."""
+    """Return the last committed checkpoint; None if there is none. Raises: CheckpointError, OSError."""
     found: list[tuple[float, int]] = []
     for branch in list_branches(LocalLocation(checkpoints)):
         steps = committed_steps(LocalLocation(checkpoints / branch.name))

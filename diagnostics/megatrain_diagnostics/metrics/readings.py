@@ -1,7 +1,7 @@
-"""The state of a host, and of the daemon, at a moment: plain values, from which metrics are made.
+"""The current state of a host and of a job: plain values, from which metrics are made.
 
-Bounded on purpose: no field grows with steps, rounds or processes (cardinality: a host has its ranks, the daemon a few
-worst hosts).
+The number of values is bounded: no field grows with steps, rounds or processes. A host reports its own ranks, and the
+daemon only the hosts with the highest scores.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from megatrain_job.jobs.health import Health
 
 @dataclass(frozen=True, slots=True)
 class RankReading:
-    """One rank of this host, in the newest round. None: not known yet. Unix seconds and seconds."""
+    """One rank of this host, in the newest round. Times and durations in seconds. None: not known yet."""
 
     rank: int
     place: Coordinate
@@ -25,30 +25,30 @@ class RankReading:
     """Completed steps."""
     last_step_unix_s: float | None = None
     last_sign_unix_s: float | None = None
-    """When it last wrote to its black box."""
+    """When the rank last began or completed a step, or entered a phase."""
     step_s: float | None = None
     compute_s: float | None = None
     """In the last completed step: forward, backward, clip and optimizer."""
     collective_s: float | None = None
-    """In collectives and in sends and receives, waiting included."""
+    """In collectives, sends and receives, including the time they wait."""
     data_wait_s: float | None = None
     gc_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DevicesReading:
-    """The GPUs and network interfaces of a host at the newest poll; `sample` None: there was none yet."""
+    """The GPUs and network interfaces of a host at the newest poll; `sample` None: not read yet."""
 
     sample: HostSample | None = None
     problem: str = ""
-    """Why there are no new samples; empty while there are."""
+    """Why there are no new samples; empty while samples arrive."""
     xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """(UUID of a GPU, Xid number) -> count since the streamer began."""
+    """(UUID of a GPU, Xid number) -> count since the streamer started."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostReading:
-    """A host of a job, as its streamer reports it. Counts are since the streamer began."""
+    """A host of a job, as reported by its streamer. Counts are since the streamer started."""
 
     job: str
     host: str
@@ -64,7 +64,7 @@ class HostReading:
     clock_offset_s: float | None = None
     clock_error_s: float | None = None
     silent_ranks: int = 0
-    """Number of this host's ranks that have written nothing for longer than their phase may take."""
+    """Number of this host's ranks without progress for longer than their phase may take."""
     devices: DevicesReading | None = None
     """None: not read."""
 
@@ -74,7 +74,7 @@ STEP_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 12
 
 @dataclass(frozen=True, slots=True)
 class JobReading:
-    """A job, as its daemon reports it. Counts are since the daemon began, unless noted otherwise."""
+    """A job, as reported by its daemon. Counts are since the daemon started, unless noted otherwise."""
 
     job: str
     version: str
@@ -82,16 +82,16 @@ class JobReading:
     """None: etcd has not answered yet."""
     step: int | None = None
     loss: float | None = None
-    """It may be NaN or infinite, and is exported as it is."""
+    """May be NaN or infinite; exported unchanged."""
     grad_norm: float | None = None
     tokens: int = 0
     last_step_unix_s: float | None = None
     mfu: float | None = None
     step_buckets: tuple[int, ...] = (0,) * (len(STEP_BUCKETS_S) + 1)
-    """Steps up to each of STEP_BUCKETS_S and above the bound before; the last entry: longer steps."""
+    """Number of steps in each bucket, not cumulative: up to each of STEP_BUCKETS_S; the last entry: longer steps."""
     step_sum_s: float = 0.0
     rounds: int | None = None
-    """Number of rounds of the job so far; None: not known yet."""
+    """Number of the newest round; None: not known yet."""
     incidents: Mapping[str, int] = field(default_factory=dict)
     """By kind, of all incidents that etcd still holds."""
     effective_time_ratio: float | None = None
@@ -105,16 +105,16 @@ class JobReading:
     verdicts: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """By kind, cause and confidence."""
     notices_sent: Mapping[str, int] = field(default_factory=dict)
-    """Messages that a receiver has accepted, over the whole life of the job; so are the next two."""
+    """Receiver -> messages that it has accepted. This and the next two count since the job began."""
     notices_failed: Mapping[str, int] = field(default_factory=dict)
-    """Failed tries."""
+    """Receiver -> failed attempts."""
     notices_given_up: Mapping[str, int] = field(default_factory=dict)
-    """Topics that were over for too long before they could be sent."""
+    """Receiver -> topics that were not sent because they ended too long ago."""
     rows_stored: Mapping[str, int] = field(default_factory=dict)
     rows_rejected: Mapping[str, int] = field(default_factory=dict)
     """By reason."""
     rows_dropped: int = 0
-    """Rows dropped by hosts, as they report it."""
+    """Rows that hosts report as dropped."""
     connected_hosts: int = 0
     silent_ranks: int = 0
     segment_bytes: int = 0

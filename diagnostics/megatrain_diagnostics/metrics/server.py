@@ -1,8 +1,7 @@
-"""The port that Prometheus scrapes: /metrics and /healthz, on loopback, or with a bearer token.
+"""The HTTP server that Prometheus scrapes: /metrics and /healthz, on loopback, or with a bearer token.
 
-A connection serves one request: its head may have 16 KiB, and head and answer together ten seconds, whatever the
-traffic. 32 connections are open at a time; the oldest is closed when another one comes. So scanners and attackers
-block nothing.
+A connection serves one request, of at most 16 KiB, and is closed after ten seconds. At most 32 connections are open;
+further ones close the oldest. So scanners and attackers cannot block the server.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _MAX_TOKEN_BYTES = 4096
 
 
 def read_token(path: str, key: str = "diagnostics.metrics_token_file", *, is_secret: bool = False) -> str:
-    """Return the token in a file; "" for no file. `is_secret`: only its owner may be able to read it.
+    """Return the token in a file; "" if `path` is empty. `is_secret`: require that only the owner can read the file.
 
     Raises: ConfigError naming the key and the file.
     """
@@ -53,9 +52,9 @@ def read_token(path: str, key: str = "diagnostics.metrics_token_file", *, is_sec
 
 
 class MetricsServer:
-    """Answers scrapes in a thread of its own until it is closed.
+    """Answers scrapes in a background thread until it is closed.
 
-    Raises: ConfigError for a port that is not available, and for an address beyond this machine without a token.
+    Raises: ConfigError for a port that is not available, and for an address other than loopback without a token.
     """
 
     def __init__(self, registry: CollectorRegistry, address: str, port: int, token: str = "") -> None:
@@ -91,7 +90,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._lock = threading.Lock()
         self._since_s: dict[socket.socket, float] = {}
-        """When each open connection began, the oldest first."""
+        """Open connection -> monotonic time of its begin; the oldest first."""
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -101,7 +100,10 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """Close connections that take too long, and the oldest of too many. Also called twice a second."""
+        """Close connections that are open for too long, and the oldest ones beyond the limit.
+
+        `serve_forever` calls it twice a second.
+        """
         late_s = time.monotonic() - REQUEST_S
         with self._lock:
             for connection, since_s in list(self._since_s.items()):
@@ -117,11 +119,11 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log nothing: a scraper that went away is no error of ours."""
+        """Log nothing: a client that disconnects is not an error of this server."""
 
 
 class _RequestHead(io.BufferedReader):
-    """A client's request head up to its limit; beyond the limit it reads as ended."""
+    """Reads a request's head; at its size limit, reading returns the end of the stream."""
 
     num_left = _MAX_HEAD_BYTES
 
@@ -151,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/healthz":
             self._answer(200, "text/plain; charset=utf-8", b"ok\n")
         elif path != "/metrics":
-            self._answer(404, "text/plain; charset=utf-8", b"only /metrics and /healthz are here\n")
+            self._answer(404, "text/plain; charset=utf-8", b"this server has only /metrics and /healthz\n")
         elif not self._is_allowed():
             self._answer(
                 401, "text/plain; charset=utf-8", b"a bearer token is needed\n", ("WWW-Authenticate", "Bearer")

@@ -1,4 +1,4 @@
-"""Keeps <run>/diagnosis/state.json up to date: `write` writes the state if it has changed."""
+"""Keeps <run>/diagnosis/state.json up to date: `write` replaces the file if the state has changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WARNING_PAUSE_S = 60.0
 
 
 class LiveJudge(Protocol):
-    """The state of the judge of the job."""
+    """The part of the controller that the state file uses."""
 
     @property
     def round(self) -> int: ...
@@ -43,7 +43,7 @@ class LiveJudge(Protocol):
 
 
 class StateWriter:
-    """Writes changes. For one thread; disk errors are logged and stop nothing."""
+    """Writes the daemon's state when it changes. For one thread; disk errors are logged and otherwise ignored."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class StateWriter:
         store: StoreSize,
         problem: Callable[[], str],
     ) -> None:
-        """`record`: of this daemon; `problem`: why nothing can be stored, empty when storing works."""
+        """`record`: of this daemon; `problem`: returns why nothing can be stored, "" when storing works."""
         self._directory, self._job, self._record = directory, job, record
         self._judge, self._ledger, self._store, self._problem = judge, ledger, store, problem
         self._written: DaemonState | None = None
         self._next_warning_s = float("-inf")
 
     def write(self, now_s: float) -> bool:
-        """Write the daemon's state, unless the file holds it already; return whether it did. Units: unix seconds."""
+        """Write the daemon's state if it differs from the file; return whether it was written. Units: unix seconds."""
         state = self._state()
         if self._written is not None and state == self._written and (self._directory / STATE_NAME).exists():
             return False

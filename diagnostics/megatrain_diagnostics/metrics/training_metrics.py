@@ -1,7 +1,7 @@
-"""The metrics of training: step, loss, tokens, step times. Updated with every committed row, read by each scrape.
+"""The metrics of training: step, loss, tokens, step times. Updated by committed rows, read at each scrape.
 
-Only the newest round counts. A step that is repeated after a restart counts again in the histogram of step times,
-because it took its time, and in the tokens, because they were computed.
+Rows of earlier rounds are ignored. A step that is repeated after a restart counts again in the histogram of step times
+and in the tokens, because it was computed again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TrainingMetrics:
         self._round = -1
         self._confirmed = ConfirmedSteps(1)
         self._values_step = -1
-        """The newest step with values."""
+        """The newest step with a loss."""
         self._timed_step = -1
         self._newest: dict[int, float] = {}
         """StepValue -> value, of the newest step."""
@@ -52,10 +52,10 @@ class TrainingMetrics:
                 self._take_totals(table)
 
     def tick(self, now_s: float) -> None:
-        """Do nothing: the numbers change only with rows."""
+        """Do nothing: only rows change the numbers."""
 
     def reading(self, job: str, version: str) -> JobReading:
-        """Return the numbers from the rows."""
+        """Return a reading with the numbers that come from rows; other fields have their default values."""
         with self._lock:
             newest, step_s = self._newest, self._last_step_s
             flops, peak = (_finite(newest.get(kind, 0.0)) for kind in (StepValue.MODEL_FLOPS, StepValue.PEAK_FLOPS))
@@ -86,7 +86,7 @@ class TrainingMetrics:
             rows = np.flatnonzero(fresh & (table.step == step))
             of_step = {int(table.kind[row]): float(table.value[row]) for row in rows}
             if StepValue.LOSS not in of_step:
-                continue  # the other values of this step are in the next batch
+                continue  # the loss of this step is in a later batch
             self._values_step, self._newest = step, of_step
             self._last_step_ns = int(table.at_ns[rows].max())
             self._tokens += int(_finite(of_step.get(StepValue.TOKENS, 0.0)))
@@ -96,7 +96,7 @@ class TrainingMetrics:
         is_step = table.operation == Operation.STEP.number
         fresh = is_step & (table.round == self._round) & (table.step > self._timed_step)
         fresh &= self._is_confirmed(table, fresh)
-        # all ranks leave a step together, so its first report has its duration
+        # all ranks end a step at the same time, so the first rank's report has its duration
         steps, rows = np.unique(table.step[fresh], return_index=True)
         for step, row in zip(steps.tolist(), np.flatnonzero(fresh)[rows].tolist(), strict=True):
             seconds = int(table.sum_ns[row]) / _NS
@@ -120,7 +120,7 @@ def _finite(value: float) -> float:
 
 
 def refused_by_reason(refused: Mapping[tuple[RejectionReason, str], int]) -> dict[str, int]:
-    """Return counts by reason only: hosts would be a label without bound."""
+    """Return counts by reason, summed over hosts, so that the number of label values is bounded."""
     found: dict[str, int] = {}
     for (reason, _), count in refused.items():
         found[str(reason)] = found.get(str(reason), 0) + count

@@ -1,1 +1,1 @@
-"""The event store: Parquet segments that DuckDB reads, and the queries of analyses and pages."""
+"""The event store: Parquet segments, read by DuckDB, and the queries of the analyses and the dashboard."""

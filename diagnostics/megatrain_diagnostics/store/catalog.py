@@ -1,6 +1,6 @@
-"""Which segments a directory has, as a reader finds them: segments appear, disappear, or are damaged.
+"""Finds the segments in a directory for a reader, while segments appear and disappear, and some are damaged.
 
-Each file's footer is read once. An unusable segment is set aside with the reason; no other segment is affected.
+Each file's footer is read once. An unusable segment is skipped and reported; other segments are not affected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from megatrain_diagnostics.store.segments import (
 )
 
 MAX_AHEAD_NS = 3600 * 10**9
-"""Rows further ahead of the daemon's clock are reported: the host's clock, or the daemon's, is wrong."""
+"""Segments with rows further ahead of the daemon's clock are reported: one of the clocks is wrong."""
 
 
 class Catalog:
@@ -40,12 +40,12 @@ class Catalog:
         self.directory = directory
         self._lock = threading.Lock()
         self._footers: dict[Path, Segment | None] = {}
-        """None: the segment was set aside."""
+        """None: the segment is unusable."""
         self._checked: set[Path] = set()
         self._problems: dict[str, None] = {}
 
     def segments(self, kind: type[Table], where: Where) -> list[Segment]:
-        """Return the segments of a table that may hold wanted rows.
+        """Return the segments of a table that may contain rows that match `where`.
 
         Raises: DataError when the directory cannot be listed.
         """
@@ -64,9 +64,9 @@ class Catalog:
         return [segment for segment in mine if may_have(segment, where)]
 
     def intact(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Return the segments whose bytes are as they were written; the others are set aside.
+        """Return the undamaged ones of the segments; damaged segments are reported and not used again.
 
-        Raises: FileNotFoundError when one no longer exists.
+        Raises: FileNotFoundError when a segment no longer exists.
         """
         with self._lock:
             fresh = [segment for segment in segments if segment.path not in self._checked]
@@ -77,13 +77,13 @@ class Catalog:
             return [segment for segment in segments if self._footers.get(segment.path) is not None]
 
     def set_aside(self, path: Path, reason: str) -> None:
-        """Stop using a segment."""
+        """Stop using a segment, and report the reason by `problems`."""
         with self._lock:
             self._footers[path] = None
             self._note(f"{path}: {reason}")
 
     def note(self, problem: str) -> None:
-        """Keep a sentence for `problems`."""
+        """Add a sentence to `problems`."""
         with self._lock:
             self._note(problem)
 
@@ -92,7 +92,7 @@ class Catalog:
             return tuple(self._problems)
 
     def is_empty(self) -> bool:
-        """Return whether no file below the directory has the name of a segment. Raises: DataError."""
+        """Return whether no file below the directory has the suffix of a segment. Raises: DataError."""
         return next(_walk(self.directory, None), None) is None
 
     def _list(self, kind: type[Table]) -> tuple[list[Path], list[Path]]:
@@ -126,7 +126,7 @@ class Catalog:
 
 
 def may_have(segment: Segment, where: Where) -> bool:
-    """Return whether the bounds of a segment allow wanted rows."""
+    """Return whether a segment can contain rows that match `where`, according to the bounds of its columns."""
     bounds = segment.bounds
 
     def overlaps(column: str, first: int | None, last: int | None) -> bool:
@@ -151,7 +151,7 @@ def may_have(segment: Segment, where: Where) -> bool:
 
 
 def _fault(segment: Segment) -> str:
-    """Return why a segment cannot be used. Of a file that no store of ours named, every row is checked."""
+    """Return why a segment is unusable, or "". If its name has no checksum, every row is checked."""
     try:
         if parse_name(segment.path.name) is None:
             return damage_of_rows(segment)
@@ -163,7 +163,7 @@ def _fault(segment: Segment) -> str:
 
 
 def _walk(directory: Path, kind: type[Table] | None) -> Iterator[Path]:
-    """Yield the segments below a directory, except those in directories that are named for other tables.
+    """Yield the segments below a directory, except those in directories named after other tables.
 
     Raises: DataError when the directory itself cannot be listed.
     """
@@ -179,7 +179,7 @@ def _walk(directory: Path, kind: type[Table] | None) -> Iterator[Path]:
 
 def _segments_at(entry: os.DirEntry[str]) -> Iterator[Path]:
     if entry.is_dir(follow_symlinks=False):
-        with suppress(OSError):  # it has expired in the meantime
+        with suppress(OSError):  # the directory has expired in the meantime
             for below in _entries(Path(entry.path)):
                 yield from _segments_at(below)
     elif entry.name.endswith((SUFFIX, DAMAGED_SUFFIX)) and entry.is_file():  # opening a FIFO would block for ever

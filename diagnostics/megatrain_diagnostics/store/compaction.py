@@ -1,8 +1,9 @@
-"""Merges small segments: a daemon writes one per table and second, and each costs every reader a footer.
+"""Merges small segments: a daemon writes one per table and second, and a reader must read the footer of each.
 
-Within an hour's directory, neighbours by number are merged and sorted by step and rank (sums by operation first), so
-that a query about either skips most row groups. Duplicate rows are removed. The new file's name supersedes the old
-files at once; they are deleted when no reader can still be about to open them. The size of one merge bounds the memory.
+In the directory of an hour, segments with consecutive numbers are merged and sorted by step and rank (sums by operation
+first), so that queries of some steps or ranks skip most row groups. Duplicate rows are removed. By its name, the new
+file supersedes the old files at once; they are deleted after a minute, because readers may still be about to open them.
+The size of one merge is limited, and so is the memory for it.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from megatrain_diagnostics.store.segments import (
 MAX_BYTES = 16 * 2**20
 """Compressed size of a merged file: about 1.5 million rows, which take 300 MB to sort."""
 MAX_SMALL_FILES = 64
-"""In an hour that is not over, more small files than this are merged before its end."""
+"""In an hour that has not ended, this many small files are merged without waiting for its end."""
 HOUR_IS_OVER_NS = 120 * 10**9
-"""Time after the hour's end by which every commit that began in the hour is done."""
+"""Time after the end of an hour until all commits that began in it are finished."""
 GRACE_S = 60.0
-"""How long merged files are kept for readers that have listed but not opened them."""
+"""How long superseded files are kept for readers that have listed but not yet opened them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Compaction:
 
 
 def compact(directory: Path, now_ns: int) -> Compaction:
-    """Merge the files of a directory that this process writes. Raises: StoreError on a full disk."""
+    """Merge the files of a directory that only this process writes. Raises: StoreError when the disk is full."""
     done = Compaction()
     for kind in TABLES:
         for hour, end_ns in hour_directories(directory / kind.NAME):
@@ -83,7 +84,7 @@ def compact(directory: Path, now_ns: int) -> Compaction:
 
 
 def hour_directories(table_directory: Path) -> Iterator[tuple[Path, int]]:
-    """Yield the directories of a table's hours, the oldest first, and the end of each hour in unix ns."""
+    """Yield (directory of an hour, end of that hour in unix ns) of a table, the oldest first."""
     for path in sorted(table_directory.glob("*-*-*/*")):
         end_ns = end_of_hour_ns(path)
         if end_ns is not None and path.is_dir():
@@ -91,9 +92,9 @@ def hour_directories(table_directory: Path) -> Iterator[tuple[Path, int]]:
 
 
 def plan_merges(files: Sequence[SmallFile], *, is_over: bool) -> list[tuple[SmallFile, ...]]:
-    """Return which files of an hour become one; each group is a run of neighbours by number.
+    """Return the groups of files of an hour to merge; the files of a group have consecutive numbers.
 
-    A file of at least half the allowed size is left alone.
+    A file of at least half the allowed size is not merged.
     """
     runs: list[list[SmallFile]] = [[]]
     for file in sorted(files, key=lambda file: file.name.first):
@@ -127,7 +128,7 @@ def _small_file(path: Path) -> SmallFile:
 
 
 def _remove_superseded(superseded: set[Path], valid: Sequence[Path]) -> int:
-    """Remove files that a merged file superseded some time ago."""
+    """Remove files that a merged file has superseded for longer than GRACE_S."""
     num_removed = 0
     for path in superseded:
         name = parse_name(path.name)
@@ -152,7 +153,7 @@ def _merge(kind: Any, hour: Path, run: Sequence[SmallFile]) -> Compaction:
         except (DataError, pa.ArrowException) as error:
             os.replace(file.path, file.path.with_name(file.path.name + ".damaged"))
             damaged.append(f"{error}; it was set aside")
-    if damaged:  # the next plan leaves them out
+    if damaged:  # the next compaction merges the other files
         return Compaction(damaged=tuple(damaged))
     rows = by_step(in_order(joined(kind, parts)))
     write_segment(hour, run[0].name.first, run[-1].name.last, to_stored(kind, to_arrow(rows)), ahead_ns)
@@ -160,7 +161,7 @@ def _merge(kind: Any, hour: Path, run: Sequence[SmallFile]) -> Compaction:
 
 
 def _rows(kind: Any, segment: Segment) -> Any:
-    """Return a segment's rows. Raises: DataError where it is damaged, or of another table."""
+    """Return a segment's rows. Raises: DataError if the segment is damaged, or has another table."""
     if segment.kind.NAME != kind.NAME:
         raise DataError(f"{segment.path}: holds the table {segment.kind.NAME}")
     if not is_intact(segment.path):
@@ -172,7 +173,7 @@ def _rows(kind: Any, segment: Segment) -> Any:
 
 
 def by_step(table: Any) -> Any:
-    """Return rows that are in order by rank, in order by step and rank."""
+    """Return rows sorted by round, step and rank; the input must be sorted by round and rank."""
     if "step" not in columns_of(type(table)):
         return table
     return select(table, np.lexsort([table.step, table.round]))

@@ -1,8 +1,8 @@
-"""The state that the running daemon publishes in the run directory: <run>/diagnosis/state.json, replaced as a whole.
+"""The state that the running daemon writes to <run>/diagnosis/state.json, for the dashboard; replaced atomically.
 
-It is for programs that show the job (the dashboard): findings, scores, silent ranks, stored and refused rows. It is no
-record: readers do without it. A missing, damaged or foreign file means the same as a daemon that has published nothing.
-Scores of all ranks are the bytes of little-endian 32-bit floats in base64: 12,288 of them are 64 kB.
+It has findings, scores, silent ranks, and numbers of stored and refused rows. Readers must work without the file: a
+missing, damaged or foreign file means that the daemon has published nothing. Scores of all ranks are little-endian
+32-bit floats in base64: 12,288 scores take 64 kB.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from megatrain_diagnostics.analysis.findings import Finding, Thresholds
 
 STATE_NAME = "state.json"
 MAX_BYTES = 32 << 20
-"""Far more than the state of the largest job. No daemon writes a larger file, so a reader refuses it."""
+"""Readers refuse a larger file. The state of the largest job is much smaller."""
 _MAX_FINDINGS = 100
 _MAX_RANK = 1 << 24
 _FLOATS = np.dtype("<f4")
@@ -39,23 +39,23 @@ Ranges = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonState:
-    """The daemon's results at `written_unix_s`. Steps are those of events; `step` is the newest compared one."""
+    """The daemon's results at `written_unix_s`. `step`: the newest step in which ranks were compared."""
 
     job: str
     session: str
-    """Identifies this life of the daemon, as in etcd."""
+    """Identifies this daemon process, as in its record in etcd."""
     host: str
     started_unix_s: float
     written_unix_s: float
     round: int = -1
-    """The round that is judged; -1: no rank has sent anything."""
+    """The round that is being analyzed; -1: no rank has sent anything."""
     step: int | None = None
     rank_scores: str = ""
-    """Encoded; see `scores`."""
+    """Scores of all ranks, encoded as `scores_text` does; decoded by `scores`."""
     host_scores: Mapping[str, float] = field(default_factory=dict)
     """By host, from analysis/live.py."""
     thresholds: Thresholds | None = None
-    """Values from which a rank is a straggler."""
+    """Least values for which a rank is a straggler."""
     findings: tuple[Finding, ...] = ()
     first_step: int | None = None
     last_step: int | None = None
@@ -66,18 +66,18 @@ class DaemonState:
     stored_rows: Mapping[str, int] = field(default_factory=dict)
     """By table."""
     refused_rows: Mapping[str, int] = field(default_factory=dict)
-    """By reason; a batch that was refused as a whole counts as one."""
+    """By reason; a batch that was refused entirely counts as one row."""
     dropped_rows: int = 0
-    """Rows that hosts had to drop before they could send them."""
+    """Rows that hosts dropped before they were sent."""
     passed_over_rows: int = 0
-    """Rows that were stored, but arrived too fast for the live detection."""
+    """Rows that were stored but not analyzed, because they arrived too fast."""
     connected_hosts: tuple[str, ...] = ()
     segment_bytes: int = 0
     problem: str = ""
     """Why nothing can be stored; empty when storing works."""
 
     def scores(self) -> Scores:
-        """The straggler score of each rank, by rank; empty where nothing was judged. Never NaN."""
+        """Return the straggler score of each rank, without NaN; empty if ranks were not compared yet."""
         try:
             raw = base64.b64decode(self.rank_scores, validate=True)
             found = np.frombuffer(raw, dtype=_FLOATS)
@@ -95,7 +95,7 @@ class DaemonState:
 
 
 def scores_text(scores: Iterable[float]) -> str:
-    """Return the scores of all ranks, by rank, in the form of `DaemonState.rank_scores`."""
+    """Encode the scores of all ranks, in their order, for `DaemonState.rank_scores`."""
     return base64.b64encode(np.asarray(list(scores), dtype=_FLOATS).tobytes()).decode()
 
 
@@ -111,7 +111,7 @@ def ranges_of(ranks: Iterable[int]) -> Ranges:
 
 
 def ranks_of(ranges: Ranges) -> tuple[int, ...]:
-    """Return the ranks of ranges; malformed ranges give none."""
+    """Return the ranks in ranges; empty if any range is invalid."""
     if any(len(one) != 2 or one[0] < 0 or not 0 < one[1] <= _MAX_RANK for one in ranges):
         return ()
     if sum(one[1] for one in ranges) > _MAX_RANK:
@@ -120,7 +120,7 @@ def ranks_of(ranges: Ranges) -> tuple[int, ...]:
 
 
 def storable(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the first hundred findings with finite figures: JSON has no other numbers."""
+    """Return the first hundred findings with only finite numbers, because JSON has no others."""
     return tuple(one for one in findings if all(map(math.isfinite, _figures(one))))[:_MAX_FINDINGS]
 
 
@@ -138,7 +138,7 @@ def _figures(one: Finding) -> tuple[float, ...]:
 
 
 def write_state(directory: Path, state: DaemonState) -> None:
-    """Put a state in place, whole or not at all. A power cut may lose it. Raises: OSError."""
+    """Replace the state file atomically, without fsync: a power failure may lose it. Raises: OSError."""
     draft = directory / temporary_name(STATE_NAME)
     directory.mkdir(parents=True, exist_ok=True)
     try:
@@ -151,7 +151,7 @@ def write_state(directory: Path, state: DaemonState) -> None:
 
 
 def read_state(directory: Path) -> tuple[DaemonState | None, str]:
-    """Return a daemon's last state and what is wrong with the file; None without a file, or with a foreign one."""
+    """Return the daemon's last state and why it cannot be read ("": no problem); None without a readable state."""
     path = directory / STATE_NAME
     try:
         raw = read_bounded(path, MAX_BYTES)

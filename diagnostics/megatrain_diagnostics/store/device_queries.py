@@ -1,4 +1,4 @@
-"""Queries of the tables of GPUs and links: about a host, and about all ranks step by step."""
+"""Queries of the tables of GPUs and links: readings of one host, and values of all ranks or hosts per step."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from megatrain_diagnostics.store.reader import StoredEvents, sql_conditions
 from megatrain_diagnostics.store.step_cells import Floats
 
 _NUM_BACK, _MAX_BACK_CELLS = 2000, 2_000_000
-"""Number of earlier steps that are searched for a reading that still holds: fewer in a large job, whose steps are
-long."""
+"""Number of earlier steps in which to search for the last reading before the first step; fewer with many ranks."""
 _GAPS = 4
+"""A reading is valid for at most this many times the median number of steps between readings."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostDeviceRows:
-    """The readings of a host's devices in an interval, by time."""
+    """The readings of a host's devices in an interval of time."""
 
     gpus: Gpus
     links: NetworkLinks
@@ -29,7 +29,7 @@ class HostDeviceRows:
 
 
 def last_reading_ns(events: StoredEvents, host: str) -> int | None:
-    """Return when a host's devices were last read; None where they never were. Raises: DataError."""
+    """Return when a host's devices were last read; None if there is no reading. Raises: DataError."""
     where = Where(hosts=(host,))
     found = []
     for kind in (Gpus, NetworkLinks):
@@ -40,7 +40,7 @@ def last_reading_ns(events: StoredEvents, host: str) -> int | None:
 
 
 def rows_of_host(events: StoredEvents, host: str, first_ns: int, last_ns: int) -> HostDeviceRows:
-    """Return the readings of a host between two moments, inclusive; Xid errors are those of all times.
+    """Return the readings of a host from `first_ns` to `last_ns`, inclusive, and all its Xid errors of any time.
 
     Raises: DataError.
     """
@@ -51,7 +51,7 @@ def rows_of_host(events: StoredEvents, host: str, first_ns: int, last_ns: int) -
 
 
 def gpu_cells(events: StoredEvents, value: str, round_number: int, steps: range, num_ranks: int) -> Floats:
-    """Return [steps, ranks] of values of GPUs, the greatest where there are several; NaN without a reading.
+    """Return a value of each rank's GPU, or the largest of several readings. Shape: [steps, ranks]; NaN: no reading.
 
     `value`: SQL over the columns of the table gpus. Raises: DataError.
     """
@@ -66,7 +66,7 @@ def gpu_cells(events: StoredEvents, value: str, round_number: int, steps: range,
 
 
 def link_cells(events: StoredEvents, value: str, round_number: int, steps: range, hosts: Sequence[str]) -> Floats:
-    """Return [steps, hosts] of the sum of a value over all links of a host; NaN without a reading.
+    """Return the sum of a value over all links of each host. Shape: [steps, hosts]; NaN: no reading.
 
     `value`: SQL over the columns of the table links. Raises: DataError.
     """
@@ -96,9 +96,10 @@ def _answer(events: StoredEvents, kind: type[Gpus], where: Where, sql: str, valu
 
 
 def _held(readings: Floats, steps: range, num_places: int) -> Floats:
-    """Return [steps, places] of readings (place, step, value), by place and step: each holds until the next one.
+    """Return the value at each step and place. Shape: [steps, places]; NaN: no valid reading.
 
-    A reading holds for at most a few usual gaps; after that, reading has stopped.
+    `readings`: rows (place, step, value), sorted by place and step. A reading is valid until the next one, but for at
+    most _GAPS times the median gap, because after that the readings have stopped.
     """
     cells = np.full((len(steps), num_places), np.nan)
     if not len(readings):

@@ -1,4 +1,4 @@
-"""The store of the daemon, for writing and reading events: a directory of segments."""
+"""The daemon's store of events, for writing and reading: a directory of segments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EventStore:
     """A directory of segments. Safe to use from many threads; `maintain` from one at a time."""
 
     def __init__(self, directory: Path, *, now_ns: Callable[[], int] = time.time_ns) -> None:
-        """Take the directory. Raises: StoreError when another process writes it, or when it cannot be written."""
+        """Lock the directory. Raises: StoreError when another process has it locked, or it cannot be written."""
         self._now_ns = now_ns
         self._writer = SegmentStore(directory, now_ns=now_ns)
         self._reader = StoredEvents(directory)
@@ -56,7 +56,7 @@ class EventStore:
         return self._reader.problems()
 
     def maintain(self, retention: Retention) -> Maintenance:
-        """Remove old files, then merge: on a full disk the removal frees the space for the merge."""
+        """Remove old files, then merge small ones: on a full disk, removal frees the space that merging needs."""
         try:
             expiry = expire(self.directory, retention, self._now_ns())
             self.num_bytes = expiry.kept_bytes
@@ -65,9 +65,9 @@ class EventStore:
             raise StoreError(f"{self.directory}: events cannot be merged or removed: {error}") from error
 
     def retake(self) -> bool:
-        """Return whether the directory had been removed; if so, take the one that is there now, or create it.
+        """If the directory was removed, create it again and lock it; return whether it was removed.
 
-        Raises: StoreError when that cannot be done.
+        Raises: StoreError when the directory cannot be created or locked.
         """
         return self._writer.retake()
 

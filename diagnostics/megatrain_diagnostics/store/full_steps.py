@@ -1,4 +1,4 @@
-"""Finds the steps that ranks recorded in full, and the number of stored spans, without reading the spans."""
+"""Finds the steps with all spans of some ranks, and the number of stored spans, by aggregation in SQL."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from megatrain_diagnostics.events.tables import Spans
 from megatrain_diagnostics.store.reader import StoredEvents, sql_conditions
 
 _NEWEST = 5000
-"""Most steps that are returned. So many newest steps are searched first: older spans are rarely kept."""
+"""Largest number of steps to return. The newest 5,000 steps are searched first: older spans are rarely kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class FullStep:
-    """A step that ranks recorded in full. Times are unix ns by the hosts' own clocks."""
+    """A step of which some ranks recorded all spans. Times are unix ns by the hosts' clocks."""
 
     step: int
     num_ranks: int
@@ -26,16 +26,16 @@ class FullStep:
 
 
 def stored_full_steps(events: StoredEvents, round_number: int) -> tuple[FullStep, ...]:
-    """Return the newest steps that ranks recorded in full, ascending.
+    """Return the newest steps of which ranks recorded all spans, ascending.
 
-    A step that only one rank reports, where other steps have several reporters, is dropped as an error of that rank.
+    If several ranks report some steps, steps that only one rank reports are dropped as an error of that rank.
     Raises: DataError.
     """
     bounds = events.bounds(Spans, Where((round_number,)), "step")
     if bounds is None:
         return ()
     for first in dict.fromkeys((max(0, bounds[1] - _NEWEST), 0)):
-        # the span of the whole step is nearly always stored: one row for each rank instead of hundreds
+        # first try the span of the whole step, which is nearly always stored: one row per rank instead of hundreds
         for operations in ((Operation.STEP,), OPERATIONS_OF_FULL_STEPS):
             found = _query_full_steps(
                 events, Where((round_number,), first, operations=tuple(one.number for one in operations))

@@ -1,5 +1,5 @@
-"""Which ranks hold up a job, from the available evidence: the records of a broken round, else spans; and stack
-dumps."""
+"""Finds the ranks that hold up a job, from the available evidence: kept records of a broken round, or else spans, and
+stack dumps."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ def answer_of_evidence(
     recorded: Culprit | None,
     stacks: StackFinding | None = None,
 ) -> HangAnswer:
-    """Return the answer by files, or by the executors' evidence. `stacks`: None uses the stacks among the events.
+    """Return the answer from files, or from the executors' evidence.
 
-    `recorded`: the culprit of this round's incident, here and below.
+    `place`: the source to name in the answer. `stacks`: None: use the stacks in the events. `recorded`: the culprit in
+    this round's incident, here and below.
     """
     roster = evidence_roster(filed, source)
     finding = find_hang(filed.standings, {**filed.groups}, roster, filed.silent, recorded)
@@ -55,19 +56,19 @@ def answer_of_evidence(
 def answer_of_spans(
     source: EventSource, roster: Roster, recorded: Culprit | None, *, first_step: int | None = None
 ) -> HangAnswer:
-    """Return the answer by the spans of a round, from a step on."""
+    """Return the answer from the spans of a round, starting at `first_step`."""
     spans = source.read(Spans, Where((roster.round,), first_step))
     finding = find_hang(standings_of_spans(spans, roster), roster_groups(roster), roster, recorded=recorded)
     return HangAnswer("spans", roster, finding, stacks_of(source, roster), (), source.problems())
 
 
 def evidence_roster(filed: FiledEvidence, source: EventSource | None) -> Roster:
-    """Return the roster of evidence: from its files, else from events, else with rank numbers only."""
+    """Return the roster for evidence: from its files, or else from events, or else with rank numbers only."""
     return filed.roster or roster_of_events(source, filed.round) or _flat_roster(filed)
 
 
 def roster_of_events(source: EventSource | None, round_number: int | None) -> Roster | None:
-    """Return the roster of a round, None where events do not have it; a None round means the newest."""
+    """Return the roster of a round, None if events do not have it; `round_number` None: the newest round."""
     if source is None:
         return None
     ranks = source.read(Ranks)
@@ -78,7 +79,7 @@ def roster_of_events(source: EventSource | None, round_number: int | None) -> Ro
 
 
 def stacks_of(source: EventSource | None, roster: Roster) -> StackFinding:
-    """Return the groups of the newest stacks among the events."""
+    """Return the newest stacks in the events, clustered, with the outliers."""
     if source is None:
         return find_outliers({}, roster)
     stacks = source.read(Stacks, Where(rounds=(roster.round,)))
@@ -86,6 +87,6 @@ def stacks_of(source: EventSource | None, roster: Roster) -> StackFinding:
 
 
 def _flat_roster(filed: FiledEvidence) -> Roster:
-    """Return the ranks as data-parallel replicas only, because no file has the layout."""
+    """Return a roster in which all ranks are data-parallel replicas, for evidence without a layout."""
     known = {*filed.standings, *filed.silent, *(rank for ranks in filed.groups.values() for rank in ranks)}
     return Roster(filed.round, Layout(dp_size=1 + max(known, default=0)), {}, {})

@@ -1,7 +1,8 @@
-"""Where the ranks of a job stood, from files: black boxes, executors' evidence at a stall, Flight Recorder dumps.
+"""Reads the positions of the ranks of a job from files: black boxes, executors' evidence at a stall, and Flight
+Recorder dumps.
 
-A damaged or foreign file is reported and left out; the others count. Black boxes of a live job lie on its hosts; those
-of a broken round are kept in <run>/incidents/round-N, beside each host's evidence, <host>.json.
+A damaged or foreign file is reported and skipped. Black boxes of a live job are on its hosts; those of a broken round
+are copied to <run>/incidents/round-N, beside the evidence of each host, <host>.json.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _STOPPED = ("T", "t")
 _MAX_DUMP_BYTES = 256 << 20
 """Size limit per rank: a Flight Recorder with 100,000 entries is smaller."""
 _MAX_EVIDENCE_BYTES = 16 << 20
-"""Size limit per host: evidence takes some hundred bytes per rank and group."""
+"""Size limit per host: evidence takes a few hundred bytes per rank and group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +41,20 @@ class FiledEvidence:
 
     round: int
     roster: Roster | None
-    """None where no file has the layout."""
+    """None if no file has the layout."""
     standings: Mapping[int, RankStanding]
     groups: Mapping[str, tuple[int, ...]]
     silent: tuple[int, ...] = ()
     problems: tuple[str, ...] = ()
     pids: Mapping[int, int] = field(default_factory=dict)
-    """Rank -> live process of this machine that writes its black box."""
+    """Rank -> pid, for ranks whose process is alive on this machine and writes the black box."""
 
 
 def read_boxes(directory: Path, round_number: int | None = None, run_key: str = "") -> FiledEvidence:
-    """Return the content of the black boxes of a directory for one round, the newest if `round_number` is None.
+    """Return the content of the black boxes in a directory for one round, the newest if `round_number` is None.
 
-    `run_key`: RunDirectory.key; where boxes of this run exist, those of other runs and jobs are left out.
-    Raises: DataError where there is no such black box.
+    `run_key`: RunDirectory.key; if boxes of this run exist, those of other runs are left out. Boxes of jobs other than
+    the newest box's are always left out. Raises: DataError if there is no such black box.
     """
     if not directory.is_dir():
         raise DataError(f"{directory}: no such directory")
@@ -68,7 +69,7 @@ def read_boxes(directory: Path, round_number: int | None = None, run_key: str = 
             boxes.append(read_black_box(path))
         except DataError as error:
             problems.append(str(error))
-    boxes.sort(key=lambda box: box.cursor)  # of a box and its copy, the one that continued counts
+    boxes.sort(key=lambda box: box.cursor)  # of a box and its copy, the one with more records is used: it comes last
     if not boxes:
         raise DataError("; ".join([f"{directory}: no black box that can be read", *problems[:3]]))
     newest = max(boxes, key=lambda box: (box.clock.unix_ns, box.identity.round))
@@ -89,9 +90,10 @@ def read_boxes(directory: Path, round_number: int | None = None, run_key: str = 
 
 
 def read_incident(run: RunDirectory, round_number: int | None = None) -> FiledEvidence | None:
-    """Return the kept evidence of a broken round, the newest if `round_number` is None; None where nothing is kept.
+    """Return the kept evidence of a broken round, the newest if `round_number` is None; None if nothing is kept.
 
-    Executors' evidence at the stall comes before black boxes, which were copied when the processes were killed.
+    Executors' evidence replaces that of black boxes: it is from the time of the stall, while black boxes were copied
+    when the processes were killed.
     """
     found = kept_rounds(run)
     if round_number is None:
@@ -116,12 +118,12 @@ def read_incident(run: RunDirectory, round_number: int | None = None) -> FiledEv
 
 
 def kept_rounds(run: RunDirectory) -> dict[int, Path]:
-    """Return the directories of the broken rounds with kept evidence."""
+    """Return round -> directory, for broken rounds with kept evidence."""
     return {int(match[1]): path for path in run.incidents.glob("round-*") if (match := _ROUND.search(path.name))}
 
 
 def executors_evidence(round_number: int, reports: Sequence[HangEvidence]) -> FiledEvidence:
-    """Return the executors' evidence of a stuck round from etcd. It has no layout."""
+    """Return the executors' evidence of a stuck round, combined; it has no layout."""
     groups: dict[str, tuple[int, ...]] = {}
     for evidence in reports:
         groups.update(_reported_groups(evidence))
@@ -135,9 +137,9 @@ def executors_evidence(round_number: int, reports: Sequence[HangEvidence]) -> Fi
 
 
 def read_dumps(directory: Path) -> tuple[tuple[FlightDump, ...], tuple[str, ...]]:
-    """Return the Flight Recorder dumps of a directory, whose names end in the rank, and problems with unreadable ones.
+    """Return the Flight Recorder dumps in a directory (file names end in the rank), and why others cannot be read.
 
-    Raises: DataError where there is none.
+    Raises: DataError if there is no readable dump.
     """
     dumps: dict[int, FlightDump] = {}
     problems: list[str] = []
@@ -172,7 +174,7 @@ def _read_evidence(directory: Path) -> tuple[list[HangEvidence], list[str]]:
 
 
 def _roster(round_number: int, boxes: Iterable[BlackBox], problems: list[str]) -> Roster:
-    """Return the roster. Of boxes with different layouts the commonest layout counts; the others are problems."""
+    """Return the roster with the most frequent layout; boxes with another layout are added to `problems`."""
     by_layout: dict[Layout, list[BlackBox]] = {}
     for box in boxes:
         by_layout.setdefault(box.identity.layout, []).append(box)
@@ -215,7 +217,10 @@ def _standing(box: BlackBox) -> RankStanding:
 
 
 def _state_here(box: BlackBox) -> str | None:
-    """Return T for a stopped process of this machine; no other state is known, because copies outlive processes."""
+    """Return "T" or "t" if the box's process is on this machine and stopped, else None.
+
+    A box may be a copy whose process has exited, so no other state is reported.
+    """
     if not _runs_here(box):
         return None
     try:
@@ -227,7 +232,7 @@ def _state_here(box: BlackBox) -> str | None:
 
 
 def _runs_here(box: BlackBox) -> bool:
-    """Whether the process that writes this very file runs on this machine: process numbers are reused."""
+    """Return whether a process with this pid has this file mapped: a pid alone may have been reused."""
     if box.state is not State.RUNNING:
         return False
     try:
@@ -253,7 +258,7 @@ def _reported_standing(one: RankEvidence, *, is_after_halt: bool) -> RankStandin
         return one.awaited if one.awaited_group == group else 0
 
     positions = {group: Position(at.entered, at.left, awaited(group)) for group, at in one.positions.items()}
-    # a rank that is dead after the halt was killed by it, or died with others; the halt stops (T) no process
+    # after a halt, a dead rank may have been killed by the halt; but a halt stops (T) no process
     state = one.process_state if one.process_state in _STOPPED or not is_after_halt else None
     return RankStanding(one.rank, positions, one.in_flight, one.step, one.phase, state, one.is_busy)
 

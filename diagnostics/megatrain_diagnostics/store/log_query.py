@@ -1,8 +1,8 @@
-"""Search of the lines of all ranks in the store: newest first, by DuckDB, whose regular expressions cannot backtrack.
+"""Searches the log lines of all ranks in the store, newest first, by DuckDB.
 
-Expressions are RE2's: the time of a match grows only with the line, so that no query can hang the server. An
-expression that needs backtracking (look-ahead, back-references) is refused. A query also ends at its deadline, and
-reports that it did. Plain text is matched regardless of case.
+Regular expressions are RE2's: the time of a match is linear in the length of the line, so that no query can hang the
+server. An expression that needs backtracking (look-ahead, back-references) is refused. A query stops at its deadline;
+its result is then marked as partial. Plain text is matched regardless of case.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_PATTERN = 500
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Which lines are wanted. Empty `text`: all."""
+    """Conditions on log lines. Empty `text`: all lines."""
 
     round: int
     text: str = ""
@@ -43,7 +43,7 @@ class LogQuery:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoundLines:
-    """The newest `limit` lines that match, in order of time. `is_partial`: older lines were not searched."""
+    """The newest matching lines, at most `limit`, in order of time. `is_partial`: older lines were not searched."""
 
     lines: LogLines
     num_matching: int
@@ -52,7 +52,7 @@ class FoundLines:
 
 
 def pattern_problem(text: str) -> str:
-    """Return why a text is no valid regular expression for a search; empty where it is one."""
+    """Return why a text is not a valid regular expression; "" if it is valid."""
     if len(text) > _MAX_PATTERN:
         return f"{len(text)} characters; at most {_MAX_PATTERN}"
     try:
@@ -64,9 +64,9 @@ def pattern_problem(text: str) -> str:
 
 
 def logged_round(events: StoredEvents, round_number: int | None) -> int:
-    """Return a round with lines; None means the newest, even one that failed before it had ranks.
+    """Return `round_number` if it has log lines; None: return the newest round with lines.
 
-    Raises: DataError where there are no such lines.
+    The newest round may have failed before its ranks reported. Raises: DataError if there are no such lines.
     """
     found = events.query(LogLines, ALL, "SELECT DISTINCT round FROM segments ORDER BY round")
     logged = set() if found is None else set(found.column(0).to_pylist())
@@ -130,7 +130,7 @@ def newest_tails(events: StoredEvents, where: Where, most_lines: int, *, num_ran
 
 
 def newest_lines(events: StoredEvents, where: Where, most: int, *, budget_s: float) -> LogLines:
-    """Return the newest of the chosen lines, in order of time. Raises: DataError; TooSlowError."""
+    """Return the newest lines that match `where`, in order of time. Raises: DataError; TooSlowError."""
     conditions, values = sql_conditions(LogLines, where)
     sql = (
         f"SELECT {', '.join(columns_of(LogLines))} FROM segments WHERE {conditions}"
@@ -183,12 +183,12 @@ def _match(query: LogQuery, place: int) -> tuple[str, list[Any]]:
 
 def _in_time(parts: list[LogLines]) -> LogLines:
     lines = joined(LogLines, parts)
-    # a line that was stored twice counts once
+    # remove duplicates of lines that were stored twice
     _, once = np.unique(np.stack([lines.rank.astype(np.int64), lines.sequence]), axis=1, return_index=True)
     lines = select(lines, once)
     return select(lines, np.lexsort((lines.sequence, lines.rank, lines.at_ns)))
 
 
 def no_lines() -> LogLines:
-    """Return a table without a line."""
+    """Return an empty table of log lines."""
     return from_columns(LogLines, {name: [] for name in columns_of(LogLines)})

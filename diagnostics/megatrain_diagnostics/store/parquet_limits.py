@@ -1,8 +1,8 @@
-"""Limits of the unpacked size of a Parquet file, checked in its footer and the lengths of its texts before reading.
+"""Limits the unpacked size of a Parquet file, by checks of its footer, pages and texts before it is read.
 
-A run directory may contain files that other users or programs wrote. A value that is equal in every row takes no bytes:
-a megabyte of file can become gigabytes of rows. The footer has the number of rows and their types. The length of a text
-that many rows share is found by reading texts in dictionary form, which is no larger than the file states.
+A run directory may contain files that other users or programs wrote. A column with the same value in every row takes
+almost no space, so a file of a megabyte can become gigabytes in memory. The footer has the number of rows and their
+types. Texts are read in dictionary form, which has each text once, to find the length of texts that many rows share.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.store.parquet_pages import unpacked_bytes
 
 MAX_FOOTER_BYTES = 16 << 20
-"""A parsed footer takes ten times as much memory."""
+"""Limit of the footer in the file. A parsed footer takes ten times as much memory."""
 MAX_PLAIN_BYTES = 512 << 20
-"""Limit for all rows of a file. Ours have at most some 1.5 million rows, which are 130 MB of spans."""
+"""Limit for all rows of a file. Files of the daemon have at most about 1.5 million rows: 130 MB of spans."""
 _TEXT_BYTES = 64
 """Size of a Python string, without its characters."""
 _BATCH_ROWS = 65_536
@@ -31,10 +31,10 @@ _MAGIC = b"PAR1"
 
 
 def opened_parquet(path: Path, texts: Sequence[str] = ()) -> pq.ParquetFile:
-    """Open a file whose footer stays within the limits; `texts` are read in dictionary form.
+    """Open a file after checking its footer; the columns `texts` are read in dictionary form.
 
     Raises: DataError naming the exceeded limit; FileNotFoundError; pa.ArrowException, OSError and ValueError for a file
-    that is no Parquet file.
+    that is not a Parquet file.
     """
     with path.open("rb") as file:
         num_bytes = file.seek(0, os.SEEK_END)
@@ -98,7 +98,7 @@ def _check_plain(path: Path, num_bytes: int) -> None:
 
 
 def _width(kind: pa.DataType) -> int:
-    """Return the bytes of a value; a type without a width counts as a text: nested types are refused later."""
+    """Return the bytes of a value; a type without a fixed width counts as a text. Nested types are refused later."""
     try:
         return 1 if pa.types.is_dictionary(kind) else max(1, kind.bit_width // 8)
     except ValueError:
@@ -106,7 +106,7 @@ def _width(kind: pa.DataType) -> int:
 
 
 def _text_bytes(column: pa.Array) -> int:
-    """Return the number of characters in all rows of a column in dictionary form."""
+    """Return the total length in bytes of the texts in all rows of a column in dictionary form."""
     if not pa.types.is_dictionary(column.type):
         return int(column.nbytes)
     lengths = pc.binary_length(column.dictionary).fill_null(0).to_numpy(zero_copy_only=False)

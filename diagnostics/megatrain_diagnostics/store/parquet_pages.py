@@ -1,8 +1,8 @@
-"""Unpacked sizes of the pages of a Parquet file, by the pages' own heads: a footer may claim less.
+"""Reads the unpacked sizes of the pages of a Parquet file from the page headers: the footer may state a smaller size.
 
-A reader of a page allocates what its head claims, up to 2 GB, before it unpacks a byte. A head is a struct in Thrift's
-compact protocol (PageHeader of parquet.thrift): field 2 is the unpacked length, field 3 the length in the file. The
-other fields are skipped.
+A Parquet reader allocates the size in a page header, up to 2 GB, before it unpacks the page. A page header is a struct
+in Thrift's compact protocol (PageHeader of parquet.thrift): field 2 is the unpacked length, field 3 the length in the
+file. Other fields are skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 _MAX_PAGES = 200_000
 _HEAD_BYTES = 1 << 16
-"""Statistics in a head take some kilobytes at most."""
+"""Limit of a page header. Its statistics take a few kilobytes at most."""
 _MAX_DEPTH = 8
 _UNPACKED, _PACKED = 2, 3
 _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY = range(9)
@@ -23,7 +23,7 @@ _LENGTHS = {_TRUE: 0, _FALSE: 0, _BYTE: 1, _DOUBLE: 8}
 
 
 def unpacked_bytes(file: BinaryIO, metadata: pq.FileMetaData) -> Iterator[int]:
-    """Yield the unpacked size of each page of a file. Raises: ValueError for invalid heads; OSError."""
+    """Yield the unpacked size of each page of a file. Raises: ValueError for invalid page headers; OSError."""
     num_pages = 0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for chunk in map(group.column, range(group.num_columns)):
@@ -40,7 +40,7 @@ def unpacked_bytes(file: BinaryIO, metadata: pq.FileMetaData) -> Iterator[int]:
 
 
 class _PageHead:
-    """The head at the begin of some bytes."""
+    """The page header at the start of `raw`."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw, self._at = raw, 0
@@ -75,7 +75,7 @@ class _PageHead:
             self._skip(self._varint())
         elif kind == _STRUCT:
             self._struct(depth + 1)
-        else:  # lists, sets and maps: a page's head has none
+        else:  # lists, sets and maps, which a page header does not have
             raise ValueError(f"a page whose header has a field of type {kind}")
 
     def _skip(self, count: int) -> None:

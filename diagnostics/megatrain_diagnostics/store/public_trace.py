@@ -1,7 +1,7 @@
-"""The public format of traces: a Parquet file of operations, and a few lines of YAML about the job.
+"""Reads and writes a public format of traces: a Parquet file of operations, and a small YAML file about the job.
 
 The format is that of ByteDance-Seed/StragglerAnalysis (OSDI'25): one row per operation, reduced over tensor
-parallelism, times in seconds from the begin of the step. Columns that we do not need are ignored.
+parallelism, with times in seconds from the begin of the step. Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _INTEGERS = {
     "dp_rank": "dp_rank", "stage": "stage", "rank": "rank", "step": "step", "seq_id": "sequence", "mc": "chunk",
     "gmc": "model_chunk", "mb_id": "microbatch",
 }  # fmt: skip
-"""Column of the file -> our name."""
+"""Column of the file -> field of OperationTable."""
 _TIMES = {"start_ts": "start_s", "duration": "duration_s"}
 _MAY_BE_NULL = {"mc", "gmc", "mb_id"}
 _LARGEST = 2**53
-"""Beyond it, floats do not hold every integer."""
+"""Larger integers are not exact as floats."""
 _MAX_META_BYTES = 1 << 16
 
 
 def read_trace(path: Path) -> OperationTable:
-    """Return the operations of a trace file. Raises: DataError naming what is wrong with it."""
+    """Return the operations of a trace file. Raises: DataError naming the file and the problem."""
     wanted = ["optype", *_INTEGERS, *_TIMES]
     try:
         check_pages(path, ())
@@ -99,7 +99,7 @@ def read_meta(path: Path) -> JobShape:
 
 
 def write_meta(path: Path, shape: JobShape) -> None:
-    """Write the metadata that readers of a trace need. Raises: DataError when the file cannot be written."""
+    """Write the metadata file of a trace. Raises: DataError when the file cannot be written."""
     try:
         path.write_text("".join(f"{name}: {value}\n" for name, value in shape.public().items()), encoding="utf-8")
     except OSError as error:
@@ -134,7 +134,7 @@ def _integers(path: Path, table: pa.Table, name: str) -> Ints:
 
 
 def _whole(path: Path, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """Return integers that were written as floats: pandas writes a column with gaps so."""
+    """Convert floats to integers: pandas writes an integer column with missing values as floats."""
     values = column.to_numpy().astype(np.float64)
     is_missing = np.isnan(values)
     if not (np.floor(values) == values)[~is_missing].all() or (np.abs(values[~is_missing]) > _LARGEST).any():
@@ -143,7 +143,7 @@ def _whole(path: Path, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 
 
 def _floats(path: Path, table: pa.Table, name: str) -> Floats:
-    """Return times; a row without a time becomes NaN, and its step is left out."""
+    """Return times in seconds; NaN for a row without a time, whose step is left out later."""
     column = table.column(name)
     if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
         raise DataError(f"{path}: {name} must be seconds, found {column.type}")

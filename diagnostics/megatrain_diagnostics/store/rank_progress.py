@@ -1,4 +1,4 @@
-"""The progress of each rank: the newest step that it reported, and the operation that it began last."""
+"""The progress of each rank: its newest reported step, and the operation that it began last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatrain_diagnostics.store.reader import StoredEvents, sql_conditions
 from megatrain_diagnostics.store.step_cells import newest_stored_steps
 
 _NUM_STEPS = 200
-"""A rank that reported none of this many newest steps counts as silent."""
+"""Number of newest steps to search; a rank that reported none of them is silent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,10 +56,10 @@ def _last_operations(events: StoredEvents, round_number: int, num_ranks: int) ->
     full = stored_full_steps(events, round_number)
     if not full:
         return operations
-    # a step that has begun and not ended is not in `full`: its open spans have a later step
+    # a step that has begun but not ended is not in `full`; its open spans are found too, because its number is larger
     where = Where((round_number,), full[-1].step)
     conditions, values = sql_conditions(Spans, where)
-    # the span of a whole step does not show which operation the rank does
+    # the span of the whole step does not show what the rank is doing
     conditions += f" AND operation <> '{Operation.STEP.value}'"
     sql = f"SELECT rank, arg_max(operation, sequence) AS operation FROM segments WHERE {conditions} GROUP BY rank"
     table = events.query(Spans, where, sql, values)

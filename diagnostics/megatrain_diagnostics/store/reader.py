@@ -1,8 +1,8 @@
-"""Events of a directory of segments, read by DuckDB: the EventSource of every command of `megatrain diag`.
+"""Reads events from a directory of segments with DuckDB: the EventSource of every command of `megatrain diag`.
 
-DuckDB stores nothing: its database is in memory and empty, and each query names its files. So any number of
-processes can read while the daemon writes, and none needs it. A file that vanishes during a query was merged or has
-expired: the query is repeated on the files that exist now.
+DuckDB stores nothing: its database is in memory and empty, and each query names its files. So any number of processes
+can read while the daemon writes, and readers work without the daemon. A file that vanishes during a query was merged or
+has expired; the query is then repeated on the files that exist now.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _ANSWER_ROWS = 65_536
 """Size of one part of an answer."""
 _INTERRUPT_AGAIN_S = 0.05
 _NUM_TRIES = 8
-"""Tries when segments vanish or break during a read: more in a row than any compaction explains."""
+"""Limit of tries while segments vanish or are found damaged: more than compaction can cause."""
 
 _GLOB = re.compile(r"[*?\[]")
-"""The characters with a meaning in file names for DuckDB. In brackets they have none."""
+"""The characters that are wildcards in DuckDB's file names. In brackets they match themselves."""
 
 
 class TooSlowError(DataError):
@@ -63,7 +63,7 @@ class StoredEvents:
             config={
                 "threads": num_threads or os.cpu_count() or 1,
                 "memory_limit": f"{memory_limit_bytes}B",
-                # extensions are not downloaded, and nothing is written anywhere
+                # no extension is downloaded, and no temporary file is written
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
                 "temp_directory": "",
@@ -71,7 +71,7 @@ class StoredEvents:
         )
         self._lock = threading.Lock()
         self._connection.execute("SET parquet_metadata_cache = true")
-        self._connection.execute("SET enable_progress_bar = false")  # it would mix with the output of commands
+        self._connection.execute("SET enable_progress_bar = false")  # would mix with command output
         for column in ("operation", "kind"):
             names = ", ".join(f"'{name}'" for name in names_of(column) or ())
             self._connection.execute(f"CREATE TYPE {column}_name AS ENUM ({names})")
@@ -81,14 +81,14 @@ class StoredEvents:
         return self._catalog.directory
 
     def check_not_empty(self) -> None:
-        """Raise DataError when there is no segment at all."""
+        """Raise DataError when the directory has no segments."""
         if self._catalog.is_empty():
             raise DataError(f"{self.directory}: no segments of events below it; was anything streamed?")
 
     def read(self, kind: type[TableType], where: Where = ALL) -> TableType:
-        """Return the rows, each once, ordered by (round, rank, sequence) where the table has these.
+        """Return the rows without duplicates, ordered by (round, rank, sequence) if the table has these columns.
 
-        Raises: DataError when nothing can be read at all; damaged parts are left out and reported by `problems`.
+        Raises: DataError when nothing can be read; damaged files are left out and reported by `problems`.
         """
         columns = ", ".join(_selected(name) for name in columns_of(kind))
         conditions, values = sql_conditions(kind, where)
@@ -102,25 +102,25 @@ class StoredEvents:
         return in_order(table)
 
     def bounds(self, kind: type[Table], where: Where, column: str) -> tuple[int, int] | None:
-        """Return the least and greatest value of a column by the footers of the files; None: no such files.
+        """Return the least and greatest value of a column from the footers of the files; None: no such files.
 
-        The files may hold other rows than `where` wants: the true bounds are within these. Raises: DataError.
+        The files may have rows that do not match `where`, so the exact bounds may be narrower. Raises: DataError.
         """
         found = [segment.bounds.get(column) for segment in self._catalog.segments(kind, where) if segment.num_rows]
         known = [bound for bound in found if bound is not None]
         return (min(bound[0] for bound in known), max(bound[1] for bound in known)) if known else None
 
     def problems(self) -> tuple[str, ...]:
-        """Return a sentence for each damaged or foreign part found so far."""
+        """Return a sentence for each damaged or foreign file found so far."""
         return self._catalog.problems()
 
     def query(
         self, kind: type[Table], where: Where, sql: str, values: Sequence[Any] = (), *, timeout_s: float | None = None
     ) -> pa.Table | None:
-        """Run SQL on `segments`: the rows of a table in the files that may have what `where` wants.
+        """Run SQL on the view `segments`: all rows of the files that may contain rows matching `where`.
 
-        `values` stand for $1, $2, ... of the query. None: no such files exist.
-        Raises: DataError; TooSlowError when there is no answer after `timeout_s`.
+        So `sql` must have the conditions of `where` itself. `values`: $1, $2, ... in the query. Returns None if there
+        are no such files. Raises: DataError; TooSlowError when there is no answer after `timeout_s`.
         """
         for _ in range(_NUM_TRIES):
             try:
@@ -142,10 +142,10 @@ class StoredEvents:
                 if is_late.is_set():
                     raise TooSlowError(f"{self.directory}: no answer within {timeout_s:g} s") from error
                 self._explain(segments, error)
-        raise DataError(f"{self.directory}: segments of {kind.NAME} come and go faster than they can be read")
+        raise DataError(f"{self.directory}: segments of {kind.NAME} changed during each of {_NUM_TRIES} reads")
 
     def _answer(self, asked: duckdb.DuckDBPyRelation) -> pa.Table:
-        """Return the answer. Raises: DataError when it exceeds half of DuckDB's memory limit."""
+        """Return all rows of the answer. Raises: DataError when they exceed half of DuckDB's memory limit."""
         batches = asked.to_arrow_reader(_ANSWER_ROWS)
         taken: list[pa.RecordBatch] = []
         num_bytes = 0
@@ -158,7 +158,7 @@ class StoredEvents:
         return pa.Table.from_batches(taken, schema=batches.schema)
 
     def _explain(self, segments: Sequence[Segment], error: Exception) -> None:
-        """Set aside unreadable files. Raises: DataError when the files are not the reason."""
+        """Exclude damaged files from the next try. Raises: DataError if no file is missing or damaged."""
         gone = [segment for segment in segments if not segment.path.exists()]
         broken = {} if gone else {segment.path: fault for segment in segments if (fault := _fault_of(segment))}
         for path, fault in broken.items():
@@ -171,7 +171,7 @@ class StoredEvents:
 def _interrupted(
     cursor: duckdb.DuckDBPyConnection, timeout_s: float | None, is_late: threading.Event
 ) -> Iterator[None]:
-    """Interrupt a connection's work in the block after a time, and set `is_late` then; None: never."""
+    """Interrupt the query in the block after `timeout_s`, and set `is_late`; None: no timeout."""
     if timeout_s is None:
         yield
         return
@@ -194,7 +194,7 @@ def _interrupted(
 
 
 def sql_conditions(kind: type[Table], where: Where) -> tuple[str, list[Any]]:
-    """Return the conditions on rows as SQL with $1, $2, ..., and the values of these."""
+    """Return `where` as an SQL condition with parameters $1, $2, ..., and the values of the parameters."""
     has = columns_of(kind)
     parts: list[str] = []
     values: list[Any] = []
@@ -219,7 +219,7 @@ def _among(column: str, wanted: tuple[int, ...]) -> str:
     chosen = sorted({int(value) for value in wanted})
     if not chosen:
         return "1 = 0"
-    bounds = f"{column} BETWEEN {chosen[0]} AND {chosen[-1]}"  # statistics of row groups can decide this
+    bounds = f"{column} BETWEEN {chosen[0]} AND {chosen[-1]}"  # DuckDB skips row groups by this condition
     if chosen[-1] - chosen[0] + 1 == len(chosen):
         return bounds
     return f"{bounds} AND {column} IN ({', '.join(map(str, chosen))})"
@@ -234,7 +234,7 @@ def _operation_names(where: Where) -> tuple[str, ...] | None:
 
 
 def _selected(column: str) -> str:
-    """Return a column as it is read: names as an enumeration, which comes back as numbers and not as text."""
+    """Return the SQL of a column; a column of names is cast to an enumeration, so that it is read as numbers."""
     names = names_of(column)
     if names is None:
         return f'"{column}"'
@@ -245,7 +245,7 @@ def _fault_of(segment: Segment) -> str:
     try:
         return damage_of_rows(segment)
     except FileNotFoundError:
-        return "is gone"
+        return "no longer exists"
 
 
 def read_arrow_table(
@@ -259,12 +259,12 @@ def read_arrow_table(
 ) -> tuple[pa.Table, tuple[str, ...]]:
     """Return the rows of a table of events below `directory`, and a sentence for each part that cannot be read.
 
-    `megatrain.read_run(...).events(...)` calls this.
-    None: no limit. A limit on a column that the table lacks has no effect. Operations and kinds are names. Without the
-    directory there are no rows.
+    `megatrain.read_run(...).events(...)` calls this function.
+    None: no limit. A limit on a column that the table lacks has no effect. Operations and kinds are names. If the
+    directory does not exist, the table is empty.
     Raises: NotFoundError for an unknown table; DataError when nothing can be read, or the answer is too large.
     """
-    kind: Any = table_named(table)  # one of a union of classes, which no type variable takes
+    kind: Any = table_named(table)  # a type variable cannot stand for a union of classes
     if kind is None:
         raise NotFoundError(f"table {table!r} of events; the tables are {', '.join(one.NAME for one in TABLES)}")
     if not directory.exists():

@@ -1,7 +1,6 @@
-"""How long events are kept: up to a number of hours and of bytes; the oldest files beyond either are removed.
+"""Removes old events: the oldest files, when they exceed a limit of hours or of bytes.
 
-The ranks and groups of a round are sent once, and needed as long as any of its rows are kept: these tables are small
-and follow the others.
+The tables of ranks and groups are sent once per round. They are small, and kept as long as any other row of the round.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class _OldFile:
 
 
 def expire(directory: Path, retention: Retention, now_ns: int) -> Expiry:
-    """Remove files beyond the limits from a directory that this process writes."""
+    """Remove files beyond the limits from a directory that only this process writes."""
     files = [file for kind in TABLES if kind not in _ROSTERS for file in _files(directory / kind.NAME)]
     rosters = [file for kind in _ROSTERS for file in _files(directory / kind.NAME)]
     files.sort(key=lambda file: (file.end_ns, file.first))
@@ -79,12 +78,12 @@ def _files(table_directory: Path) -> list[_OldFile]:
 
 
 def _not_needed(old: Sequence[_OldFile], kept: Sequence[_OldFile], rosters: Sequence[_OldFile]) -> list[_OldFile]:
-    """Return those old rosters that are not of the newest round and whose rounds have no event left."""
+    """Return the old roster files with only rounds that have no events left and are older than the newest round."""
     first_hours: dict[Path, int] = {}
     for file in kept:
         table = file.path.parent.parent.parent
         first_hours[table] = min(file.end_ns, first_hours.get(table, file.end_ns))
-    # rounds only grow: the least kept round is in a table's first hour
+    # round numbers only grow, so the oldest kept round of a table is in its first hour
     oldest = [file for file in kept if file.end_ns == first_hours[file.path.parent.parent.parent]]
     needed = [bounds[0] for file in oldest if (bounds := _rounds(file.path))]
     newest = [bounds[1] for file in rosters if (bounds := _rounds(file.path))]
@@ -103,5 +102,5 @@ def _remove_empty_directories(removed: Sequence[_OldFile], directory: Path) -> N
     for hour in {file.path.parent for file in removed}:
         for path in (hour, hour.parent):
             if directory in path.parents:
-                with suppress(OSError):  # it is not empty
+                with suppress(OSError):  # the directory is not empty
                     path.rmdir()

@@ -1,4 +1,4 @@
-"""Which rounds and hosts a store has, and which steps a table covers: small queries of large tables in SQL."""
+"""Queries which rounds and hosts a store has, and which steps a table covers, by aggregation in SQL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HOUR_NS = 3600 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class RoundSeen:
-    """Reports of ranks about one round. `began_unix_s`: when the first of them opened its black box."""
+    """A round as reported by ranks. `began_unix_s`: when the first of these ranks opened its black box."""
 
     number: int
     num_ranks: int
@@ -27,7 +27,7 @@ class RoundSeen:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether at least half of its ranks reported: a single one may be wrong."""
+        """Whether at least half of the round's ranks reported it: a single rank may report a wrong number."""
         return 2 * self.num_ranks >= self.world_size
 
 
@@ -50,13 +50,13 @@ def rounds_seen(events: StoredEvents) -> tuple[RoundSeen, ...]:
 
 
 def shown_round(seen: tuple[RoundSeen, ...]) -> RoundSeen | None:
-    """Return the newest confirmed round; the newest of all where none is (as events.roster.newest_round)."""
+    """Return the newest confirmed round, or else the newest round, as events.roster.newest_round does."""
     confirmed = [one for one in seen if one.is_confirmed]
     return (confirmed or seen)[-1] if seen else None
 
 
 def roster_of(events: StoredEvents, round_number: int) -> Roster:
-    """Return the roster of a round. Raises: DataError where nothing is known of it."""
+    """Return the roster of a round. Raises: DataError if no rank reported the round."""
     where = Where(rounds=(round_number,))
     ranks = events.read(Ranks, where)
     if not num_rows(ranks):
@@ -67,7 +67,7 @@ def roster_of(events: StoredEvents, round_number: int) -> Roster:
 
 @dataclass(frozen=True, slots=True)
 class StepsAhead:
-    """The least and the greatest step of some rows, and the number of ranks with any."""
+    """The least and the greatest step of some rows, and the number of different ranks in them."""
 
     first: int
     last: int
@@ -75,7 +75,7 @@ class StepsAhead:
 
 
 def steps_ahead(events: StoredEvents, kind: type[Table], where: Where) -> StepsAhead | None:
-    """Return the range of steps in a table; None where there are no such rows. Raises: DataError."""
+    """Return the range of steps of matching rows in a table; None if there are none. Raises: DataError."""
     conditions, values = sql_conditions(kind, where)
     found = events.query(
         kind,
@@ -117,9 +117,9 @@ def last_rounds(events: StoredEvents) -> dict[str, int]:
 
 
 def newest_clocks(events: StoredEvents, now_ns: int | None = None) -> dict[str, tuple[float, float]]:
-    """Return the newest comparison of each host's clock with the daemon's: (offset, error) in seconds.
+    """Return host -> (offset, error) in seconds of the newest comparison of its clock with the daemon's.
 
-    `now_ns`: only comparisons of the last hour count; None: those of all times. Raises: DataError.
+    `now_ns`: use only comparisons of the hour before it; None: of any time. Raises: DataError.
     """
     where = ALL if now_ns is None else Where(first_ns=now_ns - _HOUR_NS)
     conditions, values = sql_conditions(Clocks, where)

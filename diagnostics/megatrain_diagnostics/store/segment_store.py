@@ -1,7 +1,6 @@
-"""The writer of a directory of segments: rows in, files out; after `commit` returns, they are on disk.
+"""Writes rows as segments in a directory; when `commit` returns, they are on disk.
 
-One process writes a directory: it holds <events>/lock. Any number of processes may read at the same time, without a
-lock.
+Only the process that holds <events>/lock writes. Any number of processes can read at the same time, without a lock.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from megatrain_diagnostics.store.segments import StoreError, ahead_of, hour_dire
 
 LOCK_NAME = "lock"
 _FOREIGN_NUMBER = 10**15
-"""No store has made this many commits: a file with such a number in its name is foreign."""
+"""More commits than any store can make: a file with a larger number in its name is foreign."""
 
 
 _logger = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ class SegmentStore:
     """Buffers rows of any table and writes them as segments. Safe to use from many threads."""
 
     def __init__(self, directory: Path, *, now_ns: Callable[[], int] = time.time_ns) -> None:
-        """Take the directory. Raises: StoreError when another process writes it, or when it cannot be written."""
+        """Lock the directory. Raises: StoreError when another process has it locked, or it cannot be written."""
         self.directory = directory
         self._now_ns = now_ns
         self._pending: dict[type[Table], list[pa.RecordBatch]] = {}
@@ -49,9 +48,9 @@ class SegmentStore:
         self._last = {kind: _last_number(directory / kind.NAME) for kind in TABLES}
 
     def append(self, kind: type[Table], batch: pa.RecordBatch) -> None:
-        """Hold rows, in wire form, for the next commit.
+        """Keep rows, in wire form, for the next commit.
 
-        Raises: DataError for a batch of another form: it would spoil the commit of other hosts' rows.
+        Raises: DataError for a batch of another form, which would make the commit of other hosts' rows fail.
         """
         wanted = arrow_schema(kind)
         if batch.schema.names != wanted.names or batch.schema.types != wanted.types:
@@ -69,14 +68,14 @@ class SegmentStore:
 
     @property
     def num_pending_rows(self) -> int:
-        """Return how many rows wait for a commit, including those of a failed commit."""
+        """Return the number of rows that wait for a commit, including those of a failed commit."""
         with self._pending_lock:
             return sum(batch.num_rows for batches in self._pending.values() for batch in batches)
 
     def commit(self) -> int:
-        """Write everything that was appended; return the number of rows once they survive a power failure.
+        """Write all appended rows durably, and return their number.
 
-        Raises: StoreError when that fails, as on a full disk: unwritten rows are held for the next commit.
+        Raises: StoreError when a file cannot be written; unwritten rows are then kept for the next commit.
         """
         with self._commit_lock:
             with self._pending_lock:
@@ -91,9 +90,9 @@ class SegmentStore:
             return num_rows
 
     def retake(self) -> bool:
-        """Return whether the directory had been removed; if so, take the one that is there now, or create it.
+        """If the directory was removed, create it again and lock it; return whether it was removed.
 
-        Raises: StoreError when another process writes there meanwhile, or when it cannot be written.
+        Raises: StoreError when another process has locked it in the meantime, or it cannot be written.
         """
         with self._commit_lock:
             if is_in_place(self._lock_file, self.directory / LOCK_NAME):
@@ -104,7 +103,7 @@ class SegmentStore:
             return True
 
     def close(self) -> None:
-        """Release the directory. Uncommitted rows are lost."""
+        """Release the lock. Uncommitted rows are lost."""
         with self._commit_lock, suppress(OSError):
             os.close(self._lock_file)
 
@@ -145,14 +144,14 @@ def _take(directory: Path) -> int:
         raise StoreError(f"{directory}: {holder} already writes events there; a job has a single daemon") from None
     if problem:
         _logger.warning("%s", without_lock(directory / LOCK_NAME, problem, "a second daemon from writing events there"))
-    with suppress(OSError):  # the owner is only for messages, and the disk may be full
+    with suppress(OSError):  # the disk may be full; the pid is used only in messages
         os.ftruncate(file, 0)
         os.pwrite(file, f"process {os.getpid()}\n".encode(), 0)
     return file
 
 
 def _remove_unfinished(directory: Path) -> None:
-    """Remove files that a killed writer had not put in place."""
+    """Remove temporary files of a writer that was killed."""
     for kind in TABLES:
         for path in (directory / kind.NAME).rglob(".*.tmp"):
             if is_temporary_name(path.name):
@@ -161,9 +160,9 @@ def _remove_unfinished(directory: Path) -> None:
 
 
 def _last_number(directory: Path) -> int:
-    """Return the greatest number that a segment of a table has, or had before it was found damaged.
+    """Return the greatest number of a segment of a table, including damaged segments.
 
-    A number beyond any possible count is foreign: continuing from it would lead to names of 19 digits.
+    Impossibly large numbers are ignored as foreign: numbers that continue from them could get 19 digits.
     """
     names = (parse_name(path.name.removesuffix(".damaged")) for path in directory.rglob("*.parquet*"))
     return max((name.last for name in names if name is not None and name.last < _FOREIGN_NUMBER), default=0)

@@ -1,10 +1,10 @@
 """Segments: the Parquet files of events, their names, and the content of their footers.
 
-<events>/<table>/<YYYY-MM-DD>/<HH>/<first>-<last>.<crc>.parquet, by the hour (UTC) at which they were written. Each
-commit of a table has a number. A merged file has the first and the last number of its parts, and supersedes every file
-of its directory whose numbers lie within. The single rename that puts it in place removes the others from view, so a
-listing shows either the old files or the new one. The name ends with the CRC-32 of all bytes, because DuckDB, unlike
-pyarrow, does not check the checksums of pages: corrupted bits would become other numbers.
+A path is <events>/<table>/<YYYY-MM-DD>/<HH>/<first>-<last>.<crc>.parquet, with the hour (UTC) of writing. Each commit
+of a table has a number. A merged file has the first and the last number of its parts, and supersedes every file of its
+directory with numbers in that range. So the rename that creates the merged file also replaces its parts, for every
+reader that lists the directory. The name has the CRC-32 of the file, because DuckDB, unlike pyarrow, does not verify
+the checksums of pages: flipped bits would be read as other numbers.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from megatrain_diagnostics.store.parquet_limits import check_pages, opened_parqu
 
 SUFFIX = ".parquet"
 DAMAGED_SUFFIX = ".parquet.damaged"
-"""The writer gives it to an unreadable segment: kept for inspection, skipped by readers."""
+"""The writer renames a damaged segment to this suffix; it is kept for inspection, and readers skip it."""
 AHEAD_KEY = b"megatrain_ahead_ns"
 _ROWS_OF_GROUP = 131_072
-"""Rows of a row group: the unit of one DuckDB thread, and of skipping by statistics."""
+"""Rows of a row group: a DuckDB thread reads whole row groups, and skips row groups by their statistics."""
 _ROWS_OF_OPERATION_GROUP = 16_384
-"""Rows of a row group where rows are sorted by operation: about one operation of one step of 12,288 ranks."""
+"""Rows of a row group if rows are sorted by operation: about one operation of one step of 12,288 ranks."""
 _DELTA_COLUMNS = ("rank", "sequence", "start_ns", "at_ns", "duration_ns", "launch_ns", "sum_ns", "max_ns")
-"""Integers with too many distinct values for a dictionary: it would be built and then discarded."""
+"""Integer columns with too many distinct values for a dictionary, which would be built and then discarded."""
 _READ_BYTES = 1 << 20
 _CHECKED_ROWS = 65_536
 _LEVEL = 1  # of zstd: 3 is 4 % smaller and takes 1.4 times as long
@@ -50,7 +50,7 @@ _BOUNDED = ("round", "rank", "step", "start_ns", "at_ns")
 
 
 class StoreError(MegatrainError):
-    """Events could not be written. Segments committed before are intact; the other events are still in memory."""
+    """Events could not be written. Committed segments are intact; uncommitted events are still in memory."""
 
     exit_code = ExitCode.SAVE_FAILED
 
@@ -75,7 +75,7 @@ class SegmentName:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment and the content of its footer. `bounds`: least and greatest value of a column, where known."""
+    """A segment and the content of its footer. `bounds`: column -> (least, greatest value), if known."""
 
     path: Path
     num_bytes: int
@@ -85,11 +85,11 @@ class Segment:
     """Size before compression."""
     bounds: Mapping[str, tuple[int, int]]
     ahead_ns: int
-    """How far its rows' times are ahead of the time of their writing, by the daemon's clock."""
+    """The latest time of its rows minus the time of writing by the daemon's clock, in ns."""
 
 
 def parse_name(name: str) -> SegmentName | None:
-    """Return the parts of a file's name; None: no store made it."""
+    """Return the parts of a file's name; None if it is not the name of a segment."""
     found = _NAME.fullmatch(name)
     return None if found is None else SegmentName(int(found[1]), int(found[2]), int(found[3], 16))
 
@@ -109,13 +109,13 @@ def not_superseded(paths: Sequence[Path]) -> list[Path]:
 
 
 def hour_directory(table_directory: Path, unix_ns: int) -> Path:
-    """Return the directory for files written at a moment."""
+    """Return the directory for files that are written at this time."""
     moment = datetime.fromtimestamp(unix_ns // 10**9, UTC)
     return table_directory / f"{moment:%Y-%m-%d}" / f"{moment:%H}"
 
 
 def end_of_hour_ns(directory: Path) -> int | None:
-    """Return the end of a directory's hour in unix ns; None: it is not the directory of an hour."""
+    """Return the end of a directory's hour in unix ns; None if it is not the directory of an hour."""
     try:
         begin = datetime.strptime(f"{directory.parent.name} {directory.name}", "%Y-%m-%d %H").replace(tzinfo=UTC)
     except ValueError:
@@ -124,7 +124,7 @@ def end_of_hour_ns(directory: Path) -> int | None:
 
 
 def read_footer(path: Path) -> Segment:
-    """Return a segment with its footer's content. Raises: DataError for any other file; FileNotFoundError."""
+    """Read the footer of a segment. Raises: DataError if the file is not a segment; FileNotFoundError."""
     try:
         with opened_parquet(path) as file:
             schema, metadata = file.schema_arrow, file.metadata
@@ -156,9 +156,9 @@ def read_footer(path: Path) -> Segment:
 
 
 def write_segment(directory: Path, first: int, last: int, table: pa.Table, ahead_ns: int) -> Path:
-    """Write the rows of a table, in file form, whole and durable. Raises: StoreError.
+    """Write the rows of a table, in file form, atomically and durably. Raises: StoreError.
 
-    Sums are sorted by operation: heat maps need one operation, and skip the row groups of the others.
+    Sums of steps are sorted by operation: a heat map needs one operation, and skips the row groups of other operations.
     """
     is_of_sums = kind_of(table.schema) is StepTotals
     if is_of_sums:
@@ -185,15 +185,15 @@ def write_segment(directory: Path, first: int, last: int, table: pa.Table, ahead
 
 
 def _by_operation(table: pa.Table) -> pa.Table:
-    """Return rows sorted by operation, each operation's in the order in which they were."""
+    """Return rows sorted by operation; rows of the same operation keep their order."""
     numbers = table.column("operation").unify_dictionaries().combine_chunks().indices
     return table.take(np.argsort(numbers.to_numpy(), kind="stable"))
 
 
 def is_intact(path: Path) -> bool:
-    """Return whether a file's bytes are those that were written, by the checksum in its name.
+    """Return whether a file matches the checksum in its name; True for a name without a checksum.
 
-    Raises: FileNotFoundError; OSError where it cannot be read.
+    Raises: FileNotFoundError; OSError if the file cannot be read.
     """
     name = parse_name(path.name)
     if name is None:
@@ -206,7 +206,7 @@ def is_intact(path: Path) -> bool:
 
 
 def damage_of_pages(segment: Segment) -> str:
-    """Return why a segment would take too much memory, by its pages' heads and its texts; "" where it would not.
+    """Return why a segment would take too much memory, from its page headers and texts; "" if it would not.
 
     Raises: FileNotFoundError.
     """
@@ -222,7 +222,7 @@ def damage_of_pages(segment: Segment) -> str:
 
 
 def damage_of_rows(segment: Segment) -> str:
-    """Return what is wrong with a segment's rows, after a check of every row; "" where nothing is wrong.
+    """Check every row of a segment; return the first problem, or "".
 
     Raises: FileNotFoundError.
     """
@@ -243,7 +243,7 @@ def damage_of_rows(segment: Segment) -> str:
 
 
 def ahead_of(kind: type[Table], table: pa.Table, written_ns: int) -> int:
-    """Return how far the latest row is ahead of the time of writing, in ns; negative: it is behind."""
+    """Return the latest time of the rows minus the time of writing, in ns; negative if it is earlier."""
     column = time_column(kind)
     if column is None or not table.num_rows:
         return 0
@@ -257,7 +257,7 @@ def texts_of(kind: type[Table]) -> list[str]:
 
 
 def _check_names(schema: pa.Schema) -> None:
-    """Raise DataError for numbers where files have names: DuckDB could not read such a file with the others."""
+    """Raise DataError if a column of names has numbers: DuckDB cannot read such a file together with others."""
     for name in schema.names:
         if names_of(name) is not None and pa.types.is_integer(schema.field(name).type):
             raise DataError(f"{name} is stored as numbers; files store names")
@@ -275,7 +275,7 @@ def _bounds(schema: pa.Schema, groups: Sequence[pq.RowGroupMetaData]) -> dict[st
 
 
 def _without_values(schema: pa.Schema, groups: Sequence[pq.RowGroupMetaData]) -> str:
-    """Return the first column with a missing value, by the footer; our columns never lack a value."""
+    """Return the first column with missing values according to the footer; the daemon writes none."""
     for number, name in enumerate(schema.names):
         if schema.field(name).nullable:
             statistics = [group.column(number).statistics for group in groups]

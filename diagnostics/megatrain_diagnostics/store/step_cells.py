@@ -1,4 +1,4 @@
-"""The time of each rank in each step, as a matrix: the cells of the heat map, and which steps exist."""
+"""Queries a value of each rank in each step, as a matrix for the heat map, and which steps exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Aggregate = Literal["sum_ns", "max_ns", "count", "num_bytes"]
 def step_cells(
     events: StoredEvents, round_number: int, operation: int, aggregate: Aggregate, steps: range, num_ranks: int
 ) -> Floats:
-    """Return [steps, ranks]: ns, spans or bytes; NaN where a rank has no row. Of rows for one cell the greatest counts.
+    """Return ns, spans or bytes of an operation. Shape: [steps, ranks]; NaN: no row. Of several rows: the maximum.
 
     Raises: DataError.
     """
@@ -35,7 +35,7 @@ def step_cells(
         rank, step, value = (found.column(name).to_numpy() for name in ("rank", "step", "value"))
         place = (step.astype(np.int64) - steps[0]) * num_ranks + rank
         cells[place] = value
-        is_less = cells[place] < value  # duplicates are equal; among unequal rows, the order must not decide
+        is_less = cells[place] < value  # True if a cell has several different rows: the result must be their maximum
         if is_less.any():
             np.fmax.at(cells, place[is_less], value[is_less].astype(np.float64))
     return cells.reshape(len(steps), num_ranks)
@@ -46,7 +46,7 @@ def newest_stored_steps(
 ) -> Int64:
     """Return the newest steps with sums, ascending, at most `most`, from `first` to `last`.
 
-    A step that only one rank reports, where other steps have several reporters, is dropped as an error of that rank.
+    If several ranks report some steps, steps that only one rank reports are dropped as an error of that rank.
     Raises: DataError.
     """
     bounds = events.bounds(StepTotals, Where((round_number,)), "step")
@@ -56,11 +56,11 @@ def newest_stored_steps(
     newest = bounds[1] if last is None else min(bounds[1], last)
     lonely = np.zeros(0, dtype=np.int64)
     for begin in dict.fromkeys((max(least, newest - most + 1), least)):
-        # wrong step numbers, or another round, may have hidden where the steps are: then all steps are searched
+        # the bounds in the footers may include wrong step numbers or another round; the second pass searches all steps
         for operations in ((Operation.STEP.number,), (Operation.FORWARD_COMPUTE.number,), None):
             found, is_shared = _query_steps(events, Where((round_number,), begin, newest, operations=operations))
             if is_shared and begin > least and found[-1] < newest:
-                # the later steps in the footers belong to another round: the same number is sought before them
+                # later steps in the footers belong to another round: search `most` steps up to the last one found
                 begin, newest = max(least, int(found[-1]) - most + 1), int(found[-1])
                 found, _ = _query_steps(events, Where((round_number,), begin, newest, operations=operations))
             if is_shared:
@@ -70,7 +70,7 @@ def newest_stored_steps(
 
 
 def _query_steps(events: StoredEvents, where: Where) -> tuple[Int64, bool]:
-    """Return the steps, only those that several ranks report if there are such, and whether there are."""
+    """Return the steps that several ranks report and True; if there are none, all steps and False."""
     conditions, values = sql_conditions(StepTotals, where)
     sql = f"SELECT step, min(rank) < max(rank) AS is_shared FROM segments WHERE {conditions} GROUP BY step"
     table = events.query(StepTotals, where, sql, values)

@@ -1,1 +1,1 @@
-"""One process per host, without torch: from the ranks' black boxes and logs to the daemon's stream."""
+"""The streamer, a process per host without torch: sends the ranks' black boxes and logs to the daemon."""

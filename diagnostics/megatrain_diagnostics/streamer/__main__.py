@@ -34,11 +34,11 @@ from megatrain_job.coordination.client import EtcdClient
 _logger = logging.getLogger(__name__)
 _NICENESS = 10
 _FLUSH_S = 3.0
-"""Less than the time that the executor grants it to end."""
+"""Less than the time that the executor waits for the streamer to exit."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Stream until a signal ends it; return the exit code."""
+    """Stream until a signal arrives; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m megatrain_diagnostics.streamer", description=__doc__)
     parser.add_argument("--settings", required=True, metavar="JSON", help="StreamerSettings as JSON")
     add_etcd_arguments(parser)
@@ -87,7 +87,7 @@ def _stream(settings: StreamerSettings, client: EtcdClient, closed: threading.Ev
 
 @contextmanager
 def _metrics(settings: StreamerSettings, streamer: Streamer) -> Iterator[None]:
-    """Serve the host's /metrics during the block; a failure is reported, and events are still streamed."""
+    """Serve the host's /metrics during the block; if that fails, log a warning and stream events anyway."""
     try:
         token = read_token(settings.metrics_token_file)
         registry = registry_of(HostCollector(streamer.reading))

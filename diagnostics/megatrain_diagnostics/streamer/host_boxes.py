@@ -1,7 +1,7 @@
-"""The black boxes of this host's ranks: found by their names, followed until their ranks are gone.
+"""The black boxes of this host's ranks: found by their file names, and read until their processes have exited.
 
-A machine may be several hosts: a box's header names its owner. An unreadable box is reported once and skipped; the
-others continue.
+Several hosts of a job may run on one machine: a box's header names its host. An unreadable box is logged once and
+skipped.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _logger = logging.getLogger(__name__)
 
 
 class HostBoxes:
-    """Follows all boxes of a run and host."""
+    """Reads all boxes of a run and host as they grow."""
 
     def __init__(
         self, directory: Path, prefix: str, host: str, clock: HostClock, position_of: Callable[[str], int]
     ) -> None:
-        """`position_of`: RankTail.name -> record up to which an earlier life streamed the box; 0: none."""
+        """`position_of`: RankTail.name -> last record that an earlier streamer process has sent; 0: none."""
         self._directory, self._prefix, self._host, self._clock = directory, prefix, host, clock
         self._position_of = position_of
         self._known: dict[tuple[int, str], Identity | None] = {}
-        """(inode, name) -> identity of a box that is followed, finished or of another host; None: an unusable box.
+        """(inode, name) -> identity of a box that is being read, finished, or of another host; None: unusable.
 
-        An inode alone does not identify a box: a box of a new round may reuse that of the round before.
+        An inode alone does not identify a box: a box of a new round may reuse the inode of an earlier one.
         """
         self._tails: list[RankTail] = []
         self.num_lost = 0
@@ -42,15 +42,15 @@ class HostBoxes:
         return tuple(self._tails)
 
     def newest(self, latest: int) -> tuple[RankTail, ...]:
-        """Return the ranks of the newest round up to `latest`, the driver's newest round; 0: not known.
+        """Return the ranks of the newest round up to `latest`, the newest round of the driver; 0: not known.
 
-        A box may claim any round: a box of a round that never began would hide the ranks that train.
+        Later rounds are ignored: a box with a wrong round number in its header would hide the ranks that are training.
         """
         rounds = [tail.identity.round for tail in self._tails if not latest or tail.identity.round <= latest]
         return tuple(tail for tail in self._tails if tail.identity.round == max(rounds, default=0))
 
     def find(self) -> None:
-        """Find the present boxes, and check which ranks are gone."""
+        """Open new boxes, and check which processes have exited."""
         for tail in self._tails:
             tail.check_process()
         found = {}
@@ -61,11 +61,11 @@ class HostBoxes:
         self._known = found
 
     def poll(self) -> Tables:
-        """Return the new rows of all boxes; stop following those of ended ranks."""
+        """Return the new rows of all boxes; close the boxes of ranks that have ended."""
         found: Tables = []
         for tail in self.tails:
             try:
-                is_over = not tail.is_running  # checked before this poll, which then reads all that it wrote
+                is_over = not tail.is_running  # checked first, so that the poll reads everything the rank has written
                 found += tail.poll()
                 if is_over:
                     found += [] if tail.has_ended_well else tail.evidence()
@@ -94,7 +94,7 @@ class HostBoxes:
         return [path for path in found if path.name.startswith(self._prefix) and path.name.endswith(".blackbox")]
 
     def _open(self, path: Path) -> Identity | None:
-        """Follow a box, unless it belongs to another host, or was set aside; return its identity."""
+        """Start to read a box, unless it is of another host or known under another name; return its identity."""
         try:
             tail = RankTail(path, self._clock)
         except DataError as error:
@@ -104,9 +104,9 @@ class HostBoxes:
             tail.close()
             return tail.identity
         if not _is_named_for(path, tail.identity):
-            # a copy never changes: it would make a live rank look silent
+            # a copy never changes, so a live rank would look silent
             _logger.warning(
-                "a black box is not streamed: %s: its name does not belong to its rank, so it is a copy", path
+                "a black box is not streamed: %s: its name differs from the rank in its header, so it is a copy", path
             )
             tail.close()
             return None
@@ -124,7 +124,7 @@ class HostBoxes:
 
 
 def _is_named_for(path: Path, identity: Identity) -> bool:
-    """Return whether a box has the name that its writer gave it, or the one under which it was set aside."""
+    """Return whether a box has the name of its rank, or that name after a later process renamed it."""
     at = (safe_name(identity.branch), f"{identity.round:06d}", f"rank-{identity.rank:05d}")
     own = path.with_name(f"{'.'.join(at)}.blackbox")
     return path.name.endswith((f".{own.name}", f".{previous_black_box(own).name}"))

@@ -1,8 +1,8 @@
-"""The devices of a host with its ranks: which rank computes on which GPU, in which step, and the rows to stream.
+"""The devices of a host: which rank uses which GPU, in which step, and the rows to stream.
 
-The UUID of a GPU is the key that joins our metrics with those of NVIDIA's DCGM exporter. It is read from the driver's
-files in /proc, without loading a library: a worker takes the device of its local rank, which CUDA counts by PCI
-address, among those that CUDA_VISIBLE_DEVICES leaves. A rank on a MIG device has that device's GPU.
+The UUID of a GPU is the key that joins megatrain's metrics with those of NVIDIA's DCGM exporter. It is read from the
+driver's files in /proc, without loading a library. A worker uses the device with the number of its local rank, counted
+by PCI address among the devices in CUDA_VISIBLE_DEVICES. A rank on a MIG device is assigned that device's GPU.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ class DeviceSource(Protocol):
 
     @property
     def problem(self) -> str:
-        """Why there are no samples; empty while there are."""
+        """Why there are no samples; empty while samples arrive."""
 
     def take(self) -> list[HostSample]:
         """Return the samples since the last call."""
 
 
 class HostDevices:
-    """`poll` is for one thread, the rest for any. `visible`: CUDA_VISIBLE_DEVICES, None where that is not set."""
+    """`poll` is for one thread, the rest for any. `visible`: CUDA_VISIBLE_DEVICES, None if it is not set."""
 
     def __init__(self, host: str, visible: str | None, source: DeviceSource | None) -> None:
         self._host, self._visible, self._source = host, visible, source
         self._uuids = gpu_uuids(visible, driver_uuids())
         self._uuid_of: dict[int, str] = {}
-        """By the driver's number."""
+        """GPU number of the driver -> UUID."""
         self._xids: dict[tuple[str, int], int] = {}
         self._last_problem: tuple[str, int] = ("", 0)
-        """The problem reported last, and when."""
+        """The problem that was reported last, and its time in ns."""
 
     @property
     def reading(self) -> DevicesReading | None:
-        """Return the newest reading; None where devices are not read."""
+        """Return the newest reading; None if devices are not read."""
         source = self._source
         if source is None:
             return None
@@ -79,12 +79,12 @@ class HostDevices:
         return found
 
     def with_gpus(self, tails: Sequence[RankTail]) -> Iterator[tuple[RankTail, str]]:
-        """Yield ranks in their order, each with the UUID of its GPU; empty: not known."""
+        """Yield (rank, UUID of its GPU) in the order of ranks; the UUID is "" if it is not known."""
         ordered = sorted(tails, key=lambda one: one.identity.rank)
         return zip(ordered, chain(self._uuids, repeat("")), strict=False)
 
     def _named(self, sample: HostSample) -> HostSample:
-        """Return a sample in which a lost GPU, which cannot report its UUID, has its former one."""
+        """Return the sample with the last known UUID for each lost GPU, which cannot report its UUID."""
         gpus = sample.driver.gpus
         self._uuid_of |= {gpu.index: gpu.uuid for gpu in gpus if gpu.uuid}
         if all(gpu.uuid for gpu in gpus):
@@ -93,7 +93,7 @@ class HostDevices:
         return replace(sample, driver=replace(sample.driver, gpus=named))
 
     def _take_gpus(self, sample: HostSample) -> None:
-        """Note the UUIDs that the driver reports: a container may hide its files, and only it lists MIG devices."""
+        """Use the UUIDs in a sample: a container may hide the files in /proc, and these do not list MIG devices."""
         gpus = sample.driver.gpus
         if gpus and all(gpu.uuid for gpu in gpus):
             mig = {uuid: gpu.uuid for gpu in gpus for uuid in gpu.mig_uuids}
@@ -114,13 +114,13 @@ class HostDevices:
 
 
 def _step_of(tail: RankTail) -> int:
-    """Return the step that a rank is in, or has completed last; -1: none."""
+    """Return the step that a rank is computing, or else its last completed step; -1: none."""
     progress = tail.progress
     return next((step for step in (progress.current_step, progress.completed_step) if step is not None), -1)
 
 
 def driver_uuids(directory: Path = DRIVER_FILES) -> tuple[str, ...]:
-    """Return the UUIDs of a host's GPUs by PCI address; none where there is no GPU, or they are unknown."""
+    """Return the UUIDs of a host's GPUs by PCI address; empty if there is no GPU, or a file cannot be read."""
     found = []
     for path in sorted(directory.glob("*/information")):
         try:
@@ -134,7 +134,7 @@ def driver_uuids(directory: Path = DRIVER_FILES) -> tuple[str, ...]:
 def gpu_uuids(visible: str | None, found: Sequence[str], mig: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return the UUIDs by local rank.
 
-    `visible`: the value of CUDA_VISIBLE_DEVICES, None where that is not set; `found`: the host's GPUs by PCI address;
+    `visible`: the value of CUDA_VISIBLE_DEVICES, None if it is not set; `found`: the host's GPUs by PCI address;
     `mig`: UUID of a MIG device -> UUID of its GPU.
     """
     if visible is None:
@@ -151,5 +151,5 @@ def gpu_uuids(visible: str | None, found: Sequence[str], mig: Mapping[str, str] 
         elif word.startswith("MIG-"):
             chosen.append((mig or {}).get(word, ""))
         else:
-            break  # CUDA ignores the devices after one that does not exist
+            break  # CUDA ignores a device that does not exist, and all devices after it
     return tuple(chosen)

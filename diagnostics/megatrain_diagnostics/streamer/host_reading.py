@@ -1,4 +1,4 @@
-"""The state of a host's streamer at a moment, as plain values for metrics."""
+"""The current state of a host's streamer, as plain values for metrics."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The workers' logs as they grow: lines, each with the offset of its end in all that the rank has written.
+"""Reads the workers' logs as they grow; each line has the offset of its end in the whole output of the rank.
 
-A full file is renamed to <name>.1 and a new one takes its name (the launcher's rotation): the old one is read to its
-end first, and offsets continue. A rank that floods its log is read at a bounded rate, and its lines come later.
+The launcher rotates logs: it renames a full file to <name>.1 and creates a new one. The old file is read to its end
+first, and offsets continue. Logs are read at a bounded rate; the lines of a rank that floods its log arrive late.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROUNDS_FOLLOWED = 2
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """How far a log was read: `offset` in the file of this inode; older files had `before` bytes."""
+    """How far a log was read: `offset` in the file with this inode; earlier files had `before` bytes in total."""
 
     inode: int
     offset: int
@@ -48,13 +48,13 @@ class LogTail:
 
     @property
     def position(self) -> LogPosition:
-        """Return where a poll may continue after a restart: after whole lines only."""
+        """Return where to continue after a restart: the end of the last complete line."""
         return LogPosition(self._inode, self._offset - len(self._rest), self._before)
 
     def poll(self, at_ns: int) -> LogLines:
-        """Return the lines that were completed since the last poll."""
+        """Return the complete lines since the last poll."""
         lines: list[tuple[int, bytes]] = []
-        for _ in range(2):  # the rest of a full file, then the file that took its name
+        for _ in range(2):  # the rest of a renamed file, then the new file with its name
             if self._file < 0 and not self._open(self._path):
                 break
             lines += self._read_lines()
@@ -83,11 +83,11 @@ class LogTail:
             if _inode(path) == start.inode and self._open(path):
                 self._offset, self._before = start.offset, start.before
                 return
-        # the file that was being read is gone: the file after it begins here
+        # the file at this position no longer exists: the next file begins at this offset
         self._before = start.before + start.offset
 
     def _open(self, path: Path) -> bool:
-        # neither a link nor a blocking pipe: others may be able to write in this directory
+        # no link is followed and no pipe blocks: other users may be able to write in this directory
         with suppress(OSError):
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             self._inode, self._offset = os.fstat(self._file).st_ino, 0
@@ -107,13 +107,13 @@ class LogTail:
             begin += len(line) + 1
             if line.strip():
                 lines.append((begin, line[:_MAX_LINE_BYTES].rstrip(b"\r")))
-        if len(self._rest) > _READ_BYTES:  # longer than a line may be: truncated, and sent without an end
+        if len(self._rest) > _READ_BYTES:  # too long for a line: it is truncated and sent before its end is read
             lines.append((begin + len(self._rest), self._rest[:_MAX_LINE_BYTES]))
             self._rest = b""
         return lines
 
     def _leave_file(self, lines: list[tuple[int, bytes]]) -> None:
-        """Finish a file whose name another file took: an unfinished line in it never gets an end."""
+        """Close a file that was rotated; an unfinished line at its end is returned as it is."""
         self._before += self._offset
         if self._rest.strip():
             lines.append((self._before, self._rest[:_MAX_LINE_BYTES]))
@@ -122,15 +122,15 @@ class LogTail:
 
 
 class HostLogs:
-    """Follows the logs of the newest rounds below a host's directory of logs."""
+    """Follows the logs of the newest rounds in a host's log directory."""
 
     def __init__(self, directory: Path, host: str, start_of: Callable[[str], LogPosition | None]) -> None:
-        """`start_of`: where to continue the log of a name "round/rank"; None: at its beginning."""
+        """`start_of`: "round/rank" -> position to continue at; None: read the log from its beginning."""
         self._directory, self._host, self._start_of = directory, host, start_of
         self._tails: dict[tuple[int, int], LogTail] = {}
 
     def find(self) -> None:
-        """Find the present logs; those of rounds long over are no longer read."""
+        """Open new logs, and close those of all but the two newest rounds."""
         rounds = sorted(_numbers(self._directory, _ROUND))[-_ROUNDS_FOLLOWED:]
         found = {(number, rank) for number, name in rounds for rank, _ in _numbers(self._directory / name, _LOG)}
         for key in self._tails.keys() - found:

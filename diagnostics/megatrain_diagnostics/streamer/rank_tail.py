@@ -1,7 +1,7 @@
-"""One rank in one round: the new content of its black box since the last poll, as tables.
+"""Reads the black box of one rank in one round: each poll returns the new content as tables.
 
-The box stays open after its name is removed, so that the last records of a rank are read although the executor has
-copied the file and freed its memory. The rank may be dead; its written records are whole.
+The file stays open after its name is removed, so that the last records of a rank are read even after the executor has
+copied the file and deleted it to free memory. The rank may be dead; the records that it wrote are complete.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from megatrain_diagnostics.streamer.record_tables import (
 from megatrain_diagnostics.streamer.ring_tail import Records, RingTail
 
 EVIDENCE_RECORDS = 8192
-"""Number of a rank's newest records that are streamed around an incident: some steps, whatever the sample period."""
+"""Number of a rank's newest records that are streamed around an incident: a few steps, sampled or not."""
 _MAX_INT32 = 2**31 - 1
-"""Largest value of a column of 32 bits."""
+"""Largest value of a 32-bit column."""
 _LATEST_NS = 2**61
-"""Later than any clock."""
+"""A time that no monotonic clock reaches."""
 Tables = list[tuple[type[Table], Table]]
 
 
@@ -55,7 +55,7 @@ class RankTail:
         self.identity = self._reader.identity
         if nonsense := _nonsense(self._reader):
             self._reader.close()
-            raise DataError(f"{path}: {nonsense}: impossible for a job")
+            raise DataError(f"{path}: invalid header: {nonsense}; the value is too large for a job")
         self._period = 1
         self._source = RecordSource(self.identity.round, self.identity.rank, clock.offset_ns)
         self._ring = RingTail(self._reader)
@@ -66,30 +66,30 @@ class RankTail:
         self.totals: StepTotals | None = None
         """Totals of the last completed step that was seen."""
         self.num_lost = 0
-        """Records that the ring overwrote before they were read."""
+        """Records that were overwritten in the ring before they were read."""
         self.num_nonsense = 0
 
     @property
     def name(self) -> str:
-        """Return an identity of this box that no other box of the host ever has."""
+        """Return an identifier of this box that is unique on the host."""
         return f"{self.path.name}:{self.identity.pid}"
 
     @property
     def position(self) -> int:
-        """Return the record up to which all were returned."""
+        """Return the number up to which all records were returned or lost."""
         return self._ring.done
 
     def skip_to(self, sequence: int) -> None:
-        """Skip the records that an earlier life of the streamer has streamed."""
+        """Skip the records up to `sequence`, which an earlier streamer process has sent."""
         self._ring = RingTail(self._reader, sequence)
 
     def check_process(self) -> None:
-        """Check whether the rank's process exists. Not at every poll: it costs as much as the rest of a poll."""
+        """Check whether the rank's process exists. Separate from `poll`, because it costs as much as a poll."""
         self._is_alive = _is_alive(self.identity.pid)
 
     @property
     def is_running(self) -> bool:
-        """Whether it may write more: its process lived at the last check, and has not closed its box."""
+        """Whether the rank can write more: its process existed at the last check, and has not closed its box."""
         return self._is_alive and self._state is State.RUNNING
 
     @property
@@ -128,7 +128,7 @@ class RankTail:
         return found
 
     def evidence(self) -> Tables:
-        """Return the newest spans, of whatever steps, and the open ones."""
+        """Return the newest spans, ended or open, of sampled and other steps, and their groups."""
         spans, _, _, _ = kinds_of(self._ring.newest(EVIDENCE_RECORDS))
         return [(Groups, self._groups_rows()), (Spans, spans_table(spans, self._source))] if len(spans) else []
 
@@ -166,7 +166,7 @@ class RankTail:
 
 
 def _nonsense(reader: BlackBoxReader) -> str:
-    """Return which part of a header no row of a table can hold; empty where all of it is valid."""
+    """Return the part of a header that does not fit in the columns of a table; empty if the header is valid."""
     identity, at_ns = reader.identity, reader.clock.monotonic_ns
     most = max(identity.round, identity.layout.world_size)  # no rank and no size of an axis exceeds it
     if most > _MAX_INT32:
@@ -183,7 +183,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def box_inode(path: Path) -> int:
-    """Return an identity that differs from a file that took its name later; 0 where there is no file."""
+    """Return the inode, which differs from that of a later file with the same name; 0 if there is no file."""
     try:
         return os.stat(path).st_ino
     except OSError:
@@ -192,17 +192,17 @@ def box_inode(path: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HostClock:
-    """Converts monotonic to unix ns: the one clock base of a host, counted from one pair of readings.
+    """Converts monotonic to unix ns by a fixed offset, which was read once and is the same for the whole host.
 
-    If the system's clock is set in the meantime, the events' times continue evenly. Their offset from the daemon's
-    clock is measured by the same clock base, so that aligning them still works.
+    If the system's clock is set later, the events' times do not jump. The offset from the daemon's clock is measured
+    by this clock too, so that events of different hosts can still be aligned.
     """
 
     base: ClockBase
 
     @property
     def offset_ns(self) -> int:
-        """Return what to add to a monotonic time."""
+        """Return unix ns minus monotonic ns."""
         return self.base.unix_ns - self.base.monotonic_ns
 
     def now_ns(self) -> int:

@@ -1,6 +1,6 @@
-"""From the records of a rank's ring to rows of the tables. Pure.
+"""Converts the records of a rank's ring to rows of the tables. Pure functions: no I/O and no clock.
 
-The process that writes records may do anything: values that no rank can have measured are left out and counted.
+The writing process may be broken: records with values that no rank can have measured are removed and counted.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from megatrain_diagnostics.events.tables import NO_DURATION, Spans, StepTotals, 
 from megatrain_diagnostics.streamer.ring_tail import Records
 
 _MAX_NUMBER = np.uint64(2**61)
-"""No time, duration or number of bytes is as large."""
+"""All valid times, durations and numbers of bytes are smaller."""
 _IS_RARE = np.zeros(MAX_OPERATIONS, dtype=bool)
-"""By operation number: streamed in every step, because they are few, long, and informative."""
+"""By operation number: operations that are streamed in every step, because they are rare, long, and informative."""
 for _operation in (
     *(Operation.GC, Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION, Operation.INIT),
 ):
@@ -36,7 +36,7 @@ class RecordSource:
 
 
 def kinds_of(records: Records) -> tuple[Records, Records, Records, int]:
-    """Return the spans, step totals and values among records, and the number of invalid records."""
+    """Return the spans, the step totals, the values, and the number of invalid records."""
     flags = records["flags"]
     is_total, is_value = (flags & RecordFlag.STEP_TOTAL) != 0, (flags & RecordFlag.VALUE) != 0
     has_duration = (records["duration_ns"] < _MAX_NUMBER) | (records["duration_ns"] == NO_VALUE) | is_value
@@ -53,9 +53,10 @@ def kinds_of(records: Records) -> tuple[Records, Records, Records, int]:
 
 
 def is_sampled(spans: Records, period: int) -> NDArray[np.bool_]:
-    """Return which spans are streamed in normal operation: those of full steps, and rare ones.
+    """Return the mask of the spans to stream in normal operation: those of full steps, and rare operations.
 
-    A full step's forwards wait for gathers that were started behind the update of the step before.
+    The gathers that a full step's forward waits for were started after the optimizer in the step before it, so these
+    are included.
     """
     step, operation, period = spans["step"], spans["operation"], max(1, period)
     is_used_by_full = (operation == Operation.PARAMS_ALL_GATHER.number) & ((step + 1) % period == 0)
@@ -89,7 +90,7 @@ def spans_table(spans: Records, source: RecordSource) -> Spans:
 
 
 def totals_table(totals: Records, source: RecordSource) -> StepTotals:
-    """Return the rows of STEP_TOTAL records: see contracts.black_box_values.StepTotal."""
+    """Return the rows of STEP_TOTAL records: see contracts.black_box.values.StepTotal."""
     return StepTotals(
         round=_all(totals, source.round),
         rank=_all(totals, source.rank),
@@ -105,7 +106,7 @@ def totals_table(totals: Records, source: RecordSource) -> StepTotals:
 
 
 def values_table(values: Records, source: RecordSource) -> Values:
-    """Return the rows of VALUE records: see contracts.black_box_values.NotedValue."""
+    """Return the rows of VALUE records: see contracts.black_box.values.NotedValue."""
     return Values(
         round=_all(values, source.round),
         rank=_all(values, source.rank),

@@ -1,7 +1,7 @@
-"""The records of a black box as they end, by the thousand: the ring's bytes seen as a numpy array.
+"""Reads the records of a black box as they end, many at once: the ring's bytes are viewed as a numpy array.
 
-A record is returned when it is whole and has ended. A record that has begun and not ended, or is torn, is read again by
-its number. So each poll costs the new and the open records, not the ring.
+A record is returned when it is complete and has ended. A record that is still open, or was read while it was being
+written, is read again at the next poll. So a poll reads only new and open records, not the whole ring.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ RECORD = np.dtype(
         ("check", "<u4"),
     ]
 )
-"""The bytes of contracts.black_box.encoding.RECORD."""
+"""The layout of contracts.black_box.encoding.RECORD."""
 _LOOK_AHEAD = 16
-"""Slots read beyond the cursor, which may lag with several recording threads."""
+"""Number of slots to read after the cursor, which may lag behind when several threads record."""
 _LOW_32 = np.uint64(2**32 - 1)
 _MAX_RECORDS = 2**62
 
@@ -42,29 +42,29 @@ Records = NDArray[np.void]
 
 
 class RingPoll(NamedTuple):
-    """The result of one poll. `num_lost` records were overwritten before they were seen to end."""
+    """The result of one poll. `num_lost` records were overwritten before they could be returned."""
 
     ended: Records
     num_lost: int
 
 
 class RingTail:
-    """Follows one ring from the record after `last` on. Raises from every method: DataError, as the reader."""
+    """Reads one ring, starting after record `last`. All methods raise DataError if the reader does."""
 
     def __init__(self, reader: BlackBoxReader, last: int = 0) -> None:
         self._reader = reader
         self._open = np.empty(0, dtype=np.int64)
-        """Numbers of records that were begun and have not been returned."""
+        """Numbers of records that were started and not yet returned, ascending."""
         self.last = last
-        """The newest record that was begun."""
+        """Number of the newest record that was started."""
 
     @property
     def done(self) -> int:
-        """Return the number up to which everything was returned or lost: a new tail may continue there."""
+        """Return the number up to which all records were returned or lost: a new RingTail can start there."""
         return int(self._open[0]) - 1 if len(self._open) else self.last
 
     def poll(self, cursor: int) -> RingPoll:
-        """Return the records up to about `cursor` that have ended since the last poll, by their numbers."""
+        """Return the records up to about `cursor` that have ended since the last poll. Raises: DataError."""
         capacity = self._reader.capacity
         if cursor > _MAX_RECORDS:
             raise DataError(f"{self._reader.path}: {cursor} records are more than a rank can write")
@@ -84,7 +84,7 @@ class RingTail:
         return RingPoll(np.concatenate([*old, new]) if old else new, num_lost + int((~kept).sum()))
 
     def newest(self, count: int) -> Records:
-        """Return the newest `count` records that still exist, ended or open, returned before or not."""
+        """Return the newest `count` records in the ring: ended or open, and also those already returned."""
         capacity = self._reader.capacity
         first = max(1, self.last - min(count, capacity) + 1)
         return self._whole(first, max(0, self.last - first + 1))
@@ -93,7 +93,7 @@ class RingTail:
         return self._whole(int(run[0]), len(run))
 
     def _whole(self, first: int, count: int) -> Records:
-        """Return the whole ones among the records first, first + 1, ..."""
+        """Return those of the records first, ..., first + count - 1 that are completely written."""
         copies = self._reader.slot_copies(first % self._reader.capacity, count)
         copy, later = (np.frombuffer(raw, dtype=RECORD) for raw in copies)
         wanted = np.arange(first, first + count, dtype=np.uint64)
@@ -108,7 +108,7 @@ def _ended(records: Records) -> Records:
 
 
 def _runs(numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return the stretches without gaps: one read each."""
+    """Return the runs of consecutive numbers, each of which is read at once."""
     if not len(numbers):
         return []
     return np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)

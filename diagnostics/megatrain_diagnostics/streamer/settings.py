@@ -1,4 +1,4 @@
-"""The settings that a streamer gets when it starts: one JSON value on its command line."""
+"""The settings of a streamer, passed as one JSON value on its command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megatrain.run_files.run_directory import RunDirectory, safe_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamerSettings:
-    """The streamer's job and host, the places of the ranks' traces, and the times after which ranks count as stuck."""
+    """The streamer's job and host, the paths of black boxes and logs, and the times after which a rank is silent."""
 
     job: str
     host: str

@@ -1,8 +1,8 @@
-"""Finds the silent ranks of this host: without a black box, or with nothing new in it for longer than their phase may
-take.
+"""Finds the silent ranks of this host: those without a black box, or without progress for longer than their phase
+may take.
 
 The driver's record of the newest round names the ranks of this host, so that ranks without a black box are found too.
-The rule is the executor's (megatrain.fencing.patience); a rank without telemetry is a finding of its own.
+The executor uses the same time limits (megatrain.fencing.patience).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ExpectedRanks:
         self._follower = Follower(client, KeyRange.prefix(keys.directory("rounds")), self._take)
 
     def newest(self) -> HostRanks:
-        """Return the host's part in the newest round; no ranks where it has none."""
+        """Return the host's ranks in the newest round; an empty range if it has none."""
         return self._newest
 
     def close(self) -> None:
@@ -67,14 +67,14 @@ class ExpectedRanks:
 
 
 class SilenceWatch:
-    """Judges the ranks of the newest round. For one thread."""
+    """Finds silent ranks of the newest round. For one thread."""
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
         self._suspected: tuple[int, ...] = ()
 
     def silent(self, tails: Sequence[RankTail], expected: HostRanks) -> tuple[int, ...]:
-        """Return the silent ranks by two successive polls: the machine may have paused before one of them."""
+        """Return the ranks that are silent in this call and in the one before: a pause of the machine affects one."""
         stall = find_stall(
             {tail.identity.rank: tail.progress for tail in tails if tail.is_running},
             self._patience,

@@ -1,7 +1,7 @@
-"""Python stacks of the ranks of this host, without their help: see contracts/black_box/stack_dumps.py.
+"""Collects Python stacks of this host's ranks by a signal, even if they hang: see contracts/black_box/stack_dumps.py.
 
-For a process that cannot answer, the system's knowledge is reported: stopped, dead, or waiting in the kernel. Only
-processes whose black boxes are here are asked, and only those that catch the signal: no other process is disturbed.
+For a process that does not answer, its state in /proc is reported: stopped, dead, or waiting in the kernel. The signal
+is sent only to processes that have a black box on this host and a handler for the signal.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from megatrain_diagnostics.events.tables import Stacks, from_columns, num_rows
 
 _logger = logging.getLogger(__name__)
 _ANSWER_S = 2.0
-"""A process that has not written its stacks within this time cannot do so: it waits in the kernel, or the machine is
-overloaded."""
+"""Time to wait for the stacks of a process: one that takes longer waits in the kernel, or the machine is overloaded."""
 _POLL_S = 0.02
 _MAX_BYTES = 1 << 20
-"""Size of one dump; faulthandler writes at most 100 threads of 100 frames."""
+"""Limit of the size of one dump; faulthandler writes at most 100 threads of 100 frames."""
 _APART_S = 10.0
-"""Time between two dumps of a host: stacks are evidence, not a profile."""
+"""Least time between two dumps of a host."""
 _STATES = {"T": "stopped (T)", "t": "stopped by a debugger (t)", "Z": "dead (Z)", "X": "dead (X)", "": "gone"}
 _THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)(?: \[(?P<name>[^\]]*)\])? \(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
@@ -40,7 +39,7 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<n
 
 @dataclass(frozen=True, slots=True)
 class DumpTarget:
-    """A process that is asked for its stacks."""
+    """A process to dump the stacks of."""
 
     rank: int
     round: int
@@ -49,16 +48,16 @@ class DumpTarget:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """`stack`: frames, outermost first, one per line: file:line function."""
+    """The stack of a thread: one frame per line, outermost first, as "file:line function"."""
 
     thread: str
     stack: str
 
 
 def targets_in(directory: Path, prefix: str, host: str) -> tuple[DumpTarget, ...]:
-    """Return the ranks of the newest round whose black boxes of this host are in a directory.
+    """Return the ranks of the newest round that have a black box in a directory.
 
-    Empty `prefix` or `host`: of any job, any host. Files that are not black boxes are skipped.
+    Empty `prefix`: of any job; empty `host`: of any host. Files that are not black boxes are skipped.
     """
     found = []
     for path in own_box_paths(directory):
@@ -77,9 +76,9 @@ def targets_in(directory: Path, prefix: str, host: str) -> tuple[DumpTarget, ...
 
 
 def collect_stacks(targets: Sequence[DumpTarget], host: str, first_number: int, clock_ns: Callable[[], int]) -> Stacks:
-    """Return the stacks of all threads of these processes, or a row with the reason why there are none.
+    """Return the stacks of all threads of these processes; for a process without an answer, a row with the reason.
 
-    All processes are asked before any answer is read: it takes at most two seconds, however many do not answer.
+    All processes are signalled before any answer is read, so the call takes about two seconds at most.
     """
     asked = [(target, *_ask(target.pid)) for target in targets]
     deadline = time.monotonic() + _ANSWER_S
@@ -107,7 +106,7 @@ def collect_stacks(targets: Sequence[DumpTarget], host: str, first_number: int, 
 
 
 def process_words(pid: int) -> str:
-    """Return the system's state of a process: "process is stopped (T)", "process waits in the kernel (D) in ..."."""
+    """Return the state of a process in words: "process is stopped (T)", "process waits in the kernel (D) in ..."."""
     state = _state(pid)
     if state in _STATES:
         return f"process is {_STATES[state]}"
@@ -135,7 +134,7 @@ def parse_dump(text: str) -> list[ThreadStack]:
 
 
 class StackWatch:
-    """Dumps the stacks of a host on request, in a thread of its own; at most once every few seconds."""
+    """Dumps the stacks of a host on request, in a background thread, at most once every ten seconds."""
 
     def __init__(
         self,
@@ -152,7 +151,7 @@ class StackWatch:
         self._thread.start()
 
     def request(self, ranks: tuple[int, ...] = ()) -> None:
-        """Request a dump of all ranks of the host; `ranks` are the reason. Returns at once."""
+        """Request a dump of all ranks of the host, because `ranks` make no progress. Returns at once."""
         if ranks:
             _logger.info("dumping stacks: rank %s makes no progress", ", ".join(map(str, ranks)))
         self._asked.put(True)
@@ -169,7 +168,7 @@ class StackWatch:
                 continue
             self._dumped_s = now_s
             try:
-                # numbers grow over lives of the streamer too, so that they identify a dump
+                # the time is the first number: numbers also grow over restarts, and so identify a dump
                 stacks = collect_stacks(tuple(self._targets()), self._host, self._clock_ns(), self._clock_ns)
             except OSError as error:
                 _logger.warning("stacks cannot be collected: %s", error)
@@ -179,7 +178,7 @@ class StackWatch:
 
 
 def _ask(pid: int) -> tuple[Path | None, int, str]:
-    """Ask a process for its stacks; return the file and the offset of the answer in it, or why there is none."""
+    """Request the stacks of a process; return the file and the offset of its answer, or None and the reason."""
     if _state(pid) in _STATES:
         return None, 0, process_words(pid)
     try:
@@ -194,7 +193,7 @@ def _ask(pid: int) -> tuple[Path | None, int, str]:
 
 
 def _answer(file: Path, offset: int, deadline: float) -> list[ThreadStack]:
-    """Return the dump that begins at `offset`, when it is whole, or the part that was written by the deadline."""
+    """Return the dump that begins at `offset`: when it is complete, or the part written until the deadline."""
     text, is_quiet = "", False
     while True:
         try:
@@ -204,14 +203,14 @@ def _answer(file: Path, offset: int, deadline: float) -> list[ThreadStack]:
         except OSError:
             return parse_dump(text)
         is_quiet, text = bool(fresh) and fresh == text, fresh
-        # it is written in one go: when it stops growing, it is whole
+        # a dump is written without pauses: when the file stops growing, it is complete
         if is_quiet or time.monotonic() > deadline:
             return parse_dump(text)
         time.sleep(_POLL_S)
 
 
 def _stacks_file(pid: int) -> Path | None:
-    """Return the worker's file of dumps, by its number among the process's open files."""
+    """Return the path in /proc of the open file to which a worker writes its dumps; None if it has none."""
     for link in sorted(Path(f"/proc/{pid}/fd").iterdir(), key=lambda path: int(path.name)):
         try:
             if os.readlink(link).startswith(f"/memfd:{STACKS_FILE}"):
@@ -222,7 +221,7 @@ def _stacks_file(pid: int) -> Path | None:
 
 
 def _catches(pid: int) -> bool:
-    """Whether a process has a handler for the signal; without one the signal would end it."""
+    """Return whether a process has a handler for the signal; without a handler the signal would kill it."""
     for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)

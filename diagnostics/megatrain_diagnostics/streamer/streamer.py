@@ -1,8 +1,8 @@
-"""The loop of a host's streamer: poll, stream, and around a stall or a death send the remaining evidence.
+"""The loop of a host's streamer: it polls black boxes, logs and devices, and sends new rows to the daemon.
 
-Totals and values of every step are always streamed, and spans of full steps. When ranks stand still or have died, all
-newest and open spans are streamed too. No process waits for the streamer: rings overwrite what it does not read in
-time, and it counts the lost records.
+Totals and values of all steps are streamed, and spans of full steps. When ranks make no progress or have died, their
+newest spans, ended or open, are streamed too. No process waits for the streamer: records that it does not read in time
+are overwritten and counted as lost.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from megatrain_diagnostics.wire.sender import SenderState
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.4
-"""With the time for joining, rows are sent within about a second."""
+"""With the batching time, rows are sent within about a second."""
 _FIND_S = 0.8
 _EARLY = 0.5
-"""Fraction of a rank's patience after which its host's stacks are dumped. After all of it the driver ends processes."""
+"""Fraction of the time limit of a phase after which stacks are dumped. At the limit the driver ends processes."""
 _KEEP_S = 5.0
 """Time between two writes of the positions."""
 MAX_ROWS = 512
@@ -51,7 +51,7 @@ class EventSender(Protocol):
 
 
 class Streamer:
-    """Streams the traces of a host's ranks. `poll` and `end` are for one thread, `reading` for any."""
+    """Streams black boxes and logs of a host's ranks. `poll` and `end` are for one thread, `reading` for any."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class Streamer:
         on_silence: Callable[[tuple[int, ...]], None] = lambda ranks: None,
         devices: DeviceSource | None = None,
     ) -> None:
-        """`expected`: the ranks that the host should have; `on_silence` receives those that may soon be silent.
+        """`expected`: the ranks that the host should have; `on_silence` is called with ranks at half their time limit.
 
-        `devices`: the reader of the host's GPUs and network interfaces; None: they are not read.
+        `devices`: the reader of the host's GPUs and network interfaces; None: devices are not read.
         """
         self._settings, self._clock, self._sender = settings, clock, sender
         self._expected, self._on_silence = expected, on_silence
@@ -94,7 +94,7 @@ class Streamer:
         self.end()
 
     def poll(self, now_s: float) -> None:
-        """Look once at everything, and pass on what is due."""
+        """Read everything once, and send the tables that are due."""
         if self._is_due("find", now_s, _FIND_S):
             if self._settings.black_box_directory:
                 self._boxes.find()
@@ -110,9 +110,9 @@ class Streamer:
             self._keep()
 
     def end(self) -> None:
-        """Look for the last time and pass on everything; `Sender.close` then delivers it."""
+        """Read everything for the last time and pass it to the sender; `Sender.close` then delivers it."""
         now_s = time.monotonic()
-        for _ in range(2):  # the second poll is the last one of ranks that the first poll finds gone
+        for _ in range(2):  # the second poll reads the last records of ranks that the first poll finds dead
             self._due["find"] = 0.0
             self.poll(now_s)
         self._batcher.flush(now_s, is_all=True)
@@ -145,7 +145,7 @@ class Streamer:
             self._batcher.add(kind, table, now_s)
 
     def _keep(self) -> None:
-        """Write the positions when the daemon has everything: else a new life should send it again."""
+        """Write the positions if the daemon has everything; otherwise a restarted streamer must send rows again."""
         if self._sender.state().outbox.num_batches == 0 and not self._batcher.has_waiting:
             write_positions(self._place, self._positions())
 
@@ -169,7 +169,7 @@ class Streamer:
 
 
 class Batcher:
-    """Collects tables by kind until there are enough rows, or the oldest is old enough. For one thread."""
+    """Collects tables by kind until there are 512 rows, or the oldest has waited for a second. For one thread."""
 
     def __init__(self, send: Callable[[Any, Any], None]) -> None:
         self._send = send
@@ -177,7 +177,7 @@ class Batcher:
         self._num_rows: dict[type[Table], int] = {}
         self._oldest_s: dict[type[Table], float] = {}
         self.num_sent: dict[str, int] = {}
-        """Rows passed on, by table."""
+        """Table name -> number of rows passed to `send`."""
 
     @property
     def has_waiting(self) -> bool:
@@ -191,7 +191,7 @@ class Batcher:
             self._oldest_s.setdefault(kind, now_s)
 
     def flush(self, now_s: float, *, is_all: bool = False) -> None:
-        """Pass on the tables that are due, or all."""
+        """Send the tables that are due; with `is_all`, all tables."""
         for kind in list(self._waiting):
             if is_all or self._num_rows[kind] >= MAX_ROWS or now_s - self._oldest_s[kind] >= MAX_AGE_S:
                 del self._oldest_s[kind]
@@ -202,9 +202,9 @@ class Batcher:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """The positions up to which a streamer has read: a restarted one continues there, and may stream some rows twice.
+    """How far a streamer has read. A restarted streamer continues there, and may send some rows twice.
 
-    `boxes`: RankTail.name -> last record; `logs`: "round/rank" -> how far its log was read.
+    `boxes`: RankTail.name -> last record; `logs`: "round/rank" -> position in its log.
     """
 
     boxes: Mapping[str, int] = field(default_factory=dict)
@@ -212,18 +212,18 @@ class Positions:
 
 
 def read_positions(path: Path) -> Positions:
-    """Return the positions of an earlier life; none where there was none, or the file is damaged."""
+    """Return the positions of an earlier streamer process; empty if there is no file, or it is damaged."""
     try:
         return decode(Positions, path.read_bytes(), str(path))
     except FileNotFoundError:
         return Positions()
     except (OSError, CoordinationError) as error:
-        _logger.warning("everything that is still available is streamed again: %s", error)
+        _logger.warning("black boxes and logs are streamed from their beginning again: %s", error)
         return Positions()
 
 
 def write_positions(path: Path, positions: Positions) -> None:
-    """Keep the positions; where the disk is full, the last file stays."""
+    """Write the positions; if that fails, log a warning and keep the old file."""
     half = path.with_name(temporary_name(path.name))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""The protocol of streamer and daemon: frames with a length, and a proof of the token."""
+"""The protocol between streamer and daemon: length-prefixed frames, and authentication by a shared token."""

@@ -1,8 +1,8 @@
-"""The authentication of a stream: host and daemon prove to each other that they have the token of the daemon's record.
+"""Authenticates a stream: host and daemon prove to each other that they have the token in the daemon's record.
 
-The token is never sent. Four frames: the host's greeting with a nonce; the daemon's nonce and proof; the host's proof;
-the daemon's welcome. A proof is an HMAC of both nonces, the role, and the host's claimed name. From then on the
-connection identifies the sender.
+The token is never sent. There are four frames: the host's greeting with a nonce; the daemon's nonce and proof; the
+host's proof; the daemon's welcome. A proof is an HMAC of both nonces, the role, and the host's name and session.
+Afterwards the connection identifies the sender.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NONCE_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class SenderName:
-    """One life of a host's sender."""
+    """The host name of a sender, and the session, which identifies one sender process."""
 
     host: str
     session: str
@@ -46,7 +46,7 @@ class _Answer:
 
 
 def enter(connection: FrameSocket, name: SenderName, token: str) -> None:
-    """Run the host's part. Raises: WireError when either side has another token; OSError."""
+    """Authenticate on the host's side. Raises: WireError when the tokens differ; OSError."""
     greeting = _Greeting(name.host, name.session, secrets.token_hex(_NONCE_BYTES))
     connection.send(FrameKind.HANDSHAKE, encode(greeting))
     challenge = _read(_Challenge, connection, "the daemon's challenge")
@@ -57,14 +57,14 @@ def enter(connection: FrameSocket, name: SenderName, token: str) -> None:
 
 
 def admit(connection: FrameSocket, token: str) -> SenderName:
-    """Run the daemon's part; return the sender. Raises: WireError when that host has another token; OSError."""
+    """Authenticate on the daemon's side; return the sender. Raises: WireError when the tokens differ; OSError."""
     greeting = _read(_Greeting, connection, "a host's greeting")
     nonce = secrets.token_hex(_NONCE_BYTES)
     connection.send(FrameKind.HANDSHAKE, encode(_Challenge(nonce, _proof(token, "daemon", greeting, nonce))))
     answer = _read(_Answer, connection, f"the proof of host {greeting.host!r}")
     if not _is_same(answer.proof, _proof(token, "host", greeting, nonce)):
         raise WireError(
-            f"host {greeting.host!r} has another token than this daemon, whose token is in its record in etcd"
+            f"host {greeting.host!r} has another token than this daemon; the valid one is in this daemon's etcd record"
         )
     connection.send(FrameKind.HANDSHAKE)
     return SenderName(greeting.host, greeting.session)

@@ -1,7 +1,7 @@
-"""How far one clock is ahead of another, by questions and answers: NTP's formula; the quickest of several counts.
+"""Measures the offset of one clock from another by questions and answers, with NTP's formula (RFC 5905 sec. 8).
 
-RFC 5905 sec. 8. The quickest question loses the least time in queues. Whichever direction was slower, the true offset
-is within half of the round trip.
+Of several answers the one with the shortest round trip is used, because it waited least in queues. Whichever direction
+was slower, the error of the offset is at most half of the round trip.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from megatrain_diagnostics.wire.messages import ClockAnswer
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """One question: its time and the answer's arrival by the asker's clock, and the answer."""
+    """One question: the times of asking and of receiving the answer, by this host's clock, and the answer."""
 
     asked_ns: int
     answer: ClockAnswer
@@ -22,19 +22,19 @@ class ClockReading:
 
     @property
     def round_trip_ns(self) -> int:
-        """Return the round-trip time without the other side's processing. Never negative, whatever the clocks do."""
+        """Return the round-trip time without the other side's processing; 0 if clocks were set in between."""
         own, others = self.answered_ns - self.asked_ns, self.answer.sent_unix_ns - self.answer.received_unix_ns
         return max(0, own - max(0, others))
 
     @property
     def offset_ns(self) -> int:
-        """Return own clock minus the other's."""
+        """Return this host's clock minus the other clock."""
         there = self.answer.received_unix_ns + self.answer.sent_unix_ns
         return (self.asked_ns + self.answered_ns - there) // 2
 
     @property
     def error_ns(self) -> int:
-        """Return by how much the offset may be wrong, in either direction."""
+        """Return the error bound of the offset, in either direction."""
         return self.round_trip_ns // 2 + 1
 
 
@@ -49,6 +49,6 @@ def read_clock(ask: Callable[[], ClockAnswer], clock_ns: Callable[[], int], num_
 
 
 def quickest(readings: Sequence[ClockReading]) -> ClockReading:
-    """Return the reading with the shortest round trip, without those during which a clock was set back."""
+    """Return the reading with the shortest round trip, of those during which this clock was not set back, if any."""
     whole = [one for one in readings if one.answered_ns >= one.asked_ns] or list(readings)
     return min(whole, key=lambda one: one.round_trip_ns)

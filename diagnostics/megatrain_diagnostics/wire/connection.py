@@ -18,10 +18,10 @@ from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
 from megatrain_diagnostics.wire.messages import Acknowledgement, BatchHeader, ClockAnswer, ClockQuestion
 
 CONNECTION_ERRORS = (CoordinationError, OSError)
-"""Errors of a connection, whatever happened to the daemon."""
+"""Errors that a connection to the daemon can raise."""
 _HANDSHAKE_S = 10.0
 _SILENCE_S = 20.0
-"""A live daemon sends a frame every 5 s; one that froze, or whose machine is gone, does not."""
+"""Limit of the time without a frame from the daemon, which sends at least one every 5 s."""
 _CLOCK_S = 5.0
 _NUM_QUESTIONS = 8
 
@@ -58,27 +58,27 @@ class DaemonConnection:
 
     @property
     def problem(self) -> str:
-        """Why it ended; empty while it is open, and where it ended normally."""
+        """Why the stream ended; empty while it is open, and if it ended normally."""
         return self._problem
 
     def send(self, header: BatchHeader, content: pa.Buffer) -> None:
-        """Send a batch; waits while the daemon reads nothing."""
+        """Send a batch. Blocks while the daemon does not read."""
         self._frames.send(FrameKind.BATCH, encode(header), content)
 
     def clock(self, clock_ns: Callable[[], int]) -> ClockReading:
-        """Compare a clock of this host with the daemon's. Raises: TimeoutError while it is busy with batches."""
+        """Compare a clock of this host with the daemon's. Raises: TimeoutError if the daemon does not answer."""
         return read_clock(self._ask_clock, clock_ns, _NUM_QUESTIONS)
 
     def finish(self) -> None:
-        """Report that there are no more batches; the daemon then ends the stream."""
+        """Send the END frame: no more batches follow. The daemon then closes the stream."""
         self._frames.send(FrameKind.END)
 
     def wait(self, timeout_s: float) -> None:
-        """Return when the stream has ended, or after the time."""
+        """Wait until the stream has ended, or `timeout_s` has passed."""
         self._thread.join(timeout_s)
 
     def cancel(self) -> None:
-        """End the stream now. Acknowledgements under way are lost; a repeated batch is recognised by its number."""
+        """Close the stream now. Acknowledgements in transit are lost; the daemon detects repeated batches by number."""
         self._frames.shut()
         self._thread.join()
         self._frames.close()
@@ -90,10 +90,10 @@ class DaemonConnection:
             try:
                 answer = self._clock_answers.get(timeout=_CLOCK_S)
             except queue.Empty:
-                raise TimeoutError("the daemon does not send its clock") from None
+                raise TimeoutError(f"the daemon has not answered a clock question within {_CLOCK_S:g} s") from None
             if answer is None:
                 raise WireError(self._problem or "the daemon has ended the stream")
-            if answer.question == self._num_asked:  # not a late answer to an abandoned question
+            if answer.question == self._num_asked:  # skips late answers to earlier questions
                 return answer
 
     def _listen(self) -> None:
@@ -107,6 +107,6 @@ class DaemonConnection:
             self._problem = str(error)
         finally:
             self._is_open = False
-            self._frames.shut()  # ends the wait of a batch that waits for space
+            self._frames.shut()  # a blocked `send` then fails
             self._clock_answers.put(None)
             self._on_end()

@@ -1,4 +1,4 @@
-"""The daemon's address: its record in etcd, followed by a watch."""
+"""Finds the daemon's address: watches the daemon's record in etcd."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from megatrain_job.coordination.wire import KeyRange, KeyValue
 
 
 class DaemonFinder(Protocol):
-    """Any source of the daemon's record."""
+    """A source of the daemon's record."""
 
     def find(self) -> DaemonRecord | None:
         """Return the newest record; None when there is no daemon. Never blocks."""
 
     def wait(self, timeout_s: float) -> None:
-        """Return when the record may have changed, or after the time."""
+        """Wait until the record may have changed, or `timeout_s` has passed."""
 
 
 class WatchedDaemon:
     """Follows the daemon's record of a job until `close`.
 
-    The last record is still used after its removal: its lease may have run out because etcd was away, while the daemon
-    and its streams continue without etcd.
+    The last record is still used after its removal: its lease may have expired while etcd was unavailable, and the
+    daemon and its streams continue without etcd.
     """
 
     def __init__(self, client: EtcdClient, keys: JobKeys) -> None:

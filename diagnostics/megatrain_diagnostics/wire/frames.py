@@ -1,8 +1,8 @@
 """The event stream on a TCP connection: frames that start with their length, so that the receiver can limit memory.
 
-A frame is its kind, the lengths of its header and of its content (17 bytes, little endian), then both. A header is one
-JSON value of at most 4,096 bytes; only batches have a content, the bytes of an Arrow IPC stream. The receiver limits
-the content: a longer one is read and discarded, and costs no memory.
+A frame has its kind and the lengths of its header and content (17 bytes, little endian), then header and content. A
+header is one JSON value of at most 4,096 bytes; only batches have content, the bytes of an Arrow IPC stream. Content
+that is longer than the receiver's limit is read and discarded without being kept in memory.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _TIME = struct.Struct("@ll")
 
 
 class FrameKind(IntEnum):
-    """The kind of a frame. A number never gets a new meaning."""
+    """The kind of a frame. The meaning of a number never changes."""
 
     HANDSHAKE = 1
     REFUSAL = 2
-    """The last frame of a connection: why it ends."""
+    """The last frame of a connection, with the reason why it is closed."""
     BATCH = 3
     ACKNOWLEDGEMENT = 4
     CLOCK = 5
@@ -40,7 +40,7 @@ class FrameKind(IntEnum):
 
 
 class WireError(ConnectionError):
-    """The connection can no longer be used; the text is the reason."""
+    """The connection can no longer be used; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +67,22 @@ class FrameSocket:
         self._sending = threading.Lock()
 
     def limit_silence(self, *, receive_s: float | None = None, send_s: float | None = None) -> None:
-        """Set the time after which a receive or a send without progress fails; 0: no limit."""
+        """Set the time after which receiving or sending without progress fails; 0: no limit; None: unchanged."""
         for option, seconds in ((socket.SO_RCVTIMEO, receive_s), (socket.SO_SNDTIMEO, send_s)):
             if seconds is not None:
                 self._socket.setsockopt(socket.SOL_SOCKET, option, _TIME.pack(int(seconds), 0))
 
     def send(self, kind: FrameKind, header: bytes = b"", content: pa.Buffer = _NOTHING) -> None:
-        """Send a frame; waits while the other side reads nothing."""
+        """Send a frame. Blocks while the other side does not read."""
         if len(header) > MAX_HEADER_BYTES:
-            raise WireError(f"a header of {len(header)} bytes; at most {MAX_HEADER_BYTES}")
+            raise WireError(f"a header of {len(header)} bytes cannot be sent; at most {MAX_HEADER_BYTES} are allowed")
         with self._sending:
             self._socket.sendall(_START.pack(kind, len(header), content.size) + header)
             if content.size:
                 self._socket.sendall(content)
 
     def refuse(self, reason: str) -> None:
-        """Send the reason why the connection ends; a failure of the send is ignored."""
+        """Send the reason why the connection is closed; errors of sending are ignored."""
         with suppress(OSError):
             self.send(FrameKind.REFUSAL, encode(_Refusal(reason[:1000])))
 
@@ -101,7 +101,10 @@ class FrameSocket:
             )
         kind = FrameKind(number)
         if content_bytes and not (most_content and kind is FrameKind.BATCH):
-            raise WireError(f"{content_bytes} bytes of content, but a {kind.name} of an unauthenticated peer has none")
+            raise WireError(
+                f"received {content_bytes} bytes of content in a {kind.name} frame; only batches of an authenticated "
+                "sender have content"
+            )
         header = bytes(self._read(header_bytes))
         if kind is FrameKind.REFUSAL:
             raise WireError(_reason(header))
@@ -116,7 +119,7 @@ class FrameSocket:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket, when no other thread uses it any more."""
+        """Close the socket. No other thread may use it any more."""
         self.shut()
         self._socket.close()
 

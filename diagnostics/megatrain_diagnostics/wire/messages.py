@@ -1,8 +1,8 @@
-"""The messages of a stream: batches up, acknowledgements down; each with a small header of JSON.
+"""The messages of a stream: batches to the daemon, acknowledgements back; each with a small JSON header.
 
-The content of a batch's frame is a whole Arrow IPC stream with one batch of one table. So all tables share a stream, a
-damaged batch affects no other, and the spool's files are the same bytes. Batches of a session (one life of a sender)
-are numbered upwards; the sender dropped the missing numbers.
+The content of a batch's frame is a complete Arrow IPC stream with one batch of one table. So all tables share a stream,
+a damaged batch does not affect others, and the files of the spool have the same bytes. The batches of a session (one
+sender process) have ascending numbers; missing numbers are batches that the sender dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from megatrain_diagnostics.events.tables import Table, TableType
 MAX_FRAME_BYTES = 64 << 20
 MAX_FRAME_ROWS = 65_536
 _MAX_SCHEMA_BYTES = 8192
-"""Size of an IPC stream before and behind its batch: the tables' own take some 2,000."""
+"""Limit of the size of an IPC stream without its batch. The schemas of the tables take about 2,000 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +36,29 @@ class BatchHeader:
     made_unix_ns: int
     """By the host's clock."""
     dropped_rows: int = 0
-    """Rows that this session has dropped so far, all tables together."""
+    """Rows of all tables that this session has dropped so far."""
     dropped_batches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """The daemon has finished with all batches through this number. -1: with none."""
+    """The daemon has stored or rejected all batches up to `through`; -1: none."""
 
     through: int
     is_closing: bool = False
-    """The daemon ends: finish the stream, and find the next daemon."""
+    """The daemon is about to exit: the sender must end the stream and find the next daemon."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockQuestion:
-    """Asks for the daemon's clock; the answer repeats its number."""
+    """Asks for the daemon's clock; the answer has the same number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class ClockAnswer:
-    """The daemon's clock: when it received the question, and when it answered."""
+    """The times by the daemon's clock at which it received the question and sent the answer."""
 
     received_unix_ns: int
     sent_unix_ns: int
@@ -68,7 +68,7 @@ class ClockAnswer:
 def batch_bytes(table: Table) -> pa.Buffer:
     """Return a table as an Arrow IPC stream, a copy of all its rows."""
     batch = to_arrow(table)
-    # a growing sink would copy its content again and again
+    # the size is known, so no growing buffer is needed, which would copy its content repeatedly
     buffer = pa.allocate_buffer(pa.ipc.get_record_batch_size(batch) + _MAX_SCHEMA_BYTES)
     with pa.FixedSizeBufferWriter(buffer) as sink:
         with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -78,11 +78,11 @@ def batch_bytes(table: Table) -> pa.Buffer:
 
 
 def read_batch(kind: type[TableType], content: pa.Buffer) -> tuple[pa.RecordBatch, TableType]:
-    """Return the batch in untrusted bytes, in both forms, without a copy of the numbers.
+    """Read a batch from untrusted bytes; return it as Arrow batch and as table, without copying numbers.
 
-    Its columns must have wire form and its buffers must not be compressed, so it takes no more memory than its bytes
-    and a Python string for each text. Both are checked before anything is unpacked.
-    Raises: DataError for anything else than one whole batch of this table, of at most MAX_FRAME_ROWS rows.
+    Columns in wire form and uncompressed buffers are required and checked before anything is unpacked, so that the
+    result takes no more memory than `content`, plus a Python string for each text.
+    Raises: DataError for anything else than one complete batch of this table with at most MAX_FRAME_ROWS rows.
     """
     try:
         messages = pa.ipc.MessageReader.open_stream(content)
@@ -97,8 +97,9 @@ def read_batch(kind: type[TableType], content: pa.Buffer) -> tuple[pa.RecordBatc
             found = "compressed buffers" if shape.is_compressed else f"{shape.num_rows} rows"
             raise DataError(f"{kind.NAME}: {found}; expected at most {MAX_FRAME_ROWS} rows without compression")
         batch = pa.ipc.read_record_batch(message, schema)
-        # invalid text offsets are found here, before anything follows them
+        # finds invalid offsets of texts before they are used
         batch.validate(full=True)
     except (pa.ArrowException, ValueError, StopIteration, OSError, EOFError, MemoryError) as error:
-        raise DataError(f"{kind.NAME}: not an Arrow record batch: {error}") from error  # invalid Unicode in names too
+        # also for invalid Unicode in names
+        raise DataError(f"{kind.NAME}: not an Arrow record batch: {error}") from error
     return pa.RecordBatch.from_arrays(batch.columns, schema=arrow_schema(kind)), from_arrow(kind, batch)

@@ -1,7 +1,7 @@
-"""Batches that wait to be sent or acknowledged: in memory up to a bound, then on disk up to a bound.
+"""Batches that wait to be sent or acknowledged: in memory up to a limit, then on disk up to a limit.
 
-Beyond both bounds the oldest batch is dropped. `put` never waits and touches no disk: the sender moves batches to the
-disk. No batch is forgotten before the daemon has acknowledged it, and every dropped batch is counted.
+Beyond both limits the oldest batch is dropped and counted; all others are kept until the daemon acknowledges them.
+`put` neither blocks nor writes to disk: a thread of the sender moves batches to disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 from megatrain_diagnostics.wire.spool import Spool, read_spooled, remove_spooled
 
 _HARD_FACTOR = 8
-"""Where the disk is slower than the incoming batches, memory may grow to this many times its bound before batches are
+"""While the disk is slower than the incoming batches, memory may grow to this many times its limit before batches are
 dropped: around an incident all black boxes of a host are sent at once."""
 
 
@@ -33,20 +33,20 @@ class Batch:
     content: pa.Buffer | None
     path: Path | None = None
     is_idle: bool = False
-    """In memory, not in flight and not being moved."""
+    """In memory, neither in flight nor being written to disk."""
     is_sent: bool = False
     is_moving: bool = False
-    """It is being written to disk."""
+    """Being written to disk."""
     is_over: bool = False
     """Acknowledged or dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxState:
-    """How full it is, and what it dropped."""
+    """How full an outbox is, and how much it has dropped."""
 
     num_batches: int
-    """Number of batches not sent, or sent and not acknowledged."""
+    """Number of batches that are not sent, or not acknowledged."""
     memory_bytes: int
     """Size of the batches in memory that are not in flight."""
     spooled_bytes: int
@@ -58,17 +58,17 @@ class OutboxState:
 
 @dataclass(slots=True)
 class _Queues:
-    """Batches, all oldest first. Batches that are over are skipped."""
+    """Batches, the oldest first. Entries with `is_over` are ignored."""
 
     unsent: deque[Batch] = field(default_factory=deque)
     sent: deque[Batch] = field(default_factory=deque)
     in_memory: deque[Batch] = field(default_factory=deque)
-    """Batches in memory, not in flight."""
+    """Batches in memory that are not in flight."""
     spooled: deque[Batch] = field(default_factory=deque)
 
 
 class Outbox:
-    """Safe to use from many threads. Without a spool, only the memory bound applies."""
+    """A queue of batches; safe to use from many threads. Without a spool, only the memory limit applies."""
 
     def __init__(self, memory_bytes: int, spool: Spool | None = None, spool_bytes: int = 0) -> None:
         self._memory_bytes, self._spool, self._spool_bytes = memory_bytes, spool, spool_bytes
@@ -86,22 +86,22 @@ class Outbox:
         self._trim_spool()
 
     def put(self, table: str, num_rows: int, made_unix_ns: int, content: pa.Buffer) -> None:
-        """Add a batch. Drops the oldest in memory when memory and disk are full."""
+        """Add a batch. When memory is full, drop the oldest batches in memory."""
         with self._changed:
             batch = self._new_batch(table, num_rows, content.size, made_unix_ns)
             batch.content, batch.is_idle = content, True
             self._queues.in_memory.append(batch)
             self._in_memory_bytes += batch.num_bytes
             bound = self._memory_bytes * (_HARD_FACTOR if self._spool is not None else 1)
-            # the newest is kept whatever its size
+            # the newest batch is kept even if it is larger than the limit
             while self._in_memory_bytes > max(bound, batch.num_bytes) and (oldest := self._pop_memory()) is not None:
                 self._drop(oldest)
             self._changed.notify_all()
 
     def take(self, timeout_s: float, window_bytes: int) -> Batch | None:
-        """Return the next batch to send, its content in memory; None when there is none in time, or before `wake`.
+        """Return the next batch to send, with its content in memory; None after `timeout_s`, or after `wake`.
 
-        At most `window_bytes` are sent and not acknowledged, unless a single batch is larger.
+        At most `window_bytes` can be in flight (sent, not acknowledged), unless a single batch is larger.
         """
         with self._changed:
             woken = self._num_wakes
@@ -109,7 +109,7 @@ class Outbox:
             if not self._has_next(window_bytes):
                 return None
             batch = self._queues.unsent.popleft()
-            if batch.is_idle:  # then it is the oldest in memory too
+            if batch.is_idle:  # then the batch is also the oldest one in `in_memory`
                 self._pop_memory()
             self._queues.sent.append(batch)
             batch.is_sent = True
@@ -126,7 +126,7 @@ class Outbox:
         return Batch(batch.number, batch.table, batch.num_rows, batch.num_bytes, batch.made_unix_ns, content)
 
     def acknowledge(self, through: int) -> None:
-        """Forget all batches up to a number."""
+        """Remove all batches up to a number."""
         paths = []
         with self._changed:
             for queue in (self._queues.sent, self._queues.unsent):
@@ -139,7 +139,7 @@ class Outbox:
         _remove(paths)
 
     def rewind(self) -> None:
-        """Mark all unacknowledged batches for sending again, on a new stream."""
+        """Queue all unacknowledged batches to be sent again, on a new stream."""
         with self._changed:
             again = [batch for batch in self._queues.sent if not batch.is_over]
             self._queues.sent.clear()
@@ -154,20 +154,22 @@ class Outbox:
                 batch.is_idle = True
 
     def wait_until_empty(self, timeout_s: float, is_given_up: Callable[[], bool]) -> bool:
-        """Return whether all was acknowledged in time."""
+        """Wait until all batches are acknowledged, or `is_given_up`, or timeout; return whether none is left."""
         with self._changed:
             self._changed.wait_for(lambda: not self._num_batches or is_given_up(), timeout_s)
             return not self._num_batches
 
     def wait_for_spill(self, timeout_s: float) -> bool:
-        """Wait until memory exceeds its bound, at most for the time or until `wake`; return whether it does."""
+        """Wait until memory exceeds its limit, or `wake`, or timeout; return whether it exceeds its limit."""
         with self._changed:
             woken = self._num_wakes
             self._changed.wait_for(lambda: self._has_spill(self._memory_bytes) or self._num_wakes != woken, timeout_s)
             return self._has_spill(self._memory_bytes)
 
     def spill(self, keep_bytes: int | None = None) -> None:
-        """Move the oldest batches that are not in flight from memory to disk, down to `keep_bytes` or the usual bound.
+        """Move the oldest batches that are not in flight to disk until at most `keep_bytes` are in memory.
+
+        None: the memory limit.
 
         Raises: OSError when the disk is full; the batch that could not be written is dropped.
         """
@@ -184,7 +186,7 @@ class Outbox:
                 raise
             with self._changed:
                 batch.is_moving = False
-                was_over = batch.is_over  # acknowledged during the write
+                was_over = batch.is_over  # the batch was acknowledged during the write
                 if not was_over:
                     batch.content, batch.path = None, path
                     self._spooled_bytes += batch.num_bytes
@@ -255,7 +257,7 @@ class Outbox:
         self._changed.notify_all()
 
     def _end(self, batch: Batch) -> Path | None:
-        """Forget a batch; return the file to remove."""
+        """Mark a batch as acknowledged or dropped; return the file to remove, if any."""
         if batch.is_sent:
             self._in_flight_bytes -= batch.num_bytes
         elif batch.is_idle:

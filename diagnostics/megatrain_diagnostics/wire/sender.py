@@ -1,7 +1,8 @@
-"""The host's end of the stream: takes tables at any rate, and delivers them to the daemon once and in order.
+"""The host's side of the event stream: takes tables at any rate, and delivers each to the daemon once and in order.
 
-`send` copies the rows and returns: no disk, no network. One thread keeps one stream to the newest daemon and replays
-unacknowledged batches; another moves batches that exceed the memory to disk. Clocks are compared now and then.
+`send` copies the rows and returns, without disk or network access. One thread keeps a stream to the newest daemon open
+and repeats unacknowledged batches; another thread moves batches to disk when they exceed the memory limit. The clocks
+of host and daemon are compared every half minute.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ class SenderLimits:
     """Limits of a sender's resources."""
 
     memory_bytes: int = 8 << 20
-    """Memory for waiting batches; beyond it the disk is used."""
+    """Memory for waiting batches; further batches are moved to disk."""
     spool_bytes: int = 256_000_000
     window_bytes: int = 16 << 20
-    """Most bytes that may be sent and not acknowledged."""
+    """Limit of bytes that are sent but not acknowledged."""
     clock_period_s: float = 30.0
-    """Time between two comparisons of clocks."""
+    """Time between two comparisons of the clocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class SenderState:
 
     is_connected: bool
     num_connections: int
-    """Connections made so far."""
+    """Number of connections made so far."""
     problem: str
     """Why there is no connection; empty when there is one."""
     outbox: OutboxState
@@ -72,8 +73,8 @@ class SenderState:
 class Sender:
     """Streams until `close`. Safe to use from many threads.
 
-    `clock_ns` is the host's one clock base, which all times in the tables use. Only this host and job use
-    `spool_directory`; it is None for a sender without a disk.
+    `clock_ns`: the clock of all times in the tables. `spool_directory`: used only by this host and job; None: batches
+    are kept in memory only.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Sender:
         self._num_connections = 0
         self._problem = "no daemon is known yet"
         self._is_leaving = False
-        """The daemon announced its end."""
+        """The daemon has announced that it is about to exit."""
         self._disk_problem = ""
         self._closed = threading.Event()
         self._threads = [
@@ -130,11 +131,11 @@ class Sender:
         )
 
     def flush(self, timeout_s: float) -> bool:
-        """Return whether everything sent so far was acknowledged in time."""
+        """Wait until all queued rows are acknowledged, at most `timeout_s`; return whether they are."""
         return self._outbox.wait_until_empty(timeout_s, self._closed.is_set)
 
     def close(self, flush_s: float = 5.0) -> bool:
-        """End the stream; return whether everything was acknowledged within `flush_s`. The rest stays in the spool."""
+        """End the stream; return whether all rows were acknowledged within `flush_s`. Other rows stay in the spool."""
         is_empty = self.flush(flush_s)
         self._closed.set()
         self._outbox.wake()
@@ -169,7 +170,7 @@ class Sender:
             self._rest(record, num_failures)
 
     def _rest(self, record: DaemonRecord, num_failures: int) -> None:
-        """Wait before the next try, unless another daemon has appeared."""
+        """Wait before the next try, or until there is another daemon."""
         pause_s = min(_SHORTEST_PAUSE_S * 2 ** min(num_failures, 10), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
         deadline = time.monotonic() + pause_s
         while not self._closed.is_set() and (left_s := deadline - time.monotonic()) > 0:
@@ -179,7 +180,7 @@ class Sender:
                 return
 
     def _stream_to(self, record: DaemonRecord) -> None:
-        """Send until the stream ends, or has to end. Raises: CONNECTION_ERRORS."""
+        """Send until the stream ends, this sender closes, or there is a newer daemon. Raises: CONNECTION_ERRORS."""
         connection = DaemonConnection(record, self.name, self._take_answer, self._outbox.wake)
         self._connection, self._is_leaving = connection, False
         self._num_connections += 1
@@ -239,21 +240,21 @@ class Sender:
             self._disk_problem = ""
         except OSError as error:
             if not self._disk_problem:
-                _logger.warning("the spool cannot take more events; they are dropped and counted: %s", error)
+                _logger.warning("events cannot be written to the spool; they are dropped and counted: %s", error)
             self._disk_problem = f"spool: {error.strerror}"
 
     def _note_problem(self, problem: str) -> None:
         if problem != self._problem and not self._closed.is_set():
-            _logger.warning("events wait on this host: %s", problem)
+            _logger.warning("no stream to the daemon; events are kept on this host: %s", problem)
         self._problem = problem
 
 
 def _spool(directory: Path | None) -> Spool | None:
-    """Return the spool; None where the directory is not usable: then batches have only memory."""
+    """Return the spool; None if there is no usable directory, so that batches are kept in memory only."""
     if directory is None:
         return None
     try:
         return Spool(directory)
     except OSError as error:
-        _logger.warning("no spool: events that do not fit in memory will be dropped: %s", error)
+        _logger.warning("the spool cannot be used; events that do not fit in memory will be dropped: %s", error)
         return None

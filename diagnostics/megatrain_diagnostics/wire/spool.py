@@ -1,7 +1,7 @@
-"""Batches on a host's disk, while the daemon cannot take them: one Arrow IPC stream per file.
+"""Stores batches on a host's disk while the daemon cannot take them: one Arrow IPC stream per file.
 
-A file's name holds the time of its batch, its number and rows, and its table, so that names sort by age and any Arrow
-reader opens the files. They need not survive a power cut, but a new life of the sender sends the files that it finds.
+A file's name has the time of its batch, its number and rows, and its table, so that names sort by age, and any Arrow
+reader can open the files. They may be lost in a power failure, but a restarted sender sends the files that it finds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAME = re.compile(r"(\d{20})-(\d{12})-(\d{1,9})\.([a-z_]{1,32})\.arrow")
 
 @dataclass(frozen=True, slots=True)
 class SpooledBatch:
-    """A file of the spool, as its name describes it."""
+    """A file of the spool, as described by its name."""
 
     path: Path
     table: str
@@ -30,14 +30,14 @@ class SpooledBatch:
 
 
 class Spool:
-    """The directory. Raises from every method: OSError."""
+    """The directory of the files. All methods raise OSError."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
 
     def found(self) -> list[SpooledBatch]:
-        """Return the files of an earlier life, oldest first; half-written files are removed, foreign ones skipped."""
+        """Return the files of an earlier sender, oldest first. Removes temporary files and skips foreign files."""
         batches = []
         for path in sorted(self.directory.iterdir()):
             if is_temporary_name(path.name):
@@ -50,11 +50,11 @@ class Spool:
         return batches
 
     def write(self, content: pa.Buffer, table: str, number: int, num_rows: int, made_unix_ns: int) -> Path:
-        """Write a batch, whole or not at all."""
+        """Write a batch atomically; return the path."""
         path = self.directory / f"{max(0, made_unix_ns):020d}-{number:012d}-{num_rows}.{table}.arrow"
         half = path.with_name(temporary_name(path.name))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed
+            path.parent.mkdir(parents=True, exist_ok=True)  # the directory may have been removed
             half.write_bytes(content)
             half.rename(path)
         except OSError:
@@ -73,5 +73,5 @@ def remove_spooled(path: Path) -> None:
     try:
         os.unlink(path)
     except OSError:
-        # on a disk remounted read-only the next life sends the file again; its keys identify the duplicates
+        # a restarted sender then sends the file again; duplicate rows are removed by their keys
         return

@@ -56,7 +56,7 @@ def test_the_audit_is_read_where_etcd_is_gone(run_directory: Path, capsys: pytes
 def test_text_of_one_verdict(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diag", "verdicts", str(run_directory), "--id", "20271121-1"]) == 0
     reported = capsys.readouterr().out
-    for text in ("straggler, compute, confidence high", "host-2; ranks 4-5", "it does not pay", "gain 5 s, price 9 s"):
+    for text in ("straggler, compute, confidence high", "host-2; ranks 4-5", "it does not pay", "gain 5 s, cost 9 s"):
         assert text in reported
     assert "  1. its forward takes 1.3 x its peers'" in reported
 

@@ -1,8 +1,8 @@
-"""What would the job's step time be without its stragglers? The dependency graph, replayed with other durations.
+"""Estimates the step time without stragglers, by replaying the dependency graph of a step with other durations.
 
 `make_model` takes the operations of some steps, `what_if` returns all figures, `gain_without` returns the gain of
 evicting ranks.
-Method: "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI'25); the implementation is ours.
+Method: "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI'25), independently implemented.
 """
 
 from __future__ import annotations

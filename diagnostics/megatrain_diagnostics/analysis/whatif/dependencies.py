@@ -1,10 +1,10 @@
 """Dependencies between the operations of one data-parallel rank in a step.
 
-A rank computes one operation at a time. Messages of a kind run one after the other. A compute waits for what it
-receives, and a send for the compute that produces it. Parameters are gathered before their first forward. The
-operations after the last backward follow in a fixed order. Messages and collectives start when all participants have
-arrived. The order is read from one step; all steps and data-parallel ranks share it.
-Source: OSDI'25 sec. 3.2 for the streams and dependencies, the public traces for what is recorded.
+A rank computes one operation at a time. Messages of the same kind run one after the other. A compute waits for the
+message with its input, and a send for the compute of its content. Parameters are gathered before their first forward.
+The operations after the last backward have a fixed order. Messages and collectives start when all participants have
+arrived. The order is taken from one step, and used for all steps and data-parallel ranks.
+Source: OSDI'25 sec. 3.2 for streams and dependencies, the public traces for the recorded operations.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from megatrain_diagnostics.analysis.whatif.messages import Edges, add_messages
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """A pipeline's operations and their dependencies inside the pipeline; `graph` has the groups too."""
+    """The dependencies between the operations of a pipeline; `graph` also has the groups that start together."""
 
     graph: ReplicaGraph
     is_joint: tuple[bool, ...]
-    """Whether the operation starts together with others: its duration is the transfer time, without waiting."""
+    """Whether the operation starts together with others, so that its duration is the transfer time without waiting."""
     group: tuple[int, ...]
-    """Number of the group of operations of a pipeline that start together; -1: none."""
+    """For each operation the number of its group of operations in the pipeline that start together; -1: none."""
     waits: tuple[tuple[int, ...], ...]
 
 
@@ -45,7 +45,7 @@ class Step:
             self._by_kind[keys[number].stage, keys[number].kind].append(number)
 
     def of(self, stage: int, *names: str) -> list[int]:
-        """Return a stage's operations of these kinds, kind after kind, by their sequence numbers."""
+        """Return a stage's operations of these kinds, in the order of `names`, then of sequence numbers."""
         return [number for name in names for number in self._by_kind.get((stage, name), [])]
 
     def by_start(self, numbers: Sequence[int]) -> list[int]:
@@ -53,7 +53,7 @@ class Step:
 
 
 def find_dependencies(keys: Sequence[OperationKey], start_s: Sequence[float], end_s: Sequence[float]) -> Dependencies:
-    """Return the dependencies, by a step's times. Raises: DataError where the step is inconsistent."""
+    """Return the dependencies, with the order in a step's times. Raises: DataError if the step is inconsistent."""
     step = Step(keys, start_s, end_s)
     edges: Edges = []
     groups: list[list[int]] = []
@@ -92,7 +92,7 @@ def _chain(edges: Edges, numbers: Sequence[int]) -> None:
 
 
 def _add_backward_channels(step: Step, stage: int, computes: Sequence[int], edges: Edges) -> None:
-    """Let the first backward messages wait for the compute that is two before the first backward."""
+    """Make the first backward messages wait for the compute two places before the first backward."""
     first = next((at for at, number in enumerate(computes) if step.keys[number].kind == kinds.BACKWARD), 0)
     if first < 2:
         return
@@ -101,7 +101,7 @@ def _add_backward_channels(step: Step, stage: int, computes: Sequence[int], edge
 
 
 def _add_gathers(step: Step, stage: int, edges: Edges) -> None:
-    """Let a chunk's first forward wait for the chunk's last gather."""
+    """Make a chunk's first forward wait for the chunk's last gather."""
     forwards = step.by_start(step.of(stage, kinds.FORWARD))
     first_of = {step.keys[number].chunk: number for number in reversed(forwards)}
     last_gather = {step.keys[number].chunk: number for number in step.of(stage, kinds.PARAMS_GATHER)}
@@ -109,7 +109,7 @@ def _add_gathers(step: Step, stage: int, edges: Edges) -> None:
 
 
 def _add_ending(step: Step, stage: int, computes: Sequence[int], edges: Edges) -> None:
-    """Add the operations after the last backward, in either of the two orders that jobs have."""
+    """Add the dependencies of operations after the last backward, for overlapped or separate reduce-scatters."""
     scatters = step.of(stage, kinds.GRADS_SCATTER)
     is_overlapped = any(key.kind == kinds.SEPARATE_REDUCE for key in step.keys)
     begin = step.of(stage, kinds.GC)
@@ -130,7 +130,7 @@ def _add_ending(step: Step, stage: int, computes: Sequence[int], edges: Edges) -
 
 
 def _add_scatters(step: Step, stage: int, scatters: Sequence[int], edges: Edges) -> None:
-    """Let a chunk's first reduce-scatter wait for the chunk's last backward: dgrad and wgrad."""
+    """Make a chunk's first reduce-scatter wait for the chunk's last backward, dgrad and wgrad."""
     last_of: dict[int, int] = {}
     for number in step.of(stage, kinds.BACKWARD, kinds.BACKWARD_WEIGHT):
         chunk = step.keys[number].chunk
@@ -141,7 +141,10 @@ def _add_scatters(step: Step, stage: int, scatters: Sequence[int], edges: Edges)
 
 
 def _collective_groups(step: Step) -> list[list[int]]:
-    """Return the pipeline's collectives: both end stages sum the embedding's gradients; all stages clip together."""
+    """Return the groups of collectives in a pipeline.
+
+    The first and the last stage sum gradients of tied embeddings; all stages clip together.
+    """
     ends = sorted({0, step.num_stages - 1})
     pairs = [step.of(stage, kinds.EMBEDDING_REDUCE) for stage in ends]
     clips = [step.of(stage, kinds.CLIP) for stage in range(step.num_stages)]

@@ -1,4 +1,4 @@
-"""The figures under the names of the public tool, and as a sentence."""
+"""Converts the figures to the field names of the public tool, and to a recommendation."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from megatrain_diagnostics.analysis.whatif.operations import JobShape
 STRAGGLING_FROM = 1.1
 """A job with at least this slowdown is called straggling (OSDI'25 sec. 4)."""
 MIN_PART_EXPLAINED = 0.5
-"""A cause that explains at least this fraction of the slowdown is named."""
+"""The recommendation names a cause that explains at least this fraction of the slowdown."""
 _WAYS = (("dp_rank", "by_dp_rank"), ("stage", "by_stage"), ("optype", "by_optype"))
 
 
 def public_figures(result: WhatIf, shape: JobShape) -> dict[str, Any]:
     """Return all figures with the field names of the public tool's three result files.
 
-    Names that two of the files share are in "mw" and "ms", and also at the top level where their figures are equal.
+    Names that occur in two of the files are in "mw" and "ms", and also at the top level if their values are equal.
     Parts of a slowdown below 3 % are null, as in those files.
     """
     blocking = result.parts if result.slowdown >= DECOMPOSED_FROM else None

@@ -1,10 +1,9 @@
-"""Our own spans as the operations of what-if analysis.
+"""Converts recorded spans to the operations of what-if analysis.
 
 Tensor-parallel ranks become one row: for computes from the first start to the last end, for messages and collectives
-from the last start to the last end. Operations of public traces that our spans lack become rows without duration,
-because readers of the format expect them. A step runs from one optimizer to the next. Gathers that a step starts behind
-its optimizer overlap with the next step, which need not be recorded in full, so they are placed at the step's own
-begin.
+from the last start to the last end. Operations of the public format that are not recorded become rows without duration,
+because readers of the format expect them. A step runs from one optimizer to the next. Gathers that a step starts after
+its optimizer overlap with the next step, which may not be recorded in full, so they are moved to the begin of the step.
 """
 
 from __future__ import annotations
@@ -50,18 +49,18 @@ _NS_PER_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Begin and end of operations in ns, by line, because tensor-parallel ranks are not aligned; `begin` is by cell."""
+    """Times of some operations in ns, per line (rank of a cell): tensor-parallel ranks are not aligned."""
 
     last_backward: Ints
     clip: Ints
     optimizer: Ints
     begin: Ints
-    """Begin of the step, by cell; the same for all cells of a step."""
+    """Begin of the step, per cell; the same for all cells of a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpanPlaces:
-    """Which operation each span is a part of. Shapes: all [spans]; -1 where a span has no place in the model."""
+    """The operation of the model that each span is a part of. Shapes: all [spans]; -1: not in the model."""
 
     kind: Ints
     """Index in span_rows.KINDS."""
@@ -69,13 +68,13 @@ class SpanPlaces:
     stage: Ints
     dp_rank: Ints
     start_ns: Ints
-    """Start in the model: gathers behind an optimizer are placed at the begin of the step."""
+    """Start in the model: gathers after an optimizer are moved to the begin of the step."""
 
 
 def operations_of(spans: Spans, roster: Roster, job: str) -> tuple[OperationTable, JobShape]:
     """Return the operations of the steps that were recorded in full, and the job's shape.
 
-    spans: of the roster's round, with times of one clock. Raises: DataError where no step was recorded in full.
+    spans: of the roster's round, with times by one clock. Raises: DataError if no step was recorded in full.
     """
     rows, cells, bounds = _numbered_rows(spans, roster)
     rows = _reduced_over_cells(_one_after_the_other(rows, bounds), cells.width)
@@ -85,7 +84,7 @@ def operations_of(spans: Spans, roster: Roster, job: str) -> tuple[OperationTabl
 
 
 def places_of(spans: Spans, roster: Roster) -> SpanPlaces:
-    """Return the operation of `operations_of`, for the same spans, that each span is a part of. Raises: DataError."""
+    """Return for each span its operation in the result of `operations_of`. Raises: DataError."""
     rows, cells, _ = _numbered_rows(spans, roster)
     kind, sequence, stage, dp_rank, start_ns = (np.full(len(spans.rank), -1, dtype=np.int64) for _ in range(5))
     kind[rows.span], sequence[rows.span], start_ns[rows.span] = rows.kind, rows.sequence, rows.start
@@ -94,13 +93,13 @@ def places_of(spans: Spans, roster: Roster) -> SpanPlaces:
 
 
 def _numbered_rows(spans: Spans, roster: Roster) -> tuple[SpanRows, Cells, _Bounds]:
-    """Return a row for each span that has a place in a step that was recorded in full. Raises: DataError."""
+    """Return a row for each span in the model, of fully recorded steps. Raises: DataError."""
     usable = np.flatnonzero(_is_usable(spans, roster))
     forward = spans.operation[usable] == Operation.FORWARD_COMPUTE.number
     if not forward.any():
         raise DataError(
-            f"round {roster.round}: no step was recorded in full; one in ten is, and `megatrain diag set` "
-            "records all of them for a while"
+            f"round {roster.round}: no step was recorded in full; `megatrain diag set --full-for SECONDS` records "
+            "every step of a running job in full for a time"
         )
     steps = np.unique(spans.step[usable][forward])
     usable = usable[np.isin(spans.step[usable], steps)]
@@ -112,7 +111,7 @@ def _numbered_rows(spans: Spans, roster: Roster) -> tuple[SpanRows, Cells, _Boun
 
 
 def _is_usable(spans: Spans, roster: Roster) -> NDArray[np.bool_]:
-    """Choose ended spans with possible ranks and computes."""
+    """Return the mask of ended spans with valid ranks and, if needed, chunk and micro-batch."""
     is_numbered = (spans.microbatch >= 0) & (spans.chunk >= 0)
     needs_number = np.isin(spans.operation, [operation.number for operation in _OF_A_MICROBATCH])
     usable: NDArray[np.bool_] = (
@@ -145,7 +144,7 @@ def _bounds(spans: Spans, cells: Cells) -> _Bounds:
 
 
 def _rows(spans: Spans, cells: Cells, bounds: _Bounds) -> SpanRows:
-    """Return one row a span that has a place in the model."""
+    """Return one row per span in the model."""
     kind_of = np.full(256, -1, dtype=np.int64)
     for operation, name in _KIND_OF.items():
         kind_of[operation.number] = NUMBER_OF[name]
@@ -156,9 +155,9 @@ def _rows(spans: Spans, cells: Cells, bounds: _Bounds) -> SpanRows:
     start = _behind_its_backward(spans, kind, line, cells, start, end)
     end = np.maximum(start, end)
     is_summed = np.isin(kind, [NUMBER_OF[kinds.NORM_REDUCE], NUMBER_OF[kinds.EMBEDDING_REDUCE]])
-    # sums inside a forward, or of an optimizer's own norms, are part of these
+    # all-reduces in a forward pass or in an optimizer are part of these operations
     has_place = (kind >= 0) & (~is_summed | ((start >= last_backward) & (start < clip)))
-    # an evaluation's forwards carry the number of the step before it
+    # forwards of an evaluation have the number of the step before the evaluation
     is_after = (start >= optimizer) & (optimizer > 0)
     has_place &= ~is_after | (kind == NUMBER_OF[kinds.PARAMS_GATHER])
     is_behind = (kind == NUMBER_OF[kinds.PARAMS_GATHER]) & (start >= clip) & (clip > 0)
@@ -171,9 +170,9 @@ def _rows(spans: Spans, cells: Cells, bounds: _Bounds) -> SpanRows:
 def _behind_its_backward(
     spans: Spans, kind: Ints, line: Ints, cells: Cells, start: NDArray[Any], end: NDArray[Any]
 ) -> Ints:
-    """Let no reduce-scatter begin before the end of its chunk's last backward.
+    """Return starts in which no reduce-scatter begins before the end of its chunk's last backward.
 
-    Buckets may be reduced during that backward. In the model they wait for it, so only the time after it counts.
+    Buckets may be reduced during that backward. In the model they wait for it, so only the time after it is used.
     """
     chunk_line = line * cells.num_chunks + np.maximum(spans.chunk, 0)
     is_backward = np.isin(spans.operation, _BACKWARDS)
@@ -184,10 +183,10 @@ def _behind_its_backward(
 
 
 def _one_after_the_other(rows: SpanRows, bounds: _Bounds) -> SpanRows:
-    """Let each collective of the data-parallel group begin no earlier than the end of the one before it.
+    """Return rows in which each data-parallel collective begins no earlier than the end of the previous one.
 
-    A rank launches several ahead, and their spans overlap, but the group runs them in turn. The wait for the one
-    before is not part of a collective's own duration.
+    A rank launches several collectives ahead, so their spans overlap, but the group runs them in sequence. The wait for
+    the previous one is not part of a collective's duration.
     """
     chosen = np.flatnonzero(np.isin(rows.kind, [NUMBER_OF[kinds.PARAMS_GATHER], NUMBER_OF[kinds.GRADS_SCATTER]]))
     order = chosen[np.lexsort((rows.end[chosen], rows.start[chosen], rows.tp_rank[chosen], rows.cell[chosen]))]
@@ -197,7 +196,7 @@ def _one_after_the_other(rows: SpanRows, bounds: _Bounds) -> SpanRows:
     end = rows.end[order] - bounds.begin[rows.cell[order]]
     is_first = np.ones(len(order), dtype=bool)
     is_first[1:] = (np.diff(rows.cell[order]) != 0) | (np.diff(rows.tp_rank[order]) != 0)
-    # each lane has a range of its own, so that one running maximum serves all
+    # each lane is shifted to its own range of times, so that one cumulative maximum is enough for all lanes
     lane = np.cumsum(is_first) * (int(end.max()) - int(start.min()) + 1)
     latest = np.maximum.accumulate(end + lane)
     before = np.where(is_first, start, np.roll(latest, 1) - lane)
@@ -207,7 +206,7 @@ def _one_after_the_other(rows: SpanRows, bounds: _Bounds) -> SpanRows:
 
 
 def _reduced_over_cells(rows: SpanRows, width: int) -> SpanRows:
-    """Return one row for each operation that all ranks of a cell have; others are left out."""
+    """Combine the rows of the ranks of a cell; operations without a row of every rank are left out."""
     order = np.lexsort((rows.tp_rank, rows.sequence, rows.kind, rows.cell))
     rows = rows.where(order)
     is_first = np.ones(len(order), dtype=bool)
@@ -223,9 +222,10 @@ def _reduced_over_cells(rows: SpanRows, width: int) -> SpanRows:
 
 
 def _received_before_use(rows: SpanRows, cells: Cells) -> SpanRows:
-    """Let no receive begin later than the compute that awaits it.
+    """Return rows in which no receive begins later than the compute that waits for it.
 
-    Of tensor-parallel ranks that are not aligned, the last one's receive and the first one's compute count.
+    Tensor-parallel ranks are not aligned: the combined receive starts at the last rank's start, the compute at the
+    first rank's.
     """
     compute = cells.computes_of(rows)
     is_receive = (compute >= 0) & rows.of(kinds.FORWARD_RECV, kinds.BACKWARD_RECV)

@@ -1,7 +1,7 @@
-"""From rows to lanes: each operation of the pipeline has a matrix of times [dp rank, step].
+"""Arranges trace rows in arrays of times [operation, dp rank, step].
 
-All steps and data-parallel ranks must have the same operations. A step with other operations, or with unusable times,
-is left out and reported: one bad rank or clock costs only the steps that it affects, not the analysis.
+All steps and data-parallel ranks must have the same operations. A step with other operations, or with invalid times, is
+left out and reported, so that one bad rank or clock affects only some steps.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from megatrain_diagnostics.analysis.whatif.operations import Floats, Ints, JobSh
 Mask = NDArray[np.bool_]
 
 LONGEST_STEP_S = 6 * 3600.0
-"""Longer than any step: such a range of times within one step means a clock that jumped, or invalid times."""
+"""Longer than any step. A larger range of times within one step is due to a clock that jumped, or invalid times."""
 CLOCK_JUMP_S = 60.0
-"""A step this much longer than the median of the steps AND ten times as long contains a jump of a clock."""
+"""A step that is longer than the median by this time AND ten times as long contains a jump of a clock."""
 MAX_CELLS = 1 << 28
-"""Operations x lanes: the largest table. Traces of 12,288 ranks x 10 steps have 2^24."""
+"""Limit of operations x dp ranks x steps. Traces of 12,288 ranks and 10 steps have 2^24."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,16 @@ class OperationKey:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lanes:
-    """Shapes: start_s, duration_s [operation, dp rank, step]; steps [step]; ranks [dp rank, stage]."""
+    """The times of all operations. Shapes: start_s, duration_s [operation, dp rank, step]; steps [step]; ranks
+    [dp rank, stage]."""
 
     keys: tuple[OperationKey, ...]
     start_s: Floats
-    """Counted from the step's first start."""
+    """Relative to the first start of the step."""
     duration_s: Floats
     steps: Ints
     ranks: Ints
-    """Global rank, or the first of the ranks that a row stands for."""
+    """Global rank, or the first one of the ranks that were combined to a row."""
     notes: tuple[str, ...]
     """A sentence for each part that was left out."""
 
@@ -62,7 +63,7 @@ class Lanes:
 def make_lanes(table: OperationTable, shape: JobShape) -> Lanes:
     """Arrange rows by operation, data-parallel rank and step.
 
-    Raises: DataError where no step is complete, or rows have impossible ranks or numbers.
+    Raises: DataError if no step is complete, or rows have impossible ranks or numbers.
     """
     notes: list[str] = []
     table = _known_rows(table, notes)
@@ -92,7 +93,7 @@ def make_lanes(table: OperationTable, shape: JobShape) -> Lanes:
 
 
 def median(values: Floats) -> float:
-    """Return the median of all values. numpy's own first loads masked arrays, a tenth of this program's time."""
+    """Return the median of all values. np.median is slower: it first loads masked arrays, a tenth of the run time."""
     middle = values.size // 2
     lower = middle - 1 + values.size % 2
     parted = np.partition(values, (lower, middle), axis=None)
@@ -101,7 +102,7 @@ def median(values: Floats) -> float:
 
 @dataclass(slots=True, eq=False)
 class _Places:
-    """Place of each row: `cell` counts operation, dp rank and step; `operations` are codes in order."""
+    """The place of each row: `cell` is its flat index in `shape`; `operations` are the sorted codes of operations."""
 
     cell: Ints
     operations: Ints
@@ -109,7 +110,7 @@ class _Places:
     step_of: Ints
     shape: tuple[int, int, int]
     is_usual: Mask
-    """Which operations the steps are expected to have."""
+    """Mask of the operations that most cells have, so that every step must have them."""
 
     def fill(self, column: Floats) -> Floats:
         filled = np.zeros(self.shape)
@@ -171,7 +172,7 @@ def _places(table: OperationTable, steps: Ints, num_stages: int, num_dp: int) ->
 
 
 def _whole_steps(table: OperationTable, steps: Ints, place: _Places, num_dp: int, notes: list[str]) -> Mask:
-    """Return which steps have each usual operation once on each rank, no others, and only finite times."""
+    """Return which steps have each usual operation once on each rank, no other operations, and only valid times."""
     counts = np.bincount(place.cell, minlength=int(np.prod(place.shape))).reshape(place.shape)
     place.is_usual = (counts > 0).sum(axis=(1, 2)) * 2 > num_dp * len(steps)
     usual = place.is_usual[:, np.newaxis, np.newaxis]
@@ -213,7 +214,7 @@ def _without_jumps(start_s: Floats, duration_s: Floats, steps: Ints, notes: list
 
 
 def _keys(table: OperationTable, place: _Places, num_dp: int) -> tuple[OperationKey, ...]:
-    """Describe the usual operations; chunks are those of the first data-parallel rank."""
+    """Return the keys of the usual operations, with the chunks of the first data-parallel rank."""
     row_of = np.full(len(place.operations), -1, dtype=np.int64)
     for rows in _rows_of_last_choice(table):
         row_of[place.operation_of[rows]] = rows
@@ -226,7 +227,7 @@ def _keys(table: OperationTable, place: _Places, num_dp: int) -> tuple[Operation
 
 
 def _rows_of_last_choice(table: OperationTable) -> Iterator[Ints]:
-    """Yield all rows, then those of data-parallel rank 0: later rows take precedence."""
+    """Yield all rows, then the rows of data-parallel rank 0, which thus take precedence."""
     yield np.arange(table.num_rows)
     yield np.flatnonzero(table.dp_rank == 0)
 

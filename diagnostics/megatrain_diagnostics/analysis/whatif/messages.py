@@ -1,10 +1,10 @@
-"""Messages between stages: the compute of each message, and the receive of each send.
+"""Finds the compute of each message between stages, and the receive of each send.
 
-Traces do not contain these relations: the n-th receive of a direction belongs to its n-th compute. Traces hold messages
-that were never sent: at the step's edges (a receive posted after the last compute started, a send that ended before the
-first one did), and, where stages have several chunks, those of the model's input and loss. The others pair in order of
-their starts.
-Source: the README of the public traces (OSDI'25 artifact); which messages exist was seen in its traces.
+Traces do not contain these relations; the n-th receive of a direction belongs to its n-th compute. Traces also contain
+messages that were never sent: at the ends of a step (a receive posted after the last compute started, a send that ended
+before the first compute did), and, if stages have several chunks, the messages of the model's input and loss. All other
+sends and receives are paired in the order of their starts.
+Source: the README of the public traces (OSDI'25 artifact), and inspection of its traces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megatrain_diagnostics.analysis.whatif.lanes import OperationKey
 Edges = list[tuple[int, int]]
 
 CLOCK_ERROR_S = 5e-5
-"""Clocks of a host and its devices differ by less."""
+"""Limit of the difference between the clocks of a host and its devices."""
 
 _DIRECTIONS = (
     (kinds.FORWARD, kinds.FORWARD_SEND, kinds.FORWARD_RECV, 1),
@@ -30,7 +30,7 @@ _DIRECTIONS = (
 
 
 class StepOfOperations(Protocol):
-    """The attributes of a step that are used here."""
+    """The attributes of `dependencies.Step` that are used here."""
 
     keys: Sequence[OperationKey]
     start_s: Sequence[float]
@@ -44,9 +44,9 @@ class StepOfOperations(Protocol):
 
 
 def add_messages(step: StepOfOperations, edges: Edges, groups: list[list[int]]) -> None:
-    """Add the dependencies of messages, the computes that wait for them, and the pairs of sends and receives.
+    """Add the dependencies between messages and computes to `edges`, and pairs of sends and receives to `groups`.
 
-    Raises: DataError where messages and computes, or sends and receives, do not match in number.
+    Raises: DataError if the numbers of messages and computes, or of sends and receives, do not match.
     """
     for compute_kind, send_kind, receive_kind, towards in _DIRECTIONS:
         sends: list[list[int]] = []
@@ -72,7 +72,7 @@ def add_messages(step: StepOfOperations, edges: Edges, groups: list[list[int]]) 
 def _sends(
     step: StepOfOperations, computes: Sequence[int], posted: Sequence[int], towards: int, edges: Edges
 ) -> list[int]:
-    """Let each send wait for its compute; return the sends that have a receiver."""
+    """Make each send wait for its compute; return the sends that have a receiver."""
     first_end = min((step.end_s[number] for number in computes), default=0.0)
     sent = [number for number in posted if step.end_s[number] >= first_end - CLOCK_ERROR_S]
     _check_number(step, computes, sent)
@@ -84,7 +84,7 @@ def _sends(
 def _receives(
     step: StepOfOperations, computes: Sequence[int], awaited: Sequence[int], towards: int, edges: Edges
 ) -> list[int]:
-    """Let each compute wait for its receive, and the receive for the compute before; return those with a sender."""
+    """Make computes wait for their receives, and these for the previous compute; return receives with a sender."""
     last_start = max((step.start_s[number] for number in computes), default=0.0)
     received = [number for number in awaited if step.start_s[number] <= last_start + CLOCK_ERROR_S]
     _check_number(step, computes, received)

@@ -1,10 +1,9 @@
-"""The figures of what-if analysis: how much slower a job is than it would be without stragglers, and which ranks cause
-it.
+"""Computes the figures of what-if analysis: how much slower a job is because of stragglers, and which ranks cause it.
 
-S is the measured step time over the ideal one. S of a part (kind of operation, data-parallel rank, stage) is that of a
-job where all except this part is ideal. M_W and M_S are the fractions of the slowdown that would vanish if the slowest
-3 % of the workers, or the last stage, were ideal. The launch figures are the cost of gaps between operations, which S
-leaves out.
+S is the replayed step time with measured durations divided by the ideal one. S of a part (kind of operation,
+data-parallel rank, stage) is S of a job in which only this part is not ideal. M_W and M_S are the fractions of the
+slowdown that would disappear if the slowest 3 % of the workers, or the last stage, were ideal. The launch figures are
+the cost of gaps between operations, which S does not include.
 Source: OSDI'25 sec. 3.2 (eq. 1, 2, 4, 5) and sec. 5.2.
 """
 
@@ -23,11 +22,11 @@ from megatrain_diagnostics.analysis.whatif.model import ReplayModel
 from megatrain_diagnostics.analysis.whatif.operations import Floats, Ints
 
 WORST_WORKERS = 0.03
-"""Fraction of the workers that M_W makes ideal."""
+"""Fraction of the workers that are ideal for M_W."""
 DECOMPOSED_FROM = 1.03
-"""The parts of a slowdown below this are not reported; the public tool also leaves them out."""
+"""Parts of a smaller slowdown are not reported, as in the public tool."""
 FIRST_OPERATION = "first-op"
-"""The operation that starts a stage's step: its gap is a class of its own (that of the data loader)."""
+"""The first operation of a stage's step. Gaps before it are a separate class: they are due to the data loader."""
 
 Mask = NDArray[np.bool_]
 Name = TypeVar("Name", int, str)
@@ -35,7 +34,7 @@ Name = TypeVar("Name", int, str)
 
 @dataclass(frozen=True, slots=True)
 class PartSlowdowns:
-    """Slowdowns of parts, over all steps and by step: the slowest first."""
+    """Part -> slowdown, over all steps and by step, the slowest first."""
 
     overall: dict[str, float]
     per_step: dict[int, dict[str, float]]
@@ -43,7 +42,7 @@ class PartSlowdowns:
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """The slowdown of the whole job by its parts."""
+    """The slowdown of a job by kinds of parts."""
 
     by_optype: PartSlowdowns
     by_dp_rank: PartSlowdowns
@@ -52,18 +51,18 @@ class Decomposition:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """Which part of the slowdown a part of the job explains. Units: seconds a step."""
+    """How much of the slowdown a part of the job explains. Units: seconds per step."""
 
     trem: float
-    """Measured, with this part ideal."""
+    """Step time with measured durations, and this part ideal."""
     tadd: float
-    """Ideal, with this part as measured."""
+    """Step time with ideal durations, and this part as measured."""
     tori: float
     tideal: float
 
     @property
     def rem(self) -> float:
-        """The fraction of the slowdown that vanishes with the part; 0 without a slowdown."""
+        """The fraction of the slowdown that disappears if the part is ideal; 0 without a slowdown."""
         return self._share(self.tori - self.trem)
 
     @property
@@ -81,7 +80,7 @@ class WhatIf:
 
     measured_s: dict[int, float]
     without_gaps_s: dict[int, float]
-    """The step time with measured durations and without gaps between operations. Slowdowns divide it by the ideal."""
+    """The replayed step time with measured durations and without gaps between operations; the numerator of S."""
     ideal_s: dict[int, float]
     launch_slowdown: float
     launch_slowdown_by_step: dict[int, float]
@@ -90,7 +89,7 @@ class WhatIf:
     slowdown_by_step: dict[int, float]
     parts: Decomposition
     launch_parts: Decomposition | None
-    """None where `launch_slowdown` is below `DECOMPOSED_FROM`."""
+    """None if `launch_slowdown` is below `DECOMPOSED_FROM`."""
     workers: Explained
     """M_W is `workers.rem`."""
     worst_ranks: tuple[int, ...]
@@ -104,7 +103,7 @@ class WhatIf:
 
     @property
     def waste(self) -> float:
-        """The fraction of all GPU-hours that stragglers cost."""
+        """The fraction of all GPU-hours that is lost to stragglers."""
         return max(0.0, 1.0 - 1.0 / self.slowdown)
 
 
@@ -143,9 +142,9 @@ def what_if(model: ReplayModel) -> WhatIf:
 
 
 def gain_without(model: ReplayModel, ranks: Collection[int]) -> float:
-    """Return how many seconds a step would be shorter if these ranks were ideal; a rank without a row gains nothing.
+    """Return by how many seconds a step would be shorter if these ranks were ideal; 0 if they have no rows.
 
-    A row stands for its own rank up to the next row's: all ranks of its tensor-parallel group.
+    A row represents a rank and the following ranks of the same tensor- and context-parallel group.
     """
     width = model.shape.tp_size * model.shape.dsp_size
     cells = np.isin(model.lanes.ranks, [rank - shift for rank in ranks for shift in range(width)])
@@ -162,7 +161,7 @@ def _explain(model: ReplayModel, cells: Mask, tori: float, tideal: float) -> Exp
 
 
 def _worst_cells(model: ReplayModel, parts: Decomposition) -> Mask:
-    """Return the slowest workers; a worker's slowdown is about the smaller of its dp rank's and its stage's."""
+    """Return the slowest workers. A worker's slowdown is estimated as the minimum of its dp rank's and its stage's."""
     ranks = model.lanes.ranks
     by_rank = [parts.by_dp_rank.overall[str(dp)] for dp in range(ranks.shape[0])]
     by_stage = [parts.by_stage.overall[str(stage)] for stage in range(ranks.shape[1])]
@@ -247,7 +246,7 @@ def _by_size(figures: dict[Name, float]) -> dict[Name, float]:
 
 
 def _ratio(value: float, reference: float) -> float:
-    """Return value / reference; 1 where the reference is zero, because the ratio has no meaning then."""
+    """Return value / reference; 1 if the reference is zero."""
     return float(value / reference) if reference > 0.0 else 1.0
 
 

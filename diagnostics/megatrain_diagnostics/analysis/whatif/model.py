@@ -1,9 +1,10 @@
-"""A job's steps as a model that can be replayed with other durations.
+"""The model of a job's steps, which can be replayed with other durations.
 
-An operation takes its duration; a message or collective takes the time from the latest start of all participants to its
-own end, so that waiting is not counted. The ideal of an operation is the mean, for communication the median, of its
-kind over all steps, stages and data-parallel ranks. A replay with measured durations is the job without gaps; a replay
-with ideals is the job without stragglers. Both are simulated, so that the simulator's error cancels in their ratio.
+A compute takes its measured duration; a message or collective takes the time from the latest start of all participants
+to its own end, so that waiting is not included. The ideal duration of an operation is the mean (for communication the
+median) of its kind over all steps, stages and data-parallel ranks. A replay with measured durations is the job without
+gaps; a replay with ideal durations is the job without stragglers. Both are simulated, so that the error of the
+simulation cancels in their ratio.
 Source: OSDI'25 sec. 3.
 """
 
@@ -23,7 +24,7 @@ from megatrain_diagnostics.analysis.whatif.lanes import Lanes, OperationKey, mak
 from megatrain_diagnostics.analysis.whatif.operations import Floats, JobShape, OperationTable
 
 CLOCK_TOLERANCE_S = 0.01
-"""By how much clocks may disagree; a value more negative than that counts as zero."""
+"""Limit of the clock error; times that are more negative are set to zero."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +37,7 @@ class ReplayModel:
     taken_s: Floats
     ideal_s: Floats
     late_s: Floats
-    """Delay of an operation's start after the end of all its dependencies in its own rank: time of the host."""
+    """Delay between the end of all dependencies in the same rank and the start of an operation, due to the CPU."""
 
     @property
     def keys(self) -> tuple[OperationKey, ...]:
@@ -51,17 +52,17 @@ class ReplayModel:
         return int(self.taken_s.shape[2])
 
     def measured_s(self) -> Floats:
-        """Return the duration of each step, by its own times."""
+        """Return the measured duration of each step."""
         ends: Floats = (self.lanes.start_s + self.lanes.duration_s).max(axis=(0, 1))
         return ends
 
     def choose(self, is_measured: Callable[[OperationKey], bool]) -> Floats:
-        """Return the ends of all operations when the chosen ones take their measured time, the others their ideal."""
+        """Return the ends of all operations if the chosen ones take their measured, the others their ideal time."""
         chosen = [is_measured(key) for key in self.keys]
         return self._replay(lambda number: self.taken_s[number] if chosen[number] else self.ideal_s[number])
 
     def choose_cells(self, is_measured: NDArray[np.bool_]) -> Floats:
-        """Return the ends when the chosen ranks, as [dp rank, stage], take the measured time, others the ideal."""
+        """Return the ends if the chosen cells [dp rank, stage] take their measured, the others their ideal time."""
 
         def durations(number: int) -> Floats | float:
             cells = is_measured[:, self.keys[number].stage]
@@ -74,19 +75,19 @@ class ReplayModel:
         return self._replay(durations)
 
     def with_lateness(self, is_late: Callable[[int], Floats | float]) -> Floats:
-        """Return the end times when operations take their measured durations and start with the given delays."""
+        """Return the ends if operations take their measured durations and start with the given delays."""
         return evaluate_replicas(
             self.dependencies.graph, self.num_dp, self.num_steps, lambda number: self.taken_s[number], is_late
         )
 
     def ideal_ends(self) -> Floats:
-        """Return the ends when everything is ideal, shape [operation, 1, 1]: equal for all ranks and steps."""
+        """Return the ends if everything is ideal. Shape: [operation, 1, 1], because all ranks and steps are equal."""
         return evaluate_replicas(self.dependencies.graph, 1, 1, lambda number: self.ideal_s[number])
 
     def one_rank_ends(self) -> Floats:
-        """Return the ends of one scenario per dp rank: that rank as measured, the others ideal.
+        """Return the ends of one scenario per dp rank, in which this rank is as measured and the others are ideal.
 
-        Shapes: [operation, 2, dp rank * step]. All ideal ranks are the same, so one stands for all of them.
+        Shapes: [operation, 2, dp rank * step]. All ideal ranks are equal, so only one of them is simulated.
         """
         num_replicas = min(2, self.num_dp)
         num_columns = self.num_dp * self.num_steps
@@ -100,7 +101,7 @@ class ReplayModel:
         return evaluate_replicas(self.dependencies.graph, num_replicas, num_columns, durations)
 
     def last_ends(self, ends: Floats) -> Floats:
-        """Return the end of the last optimizer, by step; of all operations where a trace has no optimizer."""
+        """Return the end of the last optimizer, by step; without an optimizer, the end of the last operation."""
         numbers = [number for number, key in enumerate(self.keys) if key.kind == kinds.OPTIMIZER]
         last: Floats = (ends[numbers] if numbers else ends).max(axis=(0, 1))
         return last
@@ -110,7 +111,7 @@ class ReplayModel:
 
 
 def make_model(table: OperationTable, shape: JobShape) -> ReplayModel:
-    """Return the model of the steps in a table. Raises: DataError where no step is usable."""
+    """Return the model of the steps in a table. Raises: DataError if no step is usable."""
     lanes = make_lanes(table, shape)
     first_start = lanes.start_s[:, 0, 0]
     first_end = first_start + lanes.duration_s[:, 0, 0]
@@ -120,7 +121,7 @@ def make_model(table: OperationTable, shape: JobShape) -> ReplayModel:
 
 
 def _taken(lanes: Lanes, dependencies: Dependencies) -> Floats:
-    """Return the durations of operations without waiting for others."""
+    """Return the durations of operations, without the time of waiting for other participants."""
     taken = lanes.duration_s.copy()
     members: dict[int, list[int]] = defaultdict(list)
     for number, group in enumerate(dependencies.group):

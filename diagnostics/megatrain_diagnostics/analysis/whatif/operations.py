@@ -15,14 +15,14 @@ Floats = NDArray[np.float64]
 
 
 PUBLIC_NAMES = {"num_chunks": "vpp_size"}
-"""Names that differ in the public format."""
+"""Field of JobShape -> name in the public format, if different."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """Sizes of the job that ran the steps. The public format keeps them beside the trace.
+    """Sizes of the job; in the public format they are in a file beside the trace.
 
-    Raises: DataError for sizes that do not fit together.
+    Raises: DataError for inconsistent sizes.
     """
 
     trial_name: str
@@ -31,7 +31,7 @@ class JobShape:
     pp_size: int = 1
     tp_size: int = 1
     dsp_size: int = 1
-    """Ranks that share a data-parallel rank's sequences (context parallelism): one row stands for all of them."""
+    """Ranks that share the sequences of a data-parallel rank (context parallelism); they are combined to one row."""
     num_chunks: int = 1
     """Chunks of a stage."""
     world_size: int = 1
@@ -56,7 +56,7 @@ class JobShape:
 class OperationTable:
     """One row per operation of a (data-parallel rank, stage). Shapes: all columns [rows]; times in seconds.
 
-    Times need a common zero only within a step. -1 stands for a chunk or micro-batch that an operation does not have.
+    Times of the same step must have a common zero. Chunk and micro-batch are -1 for operations without them.
     """
 
     kinds: tuple[str, ...]
@@ -81,12 +81,12 @@ class OperationTable:
         return len(self.step)
 
     def where(self, chosen: NDArray[np.bool_]) -> OperationTable:
-        """Return the rows that a mask chooses."""
+        """Return the rows at a mask."""
         columns = {one.name: getattr(self, one.name)[chosen] for one in fields(self) if one.name != "kinds"}
         return OperationTable(kinds=self.kinds, **columns)
 
     def between(self, first_step: int | None, last_step: int | None) -> OperationTable:
-        """Return the rows of some steps, both ends included; None: no bound."""
+        """Return the rows from `first_step` to `last_step`, inclusive; None: no bound."""
         if first_step is None and last_step is None:
             return self
         chosen = np.ones(self.num_rows, dtype=bool)

@@ -1,4 +1,4 @@
-"""Parts of public traces that our spans lack: chunks of collectives, messages never sent, empty operations."""
+"""Adds parts of the public format that are not recorded: chunks of collectives, unsent messages, empty operations."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def _chunks(rows: SpanRows, cells: Cells) -> Ints:
         each = np.maximum(counts // cells.num_chunks, 1)
         dealt = rows.sequence[chosen] // each
         dealt = cells.num_chunks - 1 - dealt if is_reversed else dealt
-        # a number that does not divide evenly goes to the first chunk, which is gathered first and reduced last
+        # if the number is not divisible, all are assigned to the first chunk, which is gathered first and reduced last
         chunk[chosen] = np.where(counts % cells.num_chunks == 0, dealt, 0)
     return chunk
 
 
 def _unsent_messages(rows: SpanRows, cells: Cells) -> list[SpanRows]:
-    """Return the messages of the model's input and loss, without duration: for stages with several chunks."""
+    """Return rows without duration for the messages of the model's input and loss."""
     _, stage, _ = cells.places(rows.cell)
     model_chunk = cells.model_chunk(stage, rows.chunk)
     is_input = model_chunk == 0
@@ -60,12 +60,12 @@ def _without_duration(computes: SpanRows, kind: str, at_end: bool) -> SpanRows:
 
 
 def _in_order(rows: SpanRows, cells: Cells) -> SpanRows:
-    """Let the messages of a kind begin in the order of their computes, as those of one channel do."""
+    """Return rows in which messages of a kind begin in the order of their computes, as in one channel."""
     order = np.lexsort((rows.sequence, rows.kind, rows.cell))
     rows = rows.where(order)
     line = rows.cell * (len(NUMBER_OF) + 1) + rows.kind
     is_message = rows.of(*kinds.MESSAGES)
-    # a receive without a sender begins with its compute, after the next one was posted: that one is moved to its begin
+    # a receive without a sender begins with its compute, so the next receive, posted earlier, is moved to this time
     start = rows.start.copy()
     times, place = np.unique(start, return_inverse=True)
     offset = np.cumsum(np.append(0, np.diff(line) != 0))[: len(line)] * len(times)
@@ -75,7 +75,7 @@ def _in_order(rows: SpanRows, cells: Cells) -> SpanRows:
 
 
 def _empty_operations(rows: SpanRows, cells: Cells) -> list[SpanRows]:
-    """Return one row per cell for each kind that this job lacks; joint ones end when the last of them begins."""
+    """Return one row per cell for each kind that the job lacks; rows of a joint kind end when the last one begins."""
     backward_end = latest_at(cells.num_cells, rows.cell, rows.end, rows.of(*kinds.COMPUTES))
     ready = np.maximum(backward_end, latest_at(cells.num_cells, rows.cell, rows.end, rows.of(kinds.GRADS_SCATTER)))
     clip = np.maximum(ready, latest_at(cells.num_cells, rows.cell, rows.start, rows.of(kinds.CLIP)))
@@ -93,14 +93,14 @@ def _empty_operations(rows: SpanRows, cells: Cells) -> list[SpanRows]:
 
 
 def _latest_of_ends(times: Ints, cells: Cells) -> Ints:
-    """Return, for all cells of a pipeline, the later time of its first and last stage."""
+    """Return for each cell the later time of the first and the last stage of its pipeline."""
     shaped = times.reshape(cells.layout.dp_size, cells.layout.pp_size, len(cells.steps))
     latest = shaped[:, [0, -1]].max(axis=1, keepdims=True)
     return np.broadcast_to(latest, shaped.shape).reshape(-1)
 
 
 def _latest_of_replicas(times: Ints, cells: Cells) -> Ints:
-    """Return, for all cells of a stage, the latest time of its data-parallel ranks."""
+    """Return for each cell the latest time of all data-parallel ranks of its stage."""
     shaped = times.reshape(cells.layout.dp_size, cells.layout.pp_size, len(cells.steps))
     return np.broadcast_to(shaped.max(axis=0, keepdims=True), shaped.shape).reshape(-1)
 

@@ -1,4 +1,4 @@
-"""Rows of operations by cell; a cell is one data-parallel rank's stage in one step."""
+"""Rows of operations by cell: a cell is a stage of a data-parallel rank in a step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SpanRows:
     chunk: NDArray[Any]
     microbatch: NDArray[Any]
     span: Ints
-    """Index of the span of which a row was made; -1: none."""
+    """Index of the span from which a row was made; -1: none."""
 
     def where(self, chosen: NDArray[np.bool_] | Ints) -> SpanRows:
         return SpanRows(*(getattr(self, one.name)[chosen] for one in fields(self)))
@@ -50,7 +50,7 @@ class SpanRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cells:
-    """The cells of some steps: cell = (dp_rank * pp_size + stage) * steps + place of the step."""
+    """The cells of some steps: cell = (dp_rank * pp_size + stage) * number of steps + index of the step."""
 
     layout: Layout
     steps: NDArray[Any]
@@ -73,7 +73,7 @@ class Cells:
         return self.num_pipelines * len(self.steps)
 
     def of_ranks(self, rank: NDArray[Any], step: NDArray[Any]) -> Ints:
-        """Return the cells of ranks' steps; the steps must be known."""
+        """Return the cell of each (rank, step); each step must be in `steps`."""
         stage, in_stage = np.divmod(rank.astype(np.int64), self.layout.stride("pp"))
         dp_rank = in_stage // self.width
         return (dp_rank * self.layout.pp_size + stage) * len(self.steps) + np.searchsorted(self.steps, step)
@@ -84,7 +84,7 @@ class Cells:
 
     @property
     def width(self) -> int:
-        """Number of ranks in a cell: those of a stage that compute the same samples together."""
+        """Number of ranks in a cell: the ranks of a stage that compute the same samples together."""
         return self.layout.stride("dp")
 
     def tp_rank(self, rank: NDArray[Any]) -> Ints:
@@ -92,19 +92,19 @@ class Cells:
         return rank.astype(np.int64) % self.width
 
     def line(self, cell: Ints, tp_rank: Ints) -> Ints:
-        """Return the number of a rank's part of a cell."""
+        """Return the number of a line: one rank of a cell."""
         return cell * self.width + tp_rank
 
     def places(self, cell: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return data-parallel rank, stage and place of the step."""
+        """Return the data-parallel rank, the stage and the index of the step of each cell."""
         pipeline, step = np.divmod(cell, len(self.steps))
         dp_rank, stage = np.divmod(pipeline, self.layout.pp_size)
         return dp_rank, stage, step
 
     def numbered(self, rows: SpanRows) -> SpanRows:
-        """Number the operations of a kind within each tp rank's cell, by start.
+        """Number the operations of a kind in each line, by start.
 
-        A message takes the number of its compute; a message without its compute is left out.
+        A message gets the number of its compute; a message without a compute is left out.
         """
         order = np.lexsort((rows.start, rows.kind, rows.tp_rank, rows.cell))
         rows = rows.where(order)
@@ -118,7 +118,7 @@ class Cells:
         return replace(rows, sequence=sequence).where(~rows.of(*kinds.MESSAGES) | (compute >= 0))
 
     def computes_of(self, rows: SpanRows) -> Ints:
-        """Return the row of each message's compute; -1 where it is missing, and for rows that are no messages."""
+        """Return the row of each message's compute; -1 if it is missing, and for rows that are not messages."""
         compute_kind = np.full(len(KINDS), -1, dtype=np.int64)
         for message, compute in _COMPUTE_OF.items():
             compute_kind[NUMBER_OF[message]] = NUMBER_OF[compute]
@@ -133,7 +133,7 @@ class Cells:
         return found
 
     def _identity(self, rows: SpanRows, kind: Ints) -> Ints:
-        """Return a number for (cell, tensor-parallel rank, kind, chunk, micro-batch)."""
+        """Return a unique number for each (cell, tensor-parallel rank, kind, chunk, micro-batch)."""
         line = self.line(rows.cell, rows.tp_rank) * len(KINDS) + kind
         num_microbatches = int(rows.microbatch.max(initial=0)) + 1
         num_chunks = int(rows.chunk.max(initial=0)) + 1
@@ -142,7 +142,7 @@ class Cells:
 
 
 def latest_at(num_places: int, place: Ints, times: Ints, chosen: NDArray[np.bool_]) -> Ints:
-    """Return the latest of the chosen times at each place; 0 where there is none."""
+    """Return the latest of the chosen times at each place; 0 if there is none."""
     found = np.zeros(num_places, dtype=np.int64)
     np.maximum.at(found, place[chosen], times[chosen])
     return found
