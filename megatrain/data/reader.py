@@ -223,7 +223,7 @@ def num_labels_by_sample(microbatch: MicroBatch) -> NDArray[np.int64]:
 
 def num_label_tokens(microbatch: MicroBatch) -> int:
     """Return the number of positions that have a loss."""
-    return int((microbatch.labels_SB != IGNORED_LABEL).sum())
+    return int(num_labels_by_sample(microbatch).sum())
 
 
 def squared_lengths(microbatch: MicroBatch) -> int:

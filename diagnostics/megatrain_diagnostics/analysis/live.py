@@ -18,13 +18,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from megatrain.contracts.records.host_verdict import Cause
 from megatrain_diagnostics.analysis.candidates import Candidates, candidates, least_score
 from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds
 from megatrain_diagnostics.analysis.history import DP_TRANSFERS, TP_TRANSFERS, ComparedSteps, StepHistory
 from megatrain_diagnostics.analysis.own_time import Aspect, is_only_training
 from megatrain_diagnostics.analysis.peers import Floats, Indices, Peers
 from megatrain_diagnostics.analysis.step_ring import StepRing, StepRow
-from megatrain_diagnostics.analysis.stragglers import StragglerEvidence, find_stragglers
+from megatrain_diagnostics.analysis.straggler_evidence import StragglerEvidence
+from megatrain_diagnostics.analysis.stragglers import find_stragglers
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import StepTotals, Values
 
@@ -57,6 +59,7 @@ class LiveDetection:
         num_first = 2 * thresholds.num_steps
         self._history = StepHistory(roster.layout, max(_HISTORY_STEPS, 4 * thresholds.num_steps), num_first)
         self._num_taken = 0
+        self._explained_at = np.full(roster.layout.world_size, -1, dtype=np.int64)
         self._had_other_work: deque[bool] = deque(maxlen=_REMEMBERED_STEPS)
 
     def set_roster(self, roster: Roster) -> None:
@@ -134,9 +137,11 @@ class LiveDetection:
             roster=self.roster,
             thresholds=self.thresholds,
             bytes_of={"data-parallel": self._bytes_of(DP_TRANSFERS), "tensor-parallel": self._bytes_of(TP_TRANSFERS)},
+            explained_at=self._explained_at,
             correlations=self.correlations,
         )
         findings = find_stragglers(evidence)
+        self._explained_at[_explained_ranks(findings)] = newest.steps[-1]
         scores = rank_scores(compute, findings) if evidence.is_enough else ()
         self.assessment = StragglerAssessment(
             findings=findings,
@@ -167,6 +172,11 @@ def _is_suspicious(window: ComparedSteps, thresholds: Thresholds) -> bool:
         if (seen >= max(2, len(window.steps) // 2)).any():
             return True
     return False
+
+
+def _explained_ranks(findings: Sequence[Finding]) -> list[int]:
+    """Return the ranks that are slow by their samples."""
+    return [rank for one in findings if one.cause is Cause.LENGTHS for rank in one.ranks]
 
 
 def rank_scores(compute: Candidates, findings: Sequence[Finding]) -> tuple[float, ...]:

@@ -26,6 +26,9 @@ _MEANS = {
     ),
     Cause.DATA: "its data arrives late: check the storage and the data loader of that host",
 }
+_WAS_EXPLAINED = (
+    "its samples explained this a few steps ago: the host is slow only if it stays slow when they no longer do"
+)
 _NOT_BY_PAST = "with a single peer, only the rank's own past can show which of the two is slow, and it does not"
 
 
@@ -35,8 +38,8 @@ def place_of(rank: int, roster: Roster) -> str:
     return f"rank {rank} ({roster.layout.place_text(rank)}) on {host}"
 
 
-def rank_sentences(finding: Finding, one: Candidates, roster: Roster) -> Finding:
-    """Return the finding with its evidence as sentences."""
+def rank_sentences(finding: Finding, one: Candidates, roster: Roster, *, was_explained: bool) -> Finding:
+    """Return the finding with its evidence as sentences. `was_explained`: see `StragglerEvidence.was_explained`."""
     worst = finding.ranks[0]
     peers = "its only peer" if finding.num_peers == 1 else f"its {finding.num_peers} peers"
     first = (
@@ -55,6 +58,8 @@ def rank_sentences(finding: Finding, one: Candidates, roster: Roster) -> Finding
     sentences += _of_hosts(finding, roster)
     if finding.cause in _MEANS:
         sentences.append(_MEANS[finding.cause])
+    if was_explained:
+        sentences.append(_WAS_EXPLAINED)
     if finding.confidence is VerdictConfidence.LOW and one.agrees(worst) and finding.num_peers == 1:
         sentences.append(_NOT_BY_PAST)
     return replace(finding, evidence=tuple(sentences))

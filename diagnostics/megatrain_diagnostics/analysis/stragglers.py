@@ -8,25 +8,20 @@ rank stands out, the partition of the model, samples that make another rank slow
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 from megatrain_diagnostics.analysis.candidates import Candidates, candidates, first_seen
-from megatrain_diagnostics.analysis.findings import Finding, Thresholds
-from megatrain_diagnostics.analysis.history import ComparedSteps, StepHistory
+from megatrain_diagnostics.analysis.findings import Finding
+from megatrain_diagnostics.analysis.history import ComparedSteps
 from megatrain_diagnostics.analysis.network import SlowNetwork, by_elimination, slow_groups
 from megatrain_diagnostics.analysis.own_time import Aspect
-from megatrain_diagnostics.analysis.peers import Floats, Indices, Peers
-from megatrain_diagnostics.analysis.sentences import (
-    network_sentences,
-    rank_sentences,
-    rotating_sentence,
-    stage_sentences,
-)
-from megatrain_diagnostics.analysis.workload import MIN_WORK_CORRELATION, is_explained, work_correlation
-from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.analysis.peers import Indices
+from megatrain_diagnostics.analysis.sentences import network_sentences, rank_sentences, rotating_sentence
+from megatrain_diagnostics.analysis.slow_stages import slow_stages
+from megatrain_diagnostics.analysis.straggler_evidence import StragglerEvidence
+from megatrain_diagnostics.analysis.workload import MIN_WORK_CORRELATION, is_explained, pearson, work_correlation
 
 _MAX_NAMED = 16
 """Most victims, and most ranks of rotating findings, that are named."""
@@ -36,34 +31,6 @@ _VICTIM = 0.5
 _MOSTLY_ONE = 0.6
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StragglerEvidence:
-    """The input of the findings."""
-
-    window: ComparedSteps
-    """The newest `Thresholds.num_steps` compared steps."""
-    long_window: ComparedSteps
-    """Twice as many steps: for slowness that occurs now and then."""
-    history: StepHistory
-    """All kept steps: they show since when a rank is slow."""
-    past: ComparedSteps
-    """The first steps of the round; empty where they are not known."""
-    peers: Peers
-    roster: Roster
-    thresholds: Thresholds
-    compute: Candidates
-    """Candidates by own compute, in `window`."""
-    bytes_of: dict[str, Floats] = field(default_factory=dict)
-    """Kind of group -> bytes of each rank per step."""
-    correlations: Floats | None = None
-    """From whole spans: the correlation of forward and backward of a micro-batch. Shapes: [ranks]."""
-
-    @property
-    def is_enough(self) -> bool:
-        """Whether half of the wanted steps are there."""
-        return len(self.window.steps) >= max(2, self.thresholds.num_steps // 2)
-
-
 def find_stragglers(evidence: StragglerEvidence) -> tuple[Finding, ...]:
     """Return what makes the job slow, the greatest gain first; nothing while there are too few steps."""
     if not evidence.is_enough:
@@ -71,7 +38,7 @@ def find_stragglers(evidence: StragglerEvidence) -> tuple[Finding, ...]:
     found = [*_of_ranks(evidence)]
     if not found:
         found += _rotating(evidence)
-    found += _of_stages(evidence, {rank for one in found for rank in one.ranks})
+    found += slow_stages(evidence, {rank for one in found for rank in one.ranks})
     if not any(one.cause is not Cause.STAGE for one in found):
         found += _of_network(evidence)
     return tuple(sorted(found, key=lambda one: -one.gain_s))
@@ -84,8 +51,12 @@ def _of_ranks(evidence: StragglerEvidence) -> Iterator[Finding]:
     causes: dict[tuple[Cause, VerdictConfidence], list[int]] = {}
     for rank in compute.ranks.tolist():
         cause = _cause(evidence, compute, collecting, rank)
-        if cause is not None:
-            causes.setdefault((cause, _confidence(evidence, compute, rank)), []).append(rank)
+        if cause is None:
+            continue
+        confidence = _confidence(evidence, compute, rank)
+        if cause is Cause.COMPUTE and evidence.was_explained(rank):
+            confidence = VerdictConfidence.LOW  # a host is evicted for a cause that lasts, not for one that changes
+        causes.setdefault((cause, confidence), []).append(rank)
     for (cause, confidence), ranks in causes.items():
         yield _finding(evidence, compute, cause, confidence, ranks)
     for cause, one in ((Cause.GC, late[0]), (Cause.DATA, late[1])):
@@ -118,20 +89,7 @@ def _confidence(evidence: StragglerEvidence, one: Candidates, rank: int) -> Verd
         return VerdictConfidence.LOW
     if one.num_peers[rank] >= 2 or one.aspect is not Aspect.COMPUTE:
         return VerdictConfidence.HIGH
-    return VerdictConfidence.HIGH if has_risen_alone(evidence, rank) else VerdictConfidence.LOW
-
-
-def has_risen_alone(evidence: StragglerEvidence, rank: int) -> bool:
-    """Return whether a rank became slower than it was, while its peers did not."""
-    if not len(evidence.past.steps):
-        return False
-    now, before = (np.median(one.own[:, Aspect.COMPUTE], axis=0) for one in (evidence.window, evidence.past))
-    least = evidence.thresholds.excess
-    others = np.flatnonzero((evidence.peers.stage_of == evidence.peers.stage_of[rank]) & (before > 0.0))
-    others = others[others != rank]
-    if before[rank] <= 0.0 or not len(others):
-        return False
-    return bool(now[rank] / before[rank] - 1.0 >= least and np.median(now[others] / before[others]) - 1.0 < least / 2)
+    return VerdictConfidence.HIGH if evidence.has_risen_alone(rank) else VerdictConfidence.LOW
 
 
 def _finding(
@@ -170,7 +128,8 @@ def _finding(
         scores=by_host,
         rank_scores=tuple(one.score[ranks].tolist()),
     )
-    return rank_sentences(finding, one, evidence.roster)
+    was_explained = cause is Cause.COMPUTE and evidence.was_explained(worst)
+    return rank_sentences(finding, one, evidence.roster, was_explained=was_explained)
 
 
 def _gain(window: ComparedSteps, one: Candidates, ranks: list[int]) -> float:
@@ -208,9 +167,12 @@ def _rotating(evidence: StragglerEvidence) -> Iterator[Finding]:
         is_seen = worst >= thresholds.excess * scale
         if worst.mean() < thresholds.excess * scale or is_seen.mean() < 0.25:
             continue
-        correlation = work_correlation(window, np.arange(evidence.peers.num_ranks)) if aspect is Aspect.COMPUTE else 0.0
-        if aspect is Aspect.COMPUTE and correlation < MIN_WORK_CORRELATION:
-            continue
+        correlation = 0.0
+        if aspect is Aspect.COMPUTE:
+            # outliers count: they may be the slowness that is to be explained
+            correlation = work_correlation(window, np.arange(evidence.peers.num_ranks), pearson)
+            if correlation < MIN_WORK_CORRELATION:
+                continue
         culprits, times = np.unique(excess.argmax(axis=1)[is_seen], return_counts=True)
         ranks = culprits[np.argsort(-times, kind="stable")].tolist()
         if times.max() > _MOSTLY_ONE * is_seen.sum():
@@ -235,65 +197,6 @@ def _rotating(evidence: StragglerEvidence) -> Iterator[Finding]:
             gain_s=float(worst.mean()),
             evidence=(rotating_sentence(cause, len(ranks), float(worst.mean()), scale, correlation),),
         )
-
-
-def _of_stages(evidence: StragglerEvidence, known: set[int]) -> Iterator[Finding]:
-    """Yield the stages whose ranks all compute longer than those of other stages."""
-    window, peers, thresholds = evidence.window, evidence.peers, evidence.thresholds
-    if peers.num_stages < 2:
-        return
-    of_steps, has_reported = window.own[:, Aspect.COMPUTE].astype(np.float64), window.any_reported
-    by_step = np.stack([peers.stage_medians(own, has_reported) for own in of_steps])
-    typical = np.median(by_step, axis=0)
-    for stage in range(peers.num_stages):
-        others = np.delete(by_step, stage, axis=1)
-        usual = np.median(others, axis=1)
-        if (usual <= 0.0).any():
-            continue
-        excess_s = float(np.median(by_step[:, stage] - usual))
-        scale = float(np.median(usual))
-        num_seen = int((by_step[:, stage] - usual >= thresholds.excess * usual).sum())
-        ranks = np.flatnonzero(peers.stage_of == stage)
-        if excess_s < thresholds.excess * scale or num_seen < 0.625 * len(by_step):
-            continue
-        if known & set(ranks.tolist()) and len(ranks) <= 2 * len(known & set(ranks.tolist())):
-            continue  # only some ranks of the stage are slow
-        next_worst = float(np.delete(typical, stage).max())
-        finding = Finding(
-            cause=Cause.STAGE,
-            confidence=VerdictConfidence.HIGH if num_seen >= thresholds.num_steps else VerdictConfidence.LOW,
-            ranks=tuple(ranks.tolist()),
-            hosts=tuple(sorted({host for rank in ranks.tolist() if (host := evidence.roster.host_of(rank))})),
-            first_step=int(window.steps[0]),
-            last_step=int(window.steps[-1]),
-            num_steps=len(by_step),
-            num_seen=num_seen,
-            excess=excess_s / scale,
-            excess_s=excess_s,
-            score=0.0,
-            wait_deficit_s=0.0,
-            num_peers=peers.num_ranks - len(ranks),
-            victims=(),
-            num_victims=0,
-            step_s=float(np.median(window.step_s)),
-            gain_s=max(0.0, float(typical[stage]) - next_worst),
-            evidence=(),
-            stage=stage,
-        )
-        yield stage_sentences(finding, peers.num_stages, _has_stage_risen(evidence, stage))
-
-
-def _has_stage_risen(evidence: StragglerEvidence, stage: int) -> bool:
-    """Return whether a stage became slower than it was at first: the partition of the model cannot cause that."""
-    if not len(evidence.past.steps):
-        return False
-    ranks = evidence.peers.stage_of == stage
-    now, before = (np.median(one.own[:, Aspect.COMPUTE], axis=0) for one in (evidence.window, evidence.past))
-    if not (before > 0.0).all():
-        return False
-    rise = now / before - 1.0
-    least = evidence.thresholds.excess
-    return bool(np.median(rise[ranks]) >= least and np.median(rise[~ranks]) < least / 2)
 
 
 def _of_network(evidence: StragglerEvidence) -> Iterator[Finding]:
@@ -325,12 +228,6 @@ def _of_network(evidence: StragglerEvidence) -> Iterator[Finding]:
             victims=(),
             num_victims=len(one.ranks),
             step_s=float(np.median(window.step_s)),
-            gain_s=min(one.excess_s, _exposed(evidence)),
+            gain_s=min(one.excess_s, evidence.exposed_s()),
             evidence=network_sentences(one),
         )
-
-
-def _exposed(evidence: StragglerEvidence) -> float:
-    """Return by how much steps became longer; where that is not known, their whole duration."""
-    now_s = float(np.median(evidence.window.step_s))
-    return max(0.0, now_s - float(np.median(evidence.past.step_s))) if len(evidence.past.steps) else now_s

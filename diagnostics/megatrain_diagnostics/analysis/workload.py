@@ -7,13 +7,15 @@ if its sequences are longer too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import Operation
 from megatrain_diagnostics.analysis.history import ComparedSteps
 from megatrain_diagnostics.analysis.own_time import Aspect
-from megatrain_diagnostics.analysis.peers import Floats, Indices
+from megatrain_diagnostics.analysis.peers import MAD_TO_SIGMA, Flags, Floats, Indices
 from megatrain_diagnostics.events.tables import Spans
 
 MIN_WORK_CORRELATION = 0.9
@@ -23,6 +25,15 @@ _EXPLAINS = 0.8
 _MIN_VARIATION = 0.05
 """Least relative variation of durations. A correlation of durations that vary less is one of noise."""
 _MIN_PAIRS = 8
+_MIN_ON_LINE = 0.75
+"""Least fraction of the pairs that must lie on one line for the rest of them to be outliers."""
+_OUTLIER = 3.0
+"""A pair further from the line than this many spreads is an outlier."""
+_LEAST_SPREAD = 0.01
+"""Least spread about the line, as a fraction of the median of compute: differences as small as that are noise."""
+_NUM_FITS = 10
+
+Correlation = Callable[[NDArray[np.floating], NDArray[np.floating]], float]
 
 
 def pearson(first: NDArray[np.floating], second: NDArray[np.floating]) -> float:
@@ -32,7 +43,39 @@ def pearson(first: NDArray[np.floating], second: NDArray[np.floating]) -> float:
     return float((first * second).sum() / size) if size > 0.0 else 0.0
 
 
-def work_correlation(window: ComparedSteps, ranks: Indices) -> float:
+def robust_pearson(compute: NDArray[np.floating], work: NDArray[np.floating]) -> float:
+    """Return the correlation of two series without outliers of the first; 0 where one of them does not vary.
+
+    A rank whose core is busy for one step computes longer there, whatever its samples are. A few such steps must not
+    hide that compute follows the samples in all others. Where more than a quarter of the pairs are far from a line,
+    they are no outliers, and all count. The line is that of least trimmed squares (Rousseeuw 1984), found by
+    concentration steps. Shapes: both [pairs].
+    """
+    kept = np.ones(len(compute), dtype=bool)
+    distance = _distance_from_line(compute, work, kept)
+    num_on_line = int(np.ceil(_MIN_ON_LINE * len(compute)))
+    for _ in range(_NUM_FITS):
+        nearest = np.zeros_like(kept)
+        nearest[np.argsort(distance, kind="stable")[:num_on_line]] = True
+        if (nearest == kept).all():
+            break
+        kept = nearest
+        distance = _distance_from_line(compute, work, kept)
+    spread = max(MAD_TO_SIGMA * float(np.median(distance)), _LEAST_SPREAD * float(np.median(compute)))
+    is_near = distance <= _OUTLIER * spread
+    return pearson(compute[is_near], work[is_near]) if is_near.sum() >= num_on_line else pearson(compute, work)
+
+
+def _distance_from_line(compute: NDArray[np.floating], work: NDArray[np.floating], kept: Flags) -> Floats:
+    """Return how far each pair's compute is from the line of least squares through the kept pairs. Shapes: [pairs]."""
+    middle, spread = float(np.mean(work[kept])), float(np.var(work[kept]))
+    covariance = float(np.mean((work[kept] - middle) * compute[kept]))
+    slope = covariance / spread if spread > 0.0 else 0.0
+    found: Floats = np.abs(compute - np.mean(compute[kept]) - slope * (work - middle))
+    return found
+
+
+def work_correlation(window: ComparedSteps, ranks: Indices, correlation: Correlation) -> float:
     """Return the highest correlation of compute with one kind of these ranks' work, over steps and ranks; least 0."""
     compute = window.own[:, Aspect.COMPUTE][:, ranks]
     has_reported = window.has_reported[:, ranks]
@@ -41,7 +84,7 @@ def work_correlation(window: ComparedSteps, ranks: Indices) -> float:
         work = window.work[:, kind][:, ranks]
         known = has_reported & (work > 0.0)
         if known.sum() >= _MIN_PAIRS:
-            found.append(pearson(compute[known], work[known]))
+            found.append(correlation(compute[known], work[known]))
     return max(found)
 
 
@@ -63,7 +106,7 @@ def is_explained(window: ComparedSteps, rank: int, peers: Indices, excess: float
     compared = np.append(peers, rank)
     return (
         work_excess(window, rank, peers) >= _EXPLAINS * excess
-        and work_correlation(window, compared) >= MIN_WORK_CORRELATION
+        and work_correlation(window, compared, robust_pearson) >= MIN_WORK_CORRELATION
     )
 
 

@@ -80,7 +80,7 @@ class _VerbsAction(_Action):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands and their options."""
-    parser.add_subparsers(dest="diag_verb", required=True, metavar="VERB", action=_VerbsAction)
+    parser.add_subparsers(dest="diag_verb", required=True, metavar="SUBCOMMAND", action=_VerbsAction)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -41,7 +41,7 @@ Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands and their options."""
-    verbs: Verbs = parser.add_subparsers(dest="host_verb", required=True, metavar="VERB")
+    verbs: Verbs = parser.add_subparsers(dest="host_verb", required=True, metavar="SUBCOMMAND")
     listing = verbs.add_parser("ls", help="list every host with its state and its problems", allow_abbrev=False)
     add_job(listing)
     _add_json(listing)

@@ -32,7 +32,7 @@ _VERDICT_VERBS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands and their options."""
-    verbs: Verbs = parser.add_subparsers(dest="job_verb", required=True, metavar="VERB")
+    verbs: Verbs = parser.add_subparsers(dest="job_verb", required=True, metavar="SUBCOMMAND")
     for kind, text in _VERBS:
         verb = verbs.add_parser(str(kind), help=text, description=text, allow_abbrev=False)
         add_job(verb)

@@ -29,7 +29,7 @@ _CONFIG_NAME = "config.toml"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommand and its arguments."""
-    verbs: Verbs = parser.add_subparsers(dest="notify_verb", required=True, metavar="VERB")
+    verbs: Verbs = parser.add_subparsers(dest="notify_verb", required=True, metavar="SUBCOMMAND")
     text = "send a test message and print the receivers' answers"
     test = verbs.add_parser("test", help=text, description=text, allow_abbrev=False)
     test.add_argument("place", type=utf8_text, metavar="RUN|CONFIG", help="a run directory, or a configuration file")

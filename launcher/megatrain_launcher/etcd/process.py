@@ -232,7 +232,8 @@ class EtcdProcess:
         try:
             self._repair(self._missing)
         except (ConfigError, CoordinationError, OSError) as error:
-            problem = f"{self._directory} was removed while the job's etcd runs in it, and cannot be put back: {error}"
+            names = ", ".join(sorted(self._missing))
+            problem = f"{self._directory}: removed while the job's etcd runs, and cannot be put back: {names}: {error}"
             if problem != self._problem:
                 _logger.error("%s", problem)
             self._problem = problem

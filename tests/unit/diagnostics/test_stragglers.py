@@ -262,6 +262,81 @@ def test_slow_host_with_longer_sequences_is_named() -> None:
     assert live.assessment.findings[0].cause is Cause.COMPUTE
 
 
+def watch_compute(
+    seconds_of: Callable[[int], np.ndarray], work_of: Callable[[int], dict[int, float]], num_steps: int
+) -> dict[int, StragglerAssessment]:
+    """Stream steps of three ranks with this own compute and these squared lengths; return the assessment after each."""
+    job = SyntheticJob(Layout(dp_size=3), ranks_per_host=1)
+    live, assessments = LiveDetection(job.roster(), Thresholds()), {}
+    for step in range(num_steps):
+        seconds = seconds_of(step)
+        job.work_factor = work_of(step)
+        passes = {Operation.FORWARD_COMPUTE: seconds / 3, Operation.BACKWARD_COMPUTE: seconds * 2 / 3}
+        waits = seconds.max() - seconds
+        step_s = np.full(3, seconds.max() + 0.01)
+        totals, values = job.step(
+            step,
+            {
+                **passes,
+                Operation.GRADS_REDUCE_SCATTER: waits,
+                Operation.OPTIMIZER: step_s * 0.0,
+                Operation.STEP: step_s,
+            },
+        )
+        live.add_values(values)
+        live.add_totals(totals, float(step))
+        live.advance(float(step))
+        assessments[step] = live.assessment
+    return assessments
+
+
+# own compute by step and rank as a job measured it; the documents of rank 2 are twice as long
+MEASURED_S = 1e-3 * np.array(
+    [
+        [122, 140, 180],
+        [112, 114, 181],
+        [116, 135, 194],
+        [114, 121, 182],
+        [118, 123, 182],
+        [129, 115, 181],
+        [114, 114, 181],
+        [118, 143, 182],
+    ]
+)
+
+
+@pytest.mark.parametrize("stall_s", [0.0, 0.056, 0.3, 5.0])
+@pytest.mark.parametrize("stalled", [(0,), (0, 1), (2,)], ids=str)
+def test_a_core_that_is_busy_for_a_step_does_not_hide_that_compute_follows_the_samples(
+    stall_s: float, stalled: tuple[int, ...]
+) -> None:
+    def seconds(step: int) -> np.ndarray:
+        found = MEASURED_S[step % len(MEASURED_S)].copy()
+        for place, rank in enumerate(stalled):
+            found[rank] += stall_s if step % 8 == 2 + 3 * place else 0.0
+        return found
+
+    assessments = watch_compute(seconds, lambda _: {2: 4.0}, 40)
+    sure = {(one.cause, one.ranks) for one in all_findings(assessments) if one.confidence is HIGH}
+    assert sure == {(Cause.LENGTHS, (2,))}
+
+
+def test_a_host_that_stays_slow_when_its_samples_no_longer_explain_it_is_named_after_as_many_steps() -> None:
+    equal_from = 20
+    assessments = watch_compute(
+        lambda step: MEASURED_S[step % len(MEASURED_S)], lambda step: {2: 4.0} if step < equal_from else {}, 60
+    )
+    causes = {step: [(one.cause, one.confidence) for one in found.findings] for step, found in assessments.items()}
+    explained = [step for step, found in causes.items() if found == [(Cause.LENGTHS, HIGH)]]
+    doubtful = [step for step, found in causes.items() if found == [(Cause.COMPUTE, LOW)] and step >= equal_from]
+    sure = [step for step, found in causes.items() if found == [(Cause.COMPUTE, HIGH)]]
+    assert doubtful == list(range(max(explained) + 1, max(explained) + 1 + len(doubtful)))
+    assert sure == list(range(doubtful[-1] + 1, 60))
+    assert len(doubtful) == Thresholds().num_steps - 1
+    assert "its samples explained this" in assessments[doubtful[0]].findings[0].evidence[-1]
+    assert not any("its samples explained" in one for one in assessments[59].findings[0].evidence)
+
+
 def test_steps_with_checkpoints_and_the_first_ones_are_left_out() -> None:
     job = SyntheticJob(DP4)
     live = LiveDetection(job.roster(), Thresholds())

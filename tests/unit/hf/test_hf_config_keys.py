@@ -57,7 +57,9 @@ def changed(value: Any) -> Iterator[Any]:
 
 def changes_of(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in config.items():
-        yield from ((key, other) for other in changed(value) if other != value)
+        others = [other for other in changed(value) if other != value]
+        # such a key is ignored by its name, whatever its value is
+        yield from ((key, other) for other in (others[:1] if key in WITHOUT_EFFECT else others))
         if value is not None:
             yield key, None
     yield from ((key, value) for key, value in ADDED.items() if key not in config or config[key] is None)

@@ -96,8 +96,8 @@ class _TimelineQueries:
             first = self.reader.newest_step(roster.round, self.window_of(choice))
         if first is None:
             raise not_found(
-                f"round {roster.round}: no step {_of_range(choice)}was recorded span by span; one step in ten is, and "
-                "`megatrain diag set` records all steps for a time"
+                f"round {roster.round}: no step {_of_range(choice)}was recorded span by span; one step in "
+                "diagnostics.sample_period is, and `megatrain diag set` records all steps for a time"
             )
         last = first if choice.last is None else choice.last
         return roster, TimelineQuery(first, last, _ranks(choice, roster), choice.max_slices)

@@ -1,0 +1,84 @@
+"""What the search for stragglers looks at: the newest steps, those before them, and the first of the round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from megatrain_diagnostics.analysis.candidates import Candidates
+from megatrain_diagnostics.analysis.findings import Thresholds
+from megatrain_diagnostics.analysis.history import ComparedSteps, StepHistory
+from megatrain_diagnostics.analysis.own_time import Aspect
+from megatrain_diagnostics.analysis.peers import Floats, Peers
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.tables import Int64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StragglerEvidence:
+    """The input of the findings."""
+
+    window: ComparedSteps
+    """The newest `Thresholds.num_steps` compared steps."""
+    long_window: ComparedSteps
+    """Twice as many steps: for slowness that occurs now and then."""
+    history: StepHistory
+    """All kept steps: they show since when a rank is slow."""
+    past: ComparedSteps
+    """The first steps of the round; empty where they are not known."""
+    peers: Peers
+    roster: Roster
+    thresholds: Thresholds
+    compute: Candidates
+    """Candidates by own compute, in `window`."""
+    bytes_of: dict[str, Floats] = field(default_factory=dict)
+    """Kind of group -> bytes of each rank per step."""
+    explained_at: Int64 | None = None
+    """The newest step at which each rank's samples explained its slowness; below 0: never. Shapes: [ranks]."""
+    correlations: Floats | None = None
+    """From whole spans: the correlation of forward and backward of a micro-batch. Shapes: [ranks]."""
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether half of the wanted steps are there."""
+        return len(self.window.steps) >= max(2, self.thresholds.num_steps // 2)
+
+    def was_explained(self, rank: int) -> bool:
+        """Return whether a rank's samples explained its slowness at any step of the window."""
+        return self.explained_at is not None and bool(self.explained_at[rank] >= self.window.steps[0])
+
+    def has_risen_alone(self, rank: int) -> bool:
+        """Return whether a rank became slower than it was, while its peers did not."""
+        if not len(self.past.steps):
+            return False
+        now, before = self._now_and_before()
+        least = self.thresholds.excess
+        others = np.flatnonzero((self.peers.stage_of == self.peers.stage_of[rank]) & (before > 0.0))
+        others = others[others != rank]
+        if before[rank] <= 0.0 or not len(others):
+            return False
+        rise = float(np.median(now[others] / before[others])) - 1.0
+        return bool(now[rank] / before[rank] - 1.0 >= least and rise < least / 2)
+
+    def has_stage_risen(self, stage: int) -> bool:
+        """Return whether a stage became slower than it was at first: the partition of the model cannot cause that."""
+        if not len(self.past.steps):
+            return False
+        ranks = self.peers.stage_of == stage
+        now, before = self._now_and_before()
+        if not (before > 0.0).all():
+            return False
+        rise = now / before - 1.0
+        least = self.thresholds.excess
+        return bool(np.median(rise[ranks]) >= least and np.median(rise[~ranks]) < least / 2)
+
+    def exposed_s(self) -> float:
+        """Return by how much steps became longer; where that is not known, their whole duration."""
+        now_s = float(np.median(self.window.step_s))
+        return max(0.0, now_s - float(np.median(self.past.step_s))) if len(self.past.steps) else now_s
+
+    def _now_and_before(self) -> tuple[Floats, Floats]:
+        """Return the median own compute of each rank in the window and in the first steps. Shapes: [ranks]."""
+        now, before = (np.median(one.own[:, Aspect.COMPUTE], axis=0) for one in (self.window, self.past))
+        return now, before
