@@ -203,7 +203,7 @@ def test_damaged_notes_of_where_it_was_only_cost_a_repetition(host: Host, caplog
     streamer, taken = host.streamer()
     streamer.end()
     assert taken.all(Values).step.tolist() == [0, 1]
-    assert "is streamed again" in caplog.text
+    assert "are streamed from their beginning again" in caplog.text
 
 
 def test_a_rank_that_was_killed_leaves_all_its_newest_spans(host: Host) -> None:
