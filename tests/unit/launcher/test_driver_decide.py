@@ -39,7 +39,7 @@ from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_job import SimulatedJob
 
 
-def test_first_round_waits_for_its_last_call_only() -> None:
+def test_first_round_begins_at_once_when_no_host_is_missing() -> None:
     job = SimulatedJob(ELASTIC, 2)
     job.hosts["host-0"].start(job.now)
     go_on(job, 1.5)
@@ -284,7 +284,7 @@ def test_elastic_job_shrinks_after_a_while_and_grows_again() -> None:
     assert decode(Halt, job.etcd.items[KEYS.halt(2)].value, "halt").is_saving
 
 
-def test_end_when_all_are_done() -> None:
+def test_job_ends_when_all_workers_are_done() -> None:
     job = begin()
     for name in members(job, 1):
         host = job.hosts[name]
@@ -311,7 +311,7 @@ def test_wrong_configuration_stops_the_job_with_its_code() -> None:
     assert not job.live_rounds()
 
 
-def test_host_must_pass_its_check() -> None:
+def test_host_returns_when_a_later_check_passes() -> None:
     job = begin(num_hosts=2)
     name = members(job, 1)[0]
     job.hosts[name].fail(job.now, is_cascade=False, exit_code=-11, label="segfault", action="restart_then_check")
@@ -319,19 +319,6 @@ def test_host_must_pass_its_check() -> None:
     assert list(job.rounds()) == [1]
     (command,) = records_of(job, HostCommand, "commands")
     assert (command.kind, command.hosts) == ("check", (name,))
-    result = CheckResult("matmul", CheckOutcome.PASSED, "fine", 0.1)
-    report = CheckReport(name, job.hosts[name].session, job.now, (result,))
-    job.etcd.put(KEYS.check(command.request, name), encode(report))
-    go_on(job, 0.5)
-    assert name in members(job, 2)
-
-
-def test_host_returns_when_a_later_check_passes() -> None:
-    job = begin(num_hosts=2)
-    name = members(job, 1)[0]
-    job.hosts[name].fail(job.now, is_cascade=False, exit_code=-11, label="segfault", action="restart_then_check")
-    go_on(job, 5.0)
-    (command,) = records_of(job, HostCommand, "commands")
     result = CheckResult("matmul", CheckOutcome.FAILED, "slow", 0.1)
     report = CheckReport(name, job.hosts[name].session, job.now, (result,))
     job.etcd.put(KEYS.check(command.request, name), encode(report))
@@ -342,7 +329,7 @@ def test_host_returns_when_a_later_check_passes() -> None:
     assert name in members(job, 2)
 
 
-def test_host_must_pass_its_check_also_where_a_spare_goes_on() -> None:
+def test_host_must_pass_its_check_although_a_spare_goes_on() -> None:
     """Else it would be back in the round after that, unchecked."""
     job = begin(num_hosts=3)
     name = members(job, 1)[0]
@@ -363,7 +350,7 @@ def test_host_must_pass_its_check_also_where_a_spare_goes_on() -> None:
 
 
 @pytest.mark.parametrize("kind", [RequestKind.RESTART, RequestKind.EVICT])
-def test_person_asks_for_another_round(kind: RequestKind) -> None:
+def test_requested_restart_or_eviction_begins_a_round(kind: RequestKind) -> None:
     job = begin()
     first = members(job, 1)
     request_id = ask(job, kind, first[0])
@@ -412,7 +399,7 @@ def test_stop_by_the_system_ends_with_the_code_that_it_asks_for() -> None:
     assert ended(job).exit_code == 75
 
 
-def test_requests_that_lead_nowhere_are_refused() -> None:
+def test_requests_about_no_round_or_host_are_refused() -> None:
     job = begin(up=0)
     for kind, host in [(RequestKind.CHECKPOINT, ""), (RequestKind.EVICT, "unknown"), (RequestKind.CHECK, "unknown")]:
         request_id = ask(job, kind, host)
@@ -435,7 +422,7 @@ def test_damaged_keys_are_reported_and_survived() -> None:
     assert "train" in decision.reason
 
 
-def test_deciding_again_gives_the_same() -> None:
+def test_same_state_gives_the_same_decision() -> None:
     job = begin()
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     job.driver.hear(1000, job.now)

@@ -89,7 +89,7 @@ def test_a_restart_is_refused_and_an_eviction_becomes_a_cordon() -> None:
     assert (list(job.rounds()), job.is_training()) == ([1], True)
 
 
-def test_the_end_of_a_job_and_of_a_broken_round_wait_for_nothing() -> None:
+def test_end_and_failure_do_not_wait_for_storage() -> None:
     job = begin()
     hinder(job)
     job.hosts["host-0"].fail(job.now, is_cascade=False)
