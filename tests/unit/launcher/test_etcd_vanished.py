@@ -148,7 +148,7 @@ def test_removed_socket_is_created_again(tmp_path: Path, program: Path) -> None:
 
 
 @pytest.mark.slow
-def test_while_its_directory_cannot_be_made_again_it_serves_on(tmp_path: Path, program: Path) -> None:
+def test_etcd_serves_while_its_directory_cannot_be_restored(tmp_path: Path, program: Path) -> None:
     """Nothing of it is stopped before there is a copy."""
     real, root, other = tmp_path / "real", tmp_path / "run", tmp_path / "other"
     real.mkdir()
@@ -182,7 +182,7 @@ def test_while_its_directory_cannot_be_made_again_it_serves_on(tmp_path: Path, p
 
 
 @pytest.mark.slow
-def test_old_parts_that_etcd_takes_away_itself_are_no_loss(place: Path, program: Path) -> None:
+def test_files_that_etcd_itself_replaces_are_no_loss(place: Path, program: Path) -> None:
     with EtcdProcess(place, OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
         for number in range(50):
             client.put("key", str(number) * 1000)
