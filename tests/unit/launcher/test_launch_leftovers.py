@@ -81,7 +81,7 @@ def test_host_that_leaves_in_order_removes_its_snapshots(tmp_path: Path, code: i
     assert other.exists()
 
 
-def test_the_end_of_a_writer_is_waited_for(plan: LaunchPlan) -> None:
+def test_launch_waits_for_the_end_of_a_writer(plan: LaunchPlan) -> None:
     """Else a launch would have ended, and something of it would not."""
     arena = Arena(arena_of(plan, "small.h1", keep_arena_s=600.0))
     pid = start_writer(arena, plan.files.run / "writer.log")

@@ -182,7 +182,7 @@ def test_next_driver_sends_only_the_end(story: Story) -> None:
     assert topics(documents) == [(name, "open"), (name, "closed")]
 
 
-def test_the_next_driver_sends_what_a_dead_one_was_sending(story: Story) -> None:
+def test_new_driver_repeats_an_unconfirmed_message(story: Story) -> None:
     """It is unknown whether the receiver accepted it: it is sent again, with the same key."""
     with HttpReceiver(Reply(hold=threading.Event())) as receiver:
         config = webhook(story, receiver)
@@ -200,7 +200,7 @@ def test_the_next_driver_sends_what_a_dead_one_was_sending(story: Story) -> None
     assert first_key == second_key
 
 
-def test_a_driver_that_was_followed_writes_nothing_down_any_more(story: Story) -> None:
+def test_replaced_driver_writes_no_receipt(story: Story) -> None:
     """It learns that the receiver accepted when another driver leads already: the other's record counts."""
     hold = threading.Event()
     with HttpReceiver(Reply(hold=hold)) as receiver:
@@ -220,7 +220,7 @@ def test_a_driver_that_was_followed_writes_nothing_down_any_more(story: Story) -
         assert story.record() == record
 
 
-def test_a_receiver_that_does_not_answer_holds_no_recovery_up(story: Story) -> None:
+def test_silent_receiver_delays_no_recovery(story: Story) -> None:
     hold = threading.Event()
     with HttpReceiver(Reply(hold=hold), Reply(hold=hold)) as receiver:
         story.candidate(webhook(story, receiver, "[notify]\ntimeout_s = 60.0\n"))
@@ -239,7 +239,7 @@ def test_a_receiver_that_does_not_answer_holds_no_recovery_up(story: Story) -> N
 
 @pytest.mark.slow(kept=["500"])
 @pytest.mark.parametrize("reply", [Reply(500, body=b"boom"), Reply(is_dropped=True)], ids=["500", "dropped"])
-def test_a_receiver_that_fails_is_tried_again_and_complained_of(story: Story, reply: Reply) -> None:
+def test_failing_receiver_is_tried_again_and_reported(story: Story, reply: Reply) -> None:
     with HttpReceiver(usual=reply) as receiver:
         story.candidate(webhook(story, receiver))
         story.train(1)
