@@ -105,7 +105,7 @@ def test_the_rank_whose_kernel_hangs_is_named(job: Job, rank: int, name: str, nu
     assert found.sentences[1] == f"rank {rank} is at step 1 in {operation} on its GPU"
 
 
-def test_two_that_hang_are_both_named(job: Job) -> None:
+def test_two_hanging_ranks_are_both_named(job: Job) -> None:
     for rank in (1, 6):
         job.work(rank, "forward", 1).duration_ns = NEVER
 

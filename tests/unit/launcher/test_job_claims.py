@@ -60,7 +60,7 @@ def test_another_launch_of_a_running_job_is_refused(
         claim_job(client, keys, a_job(keys, "b", "second"), 1.0)
 
 
-def test_a_host_that_lives_is_proof_enough_that_its_launch_runs(
+def test_live_host_proves_that_its_launch_runs(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
     claim_job(client, keys, a_job(keys, "a", "first"), 1.0)

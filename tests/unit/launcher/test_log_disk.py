@@ -31,7 +31,7 @@ class HangingFile(RotatingFile):
         super().write(chunk)
 
 
-def test_ranks_go_on_and_their_failures_are_named(tmp_path: Path) -> None:
+def test_ranks_continue_while_the_log_disk_hangs(tmp_path: Path) -> None:
     answers = threading.Event()
     with WorkerLogs(tmp_path, tee="none", file_at=partial(HangingFile, answers=answers)) as logs:
         fd = logs.open_rank(1, 0)
@@ -68,7 +68,7 @@ def test_a_hang_is_reported_while_it_lasts(tmp_path: Path, monkeypatch: pytest.M
     assert file.path.read_bytes() == LINE
 
 
-def test_the_end_does_not_wait_for_it(tmp_path: Path) -> None:
+def test_closing_does_not_wait_for_a_hanging_disk(tmp_path: Path) -> None:
     disk, file = LogDisk(), HangingFile(tmp_path / "rank.log")
     disk.write(file, LINE)
     disk.close(0.01)

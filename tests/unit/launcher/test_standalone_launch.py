@@ -175,23 +175,21 @@ def test_hosts_are_asked_to_stop_by_the_first_signal(tmp_path: Path, hosts: Loca
     assert (tmp_path / "host-2.started").read_text() == "launch --host-id=host-2 CONFIG"
 
 
-@pytest.mark.parametrize(
-    ("number", "raised"),
-    [(signal.SIGTERM, StoppedEarly), (signal.SIGUSR1, StoppedEarly), (signal.SIGINT, KeyboardInterrupt)],
-)
-def test_a_signal_before_the_job_ends_the_preparations_in_order(
-    number: signal.Signals, raised: type[BaseException]
-) -> None:
-    closed: list[str] = []
-    before = signal.getsignal(number)
-    with pytest.raises(raised), StopSignals(stop_early) as early, ExitStack() as stack:
-        stack.callback(closed.append, "etcd")
-        os.kill(os.getpid(), number)
-        pytest.fail("the signal was not taken")
-    assert (closed, early.name, signal.getsignal(number)) == (["etcd"], number.name, before)
+def test_signal_before_the_job_ends_the_preparations_in_order() -> None:
+    cases: list[tuple[signal.Signals, type[BaseException]]] = [
+        (signal.SIGTERM, StoppedEarly), (signal.SIGUSR1, StoppedEarly), (signal.SIGINT, KeyboardInterrupt),
+    ]  # fmt: skip
+    for number, raised in cases:
+        closed: list[str] = []
+        before = signal.getsignal(number)
+        with pytest.raises(raised), StopSignals(stop_early) as early, ExitStack() as stack:
+            stack.callback(closed.append, "etcd")
+            os.kill(os.getpid(), number)
+            pytest.fail(f"{number.name} was not taken")
+        assert (closed, early.name, signal.getsignal(number)) == (["etcd"], number.name, before)
 
 
-def test_a_signal_after_the_job_changes_nothing() -> None:
+def test_signal_after_the_job_changes_nothing() -> None:
     with StopSignals(stop_early) as early:
         early.set_callbacks(note_only)
         os.kill(os.getpid(), signal.SIGTERM)
