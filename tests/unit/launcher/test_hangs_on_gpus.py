@@ -71,6 +71,17 @@ def job(tmp_path: Path) -> Job:
     return Job(simulation, trainers)
 
 
+@pytest.mark.slow(
+    kept=[
+        "0-forward before-0-forward-compute",
+        "3-forward-1-forward-compute",
+        "5-backward-1-backward-compute",
+        "7-clip-0-clip",
+        "6-optimizer-0-optimizer",
+        "4-norms-0-work between recorded operations",
+        "3-forward after-3-forward-compute",
+    ]
+)
 @pytest.mark.parametrize(
     ("rank", "name", "number", "operation"),
     [

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrain.contracts.records.host_records import CheckOutcome
@@ -320,7 +320,8 @@ def test_a_damaged_history_is_put_aside(tmp_path: Path) -> None:
         assert read_history(path) == (HealthHistory(), ""), content[:80]
 
 
-@given(st.lists(st.tuples(st.integers(0, 20), st.floats(0.001, 10)), max_size=200))
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.just(0) | st.integers(1, 20), st.floats(0.001, 10)), min_size=80, max_size=100))
 def test_history_is_bounded_and_its_usual_is_the_median(samples: list[tuple[int, float]]) -> None:
     history = HealthHistory()
     model: dict[str, list[float]] = {}

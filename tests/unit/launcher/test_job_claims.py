@@ -57,7 +57,7 @@ def test_another_launch_of_a_running_job_is_refused(
     claim_job(client, keys, a_job(keys, "a", "first"), 1.0)
     member(a_host())
     with pytest.raises(ConfigError, match=r"b cannot launch it: another launch .* is running \(begun by a, .*hosts a;"):
-        claim_job(client, keys, a_job(keys, "b", "second"), 1.0)
+        claim_job(client, keys, a_job(keys, "b", "second"), 0.3)
 
 
 def test_live_host_proves_that_its_launch_runs(

@@ -220,18 +220,21 @@ def test_replaced_driver_writes_no_receipt(story: Story) -> None:
         assert story.record() == record
 
 
-def test_silent_receiver_delays_no_recovery(story: Story) -> None:
+def test_silent_receiver_delays_no_recovery_and_no_other(story: Story) -> None:
     hold = threading.Event()
-    with HttpReceiver(Reply(hold=hold), Reply(hold=hold)) as receiver:
-        story.candidate(webhook(story, receiver, "[notify]\ntimeout_s = 60.0\n"))
+    with HttpReceiver(Reply(hold=hold)) as silent, HttpReceiver() as other:
+        url = write_secret(story.root / "url", f"{other.url}/services/x")
+        story.candidate(webhook(story, silent, f'[slack]\nurl_file = "{url}"\n[notify]\ntimeout_s = 60.0\n'))
         story.train(1)
         story.fail(1)
-        receiver.wait_for(1)
+        silent.wait_for(1)
+        other.wait_for(1)
         story.train(2)
         (incident,) = story.recovered()
-        assert len(receiver.posted) == 1, "it still waits for the first answer"
+        other.wait_for(2)
+        assert len(silent.posted) == 1, "the driver still waits for its first answer"
         hold.set()
-        documents = receiver.wait_for(2)
+        documents = silent.wait_for(2)
         story.wait_notified(2)
     name = f"incident/{incident.incident_id}"
     assert topics(documents) == [(name, "open"), (name, "closed")]
@@ -348,18 +351,3 @@ def test_waiting_verdict_is_reported_until_it_is_answered(story: Story) -> None:
         )  # fmt: skip
         documents = receiver.wait_for(2)
     assert topics(documents) == [("verdict/v1", "open"), ("verdict/v1", "closed")]
-
-
-def test_two_receivers_do_not_wait_for_each_other(story: Story) -> None:
-    hold = threading.Event()
-    with HttpReceiver(usual=Reply(hold=hold)) as dead, HttpReceiver() as alive:
-        url = write_secret(story.root / "url", f"{dead.url}/services/x")
-        story.candidate(webhook(story, alive, f'[slack]\nurl_file = "{url}"\n'))
-        story.train(1)
-        story.fail(1)
-        dead.wait_for(1)
-        alive.wait_for(1)
-        story.train(2)
-        story.recovered()
-        assert len(topics(alive.wait_for(2))) == 2
-        assert len(dead.posted) == 1

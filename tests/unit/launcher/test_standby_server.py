@@ -189,17 +189,23 @@ def test_ended_worker_is_a_zombie_until_its_group_is_killed(shared: Programs) ->
     assert process_stat(found.pid) is None
 
 
-def test_kill_ends_the_whole_process_group_only(own: Programs) -> None:
-    pid, read_fd = own.start(WITH_GRANDCHILD, PATH=os.environ["PATH"])
-    inside, outside = map(int, read_line(read_fd).split())
+def test_signal_reaches_a_worker_alone_and_kill_its_group(own: Programs) -> None:
+    signalled, first_fd = own.start(WITH_GRANDCHILD, rank=0, PATH=os.environ["PATH"])
+    killed, second_fd = own.start(WITH_GRANDCHILD, rank=1, PATH=os.environ["PATH"])
+    children = [list(map(int, read_line(read_fd).split())) for read_fd in (first_fd, second_fd)]
+    own.client.signal_workers([signalled, 1], signal.SIGTERM)
+    assert own.exit_of(signalled).exit_code == -signal.SIGTERM
+    assert all(is_running(inside) for inside, _ in children)
     own.client.kill_all()
     assert own.client.wait_gone(DEADLINE_S)
-    assert process_stat(pid) is None
-    assert process_stat(inside) is None  # the server collected the orphan
-    assert is_running(outside)
-    os.kill(outside, signal.SIGKILL)
-    wait_until(lambda: process_stat(outside) is None, "the server to collect the orphan")
-    os.close(read_fd)
+    for pid in (signalled, killed, *(inside for inside, _ in children)):
+        assert process_stat(pid) is None  # the server collected the orphans
+    for _, outside in children:
+        assert is_running(outside)
+        os.kill(outside, signal.SIGKILL)
+        wait_until(lambda outside=outside: process_stat(outside) is None, "the server to collect the orphan")
+    os.close(first_fd)
+    os.close(second_fd)
 
 
 def test_stuck_workers_are_killed(own: Programs) -> None:
@@ -227,16 +233,6 @@ def test_stuck_workers_are_killed(own: Programs) -> None:
     for pid, read_fd in workers:
         assert process_stat(pid) is None
         os.close(read_fd)
-
-
-def test_signal_reaches_the_worker_alone(own: Programs) -> None:
-    pid, read_fd = own.start(WITH_GRANDCHILD, PATH=os.environ["PATH"])
-    inside, outside = map(int, read_line(read_fd).split())
-    own.client.signal_workers([pid, 1], signal.SIGTERM)
-    assert own.exit_of(pid).exit_code == -signal.SIGTERM
-    assert is_running(inside)
-    os.kill(outside, signal.SIGKILL)
-    os.close(read_fd)
 
 
 def test_dead_server_is_noticed_and_replaced(own: Programs) -> None:
