@@ -1,4 +1,4 @@
-"""What the driver's log says of its decisions: few lines, each of them news."""
+"""The driver's log has a line for each new decision, and none for its repetitions."""
 
 from __future__ import annotations
 

@@ -330,7 +330,7 @@ def test_host_returns_when_a_later_check_passes() -> None:
 
 
 def test_host_must_pass_its_check_although_a_spare_goes_on() -> None:
-    """Else it would be back in the round after that, unchecked."""
+    """Otherwise it would be in the round after the next one without a check."""
     job = begin(num_hosts=3)
     name = members(job, 1)[0]
     job.hosts[name].fail(job.now, is_cascade=False, exit_code=-11, label="segfault", action="restart_then_check")

@@ -1,4 +1,4 @@
-"""Who holds up a stuck round, from what its hosts wrote; and when the driver ends the round for it."""
+"""Which rank a hang is due to, from the evidence of the hosts, and when the driver ends the round for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps a driver going: not on stale news, not without a pause, and not with storage that is away."""
+"""A driver decides only on current events, pauses between decisions, and is not delayed by absent storage."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_a_verdict_of_a_round_that_is_over_is_declined() -> None:
 
 
 def test_verdict_written_before_its_round_is_declined() -> None:
-    """It guessed the number: what it is about cannot be that round."""
+    """Its author guessed the number: it cannot be about that round."""
     job = begin()
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     early = ""

@@ -41,7 +41,7 @@ def place(tmp_path: Path) -> Path:
 
 @dataclass(frozen=True)
 class EtcdContent:
-    """What an etcd says of a key, of itself and of who may ask it."""
+    """A key, the cluster and the users of an etcd."""
 
     value: bytes | None
     revisions: tuple[int, int]
@@ -63,7 +63,7 @@ def empty(directory: Path) -> None:
 
 
 def remove_data_and_etcd(etcd: EtcdProcess, place: Path) -> None:
-    """Before anybody can have seen the first, the second."""
+    """Remove the data, and kill etcd before the loss can be noticed."""
     assert etcd.pid is not None
     shutil.rmtree(place)
     os.kill(etcd.pid, signal.SIGKILL)
@@ -136,7 +136,7 @@ def has_seen(watch: Watch, value: bytes) -> bool:
 
 @pytest.mark.slow
 def test_removed_socket_is_created_again(tmp_path: Path, program: Path) -> None:
-    """What tidies /tmp up does that after some days."""
+    """Programs that clean /tmp do that after some days."""
     with EtcdProcess(tmp_path / ("x" * 100), OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
         client.put("key", "value")
         shutil.rmtree(Path(etcd.settings.endpoints[0].path).parent)

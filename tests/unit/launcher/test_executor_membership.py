@@ -107,7 +107,7 @@ def test_a_lost_lease_is_replaced_under_the_same_session(
 
 
 def test_a_lease_is_gone_since_it_ran_out_or_was_lost(client: EtcdClient, keys: JobKeys) -> None:
-    """However long ago anybody asked: a round may begin just then."""
+    """It does not depend on when the lease was last read: a round may begin at that moment."""
     for state, valid_s, gone_s in [
         (LeaseState.HELD, 3.0, -3.0),
         (LeaseState.DOUBTFUL, -2.0, 2.0),

@@ -1,4 +1,4 @@
-"""Orders as a host receives them: which round it may start, when it must stop, and what it says it has in hand."""
+"""Orders as a host receives them: which round it may start, when it must stop, and which round it reports as taken."""
 
 from __future__ import annotations
 

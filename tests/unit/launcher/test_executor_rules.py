@@ -1,4 +1,4 @@
-"""The pure rules of an executor: a new life, stopping, commands, what is worth telling at once."""
+"""Pure rules of an executor: new sessions, stop signals, commands, and which changes are reported at once."""
 
 from __future__ import annotations
 

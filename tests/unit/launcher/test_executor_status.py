@@ -1,4 +1,4 @@
-"""What a host says of itself: the phase follows from what is known of workers, halts and orders."""
+"""The status that a host reports: its phase follows from its workers, the halts and the orders."""
 
 from __future__ import annotations
 

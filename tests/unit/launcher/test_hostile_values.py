@@ -72,7 +72,7 @@ _NO_RECORDS = (b"", b"null", b"[]", b"{", b"\xff\xfe", b"[" * 100_000, b'{"schem
 
 
 class Scribe:
-    """Writes what is hostile, from a seed."""
+    """Writes hostile records, from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -139,7 +139,7 @@ class Scribe:
 
 
 def with_many_scribes(act: Callable[[Scribe], None]) -> Callable[[], None]:
-    """Make a test of what is to hold whatever a scribe writes; a failure tells the seed."""
+    """Return a test that runs `act` with many scribes; a failure names the seed."""
 
     def test() -> None:
         for seed in range(60):

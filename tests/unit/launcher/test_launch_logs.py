@@ -1,4 +1,4 @@
-"""A launch whose ranks' lines would be lost says so before it starts."""
+"""A launch that could not write the logs of its ranks is refused before it starts."""
 
 from __future__ import annotations
 

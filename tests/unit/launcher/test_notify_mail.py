@@ -93,7 +93,7 @@ def test_refused_message_is_reported_with_the_answer(tmp_path: Path) -> None:
 
 @contextmanager
 def strange_server(talk: Callable[[socket.socket, threading.Event], None]) -> Iterator[int]:
-    """A server that talks as a test has it talk; yields its port."""
+    """Run a server that behaves as `talk` does; yield its port."""
     is_over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
