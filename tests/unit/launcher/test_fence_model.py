@@ -250,7 +250,7 @@ def test_dead_host_counts_as_stuck_from_its_death() -> None:
 
 
 def test_stall_before_a_cut_proves_nothing_later() -> None:
-    """Both continue to train while cut off: the driver waits for the end of their deadlines, not only for the silence."""
+    """Both train on while cut off: the driver waits for the end of their deadlines, not only for the silence."""
     job = TimedJob(POLICY, NUM_HOSTS, 5.0)
     for host in job.timed():
         host.start(job.now)

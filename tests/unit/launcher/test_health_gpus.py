@@ -19,7 +19,6 @@ from megatrain_launcher.health.history import HealthHistory
 from megatrain_launcher.health.nvidia_smi import read_nvidia_smi
 
 GOOD = GpuReading(0, "GPU-aaaa", "H100", 0, False, False, False)
-OUTCOMES = tuple[str, str, str]
 
 
 def judged(reading: DriverReading, **changes):
@@ -320,7 +319,7 @@ def test_outcome_of_xid_messages() -> None:
         assert detail in finding.detail, (lines, outcome, detail)
 
 
-def test_unreadable_kernel_log_is_skipped(tmp_path: Path) -> None:
+def test_kernel_log_is_skipped_unless_it_can_be_read(tmp_path: Path) -> None:
     one = context(tmp_path)
     (finding,) = kernel_log.check_kernel_log(one, HealthHistory())
     assert finding.outcome is CheckOutcome.SKIPPED
