@@ -50,7 +50,7 @@ def test_snapshots_of_this_run_are_found_and_released(plan: LaunchPlan) -> None:
     assert all(path.exists() for path in others)
 
 
-@pytest.mark.slow(kept=["0-False"])
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "is_kept"), [(0, False), (75, False), (1, True)])
 def test_launch_keeps_only_unsaved_snapshots(plan: LaunchPlan, code: int, is_kept: bool) -> None:
     etcd_program()

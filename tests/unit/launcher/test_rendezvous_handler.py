@@ -335,6 +335,7 @@ def test_unreachable_etcd_is_a_connection_error(run_id: str) -> None:
     handler.shutdown()
 
 
+@pytest.mark.slow
 def test_wrong_password_is_an_error_that_does_not_show_it(tmp_path: Path, run_id: str) -> None:
     (tmp_path / "password").write_text("battery staple")
     (tmp_path / "right").write_text("correct horse")

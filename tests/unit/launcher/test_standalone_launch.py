@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.local import LocalHosts
 from megatrain_launcher.launch.host import run_launch
 from megatrain_launcher.launch.plan import LaunchPlan, make_plan
+from tests.helpers.arena_snapshots import host_plan, make_arena
 from tests.helpers.etcd_server import etcd_program
 from tests.helpers.launch_cases import small_flags
 from tests.helpers.waiting import wait_until
@@ -65,7 +67,11 @@ def plan(tmp_path: Path) -> LaunchPlan:
     return make_plan(small_flags(tmp_path), {})
 
 
-def test_single_host_runs_its_executor_in_this_process(plan: LaunchPlan) -> None:
+def test_single_host_runs_its_executor_in_this_process(tmp_path: Path) -> None:
+    (tmp_path / "arenas").mkdir()
+    plan = make_plan(small_flags(tmp_path, overrides=(f"--checkpoint.arena_directory={tmp_path / 'arenas'}",)), {})
+    snapshots = replace(host_plan(str(plan.files.run / "checkpoints")), job="small")
+    arena = make_arena(tmp_path / "arenas" / "megatrain-arena1.small.h1", snapshots).root
     seen: dict[str, Any] = {}
     box = black_box_path(
         Path(plan.config.telemetry.black_box_directory), "small", RunDirectory(plan.files.run).key, "main", 3, 0
@@ -95,6 +101,7 @@ def test_single_host_runs_its_executor_in_this_process(plan: LaunchPlan) -> None
     assert not plan.files.endpoint.exists()
     assert not box.exists()
     assert foreign.exists()
+    assert not arena.exists()
     assert reported == []
 
 

@@ -317,6 +317,7 @@ def _accept(client: EtcdClient, keys: JobKeys, request: JobRequest) -> None:
     wait_until(lambda: (item := client.get(key)) is not None and item.lease_id == 0, "the asker")
 
 
+@pytest.mark.slow
 def test_a_password_comes_from_a_file(tmp_path: Path, megatrain: Run) -> None:
     (tmp_path / "closed").mkdir()
     with EtcdServers(tmp_path / "closed") as servers:
