@@ -53,14 +53,6 @@ def test_first_round_begins_at_once_when_no_host_is_missing() -> None:
     assert len(members(at_once, 1)) == 2
 
 
-def test_surplus_host_parks() -> None:
-    job = begin()
-    assert job.is_training()
-    assert len(members(job, 1)) == 2
-    (parked,) = set(job.hosts) - set(members(job, 1))
-    assert job.hosts[parked].phase is HostPhase.PARKED
-
-
 def test_killed_rank_restarts_everything_with_the_same_ranks() -> None:
     job = begin()
     job.hosts["host-0"].fail(job.now, is_cascade=False)
@@ -143,9 +135,12 @@ def test_leases_regained_without_a_driver_are_reported_once() -> None:
     assert [one.culprit_hosts for one in incidents(job)[1:]] == [(both[0],)]
 
 
-def test_spares_may_lose_their_leases_without_an_incident() -> None:
+def test_spare_parks_and_may_lose_its_lease_without_an_incident() -> None:
     job = begin()
+    assert job.is_training()
+    assert len(members(job, 1)) == 2
     (spare,) = set(job.hosts) - set(members(job, 1))
+    assert job.hosts[spare].phase is HostPhase.PARKED
     job.hosts[spare].lose_lease()
     job.hosts[spare].register(job.now)
     go_on(job, 5.0)
@@ -389,14 +384,6 @@ def test_a_stop_that_could_not_save_says_so() -> None:
     assert "asked for stop, but not all workers saved: rank 0 ended with exit code 74 (save failed)" in end.reason
     assert not answer(job, request_id).is_accepted
     assert incidents(job)[-1].evidence == ("rank 0 ended with exit code 74 (save failed)",)
-
-
-def test_stop_by_the_system_ends_with_the_code_that_it_asks_for() -> None:
-    job = begin()
-    request = JobRequest("q", RequestKind.STOP, "slurm", job.now, exit_code=75)
-    job.etcd.put(KEYS.request("q"), encode(request))
-    go_on(job, 1.0)
-    assert ended(job).exit_code == 75
 
 
 def test_requests_about_no_round_or_host_are_refused() -> None:

@@ -98,14 +98,14 @@ def whole_campaign(state: ClusterState, answer: Answer) -> tuple[PairCheck, list
         now += 1.0
 
 
-@pytest.mark.parametrize(("count", "turns"), [(0, 0), (1, 0), (2, 1), (3, 3), (4, 2)])
-def test_every_host_meets_its_neighbours(count: int, turns: int) -> None:
-    check, commands = whole_campaign(cluster(*map(record, range(count))), good)
-    assert len(commands) == turns
-    assert check.findings.culprits == {}
-    assert findings_text(check.findings) == ""
-    met = {frozenset(pair) for command in commands for pair in command.partners.items()}
-    assert len(met) == check.num_pairs == (count if count > 2 else max(0, count - 1))
+def test_every_host_meets_its_neighbours() -> None:
+    for count, turns in [(0, 0), (1, 0), (2, 1), (3, 3), (4, 2)]:
+        check, commands = whole_campaign(cluster(*map(record, range(count))), good)
+        assert len(commands) == turns, count
+        assert check.findings.culprits == {}, count
+        assert findings_text(check.findings) == "", count
+        met = {frozenset(pair) for command in commands for pair in command.partners.items()}
+        assert len(met) == check.num_pairs == (count if count > 2 else max(0, count - 1)), count
 
 
 def test_neighbours_are_those_of_one_switch() -> None:

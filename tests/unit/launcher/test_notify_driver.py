@@ -164,6 +164,7 @@ def test_receivers_of_a_kind_have_their_own_rules(story: Story) -> None:
     assert second.posted == []
 
 
+@pytest.mark.slow
 def test_next_driver_sends_only_the_end(story: Story) -> None:
     with HttpReceiver() as receiver:
         config = webhook(story, receiver)
@@ -317,6 +318,7 @@ def test_end_of_a_job_waits_briefly_for_a_dead_receiver(story: Story, monkeypatc
         assert not hold.is_set()
 
 
+@pytest.mark.slow
 def test_planned_stop_is_not_reported(story: Story) -> None:
     with HttpReceiver() as receiver:
         one = story.candidate(webhook(story, receiver))
