@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
+from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.host_records import RankFailure
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, Moments
 from megatrain_job.failures.verdict import LABELS, Label
@@ -232,8 +234,9 @@ def test_requests_do_not_count_for_the_restart_limit() -> None:
 
 
 def test_every_label_and_exit_code_has_a_response() -> None:
+    codes = (-64, -signal.SIGSEGV, -signal.SIGKILL, *range(3), *ExitCode, 200, 255)
     for label in ["", "no such label", *Label]:
-        for code in range(-64, 256):
+        for code in codes if label else range(-64, 256):
             ended = RankFailure(7, code, NOW, label, "", is_cascade=False)
             action = respond(facts(ended), (past(5, label),), POLICY, NOW).action
             assert action in ("restart", "evict", "rollback", "stop", "requeue"), (code, label)

@@ -63,7 +63,7 @@ def test_rollback_to_impossible_steps_is_declined() -> None:
         {"skip_to": 21 + 1000},
         {"skip_to": 10**7},
     ]:
-        assert "go back to" in declined(job, NUMERICS, **changes), changes
+        assert "roll back to" in declined(job, NUMERICS, **changes), changes
     go_on(job, 1.0)
     assert list(job.rounds()) == [1]
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrain.contracts.records.diag_records import DiagSettings
@@ -190,6 +190,7 @@ ACTIONS = st.lists(
 )
 
 
+@settings(max_examples=50)
 @given(ACTIONS)
 def test_no_order_of_events_gives_a_round_that_may_not_run(actions: list[tuple[str, int, tuple[str, ...]]]) -> None:
     orders = OrderState(KEYS, "a", "1")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
@@ -115,6 +115,7 @@ def test_faulty_host_is_named(count: int, data: st.DataObject, is_broken: bool) 
     assert ("timed out" if is_broken else "50.0 ms, in other pairs 10.0") in verdict.culprits[host]
 
 
+@settings(max_examples=50)
 @given(st.integers(3, 16), st.data())
 def test_healthy_host_is_never_named(count: int, data: st.DataObject) -> None:
     hosts = hosts_of(count)

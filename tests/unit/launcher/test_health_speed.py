@@ -320,7 +320,7 @@ def test_a_damaged_history_is_put_aside(tmp_path: Path) -> None:
         assert read_history(path) == (HealthHistory(), ""), content[:80]
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(st.lists(st.tuples(st.just(0) | st.integers(1, 20), st.floats(0.001, 10)), min_size=80, max_size=100))
 def test_history_is_bounded_and_its_usual_is_the_median(samples: list[tuple[int, float]]) -> None:
     history = HealthHistory()

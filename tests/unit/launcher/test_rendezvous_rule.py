@@ -260,7 +260,7 @@ class ManyAgents(Agents):
     """As `Agents`, with more examples."""
 
 
-Agents.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+Agents.TestCase.settings = settings(max_examples=20, stateful_step_count=30)
 ManyAgents.TestCase.settings = settings(max_examples=400, stateful_step_count=30)
 TestAgents = Agents.TestCase
 TestManyAgents = pytest.mark.slow(ManyAgents.TestCase)

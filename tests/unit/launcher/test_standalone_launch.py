@@ -89,9 +89,11 @@ def test_single_host_runs_its_executor_in_this_process(tmp_path: Path) -> None:
         return 75
 
     reported: list[str] = []
-    assert run_launch(plan, {}, execute, reported.append) == 75
+    environment = {"MEGATRAIN_ETCD_PASSWORD": "secret", "OTHER": "1"}
+    assert run_launch(plan, environment, execute, reported.append) == 75
 
     settings = seen["settings"]
+    assert dict(settings.environment) == {"OTHER": "1"}, "workers get no password of another etcd"
     assert seen["endpoint"] == {
         "endpoints": [str(settings.etcd.endpoints[0])], "job": "small", "launch_id": settings.launch_id,
         "user": "megatrain",
