@@ -13,32 +13,29 @@ def samples(free: list[int], period_s: float = 10.0) -> list[SpaceSample]:
     return [SpaceSample(period_s * number, one) for number, one in enumerate(free)]
 
 
-def test_a_disk_that_fills_evenly_is_full_when_its_pace_says() -> None:
+def test_evenly_filling_disk_is_full_when_its_pace_says() -> None:
     # 100 MB a second, for 20 minutes; 80 GB are left
     found = full_in_s(samples([200 * GB - GB * number for number in range(121)]))
     assert found == pytest.approx(800, rel=0.03)
 
 
-def test_bursts_that_retention_takes_back_fill_nothing() -> None:
+def test_bursts_that_are_removed_again_fill_no_disk() -> None:
     saw = [100 * GB - (number % 30) * GB for number in range(360)]
     assert full_in_s(samples(saw)) is None
 
 
-@pytest.mark.parametrize(
-    "free",
-    [
+def test_trend_without_information_is_unknown() -> None:
+    for free in [
         [],
         [5 * GB],
         [100 * GB - GB * number for number in range(30)],  # five minutes: it may be one checkpoint
         [100 * GB] * 50 + [60 * GB] * 310,  # one burst, and nothing since
         [100 * GB + GB * number for number in range(360)],  # files are removed
-    ],
-)
-def test_trend_without_information_is_unknown(free: list[int]) -> None:
-    assert full_in_s(samples(free)) is None
+    ]:
+        assert full_in_s(samples(free)) is None, len(free)
 
 
-def test_bursts_that_stay_do_fill_it() -> None:
+def test_bursts_that_stay_fill_the_disk() -> None:
     steps = [400 * GB - 10 * GB * (number // 30) for number in range(361)]
     found = full_in_s(samples(steps))
     assert found == pytest.approx(280 / 10 * 300, rel=0.1)

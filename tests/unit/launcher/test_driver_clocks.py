@@ -48,8 +48,8 @@ def recover(job: SimulatedJob, number: int, skew_s: float) -> None:
     assert job.is_training()
 
 
-@pytest.mark.parametrize("skew_s", [-600.0, -0.05, 0.0, 0.05, 600.0])
-def test_moments_are_in_order_whatever_the_clocks_of_hosts_say(skew_s: float) -> None:
+@pytest.mark.parametrize("skew_s", [-600.0, -0.05, 0.05, 600.0])
+def test_moments_are_in_order_with_any_clock_of_hosts(skew_s: float) -> None:
     job = begin()
     failed_at = job.now
     job.hosts["host-0"].fail(job.now + skew_s, is_cascade=False)

@@ -62,7 +62,7 @@ def test_host_that_left_a_later_round_is_not_awaited() -> None:
     assert list(job.rounds()) == [1, 3]
 
 
-def test_a_first_round_that_cannot_be_read() -> None:
+def test_unreadable_first_round_is_replaced() -> None:
     job = SimulatedJob(POLICY, 2)
     job.etcd.put(KEYS.round(1), JUNK)
     job.driver.reread(job.now)
@@ -84,7 +84,7 @@ def test_overwritten_live_round_is_ended_first() -> None:
     go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 5.0)
 
 
-def test_a_halt_that_cannot_be_read_keeps_no_round_alive() -> None:
+def test_unreadable_halt_keeps_no_round_alive() -> None:
     job = begin()
     job.etcd.put(KEYS.halt(1), JUNK)
     go_on(job, 1.0)
@@ -94,7 +94,7 @@ def test_a_halt_that_cannot_be_read_keeps_no_round_alive() -> None:
     assert halted(job, 1).incident
 
 
-def test_a_command_that_cannot_be_read_is_passed_by() -> None:
+def test_unreadable_command_is_skipped() -> None:
     job = begin()
     job.etcd.put(KEYS.command(1), JUNK)
     ask(job, RequestKind.CHECKPOINT)

@@ -39,7 +39,7 @@ from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_job import SimulatedJob
 
 
-def test_first_round_waits_for_its_last_call_only() -> None:
+def test_first_round_begins_at_once_when_no_host_is_missing() -> None:
     job = SimulatedJob(ELASTIC, 2)
     job.hosts["host-0"].start(job.now)
     go_on(job, 1.5)
@@ -51,14 +51,6 @@ def test_first_round_waits_for_its_last_call_only() -> None:
         host.start(at_once.now)
     go_on(at_once, 0.2)
     assert len(members(at_once, 1)) == 2
-
-
-def test_surplus_host_parks() -> None:
-    job = begin()
-    assert job.is_training()
-    assert len(members(job, 1)) == 2
-    (parked,) = set(job.hosts) - set(members(job, 1))
-    assert job.hosts[parked].phase is HostPhase.PARKED
 
 
 def test_killed_rank_restarts_everything_with_the_same_ranks() -> None:
@@ -143,9 +135,12 @@ def test_leases_regained_without_a_driver_are_reported_once() -> None:
     assert [one.culprit_hosts for one in incidents(job)[1:]] == [(both[0],)]
 
 
-def test_spares_may_lose_their_leases_without_an_incident() -> None:
+def test_spare_parks_and_may_lose_its_lease_without_an_incident() -> None:
     job = begin()
+    assert job.is_training()
+    assert len(members(job, 1)) == 2
     (spare,) = set(job.hosts) - set(members(job, 1))
+    assert job.hosts[spare].phase is HostPhase.PARKED
     job.hosts[spare].lose_lease()
     job.hosts[spare].register(job.now)
     go_on(job, 5.0)
@@ -284,7 +279,7 @@ def test_elastic_job_shrinks_after_a_while_and_grows_again() -> None:
     assert decode(Halt, job.etcd.items[KEYS.halt(2)].value, "halt").is_saving
 
 
-def test_end_when_all_are_done() -> None:
+def test_job_ends_when_all_workers_are_done() -> None:
     job = begin()
     for name in members(job, 1):
         host = job.hosts[name]
@@ -311,7 +306,7 @@ def test_wrong_configuration_stops_the_job_with_its_code() -> None:
     assert not job.live_rounds()
 
 
-def test_host_must_pass_its_check() -> None:
+def test_host_returns_when_a_later_check_passes() -> None:
     job = begin(num_hosts=2)
     name = members(job, 1)[0]
     job.hosts[name].fail(job.now, is_cascade=False, exit_code=-11, label="segfault", action="restart_then_check")
@@ -319,19 +314,6 @@ def test_host_must_pass_its_check() -> None:
     assert list(job.rounds()) == [1]
     (command,) = records_of(job, HostCommand, "commands")
     assert (command.kind, command.hosts) == ("check", (name,))
-    result = CheckResult("matmul", CheckOutcome.PASSED, "fine", 0.1)
-    report = CheckReport(name, job.hosts[name].session, job.now, (result,))
-    job.etcd.put(KEYS.check(command.request, name), encode(report))
-    go_on(job, 0.5)
-    assert name in members(job, 2)
-
-
-def test_host_returns_when_a_later_check_passes() -> None:
-    job = begin(num_hosts=2)
-    name = members(job, 1)[0]
-    job.hosts[name].fail(job.now, is_cascade=False, exit_code=-11, label="segfault", action="restart_then_check")
-    go_on(job, 5.0)
-    (command,) = records_of(job, HostCommand, "commands")
     result = CheckResult("matmul", CheckOutcome.FAILED, "slow", 0.1)
     report = CheckReport(name, job.hosts[name].session, job.now, (result,))
     job.etcd.put(KEYS.check(command.request, name), encode(report))
@@ -342,8 +324,8 @@ def test_host_returns_when_a_later_check_passes() -> None:
     assert name in members(job, 2)
 
 
-def test_host_must_pass_its_check_also_where_a_spare_goes_on() -> None:
-    """Else it would be back in the round after that, unchecked."""
+def test_host_must_pass_its_check_although_a_spare_goes_on() -> None:
+    """Otherwise it would be in the round after the next one without a check."""
     job = begin(num_hosts=3)
     name = members(job, 1)[0]
     job.hosts[name].fail(job.now, is_cascade=False, exit_code=-11, label="segfault", action="restart_then_check")
@@ -363,7 +345,7 @@ def test_host_must_pass_its_check_also_where_a_spare_goes_on() -> None:
 
 
 @pytest.mark.parametrize("kind", [RequestKind.RESTART, RequestKind.EVICT])
-def test_person_asks_for_another_round(kind: RequestKind) -> None:
+def test_requested_restart_or_eviction_begins_a_round(kind: RequestKind) -> None:
     job = begin()
     first = members(job, 1)
     request_id = ask(job, kind, first[0])
@@ -404,15 +386,7 @@ def test_a_stop_that_could_not_save_says_so() -> None:
     assert incidents(job)[-1].evidence == ("rank 0 ended with exit code 74 (save failed)",)
 
 
-def test_stop_by_the_system_ends_with_the_code_that_it_asks_for() -> None:
-    job = begin()
-    request = JobRequest("q", RequestKind.STOP, "slurm", job.now, exit_code=75)
-    job.etcd.put(KEYS.request("q"), encode(request))
-    go_on(job, 1.0)
-    assert ended(job).exit_code == 75
-
-
-def test_requests_that_lead_nowhere_are_refused() -> None:
+def test_requests_about_no_round_or_host_are_refused() -> None:
     job = begin(up=0)
     for kind, host in [(RequestKind.CHECKPOINT, ""), (RequestKind.EVICT, "unknown"), (RequestKind.CHECK, "unknown")]:
         request_id = ask(job, kind, host)
@@ -435,7 +409,7 @@ def test_damaged_keys_are_reported_and_survived() -> None:
     assert "train" in decision.reason
 
 
-def test_deciding_again_gives_the_same() -> None:
+def test_same_state_gives_the_same_decision() -> None:
     job = begin()
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     job.driver.hear(1000, job.now)

@@ -42,7 +42,7 @@ def test_loss_of_one_of_three_hosts_is_not_many() -> None:
     assert incident.moments.began <= stepped_at, "it began with the last step, not with the end of the lease"
 
 
-def test_many_are_held_while_others_could_complain() -> None:
+def test_many_lost_leases_are_held_while_others_train() -> None:
     job = begin(FOUR, 4)
     cut_off(job, *members(job, 1)[2:])
     wait(job, 100.0)
@@ -50,7 +50,7 @@ def test_many_are_held_while_others_could_complain() -> None:
     assert [one.kind for one in incidents(job)] == [IncidentKind.CONTROL_PLANE]
 
 
-def test_many_are_not_held_for_ever_when_all_others_are_done() -> None:
+def test_many_lost_leases_end_the_round_when_others_are_done() -> None:
     job = begin(FOUR, 4)
     hosts = members(job, 1)
     cut_off(job, *hosts[2:])
@@ -64,7 +64,7 @@ def test_many_are_not_held_for_ever_when_all_others_are_done() -> None:
     assert lost.culprit_hosts == tuple(hosts[2:])
 
 
-def test_a_lease_that_comes_and_goes_fills_no_history() -> None:
+def test_flapping_lease_leaves_a_bounded_history() -> None:
     job = begin()
     host = job.hosts[members(job, 1)[0]]
     for _ in range(40):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.records.host_records import HostRecord
 from megatrain.contracts.records.rounds import Round
 from megatrain_launcher.driver.ranks import choose, parts_of
@@ -28,19 +27,13 @@ def names(chosen: tuple[HostRecord, ...]) -> list[str]:
     return [one.host for one in chosen]
 
 
-def test_natural_order() -> None:
-    assert sorted(["host-10", "host-2", "a", "host", "10", "9"], key=natural_order) == [
-        "9", "10", "a", "host", "host-2", "host-10",
-    ]  # fmt: skip
-
-
 def test_first_placement_follows_switches_then_names() -> None:
     found = choose(records("h10@s1", "h2@s2", "h3@s1", "h1@s10"), None, 4)
     assert names(found) == ["h3", "h10", "h2", "h1"]
     assert [part.first_rank for part in parts_of(found, 2)] == [0, 2, 4, 6]
 
 
-def test_spare_takes_the_place_of_who_went() -> None:
+def test_spare_takes_the_place_of_the_lost_host() -> None:
     before = round_of(record("a"), record("b"), record("c"))
     assert names(choose(records("spare", "c", "a"), before, 3)) == ["a", "spare", "c"]
 
@@ -51,7 +44,7 @@ def test_members_come_before_spares_of_the_same_switch() -> None:
     assert names(choose(records("x@s2", "y@s1", "a@s1", "b@s1", "c@s1"), before, 3)) == ["a", "b", "c"]
 
 
-def test_shrinking_and_growing_move_as_few_as_can_be() -> None:
+def test_shrinking_and_growing_move_the_fewest_hosts() -> None:
     before = round_of(record("a"), record("b"), record("c"), record("d"))
     assert names(choose(records("a", "c", "d"), before, 3)) == ["a", "d", "c"]
     assert names(choose(records("a", "b", "c", "d", "e"), round_of(record("b"), record("a")), 4)) == [
@@ -62,7 +55,7 @@ def test_shrinking_and_growing_move_as_few_as_can_be() -> None:
     ]
 
 
-@settings(max_examples=200, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(st.sets(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9), unique=True), st.data())
 def test_every_rank_once_and_members_keep_their_place(
     present: set[int], before: list[int], data: st.DataObject

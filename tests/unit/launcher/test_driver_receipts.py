@@ -41,7 +41,7 @@ def test_receipts_stay_when_their_receiver_forgets_them() -> None:
     assert update.incident.receipts == (PAGED, OPENED)
 
 
-def test_an_incident_that_a_decision_writes_is_left_to_the_next() -> None:
+def test_incident_that_a_decision_writes_gets_receipts_later() -> None:
     state = state_of(make_incident(), record("slack", OPENED))
     assert kept_receipts(state, (UpdateIncident(make_incident()),)) == ()
 

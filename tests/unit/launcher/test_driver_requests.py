@@ -87,7 +87,7 @@ def test_late_eviction_keeps_the_host_out() -> None:
 
 
 @pytest.mark.parametrize("stop", [begin_to_save, break_round])
-def test_restart_while_a_round_is_stopped_is_what_comes_anyway(stop) -> None:
+def test_restart_of_a_stopping_round_adds_no_round(stop) -> None:
     job = begin()
     stop(job)
     request_id = ask(job, RequestKind.RESTART)
@@ -135,7 +135,7 @@ def test_stop_while_hosts_are_missing_ends_the_job_at_once() -> None:
     assert end.exit_code == 0
 
 
-def test_a_checkpoint_of_a_round_that_stops() -> None:
+def test_checkpoint_request_of_a_stopping_round_is_answered() -> None:
     job = begin()
     begin_to_save(job)
     request_id = ask(job, RequestKind.CHECKPOINT)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
-
+from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.host_records import RankFailure
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, Moments
 from megatrain_job.failures.verdict import LABELS, Label
@@ -40,9 +40,8 @@ def past(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("code", "label", "action", "is_cordoned", "needs_health_check"),
-    [
+def test_first_failure_has_the_response_of_its_code_and_label() -> None:
+    for code, label, action, is_cordoned, needs_health_check in [
         (-9, "", "restart", False, False),
         (1, "user_code", "restart", False, False),
         (1, "cuda_oom", "restart", False, False),
@@ -57,31 +56,28 @@ def past(
         (65, "gpu_hardware", "stop", False, False),
         (66, "", "stop", False, False),
         (77, "", "stop", False, False),
-    ],
-)
-def test_the_first_time(code: int, label: str, action: str, is_cordoned: bool, needs_health_check: bool) -> None:
-    found = respond(facts(failure(code=code, label=label)), (), POLICY, NOW)
-    assert (found.action, found.is_cordoned, found.needs_health_check) == (action, is_cordoned, needs_health_check)
-    assert found.culprit_hosts == ("b",)
-    assert found.culprit_ranks == (2,)
-    assert "rank 2 on b" in found.reason
-    assert "the line" in found.reason
-    if action == "stop":
-        assert found.exit_code == code
+    ]:
+        found = respond(facts(failure(code=code, label=label)), (), POLICY, NOW)
+        reported = (found.action, found.is_cordoned, found.needs_health_check)
+        assert reported == (action, is_cordoned, needs_health_check), (code, label)
+        assert found.culprit_hosts == ("b",), (code, label)
+        assert found.culprit_ranks == (2,), (code, label)
+        assert "rank 2 on b" in found.reason, (code, label)
+        assert "the line" in found.reason, (code, label)
+        if action == "stop":
+            assert found.exit_code == code, (code, label)
 
 
-@pytest.mark.parametrize(
-    "label", ["user_code", "data", "cuda_oom", "host_oom", "driver_software", "storage", "numerics"]
-)
-def test_the_same_again_at_the_same_step_stops(label: str) -> None:
-    again = respond(facts(failure(label=label)), (past(60, label),), POLICY, NOW)
-    assert (again.action, again.exit_code) == ("stop", 1)
-    assert "a restart did not help" in again.reason
-    assert respond(facts(failure(label=label), step=25), (past(60, label),), POLICY, NOW).action == "restart"
-    assert respond(facts(failure(label=label)), (past(60, "network"),), POLICY, NOW).action == "restart"
+def test_repeated_failure_at_the_same_step_stops_the_job() -> None:
+    for label in ["user_code", "data", "cuda_oom", "host_oom", "driver_software", "storage", "numerics"]:
+        again = respond(facts(failure(label=label)), (past(60, label),), POLICY, NOW)
+        assert (again.action, again.exit_code) == ("stop", 1), label
+        assert "a restart did not help" in again.reason, label
+        assert respond(facts(failure(label=label), step=25), (past(60, label),), POLICY, NOW).action == "restart", label
+        assert respond(facts(failure(label=label)), (past(60, "network"),), POLICY, NOW).action == "restart", label
 
 
-def test_exit_codes_say_more_than_logs() -> None:
+def test_exit_code_overrides_the_label_of_the_log() -> None:
     found = respond(facts(failure(code=67, label="user_code")), (past(60, "numerics"),), POLICY, NOW)
     assert (found.label, found.action, found.exit_code) == ("numerics", "stop", 67)
 
@@ -105,7 +101,7 @@ def test_hangs_of_one_host_evict_it() -> None:
     assert respond(replace(hang, suspects=()), (), POLICY, NOW).culprit_hosts == ()
 
 
-def test_only_the_host_that_hangs_again_is_given_up() -> None:
+def test_only_the_host_that_hangs_again_is_evicted() -> None:
     hang = replace(facts(kind=IncidentKind.HANG), suspects=("a", "b"), suspect_ranks=(1, 3))
     found = respond(hang, (past(60, "hang", kind=IncidentKind.HANG),), POLICY, NOW)
     assert (found.action, found.culprit_hosts, found.cordoned) == ("evict", ("a", "b"), ("b",))
@@ -114,7 +110,7 @@ def test_only_the_host_that_hangs_again_is_given_up() -> None:
 THRICE = [past(600, hosts=("b",), step=1), past(300, kind=IncidentKind.HOST_LOST, hosts=("b",), step=2, action="evict")]
 
 
-def test_a_host_that_fails_again_and_again_is_given_up() -> None:
+def test_host_with_three_failures_an_hour_is_evicted() -> None:
     fit = frozenset({"a", "b", "c"})
     killed = replace(facts(failure(code=-9)), fit=fit)
     found = respond(killed, THRICE, POLICY, NOW)
@@ -140,17 +136,12 @@ EVICTIONS: dict[EvictionReason, tuple[Facts, Sequence[Incident]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("reason", EVICTIONS, ids=lambda reason: reason.name)
-def test_an_eviction_has_the_sentence_and_cordon_of_its_row(reason: EvictionReason) -> None:
-    found = respond(*EVICTIONS[reason], POLICY, NOW)
-
-    assert re.fullmatch(re.sub(r"\\{.+?\\}", ".+", re.escape(reason.sentence)), found.reason)
-    assert (found.action, found.is_cordoned) == ("evict", reason.is_cordoned)
-
-
-def test_the_other_evictions_follow_from_pair_tests() -> None:
+def test_an_eviction_has_the_sentence_and_cordon_of_its_row() -> None:
+    for reason, (facts_, history) in EVICTIONS.items():
+        found = respond(facts_, history, POLICY, NOW)
+        assert re.fullmatch(re.sub(r"\\{.+?\\}", ".+", re.escape(reason.sentence)), found.reason), reason
+        assert (found.action, found.is_cordoned) == ("evict", reason.is_cordoned), reason
     of_driver = {one for one in EvictionReason if one.cause is EvictionCause.DRIVER}
-
     assert of_driver - EVICTIONS.keys() == {EvictionReason.PAIR_TESTS}
 
 
@@ -163,23 +154,24 @@ def test_needed_host_is_kept_despite_frequent_failures() -> None:
     assert respond(killed, THRICE, elastic, NOW).cordoned == ("b",)
 
 
-@pytest.mark.parametrize(
-    "history",
-    [
-        [past(600, "user_code", step=1), past(300, "data", step=2)],  # on any host
-        [past(600, kind=IncidentKind.CONTROL_PLANE, action="hold"), past(300, kind=IncidentKind.REQUEST)],
-        [past(600, kind=IncidentKind.HANG, step=1), past(300, kind=IncidentKind.HANG, step=2)],  # has its own limit
-        [past(age, kind=IncidentKind.HOST_LOST, hosts=("a", "b"), step=1, action="evict") for age in (600, 300)],
-        [past(600, hosts=("a",), step=1), past(300, hosts=("c",), step=2)],
-    ],
-    ids=["code", "held and asked for", "hangs", "many at once", "others"],
-)
-def test_failures_that_do_not_count_against_a_host(history: list[Incident]) -> None:
+def test_failures_that_do_not_count_against_a_host() -> None:
     killed = replace(facts(failure(code=-9)), fit=frozenset({"a", "b", "c"}))
-    assert respond(killed, history, POLICY, NOW).cordoned == ()
+    histories = {
+        "code, on any host": [past(600, "user_code", step=1), past(300, "data", step=2)],
+        "held and requested": [
+            past(600, kind=IncidentKind.CONTROL_PLANE, action="hold"), past(300, kind=IncidentKind.REQUEST),
+        ],
+        "hangs, with their own limit": [past(age, kind=IncidentKind.HANG, step=age) for age in (600, 300)],
+        "many at once": [
+            past(age, kind=IncidentKind.HOST_LOST, hosts=("a", "b"), step=1, action="evict") for age in (600, 300)
+        ],
+        "other hosts": [past(600, hosts=("a",), step=1), past(300, hosts=("c",), step=2)],
+    }  # fmt: skip
+    for name, history in histories.items():
+        assert respond(killed, history, POLICY, NOW).cordoned == (), name
 
 
-def test_consequences_of_a_failure_cost_no_second_host() -> None:
+def test_rank_that_fails_on_several_hosts_evicts_none() -> None:
     history = [replace(one, culprit_ranks=(2,)) for one in THRICE]
     elsewhere = replace(past(2000, hosts=("old",), step=0), culprit_ranks=(2,))
     killed = replace(facts(failure(code=-11)), fit=frozenset({"a", "b", "c"}))
@@ -203,7 +195,7 @@ def test_the_root_is_the_earliest_that_follows_from_no_other() -> None:
     assert (found.label, found.culprit_ranks) == ("data", (2,))
 
 
-def test_victims_alone_point_at_who_is_gone() -> None:
+def test_victims_alone_name_the_lost_host() -> None:
     victims = (failure(0, 69), failure(1, 69))
     gone = replace(facts(*victims), lost={"b": "b refuses connections"})
     found = respond(gone, (), POLICY, NOW)
@@ -219,7 +211,7 @@ def test_victims_alone_point_at_who_is_gone() -> None:
     assert respond(facts(), (), POLICY, NOW).action == "restart"
 
 
-def test_the_restart_limit_after_restarts_without_progress() -> None:
+def test_restarts_without_progress_reach_the_restart_limit() -> None:
     history = [past(50 - age, step=24) for age in range(3)]
     found = respond(facts(failure(code=-9)), history, POLICY, NOW)
     assert found.action == "stop"
@@ -232,7 +224,7 @@ def test_the_restart_limit_after_restarts_without_progress() -> None:
     assert respond(facts(failure(code=-9), step=30), moved, POLICY, NOW).action == "restart"
 
 
-def test_the_restart_limit_by_the_hour_counts_no_requests() -> None:
+def test_requests_do_not_count_for_the_restart_limit() -> None:
     policy = replace(POLICY, restarts_per_hour=3)
     history = [past(100 - age, step=age) for age in range(3)]
     assert respond(facts(failure(code=-9)), history, policy, NOW).action == "stop"
@@ -241,14 +233,10 @@ def test_the_restart_limit_by_the_hour_counts_no_requests() -> None:
     assert respond(facts(failure(code=-9)), [past(3700, step=1), *history[1:]], policy, NOW).action == "restart"
 
 
-@pytest.mark.parametrize("label", ["", "no such label", *Label])
-def test_total(label: str) -> None:
-    for code in range(-64, 256):
-        ended = RankFailure(7, code, NOW, label, "", is_cascade=False)
-        assert respond(facts(ended), (past(5, label),), POLICY, NOW).action in (
-            "restart",
-            "evict",
-            "rollback",
-            "stop",
-            "requeue",
-        )
+def test_every_label_and_exit_code_has_a_response() -> None:
+    codes = (-64, -signal.SIGSEGV, -signal.SIGKILL, *range(3), *ExitCode, 200, 255)
+    for label in ["", "no such label", *Label]:
+        for code in codes if label else range(-64, 256):
+            ended = RankFailure(7, code, NOW, label, "", is_cascade=False)
+            action = respond(facts(ended), (past(5, label),), POLICY, NOW).action
+            assert action in ("restart", "evict", "rollback", "stop", "requeue"), (code, label)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -30,7 +29,7 @@ from tests.helpers.simulated_job import SimulatedJob
 from tests.helpers.written_verdicts import NUMERICS, declined, outcome_of, write_verdict
 
 
-def test_bad_numbers_go_back_at_once_without_saving() -> None:
+def test_numerics_verdict_rolls_back_without_saving() -> None:
     job = begin()
     verdict_id = write_verdict(job, NUMERICS)
     drive(job)
@@ -53,9 +52,9 @@ def test_bad_numbers_go_back_at_once_without_saving() -> None:
     assert job.rounds()[3].rollback == rollback
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_rollback_to_impossible_steps_is_declined() -> None:
+    job = begin()
+    for changes in [
         {"rollback_to": None},
         {"skip_to": None},
         {"rollback_to": 22},
@@ -63,11 +62,8 @@ def test_bad_numbers_go_back_at_once_without_saving() -> None:
         {"rollback_to": -1, "skip_from": -1},
         {"skip_to": 21 + 1000},
         {"skip_to": 10**7},
-    ],
-)
-def test_steps_that_cannot_be_are_declined(changes: dict[str, Any]) -> None:
-    job = begin()
-    assert "roll back to" in declined(job, NUMERICS, **changes)
+    ]:
+        assert "roll back to" in declined(job, NUMERICS, **changes), changes
     go_on(job, 1.0)
     assert list(job.rounds()) == [1]
 
@@ -113,7 +109,7 @@ def test_zero_rollbacks_means_never() -> None:
 
 
 @pytest.mark.parametrize(("policy", "kind"), [(APPROVAL, OutcomeKind.WAITING), (DRY_RUN, OutcomeKind.DRY_RUN)])
-def test_a_rollback_asks_as_an_eviction_does(policy: Policy, kind: OutcomeKind) -> None:
+def test_rollback_follows_the_mode_of_evictions(policy: Policy, kind: OutcomeKind) -> None:
     job = begin(policy)
     verdict_id = write_verdict(job, NUMERICS)
     go_on(job, 1.0)
@@ -123,7 +119,7 @@ def test_a_rollback_asks_as_an_eviction_does(policy: Policy, kind: OutcomeKind) 
     assert incidents(job) == []
 
 
-def test_workers_that_end_with_67_go_back_without_these_batches() -> None:
+def test_exit_code_67_rolls_back_before_the_skipped_steps() -> None:
     """The trainer's own alarm: a number of steps in a row changed nothing."""
     job = begin(replace(POLICY, max_skipped_steps=4))
     go_on(job, 1.0)

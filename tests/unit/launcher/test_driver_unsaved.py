@@ -47,7 +47,7 @@ def test_a_verdict_waits_until_storage_takes_checkpoints(verdict: HostVerdict) -
     job = begin()
     hinder(job)
     verdict_id = write_verdict(job, verdict)
-    go_on(job, 30.0)
+    go_on(job, 30.0, step_s=0.5)
     assert (list(job.rounds()), incidents(job), outcome_of(job, verdict_id)) == ([1], [], None)
     approval = ask_about(job, RequestKind.APPROVE, verdict_id)
     drive(job)
@@ -63,7 +63,7 @@ def test_a_job_grows_when_storage_takes_checkpoints_again() -> None:
     go_on_until(job, lambda: 1 in job.rounds() and job.is_training(), 60.0)
     hinder(job)
     job.hosts["host-1"].start(job.now)
-    go_on(job, 60.0)
+    go_on(job, 60.0, step_s=0.5)
     assert members(job, 1) == ["host-0"]
     decided = job.driver.decide(job.now)
     assert decided is not None
@@ -89,7 +89,7 @@ def test_a_restart_is_refused_and_an_eviction_becomes_a_cordon() -> None:
     assert (list(job.rounds()), job.is_training()) == ([1], True)
 
 
-def test_the_end_of_a_job_and_of_a_broken_round_wait_for_nothing() -> None:
+def test_end_and_failure_do_not_wait_for_storage() -> None:
     job = begin()
     hinder(job)
     job.hosts["host-0"].fail(job.now, is_cascade=False)

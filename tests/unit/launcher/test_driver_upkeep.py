@@ -1,4 +1,4 @@
-"""What keeps a driver going: not on stale news, not without a pause, and not with storage that is away."""
+"""A driver decides only on current events, pauses between decisions, and is not delayed by absent storage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_delayed_driver_reads_events_before_it_decides() -> None:
     assert pace.may_decide(109.5)
 
 
-def test_a_driver_rests_in_proportion_to_its_thinking() -> None:
+def test_pause_is_in_proportion_to_the_decision_time() -> None:
     assert Pace.pause_s(0.0001) == pytest.approx(0.0004)
     assert Pace.pause_s(0.004) == pytest.approx(0.016)
     assert Pace.pause_s(3.0) == 0.1

@@ -21,18 +21,15 @@ def test_the_complaint_is_found_before_the_stacks() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_unknown_etcd_line_is_reported_unchanged() -> None:
+    for text, expected in [
         ("", "(it is empty)"),
         (f"{WARNING}\n", WARNING),
         ("{\n[1]\nan older etcd is on fire\n", "{\n[1]\nan older etcd is on fire"),
         (f"{PANIC[:-1]}\n", PANIC[:-1]),
         ("x" * 3000, "x" * 2000),
-    ],
-)
-def test_unknown_etcd_line_is_reported_unchanged(text: str, expected: str) -> None:
-    assert last_errors(text) == expected
+    ]:
+        assert last_errors(text) == expected, (text, expected)
 
 
 def test_many_complaints_are_cut_to_the_last() -> None:

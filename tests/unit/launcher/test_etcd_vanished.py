@@ -41,7 +41,7 @@ def place(tmp_path: Path) -> Path:
 
 @dataclass(frozen=True)
 class EtcdContent:
-    """What an etcd says of a key, of itself and of who may ask it."""
+    """A key, the cluster and the users of an etcd."""
 
     value: bytes | None
     revisions: tuple[int, int]
@@ -63,7 +63,7 @@ def empty(directory: Path) -> None:
 
 
 def remove_data_and_etcd(etcd: EtcdProcess, place: Path) -> None:
-    """Before anybody can have seen the first, the second."""
+    """Remove the data, and kill etcd before the loss can be noticed."""
     assert etcd.pid is not None
     shutil.rmtree(place)
     os.kill(etcd.pid, signal.SIGKILL)
@@ -136,7 +136,7 @@ def has_seen(watch: Watch, value: bytes) -> bool:
 
 @pytest.mark.slow
 def test_removed_socket_is_created_again(tmp_path: Path, program: Path) -> None:
-    """What tidies /tmp up does that after some days."""
+    """Programs that clean /tmp do that after some days."""
     with EtcdProcess(tmp_path / ("x" * 100), OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
         client.put("key", "value")
         shutil.rmtree(Path(etcd.settings.endpoints[0].path).parent)
@@ -148,7 +148,7 @@ def test_removed_socket_is_created_again(tmp_path: Path, program: Path) -> None:
 
 
 @pytest.mark.slow
-def test_while_its_directory_cannot_be_made_again_it_serves_on(tmp_path: Path, program: Path) -> None:
+def test_etcd_serves_while_its_directory_cannot_be_restored(tmp_path: Path, program: Path) -> None:
     """Nothing of it is stopped before there is a copy."""
     real, root, other = tmp_path / "real", tmp_path / "run", tmp_path / "other"
     real.mkdir()
@@ -182,7 +182,7 @@ def test_while_its_directory_cannot_be_made_again_it_serves_on(tmp_path: Path, p
 
 
 @pytest.mark.slow
-def test_old_parts_that_etcd_takes_away_itself_are_no_loss(place: Path, program: Path) -> None:
+def test_files_that_etcd_itself_replaces_are_no_loss(place: Path, program: Path) -> None:
     with EtcdProcess(place, OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
         for number in range(50):
             client.put("key", str(number) * 1000)

@@ -70,7 +70,7 @@ def test_a_host_that_is_not_fit_is_checked_again_until_it_is() -> None:
     check_queue.close()
 
 
-def test_a_host_that_trains_is_left_alone() -> None:
+def test_training_host_is_not_checked() -> None:
     host = Host(is_training=True)
     check_queue = queue_of(host)
     wait_until(lambda: host.num_reads >= 3, "the queue to check it")

@@ -74,7 +74,7 @@ def test_host_does_not_return_to_an_etcd_without_the_job(
     assert registered(client, keys) is None
 
 
-def test_a_host_is_fit_when_none_of_its_judges_objects(
+def test_host_is_fit_when_no_check_objects(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
     """Registered as unfit until its checks are done; then no orders arrive. Neither check overrules the other."""
@@ -106,24 +106,19 @@ def test_a_lost_lease_is_replaced_under_the_same_session(
     assert not one.lease().is_gone
 
 
-@pytest.mark.parametrize(
-    ("state", "valid_s", "gone_s"),
-    [
+def test_a_lease_is_gone_since_it_ran_out_or_was_lost(client: EtcdClient, keys: JobKeys) -> None:
+    """It does not depend on when the lease was last read: a round may begin at that moment."""
+    for state, valid_s, gone_s in [
         (LeaseState.HELD, 3.0, -3.0),
         (LeaseState.DOUBTFUL, -2.0, 2.0),
         (LeaseState.LOST, -2.0, 2.0),  # it ran out before etcd reported it
         (LeaseState.LOST, 3.0, 0.0),  # it was ended before its time, which is now at the earliest
-    ],
-)
-def test_a_lease_is_gone_since_it_ran_out_or_was_lost(
-    client: EtcdClient, keys: JobKeys, state: LeaseState, valid_s: float, gone_s: float
-) -> None:
-    """However long ago anybody asked: a round may begin just then."""
-    membership: Any = Membership(client, keys, TIMES)
-    membership._keeper = membership._keeper_of_key = SimpleNamespace(state=LeaseState.HELD, valid_s=3.0)
-    assert membership.lease().gone_s == -3.0
-    membership._keeper.state, membership._keeper.valid_s = state, valid_s
-    assert membership.lease().gone_s == pytest.approx(gone_s, abs=0.5)
+    ]:
+        membership: Any = Membership(client, keys, TIMES)
+        membership._keeper = membership._keeper_of_key = SimpleNamespace(state=LeaseState.HELD, valid_s=3.0)
+        assert membership.lease().gone_s == -3.0, (state, valid_s, gone_s)
+        membership._keeper.state, membership._keeper.valid_s = state, valid_s
+        assert membership.lease().gone_s == pytest.approx(gone_s, abs=0.5), (state, valid_s, gone_s)
 
 
 @pytest.mark.slow
@@ -160,7 +155,7 @@ def test_dead_local_executor_is_replaced_at_once(
     assert registered(client, keys) == a_host()
 
 
-def test_the_place_of_a_silent_executor_elsewhere_is_waited_for(
+def test_lease_of_a_silent_remote_executor_is_awaited(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
     far = a_host(session="0", address="192.0.2.1", pid=1)

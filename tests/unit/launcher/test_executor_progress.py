@@ -160,7 +160,7 @@ def test_unread_milestones_are_found_in_the_spans(boxes: Boxes) -> None:
     recorder.close()
 
 
-def test_a_box_of_another_process_is_not_this_ranks(boxes: Boxes) -> None:
+def test_black_box_of_another_process_is_not_read(boxes: Boxes) -> None:
     left = boxes.open(2, pid=UNUSED_PID)
     watch = boxes.watch(2)
     assert watch.poll() is None
@@ -319,7 +319,7 @@ def test_a_broken_rounds_boxes_are_kept_and_their_memory_freed(
     assert own_box_paths(boxes.directory) == []
 
 
-def test_positions_before_the_halt_count(boxes: Boxes, crash: Callable[..., CrashEvidence]) -> None:
+def test_positions_from_before_the_halt_are_kept(boxes: Boxes, crash: Callable[..., CrashEvidence]) -> None:
     def evidence(at_s: float, *states: str, step: int = 7, number: int = 3, is_late: bool = False) -> HangEvidence:
         ranks = tuple(RankEvidence(rank, {}, state, step, "step", 0.0) for rank, state in enumerate(states))
         return HangEvidence("host-1", "1", number, at_s, {}, ranks, is_after_halt=is_late)
@@ -366,7 +366,9 @@ def test_black_boxes_of_own_dead_processes_are_removed(boxes: Boxes, crash: Call
     living.close()
 
 
-def test_links_lead_evidence_nowhere_else(boxes: Boxes, crash: Callable[..., CrashEvidence], tmp_path: Path) -> None:
+def test_evidence_is_not_written_through_links(
+    boxes: Boxes, crash: Callable[..., CrashEvidence], tmp_path: Path
+) -> None:
     mine = tmp_path / "mine"
     mine.write_text("precious")
     boxes.open(3).close(keep=True)

@@ -1,10 +1,8 @@
-"""The pure rules of an executor: a new life, stopping, commands, what is worth telling at once."""
+"""Pure rules of an executor: new sessions, stop signals, commands, and which changes are reported at once."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-
-import pytest
 
 from megatrain.contracts.records.host_records import HostPhase, HostStatus, Milestones, Stall
 from megatrain.contracts.records.rounds import HostCommand, Round, RoundHost
@@ -21,9 +19,8 @@ def a_round(number: int, *hosts: tuple[str, str]) -> Round:
     return Round(number, 2 * len(parts), parts, "127.0.0.1", 1, "a test", "d", 0.0)
 
 
-@pytest.mark.parametrize(
-    ("named_in", "newest", "is_needed"),
-    [
+def test_new_session_begins_when_the_job_went_on_without() -> None:
+    for named_in, newest, is_needed in [
         (0, None, False),
         (0, a_round(4, ("b", "1")), False),  # a spare that was never used
         (3, a_round(3, ("a", "1")), False),
@@ -32,10 +29,8 @@ def a_round(number: int, *hosts: tuple[str, str]) -> Round:
         (3, a_round(4, ("a", "2")), True),
         (5, a_round(4, ("b", "1")), False),  # an etcd that was restored from a backup: round 5 will come again
         (3, None, False),  # etcd lost everything: no host has gone on
-    ],
-)
-def test_new_session_begins_when_the_job_went_on_without(named_in: int, newest: Round | None, is_needed: bool) -> None:
-    assert needs_new_session("a", "1", named_in, newest) == is_needed
+    ]:
+        assert needs_new_session("a", "1", named_in, newest) == is_needed, (named_in, newest, is_needed)
 
 
 TRAINS = StopView(
@@ -50,9 +45,8 @@ TRAINS = StopView(
 IDLE = replace(TRAINS, is_training=False, idle_since_s=0.0)
 
 
-@pytest.mark.parametrize(
-    ("view", "action"),
-    [
+def test_signal_stops_the_job_with_or_without_a_driver() -> None:
+    for view, action in [
         (replace(IDLE, has_trained=False), StopAction.LEAVE),
         (TRAINS, StopAction.ASK_DRIVER),
         (replace(TRAINS, asked_at_s=0.0, now_s=9.0), StopAction.WAIT),
@@ -62,10 +56,8 @@ IDLE = replace(TRAINS, is_training=False, idle_since_s=0.0)
         (replace(IDLE, asked_at_s=0.0, now_s=19.0), StopAction.WAIT),  # for the job's end, which says the exit code
         (replace(IDLE, asked_at_s=0.0, now_s=21.0), StopAction.LEAVE),
         (replace(IDLE, asked_at_s=0.0, saved_here_at_s=11.0, now_s=12.0), StopAction.LEAVE),
-    ],
-)
-def test_signal_stops_the_job_with_or_without_a_driver(view: StopView, action: StopAction) -> None:
-    assert next_stop_action(view) is action
+    ]:
+        assert next_stop_action(view) is action, view
 
 
 def test_commands_count_as_obeyed_in_their_order() -> None:
@@ -84,9 +76,8 @@ def test_commands_count_as_obeyed_in_their_order() -> None:
 STATUS = HostStatus("a", "1", HostPhase.RUNNING, round=3, alive_ranks="3", min_step=5, max_step=6)
 
 
-@pytest.mark.parametrize(
-    ("after", "is_worth_it"),
-    [
+def test_events_are_reported_at_once_steps_periodically() -> None:
+    for after, is_worth_it in [
         (STATUS, False),
         (replace(STATUS, min_step=6, last_step_unix_s=5.0, median_step_s=0.1, step_phase="step"), False),
         (replace(STATUS, problem="etcd is slow"), False),
@@ -95,8 +86,6 @@ STATUS = HostStatus("a", "1", HostPhase.RUNNING, round=3, alive_ranks="3", min_s
         (replace(STATUS, stall=STALL), True),
         (replace(STATUS, milestones=Milestones(1.0)), True),
         (replace(STATUS, session="2"), True),
-    ],
-)
-def test_events_are_reported_at_once_steps_periodically(after: HostStatus, is_worth_it: bool) -> None:
-    assert is_news(STATUS, after) == is_worth_it
-    assert is_news(None, after)
+    ]:
+        assert is_news(STATUS, after) == is_worth_it, after
+        assert is_news(None, after), after

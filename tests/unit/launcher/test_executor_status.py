@@ -1,4 +1,4 @@
-"""What a host says of itself: the phase follows from what is known of workers, halts and orders."""
+"""The status that a host reports: its phase follows from its workers, the halts and the orders."""
 
 from __future__ import annotations
 
@@ -48,24 +48,19 @@ def start(state: HostStatusBuilder) -> None:
     state.workers_started(ASSIGNMENT, {0: 100, 1: 101})
 
 
-@pytest.mark.parametrize(
-    ("orders", "phase", "number"),
-    [
+def test_phase_of_a_host_without_workers(say: Callable[..., HostStatus]) -> None:
+    for orders, phase, number in [
         (OrdersView(0, None, 0, 0, None), HostPhase.PARKED, 0),
         (replace(IDLE, newest_halt=3, named_in=0), HostPhase.PARKED, 3),  # a spare
         (replace(IDLE, newest_halt=3), HostPhase.STOPPED, 3),  # named, and halted before it could start
         (IDLE, HostPhase.PARKED, 2),  # named by round 3, which it has not taken up
         (ORDERS, HostPhase.STARTING, 3),
-    ],
-)
-def test_a_host_without_workers(
-    say: Callable[..., HostStatus], orders: OrdersView, phase: HostPhase, number: int
-) -> None:
-    found = say(orders)
-    assert (found.phase, found.round, found.alive_ranks, found.failures) == (phase, number, "", ())
+    ]:
+        found = say(orders)
+        assert (found.phase, found.round, found.alive_ranks, found.failures) == (phase, number, "", ()), phase
 
 
-def test_from_start_to_end(state: HostStatusBuilder, say: Callable[..., HostStatus]) -> None:
+def test_status_from_the_start_to_the_end_of_workers(state: HostStatusBuilder, say: Callable[..., HostStatus]) -> None:
     start(state)
     found = say()
     assert (found.phase, found.round, found.alive_ranks) == (HostPhase.STARTING, 3, "3")

@@ -70,6 +70,7 @@ def test_worker_beside_a_store_holds_only_its_own_descriptors(shared: Programs) 
     assert stderr == stdout.replace("1 ", "2 ", 1)
 
 
+@pytest.mark.slow
 def test_store_without_keys_follows_one_that_was_killed() -> None:
     with listen_for_store("127.0.0.1") as listener:
         with StandbyClient(preload=(), store=listener) as client:

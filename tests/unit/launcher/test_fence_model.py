@@ -28,7 +28,7 @@ POLICY = quiet(Policy(min_hosts=2, max_hosts=2, num_workers=1, feasible_counts=f
 HOSTS = st.integers(0, NUM_HOSTS - 1)
 RATES = st.sampled_from([0.996, 1.0, 1.004])
 STEPS_S = [0.1, 1.0, 5.0, 60.0, 600.0]
-NUM_SCHEDULES, NUM_MANY_SCHEDULES = 15, 100
+NUM_SCHEDULES, NUM_MANY_SCHEDULES = 8, 100
 
 
 class Fencing(RuleBasedStateMachine):
@@ -250,7 +250,7 @@ def test_dead_host_counts_as_stuck_from_its_death() -> None:
 
 
 def test_stall_before_a_cut_proves_nothing_later() -> None:
-    """Both train on unheard: the driver waits until the end, not only until they would have been silent for long."""
+    """Both train on while cut off: the driver waits for the end of their deadlines, not only for the silence."""
     job = TimedJob(POLICY, NUM_HOSTS, 5.0)
     for host in job.timed():
         host.start(job.now)
@@ -262,7 +262,7 @@ def test_stall_before_a_cut_proves_nothing_later() -> None:
         host.is_connected = False
     job.advance(6.0)
     assert [host.stall for host in cut_off] == [None, None]
-    job.go_on(POLICY.fence_rule.deadlines(0.0).end_s + 30.0, 600)
+    job.go_on(POLICY.fence_rule.deadlines(0.0).end_s + 30.0, 300)
     assert ([host.running for host in cut_off], len(job.rounds())) == ([0, 0], 2)
 
 

@@ -37,34 +37,31 @@ PUTS: list[tuple[Callable[[Path], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("put", "problem"), PUTS)
-def test_incidents_leaves_out_what_is_no_record(
-    run: Path, capfd: pytest.CaptureFixture[str], put: Callable[[Path], object], problem: str
-) -> None:
-    put(run / "incidents" / "1.json")
+def test_incidents_leaves_out_what_is_no_record(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for number, (put, _) in enumerate(PUTS):
+        put(run / "incidents" / f"{number}.json")
     text = printed(capfd, "incidents", "--job", run)
-    assert f"left out: {run}/incidents/1.json: cannot be read: {problem}" in text
+    for number, (_, problem) in enumerate(PUTS):
+        assert f"left out: {run}/incidents/{number}.json: cannot be read: {problem}" in text
     assert SECRET not in text
 
 
-@pytest.mark.parametrize(("put", "problem"), PUTS)
-def test_verdicts_reads_no_audit_that_is_no_file(
-    run: Path, capfd: pytest.CaptureFixture[str], put: Callable[[Path], object], problem: str
-) -> None:
-    put(run / "incidents" / AUDIT_NAME)
-    text = printed(capfd, "diag", "verdicts", "--job", run)
-    assert f"{AUDIT_NAME}: cannot be read: {problem}" in text
-    assert SECRET not in text
+def test_verdicts_reads_no_audit_that_is_no_file(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    audit = run / "incidents" / AUDIT_NAME
+    for put, problem in PUTS:
+        put(audit)
+        text = printed(capfd, "diag", "verdicts", "--job", run)
+        assert f"{AUDIT_NAME}: cannot be read: {problem}" in text
+        assert SECRET not in text
+        audit.unlink()
 
 
-@pytest.mark.parametrize(("put", "problem"), PUTS)
-def test_hang_leaves_out_evidence_that_is_no_file(
-    run: Path, capfd: pytest.CaptureFixture[str], put: Callable[[Path], object], problem: str
-) -> None:
+def test_hang_leaves_out_evidence_that_is_no_file(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     place = run / "incidents" / "round-000001"
     place.mkdir()
     (run / "secret").symlink_to(run.parent / "secret")
-    put(place / "host.json")
+    for number, (put, _) in enumerate(PUTS):
+        put(place / f"host-{number}.json")
     text = printed(capfd, "diag", "hang", run)
     assert SECRET not in text
     assert "Traceback" not in text
@@ -78,12 +75,12 @@ def test_a_directory_of_incidents_that_is_elsewhere_is_not_read(run: Path, capfd
     assert f"{run}/incidents/1.json: cannot be read: is a symbolic link" in printed(capfd, "incidents", "--job", run)
 
 
-@pytest.mark.parametrize("verb", ["incidents", "status"])
-def test_no_text_of_a_file_is_obeyed_by_the_terminal(run: Path, capfd: pytest.CaptureFixture[str], verb: str) -> None:
+def test_no_text_of_a_file_is_obeyed_by_the_terminal(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (run / "incidents" / "\x1b]0;title\x07.json").write_text('{"kind": "\\u001b[2J"}')
     (run / "coordination").mkdir()
     (run / "coordination" / "endpoint").write_text('{"endpoints": ["\x1b[2J"], "job": "\x1b[31m"}')
-    text = printed(capfd, verb, "--job", run)
-    assert text
-    assert "\x1b" not in text
-    assert "\x07" not in text
+    for verb in ("incidents", "status"):
+        text = printed(capfd, verb, "--job", run)
+        assert text, verb
+        assert "\x1b" not in text, verb
+        assert "\x07" not in text, verb

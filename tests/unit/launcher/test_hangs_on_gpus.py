@@ -71,6 +71,17 @@ def job(tmp_path: Path) -> Job:
     return Job(simulation, trainers)
 
 
+@pytest.mark.slow(
+    kept=[
+        "0-forward before-0-forward-compute",
+        "3-forward-1-forward-compute",
+        "5-backward-1-backward-compute",
+        "7-clip-0-clip",
+        "6-optimizer-0-optimizer",
+        "4-norms-0-work between recorded operations",
+        "3-forward after-3-forward-compute",
+    ]
+)
 @pytest.mark.parametrize(
     ("rank", "name", "number", "operation"),
     [
@@ -105,7 +116,7 @@ def test_the_rank_whose_kernel_hangs_is_named(job: Job, rank: int, name: str, nu
     assert found.sentences[1] == f"rank {rank} is at step 1 in {operation} on its GPU"
 
 
-def test_two_that_hang_are_both_named(job: Job) -> None:
+def test_two_hanging_ranks_are_both_named(job: Job) -> None:
     for rank in (1, 6):
         job.work(rank, "forward", 1).duration_ns = NEVER
 

@@ -19,7 +19,6 @@ from megatrain_launcher.health.history import HealthHistory
 from megatrain_launcher.health.nvidia_smi import read_nvidia_smi
 
 GOOD = GpuReading(0, "GPU-aaaa", "H100", 0, False, False, False)
-OUTCOMES = tuple[str, str, str]
 
 
 def judged(reading: DriverReading, **changes):
@@ -31,9 +30,8 @@ def of(*readings: GpuReading, **changes) -> DriverReading:
     return DriverReading("nvml", **{"version": "550.54.15", "gpus": readings, **changes})
 
 
-@pytest.mark.parametrize(
-    ("reading", "changes", "outcomes", "detail"),
-    [
+def test_outcome_of_each_gpu_reading() -> None:
+    for reading, changes, outcomes, detail in [
         (of(GOOD), {}, ("passed", "passed", "passed"), "550.54.15"),
         (DriverReading(""), {}, ("skipped", "skipped", "skipped"), "neither"),
         (DriverReading(""), {"device": "cuda"}, ("failed", "failed", "skipped"), "no GPU"),
@@ -59,34 +57,29 @@ def of(*readings: GpuReading, **changes) -> DriverReading:
         (of(replace(GOOD, recovery_action="gpu reset")), {}, ("passed", "passed", "failed"), "asks for gpu reset"),
         (of(replace(GOOD, uncorrected_errors=3)), {}, ("passed", "passed", "warning"), "3 uncorrected"),
         (of(GOOD, error="GPU 1 is lost"), {}, ("failed", "passed", "passed"), "GPU 1 is lost"),
-    ],
-)
-def test_outcome_of_each_gpu_reading(reading: DriverReading, changes: dict, outcomes: OUTCOMES, detail: str) -> None:
-    findings = judged(reading, **changes)
-    assert tuple(finding.name for finding in findings) == gpus.NAMES
-    assert tuple(finding.outcome for finding in findings) == outcomes
-    assert detail in " ".join(finding.detail for finding in findings)
+    ]:
+        findings = judged(reading, **changes)
+        assert tuple(finding.name for finding in findings) == gpus.NAMES, (reading, changes)
+        assert tuple(finding.outcome for finding in findings) == outcomes, (reading, changes)
+        assert detail in " ".join(finding.detail for finding in findings), (reading, changes)
 
 
-def test_a_lost_gpu_stays_missed() -> None:
+def test_lost_gpu_is_missing_at_every_check() -> None:
     """What is remembered is the number of before, so that the second check fails like the first."""
     count = judged(of(GOOD), num_before=2)[1]
     assert "num_gpus" not in count.seen
     assert judged(of(GOOD))[1].seen == {"num_gpus": 1}
 
 
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
+def test_version_of_the_kernel_module(tmp_path: Path) -> None:
+    (tmp_path / "driver/nvidia").mkdir(parents=True)
+    for text, version in [
         ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\n", "535.129.03"),
         ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  545.23.08  Release Build\nGCC 12.3.0", "545.23.08"),
         ("something else\n", ""),
-    ],
-)  # fmt: skip
-def test_version_of_the_kernel_module(tmp_path: Path, text: str, version: str) -> None:
-    (tmp_path / "driver/nvidia").mkdir(parents=True)
-    (tmp_path / "driver/nvidia/version").write_text(text)
-    assert gpus.kernel_module_version(tmp_path) == version
+    ]:
+        (tmp_path / "driver/nvidia/version").write_text(text)
+        assert gpus.kernel_module_version(tmp_path) == version, text
     assert gpus.kernel_module_version(tmp_path / "nowhere") == ""
 
 
@@ -104,9 +97,9 @@ GOOD_ROW = "0, GPU-aaaa, NVIDIA H100 80GB HBM3, 550.54.15, 0, [N/A], No, No"
 FROM_GOOD_ROW = GpuReading(0, "GPU-aaaa", "NVIDIA H100 80GB HBM3", 0, None, False, False)
 
 
-@pytest.mark.parametrize(
-    ("script", "expected"),
-    [
+def test_readings_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for script, expected in [
         (
             f"echo '{GOOD_ROW}'",
             DriverReading("nvidia-smi", "550.54.15", "", (FROM_GOOD_ROW,)),
@@ -128,12 +121,9 @@ FROM_GOOD_ROW = GpuReading(0, "GPU-aaaa", "NVIDIA H100 80GB HBM3", 0, None, Fals
         ),
         ("exit 9", DriverReading("nvidia-smi", error="exit code 9")),
         ("true", DriverReading("nvidia-smi", error="it names no GPU")),
-    ],
-)  # fmt: skip
-def test_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: DriverReading) -> None:
-    fake_program(tmp_path, script)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert read_nvidia_smi(5.0) == expected
+    ]:  # fmt: skip
+        fake_program(tmp_path, script)
+        assert read_nvidia_smi(5.0) == expected, script
 
 
 def test_an_older_nvidia_smi_is_asked_for_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +223,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_nvml(nvml: ModuleType) -> None:
+def test_readings_of_nvml(nvml: ModuleType) -> None:
     first = GpuReading(0, "GPU-0", "H100", 0, None, False, False, corrected_rows=0, uncorrected_rows=1)
     second = replace(first, index=1, uuid="GPU-1", is_row_remap_pending=True)
     assert read_nvml() == DriverReading("nvml", "550.54.15", "", (first, second))
@@ -250,16 +240,15 @@ def test_nvml_names_the_recovery_that_the_driver_asks_for(nvml: ModuleType) -> N
     assert reading.gpus[0].recovery_action == "recovery action 99"
 
 
-@pytest.mark.parametrize("where", ["handle", "rows", "ecc"])
-def test_nvml_with_a_lost_gpu(nvml: ModuleType, where: str) -> None:
-    nvml.fail[where] = (1, 15)
-    reading = read_nvml()
-    assert reading is not None
-    assert reading.gpus[0].error == ""
-    assert reading.gpus[1].error == "GPU is lost"
+def test_gpu_that_nvml_lost_has_its_error(nvml: ModuleType) -> None:
+    for where in ("handle", "rows", "ecc"):
+        nvml.fail = {where: (1, 15)}
+        reading = read_nvml()
+        assert reading is not None, where
+        assert [one.error for one in reading.gpus] == ["", "GPU is lost"], where
 
 
-def test_nvml_that_cannot_start(nvml: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_that_cannot_start_has_its_error_or_none(nvml: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml.fail["init"] = 18
     assert read_nvml() == DriverReading("nvml", error="RM version mismatch")
     nvml.fail["init"] = 12
@@ -284,7 +273,7 @@ def test_the_probe_asks_nvml_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert "GPU 1 (GPU-1): the remapping" in findings[2].detail
 
 
-def test_a_driver_that_crashes_its_caller(tmp_path: Path) -> None:
+def test_driver_that_crashes_its_probe_fails(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text("import os\nos.abort()\n")
     environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     findings = gpus.check_gpus(context(tmp_path, device="cuda", environment=environment), HealthHistory())
@@ -300,7 +289,7 @@ def test_cpu_runs_ask_no_gpu_driver(tmp_path: Path) -> None:
     assert {finding.outcome for finding in findings} == {CheckOutcome.SKIPPED}
 
 
-def test_an_answer_that_is_none(tmp_path: Path) -> None:
+def test_probe_output_that_is_no_json_fails(tmp_path: Path) -> None:
     def probe(*arguments, **more):
         return SimpleNamespace(is_complete=True, output="what?", problem="")
 
@@ -316,24 +305,21 @@ def record(number: int, at_s: float, text: str = "pid=1234, name=python") -> byt
     return f"4,100,{int(at_s * 1e6)},-;NVRM: Xid (PCI:0000:3b:00): {number}, {text}".encode()
 
 
-@pytest.mark.parametrize(
-    ("lines", "outcome", "detail"),
-    [
+def test_outcome_of_xid_messages() -> None:
+    for lines, outcome, detail in [
         ([b"6,1,100,-;usb 1-1: new device", b"no record"], "passed", "no hardware error"),
         ([record(79, 9000.0)], "failed", "Xid 79 of GPU PCI:0000:3b:00 1000 s ago"),
         ([record(79, 1000.0)], "passed", ""),
         ([record(31, 9999.0), record(45, 9999.0)], "passed", ""),
         ([record(94, 9999.0)], "warning", "1 error that the GPU driver corrected"),
         ([record(48, 9990.0), record(95, 9995.0), record(31, 9999.0)], "failed", "2 hardware errors"),
-    ],
-)
-def test_xid_messages(lines: list[bytes], outcome: str, detail: str) -> None:
-    finding = kernel_log.judge_kernel_log(lines, now_s=10000.0)
-    assert finding.outcome == outcome
-    assert detail in finding.detail
+    ]:
+        finding = kernel_log.judge_kernel_log(lines, now_s=10000.0)
+        assert finding.outcome == outcome, (lines, outcome, detail)
+        assert detail in finding.detail, (lines, outcome, detail)
 
 
-def test_kernel_log_that_is_read_or_not(tmp_path: Path) -> None:
+def test_kernel_log_is_skipped_unless_it_can_be_read(tmp_path: Path) -> None:
     one = context(tmp_path)
     (finding,) = kernel_log.check_kernel_log(one, HealthHistory())
     assert finding.outcome is CheckOutcome.SKIPPED

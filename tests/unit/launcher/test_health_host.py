@@ -43,22 +43,19 @@ def write_tree(root: Path, files: dict[str, str]) -> None:
 # disk
 
 
-@pytest.mark.parametrize(
-    ("changes", "outcome", "detail"),
-    [
+def test_outcome_of_each_disk_reading() -> None:
+    for changes, outcome, detail in [
         ({}, "passed", "100.0 of 200.0 GB"),
         ({"free_bytes": 4 * GB}, "failed", "min_free_disk_gb=5"),
         ({"free_files": 10}, "failed", "10 more files"),
         ({"free_files": None}, "passed", ""),
         ({"write_s": 9.0}, "warning", "9.0 s"),
         ({"error": "Read-only file system"}, "failed", "Read-only"),
-    ],
-)
-def test_outcome_of_each_disk_reading(changes: dict, outcome: str, detail: str) -> None:
-    answer = {"free_bytes": 100 * GB, "total_bytes": 200 * GB, "free_files": 10**6, "write_s": 0.01, **changes}
-    finding = storage.judge_disk(answer, "run directory runs/x", 5.0)
-    assert finding.outcome == outcome
-    assert detail in finding.detail
+    ]:
+        answer = {"free_bytes": 100 * GB, "total_bytes": 200 * GB, "free_files": 10**6, "write_s": 0.01, **changes}
+        finding = storage.judge_disk(answer, "run directory runs/x", 5.0)
+        assert finding.outcome == outcome, changes
+        assert detail in finding.detail, changes
 
 
 def test_the_disk_is_written_and_left_as_it_was(tmp_path: Path) -> None:
@@ -69,14 +66,14 @@ def test_the_disk_is_written_and_left_as_it_was(tmp_path: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
-def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
+def test_run_directory_below_a_file_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (finding,) = storage.check_disk(context(tmp_path, run_directory=tmp_path / "file" / "run"), HealthHistory())
     assert finding.outcome is CheckOutcome.FAILED
     assert "Not a directory" in finding.detail
 
 
-def test_a_disk_that_hangs(tmp_path: Path) -> None:
+def test_disk_without_an_answer_fails(tmp_path: Path) -> None:
     def probe(name, arguments, *, environment, deadline_s):
         assert (name, arguments) == ("disk_probe", [str(tmp_path)])
         return ProbeEnd(None, "", "", deadline_s)
@@ -89,19 +86,16 @@ def test_a_disk_that_hangs(tmp_path: Path) -> None:
 # shared memory
 
 
-@pytest.mark.parametrize(
-    ("free", "outcome", "detail"),
-    [
+def test_outcome_of_free_shared_memory() -> None:
+    for free, outcome, detail in [
         (500 * MIB, "passed", "500 MiB free"),
         (130 * MIB, "warning", "NCCL"),
         (99 * MIB, "failed", "--shm-size"),
         ("No such file or directory", "failed", "black_box_directory"),
-    ],
-)
-def test_shared_memory(free: int | str, outcome: str, detail: str) -> None:
-    finding = storage.judge_shared_memory(Path("/dev/shm"), 100 * MIB, free)
-    assert finding.outcome == outcome
-    assert detail in finding.detail
+    ]:
+        finding = storage.judge_shared_memory(Path("/dev/shm"), 100 * MIB, free)
+        assert finding.outcome == outcome, free
+        assert detail in finding.detail, free
 
 
 def test_shared_memory_of_this_machine(tmp_path: Path) -> None:
@@ -117,7 +111,7 @@ def test_shared_memory_of_this_machine(tmp_path: Path) -> None:
 # memory
 
 
-def test_memory(tmp_path: Path) -> None:
+def test_lost_or_little_memory_is_found(tmp_path: Path) -> None:
     def check(total_gib: int, available_gib: int, history: HealthHistory = EMPTY):
         kib = 1 << 20
         meminfo = f"MemTotal: {total_gib * kib} kB\nMemFree: 1 kB\nMemAvailable: {available_gib * kib} kB"
@@ -138,7 +132,7 @@ def test_memory(tmp_path: Path) -> None:
     assert memory.check_memory(context(tmp_path), history)[0].outcome is CheckOutcome.SKIPPED
 
 
-def test_memory_errors(tmp_path: Path) -> None:
+def test_new_memory_errors_are_found(tmp_path: Path) -> None:
     def check(history: HealthHistory = EMPTY):
         return memory.check_memory(context(tmp_path), history)[1]
 
@@ -160,29 +154,22 @@ def test_memory_errors(tmp_path: Path) -> None:
 # limits
 
 
-@pytest.mark.parametrize(
-    ("limit", "outcome"), [(resource.RLIM_INFINITY, "passed"), (65536, "passed"), (1024, "warning"), (100, "failed")]
-)
-def test_open_files(limit: int, outcome: str) -> None:
-    assert limits.judge_open_files(limit).outcome == outcome
+def test_outcome_of_the_limit_of_open_files() -> None:
+    for limit, outcome in [(resource.RLIM_INFINITY, "passed"), (65536, "passed"), (1024, "warning"), (100, "failed")]:
+        assert limits.judge_open_files(limit).outcome == outcome, limit
 
 
-@pytest.mark.parametrize(
-    ("limit", "has_rdma", "outcome"),
-    [
+def test_outcome_of_the_limit_of_locked_memory(tmp_path: Path) -> None:
+    # the limits of this process
+    findings = limits.check_limits(context(tmp_path), HealthHistory())
+    assert [finding.name for finding in findings] == list(limits.NAMES)
+    for limit, has_rdma, outcome in [
         (65536, False, "skipped"),
         (resource.RLIM_INFINITY, True, "passed"),
         (65536, True, "failed"),
         (64 * GIB, True, "warning"),
-    ],
-)
-def test_locked_memory(limit: int, has_rdma: bool, outcome: str) -> None:
-    assert limits.judge_locked_memory(limit, has_rdma).outcome == outcome
-
-
-def test_limits_of_this_process(tmp_path: Path) -> None:
-    findings = limits.check_limits(context(tmp_path), HealthHistory())
-    assert [finding.name for finding in findings] == list(limits.NAMES)
+    ]:
+        assert limits.judge_locked_memory(limit, has_rdma).outcome == outcome, (limit, has_rdma)
 
 
 # network
@@ -211,15 +198,17 @@ def network_findings(tmp_path: Path, files: dict[str, str], history: HealthHisto
     return network.check_network(context(tmp_path, network_interface=chosen), history)
 
 
-def test_no_network_at_all_is_a_single_host(tmp_path: Path) -> None:
+def test_host_without_network_passes_as_the_only_one(tmp_path: Path) -> None:
     first, second = network_findings(tmp_path, {"sys/class/net/lo/operstate": "unknown"}, HealthHistory())
     assert first.outcome is CheckOutcome.PASSED
     assert second.outcome is CheckOutcome.SKIPPED
+    # what is remembered goes into a file: names and plain numbers
+    findings = network_findings(tmp_path, interface("eth0") | port("mlx5_0"), HealthHistory())
+    assert json.loads(json.dumps([dict(finding.seen) for finding in findings]))
 
 
-@pytest.mark.parametrize(
-    ("files", "chosen", "outcome", "detail"),
-    [
+def test_outcome_of_interfaces_without_history(tmp_path: Path) -> None:
+    cases = [
         (interface("eth0"), "", "passed", "eth0 up 100 Gbit/s"),
         (interface("eth0", speed="-1"), "eth0", "passed", "eth0 up"),
         (interface("eth0"), "eth1", "failed", "'eth1' does not exist; the interfaces are: eth0"),
@@ -228,17 +217,15 @@ def test_no_network_at_all_is_a_single_host(tmp_path: Path) -> None:
         (interface("eth0", "down") | interface("eth1"), "", "passed", "eth0 down"),
         (interface("eth0", "down"), "lo", "passed", "one host"),
         (interface("tun0", "unknown", "") | {"sys/class/net/tun0/carrier": "1"}, "tun0", "passed", "tun0 up"),
-    ],
-)
-def test_interfaces(tmp_path: Path, files: dict[str, str], chosen: str, outcome: str, detail: str) -> None:
-    finding = network_findings(tmp_path, files, HealthHistory(), chosen)[0]
-    assert finding.outcome == outcome
-    assert detail in finding.detail
+    ]
+    for number, (files, chosen, outcome, detail) in enumerate(cases):
+        finding = network_findings(tmp_path / str(number), files, HealthHistory(), chosen)[0]
+        assert finding.outcome == outcome, (files, chosen)
+        assert detail in finding.detail, (files, chosen)
 
 
-@pytest.mark.parametrize(
-    ("now", "chosen", "outcome", "detail"),
-    [
+def test_outcome_of_interfaces_against_their_history(tmp_path: Path) -> None:
+    cases = [
         (interface("eth0"), "", "passed", ""),
         (interface("eth0", speed="1000"), "", "warning", "at 1 Gbit/s, before at 100 Gbit/s"),
         (interface("eth0", speed="1000"), "eth0", "failed", "at 1 Gbit/s, before at 100 Gbit/s"),
@@ -246,37 +233,36 @@ def test_interfaces(tmp_path: Path, files: dict[str, str], chosen: str, outcome:
         (interface("eth0", changes="5"), "", "passed", ""),
         (interface("eth0", changes="6"), "", "warning", "4 changes"),
         (interface("eth0", changes="0"), "", "passed", ""),
-    ],
-)
-def test_interfaces_against_before(tmp_path: Path, now: dict, chosen: str, outcome: str, detail: str) -> None:
+    ]
     before = interface("eth0") | interface("eth1")
-    history = HealthHistory().with_findings(network_findings(tmp_path, before, HealthHistory()))
-    finding = network_findings(tmp_path, now, history, chosen)[0]
-    assert finding.outcome == outcome
-    assert detail in finding.detail
+    for number, (now, chosen, outcome, detail) in enumerate(cases):
+        root = tmp_path / str(number)
+        history = HealthHistory().with_findings(network_findings(root, before, HealthHistory()))
+        finding = network_findings(root, now, history, chosen)[0]
+        assert finding.outcome == outcome, (now, chosen)
+        assert detail in finding.detail, (now, chosen)
 
 
-@pytest.mark.parametrize(
-    ("now", "outcome", "detail"),
-    [
+def test_outcome_of_rdma_ports_against_their_history(tmp_path: Path) -> None:
+    """A port that never was up is not in use; one that was is missing until it is back."""
+    cases = [
         ({}, "passed", "mlx5_0:1 up 400 Gbit/s, mlx5_1:1 DOWN"),
         (port("mlx5_0", "1: DOWN"), "failed", "mlx5_0:1 is DOWN"),
         (port("mlx5_0", rate="100 Gb/sec (4X EDR)"), "failed", "100 Gbit/s, before at 400 Gbit/s"),
         (port("mlx5_0", downs="9"), "warning", "9 changes"),
         (port("mlx5_1", "4: ACTIVE"), "passed", "mlx5_1:1 up"),
-    ],
-)
-def test_rdma_ports(tmp_path: Path, now: dict[str, str], outcome: str, detail: str) -> None:
-    """A port that never was up is not in use; one that was is missing until it is back."""
+    ]
     before = port("mlx5_0") | port("mlx5_1", "1: DOWN", "")
-    history = HealthHistory().with_findings(network_findings(tmp_path, before, HealthHistory()))
-    findings = network_findings(tmp_path, now, history)
-    assert findings[1].outcome == outcome
-    assert detail in findings[1].detail
-    if outcome == "failed":
-        history = history.with_findings(findings)
-        assert network_findings(tmp_path, {}, history)[1].outcome == "failed"
-        assert network_findings(tmp_path, before, history)[1].outcome == "passed"
+    for number, (now, outcome, detail) in enumerate(cases):
+        root = tmp_path / str(number)
+        history = HealthHistory().with_findings(network_findings(root, before, HealthHistory()))
+        findings = network_findings(root, now, history)
+        assert findings[1].outcome == outcome, now
+        assert detail in findings[1].detail, now
+        if outcome == "failed":
+            history = history.with_findings(findings)
+            assert network_findings(root, {}, history)[1].outcome == "failed", now
+            assert network_findings(root, before, history)[1].outcome == "passed", now
 
 
 # clock
@@ -322,27 +308,25 @@ def servers(*off_s: float | None) -> Iterator[list[Server]]:
             thread.join()
 
 
-@pytest.mark.parametrize(
-    ("off_s", "outcome", "detail"),
-    [
+def test_outcome_of_clocks_against_etcd(tmp_path: Path) -> None:
+    cases: list[tuple[tuple[float | None, ...], str, str]] = [
         ((0.0,), "passed", "etcd, give or take"),
         ((60.0,), "failed", "s behind etcd"),
         ((-60.0,), "failed", "s ahead of etcd"),
         ((0.0, 60.0, 0.0), "warning", "1 of 3"),
         ((60.0, 60.0, 0.0), "failed", "max_clock_offset_s=2"),
         ((None,), "warning", "not compared"),
-    ],
-)
-def test_clock(tmp_path: Path, off_s: tuple[float | None, ...], outcome: str, detail: str) -> None:
-    with servers(*off_s) as some:
-        etcd = EtcdSettings.of([server.url for server in some])
-        (finding,) = clock.check_clock(context(tmp_path, etcd=etcd), HealthHistory())
-        assert finding.outcome == outcome
-        assert detail in finding.detail
-        assert [server.num_asked for server in some] == [1] * len(some)  # one answer makes it clear
+    ]
+    for off_s, outcome, detail in cases:
+        with servers(*off_s) as some:
+            etcd = EtcdSettings.of([server.url for server in some])
+            (finding,) = clock.check_clock(context(tmp_path, etcd=etcd), HealthHistory())
+            assert finding.outcome == outcome, off_s
+            assert detail in finding.detail, off_s
+            assert [server.num_asked for server in some] == [1] * len(some), "one answer makes it clear"
 
 
-def test_clock_without_etcd_or_answer(tmp_path: Path) -> None:
+def test_clock_without_an_answer_of_etcd_is_not_judged(tmp_path: Path) -> None:
     (finding,) = clock.check_clock(context(tmp_path), HealthHistory())
     assert finding.outcome is CheckOutcome.SKIPPED
     etcd = EtcdSettings.of(f"127.0.0.1:{free_ports(1)[0]}")
@@ -357,7 +341,7 @@ def test_clock_of_a_real_etcd(etcd: EtcdServers, tmp_path: Path) -> None:
     assert abs(finding.value) < 0.8
 
 
-def test_the_bounds_hold_the_true_offset() -> None:
+def test_true_clock_offset_is_within_the_bounds() -> None:
     """Whatever the part of a second and the delay are, and however the true offset is."""
     for true in (-3.0, -0.4, 0.0, 0.31, 2.7):
         for start in range(0, 100, 7):
@@ -381,9 +365,3 @@ def test_more_answers_make_an_unclear_offset_clear(monkeypatch: pytest.MonkeyPat
     # a clock that is set meanwhile leaves no overlap: the newer answer counts
     answers = iter([clock.Offset(1.5, 2.5), clock.Offset(-0.5, 0.5)])
     assert clock.measured_offset(2.0, lambda: next(answers)) == clock.Offset(-0.5, 0.5)
-
-
-def test_findings_are_json(tmp_path: Path) -> None:
-    """What is remembered goes into a file: names and plain numbers."""
-    findings = network_findings(tmp_path, interface("eth0") | port("mlx5_0"), HealthHistory())
-    assert json.loads(json.dumps([dict(finding.seen) for finding in findings]))

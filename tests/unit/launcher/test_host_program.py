@@ -131,7 +131,7 @@ def test_program_leaves_nothing_when_its_host_leaves(
     assert "broken cannot be started: ImportError: no pyarrow" in caplog.text
 
 
-def test_flags_lead_to_the_same_etcd(tmp_path: Path) -> None:
+def test_etcd_settings_become_flags_of_a_program(tmp_path: Path) -> None:
     files = TlsFiles(tmp_path / "ca.pem", tmp_path / "own.pem", tmp_path / "own.key")
     arguments = etcd_arguments(replace(EtcdSettings.of("https://[::1]:5"), tls=files))
     assert arguments == [

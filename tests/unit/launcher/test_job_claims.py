@@ -57,10 +57,10 @@ def test_another_launch_of_a_running_job_is_refused(
     claim_job(client, keys, a_job(keys, "a", "first"), 1.0)
     member(a_host())
     with pytest.raises(ConfigError, match=r"b cannot launch it: another launch .* is running \(begun by a, .*hosts a;"):
-        claim_job(client, keys, a_job(keys, "b", "second"), 1.0)
+        claim_job(client, keys, a_job(keys, "b", "second"), 0.3)
 
 
-def test_a_host_that_lives_is_proof_enough_that_its_launch_runs(
+def test_live_host_proves_that_its_launch_runs(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
     claim_job(client, keys, a_job(keys, "a", "first"), 1.0)
@@ -91,7 +91,7 @@ def test_name_of_a_killed_launch_is_free_after_its_leases(
 def test_host_without_launch_id_joins_no_dead_launch(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership], is_registered: bool
 ) -> None:
-    """Their leases may last for a while: the port of a killed host does not answer."""
+    """Leases of killed hosts may last for a while, but their ports do not answer."""
     first = claim_job(client, keys, a_job(keys, "a", steps="5"), 1.0)
     client.put(keys.round(1), encode(Round(1, 0, (), "127.0.0.1", 1, "r", "d", 0.0)))
     over = threading.Event()

@@ -107,17 +107,6 @@ def test_a_password_is_in_no_command_line_and_no_environment(slurm: LaunchPlan) 
     assert len(found) > 3
 
 
-def test_workers_get_no_password_of_an_etcd_elsewhere(tmp_path: Path) -> None:
-    environment = {"MEGATRAIN_ETCD_PASSWORD": "secret", "OTHER": "1"}
-    plan = make_plan(small_flags(tmp_path), environment)
-
-    def execute(settings: ExecutorSettings) -> int:
-        assert dict(settings.environment) == {"OTHER": "1"}
-        return 0
-
-    assert run_launch(plan, environment, execute, lambda _: None) == 0
-
-
 @pytest.mark.parametrize("put", ["writable", "link", "file"])
 def test_untrusted_directory_is_refused(tmp_path: Path, put: str) -> None:
     plan = make_plan(small_flags(tmp_path), {})

@@ -9,7 +9,7 @@ import importlib.metadata
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,13 +22,10 @@ from megatrain.programs import supervisor
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.executor.job_programs import ProgramSettings, reported_dashboard, running_programs
-from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.lone_rank import make_config
 from tests.helpers.waiting import wait_until
 
 STAYS = (sys.executable, "-c", "import os, signal; print(os.getpid(), flush=True); signal.pause()")
-
-KEYS = JobKeys("noticed")
 
 
 def install(monkeypatch: pytest.MonkeyPatch, commands: Mapping[str, Sequence[str]]) -> None:
@@ -59,7 +56,7 @@ def test_a_program_that_ends_is_reported_and_started_again(tmp_path: Path, monke
     assert log.read_text().count("up\n") >= 2
 
 
-def test_the_end_of_one_is_nothing_to_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_one_program_leaves_the_other_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[str] = []
     install(monkeypatch, {"diagnostics": STAYS, "dashboard": STAYS})
 
@@ -75,7 +72,7 @@ def test_the_end_of_one_is_nothing_to_the_other(tmp_path: Path, monkeypatch: pyt
         os.kill(page, 0)
 
 
-def test_unnamed_programs_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_cannot_be_loaded_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load() -> object:
         raise ImportError("no module named x")
 
@@ -87,36 +84,20 @@ def test_unnamed_programs_are_reported(tmp_path: Path, monkeypatch: pytest.Monke
     assert reported == ["diagnosis cannot be started: ImportError: no module named x; the job runs without it"]
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> Iterator[EtcdSettings]:
-    with EtcdServers(tmp_path, 1) as servers:
-        yield EtcdSettings.of(servers.urls)
+def record(url: str, session: str, token_file: str = "") -> bytes:
+    return encode(DashboardRecord(url=url, session=session, token_file=token_file))
 
 
-def put(settings: EtcdSettings, url: str, session: str, token_file: str = "") -> None:
-    with EtcdClient(settings) as client:
-        client.put(KEYS.dashboard, encode(DashboardRecord(url=url, session=session, token_file=token_file)))
-
-
-def test_each_address_is_reported_once(settings: EtcdSettings) -> None:
+def test_each_address_is_reported_once(client: EtcdClient, keys: JobKeys) -> None:
     reported: list[str] = []
-    with reported_dashboard(settings, KEYS, reported.append):
-        put(settings, "http://127.0.0.1:8777/", "first")
+    client.put(keys.dashboard, b"{")  # damaged, and ignored
+    with reported_dashboard(client.settings, keys, reported.append):
+        client.put(keys.dashboard, record("http://127.0.0.1:8777/", "first"))
         wait_until(lambda: len(reported) == 1, "the address")
-        put(settings, "http://127.0.0.1:8777/", "second")
-        put(settings, "http://127.0.0.1:8778/", "third", "/run/token")
+        client.put(keys.dashboard, record("http://127.0.0.1:8777/", "second"))
+        client.put(keys.dashboard, record("http://127.0.0.1:8778/", "third", "/run/token"))
         wait_until(lambda: len(reported) == 2, "the second address")
     assert reported == [
         "dashboard: http://127.0.0.1:8777/",
         "dashboard: http://127.0.0.1:8778/ (sign in with the token in /run/token)",
     ]
-
-
-def test_existing_page_is_reported_and_damage_ignored(settings: EtcdSettings) -> None:
-    with EtcdClient(settings) as client:
-        client.put(KEYS.dashboard, b"{")
-    reported: list[str] = []
-    with reported_dashboard(settings, KEYS, reported.append):
-        put(settings, "http://127.0.0.1:1/", "first")
-        wait_until(lambda: bool(reported), "the address")
-    assert reported == ["dashboard: http://127.0.0.1:1/"]

@@ -22,22 +22,17 @@ def test_a_template_is_printed_and_nothing_started(tmp_path: Path, capsys: pytes
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "expected"),
-    [
+def test_mistakes_end_it_before_anything_is_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, code, expected in [
         (["--nnodes=5"], 78, "batch.global_batch_size=12 must be divisible by"),
         (["--train.stepz=3"], 78, "train.stepz"),
         (["--nnodes=2"], 78, "--nnodes=2:2 without --rdzv-endpoint"),
         (["--max-restarts=3"], 2, "torchrun's --max-restarts is not used here: the driver restarts"),
         (["--rdzv_endpont=x"], 2, "did you mean '--rdzv_endpoint'?"),
-    ],
-)
-def test_mistakes_end_it_before_anything_is_started(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, expected: str
-) -> None:
-    assert main(["launch", "--platform=local", *arguments, str(write_config(tmp_path))]) == code
-    assert expected in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    ]:
+        assert main(["launch", "--platform=local", *arguments, str(write_config(tmp_path))]) == code, arguments
+        assert expected in capsys.readouterr().err, arguments
+        assert not (tmp_path / "run").exists(), arguments
 
 
 def test_a_directory_that_is_gone_is_named(
@@ -52,7 +47,7 @@ def test_a_directory_that_is_gone_is_named(
     assert "the current directory has been removed" in capsys.readouterr().err
 
 
-def test_no_torch_is_loaded_for_what_needs_none() -> None:
+def test_launch_driver_and_executor_load_no_torch() -> None:
     source = (
         "import sys\n"
         "import megatrain_launcher.commands.launch, megatrain_launcher.commands.driver\n"

@@ -50,7 +50,7 @@ def test_snapshots_of_this_run_are_found_and_released(plan: LaunchPlan) -> None:
     assert all(path.exists() for path in others)
 
 
-@pytest.mark.slow(kept=["0-False"])
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "is_kept"), [(0, False), (75, False), (1, True)])
 def test_launch_keeps_only_unsaved_snapshots(plan: LaunchPlan, code: int, is_kept: bool) -> None:
     etcd_program()
@@ -81,7 +81,7 @@ def test_host_that_leaves_in_order_removes_its_snapshots(tmp_path: Path, code: i
     assert other.exists()
 
 
-def test_the_end_of_a_writer_is_waited_for(plan: LaunchPlan) -> None:
+def test_launch_waits_for_the_end_of_a_writer(plan: LaunchPlan) -> None:
     """Else a launch would have ended, and something of it would not."""
     arena = Arena(arena_of(plan, "small.h1", keep_arena_s=600.0))
     pid = start_writer(arena, plan.files.run / "writer.log")

@@ -1,4 +1,4 @@
-"""A launch whose ranks' lines would be lost says so before it starts."""
+"""A launch that could not write the logs of its ranks is refused before it starts."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ def launch(tmp_path: Path, **changes: str) -> None:
     run_launch(plan, {}, lambda _: pytest.fail("an executor was started"), lambda _: None)
 
 
-def test_a_log_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_unusable_log_directory_is_refused_before_the_start(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     place = tmp_path / "taken" / "logs"
     with pytest.raises(ConfigError, match=f"--log-dir={place}: cannot be written .Not a directory., and the ranks'"):
         launch(tmp_path, log_dir=str(place))
-
-
-def test_so_is_that_of_a_run_directory(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
+    (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / "logs").write_text("a file")
     with pytest.raises(ConfigError, match=r"run/logs: cannot be written .File exists., and .* set job\.run_directory"):
         launch(tmp_path)

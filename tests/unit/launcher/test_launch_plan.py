@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from megatrain_launcher.hosts.address import interface_address, resolve
 from megatrain_launcher.hosts.kubernetes import KubernetesPlatform
 from megatrain_launcher.hosts.local import LocalPlatform, host_name
 from megatrain_launcher.hosts.slurm import SlurmPlatform, is_slurm_task
+from megatrain_launcher.launch.flags import LaunchFlags
 from megatrain_launcher.launch.machine import hardware_text, num_gpus, num_workers
 from megatrain_launcher.launch.plan import choose_platform, make_plan
 from tests.helpers.launch_cases import small_flags
@@ -33,6 +36,15 @@ SLURM = {
 }
 
 
+def problem_of(flags: LaunchFlags, environment: Mapping[str, str]) -> str:
+    """Return why flags are refused, or "" if they are accepted."""
+    try:
+        make_plan(flags, environment)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def test_counts_that_cannot_train_are_left_out(tmp_path: Path) -> None:
     plan = make_plan(small_flags(tmp_path, min_hosts=1, max_hosts=7, workers="1"), {})
     assert plan.feasible_hosts == {1, 2, 3, 4, 6}
@@ -46,7 +58,7 @@ def test_missing_black_boxes_are_reported_with_their_cost(tmp_path: Path) -> Non
     assert make_plan(small_flags(tmp_path), {}).notes() == []
 
 
-def test_all_counts_impossible_is_an_error_with_the_reasons(tmp_path: Path) -> None:
+def test_counts_that_all_cannot_train_are_refused_with_reasons(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="global_batch_size=12 must be divisible") as caught:
         make_plan(small_flags(tmp_path, min_hosts=5, max_hosts=7, workers="5"), {})
     assert len(caught.value.problems) == 1
@@ -59,26 +71,23 @@ def test_configuration_errors_are_reported_first_and_together(tmp_path: Path) ->
     assert len(caught.value.problems) == 2
 
 
-def test_data_are_asked_for_only_where_the_trainer_runs(tmp_path: Path) -> None:
+def test_data_are_required_for_the_own_trainer_only(tmp_path: Path) -> None:
     without_data = ("--data.train=",)
     with pytest.raises(ConfigError, match=r"data\.train"):
         make_plan(small_flags(tmp_path, overrides=without_data), {})
     make_plan(small_flags(tmp_path, overrides=without_data, module="json.tool"), {})
 
 
-@pytest.mark.parametrize(
-    ("module", "why_not"),
-    [
+def test_module_that_workers_lack_is_refused(tmp_path: Path) -> None:
+    for module, why_not in [
         ("nosuchmodule", "there is no module nosuchmodule in .* or in sys.path"),
         ("json.nosuchmodule", r"there is no module json\.nosuchmodule"),
         ("json.tool.deeper", r"there is no module json\.tool\.deeper"),
         ("json", r"is a package without a __main__\.py"),
         ("../train", "there is no module"),
-    ],
-)
-def test_module_that_workers_lack_is_refused(module: str, why_not: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"-m {module}: {why_not}"):
-        make_plan(small_flags(tmp_path, module=module), {})
+    ]:
+        found = problem_of(small_flags(tmp_path, module=module), {})
+        assert re.search(f"-m {module}: {why_not}", found), (module, found)
 
 
 def test_modules_are_found_where_workers_find_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,23 +159,19 @@ def test_slurm_variables_identify_a_host(tmp_path: Path) -> None:
     assert plan.facts.labels == {"switch": "s0.s3", "rack": "r"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "flags", "expected"),
-    [
+def test_slurm_variables_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, str], dict[str, int], str]] = [
         ({"SLURM_STEP_TASKS_PER_NODE": "8(x3)"}, {}, "use srun --ntasks-per-node=1"),
         ({"SLURM_STEP_NUM_NODES": ""}, {}, "SLURM_STEP_NUM_NODES is not set"),
         ({}, {"spares": 3}, "--spares=3 of 3 hosts leave none to train"),
         ({}, {"min_hosts": 4, "max_hosts": 6}, "--nnodes=4:6, but this launch has 3 hosts"),
-    ],
-)
-def test_slurm_variables_are_used(
-    tmp_path: Path, changes: dict[str, str], flags: dict[str, int], expected: str
-) -> None:
-    with pytest.raises(ConfigError, match=expected):
-        make_plan(small_flags(tmp_path, **flags), SLURM | changes)
+    ]
+    for changes, flags, expected in cases:
+        found = problem_of(small_flags(tmp_path, **flags), SLURM | changes)
+        assert expected in found, (changes, flags, found)
 
 
-def test_a_shell_of_salloc_or_a_batch_script_is_no_task_of_slurm() -> None:
+def test_shell_of_salloc_or_sbatch_is_no_slurm_task() -> None:
     assert is_slurm_task(SLURM)
     assert not is_slurm_task({"SLURM_JOB_ID": "17"})
     assert not is_slurm_task(SLURM | {"SLURM_STEP_ID": "4294967291"})
@@ -185,12 +190,12 @@ def test_the_variables_of_a_pod_name_its_node() -> None:
     assert (facts.host, facts.address, facts.launch_id, facts.index) == ("node-a", "10.1.2.3", "big.2", 5)
 
 
-def test_a_machine_of_its_own() -> None:
+def test_local_platform_has_the_host_name_and_no_cordon() -> None:
     assert LocalPlatform().facts().host == host_name()
     assert LocalPlatform().cordon("h", "why") == ""
 
 
-def test_workers_of_a_host(tmp_path: Path) -> None:
+def test_number_of_workers_follows_gpus_or_cores(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     cores = len(os.sched_getaffinity(0))

@@ -157,16 +157,16 @@ def documents(text: str) -> dict[str, Any]:
     return {one["kind"]: one for one in yaml.safe_load_all(text)}
 
 
-@pytest.mark.parametrize("template", ["jobset", "trainjob"])
-@pytest.mark.parametrize("workers", ["8", "gpu"])
-def test_manifests_fit_the_definitions(tmp_path: Path, template: str, workers: str) -> None:
-    found = documents(written(tmp_path, template, workers=workers))
-    for kind, one in found.items():
-        assert wrongs(_OTHERS[kind], one, kind) == []
-    assert ("JobSet" if template == "jobset" else "TrainJob") in found
+def test_manifests_fit_the_definitions(tmp_path: Path) -> None:
+    for template, expected in (("jobset", "JobSet"), ("trainjob", "TrainJob")):
+        for workers in ("8", "gpu"):
+            found = documents(written(tmp_path, template, workers=workers))
+            for kind, one in found.items():
+                assert wrongs(_OTHERS[kind], one, kind) == [], (template, workers)
+            assert expected in found, workers
 
 
-def test_the_check_of_manifests_sees_mistakes(tmp_path: Path) -> None:
+def test_mistakes_in_manifests_are_found(tmp_path: Path) -> None:
     jobset = documents(written(tmp_path, "jobset"))["JobSet"]
     jobset["spec"]["replicas"] = 3
     job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
@@ -259,28 +259,17 @@ def test_missing_template_arguments_are_named_together(tmp_path: Path) -> None:
     written(tmp_path, "slurm", etcd=EtcdFlags(), image="")
 
 
-@pytest.mark.parametrize(
-    ("template", "line"),
-    [("slurm", "#SBATCH --signal=B:USR1@{}\n"), ("jobset", "terminationGracePeriodSeconds: {}\n")],
-)
-@pytest.mark.parametrize(("grace_s", "notice_s"), [("300", "900"), ("9000", "3600")])
-def test_the_notice_is_as_long_as_a_stop_may_take(
-    tmp_path: Path, template: str, line: str, grace_s: str, notice_s: str
-) -> None:
-    text = written(tmp_path, template, overrides=(f"--runtime.save_grace_s={grace_s}",))
-    assert line.format(notice_s) in text
+def test_the_notice_is_as_long_as_a_stop_may_take(tmp_path: Path) -> None:
+    for template, line in (
+        ("slurm", "#SBATCH --signal=B:USR1@{}\n"),
+        ("jobset", "terminationGracePeriodSeconds: {}\n"),
+    ):
+        for grace_s, notice_s in (("300", "900"), ("9000", "3600")):
+            text = written(tmp_path, template, overrides=(f"--runtime.save_grace_s={grace_s}",))
+            assert line.format(notice_s) in text, (template, grace_s)
 
 
-@pytest.mark.parametrize("template", ["jobset", "trainjob", "slurm"])
-def test_no_blank_is_left_and_all_is_ascii(tmp_path: Path, template: str) -> None:
-    text = written(tmp_path, template)
-    assert "{{" not in text
-    assert "}}" not in text
-    assert text.isascii()
-    assert text.endswith("\n")
-
-
-def test_the_script_is_bash(tmp_path: Path) -> None:
+def test_slurm_script_is_valid_bash(tmp_path: Path) -> None:
     flags = small_flags(tmp_path, template="slurm", min_hosts=2, max_hosts=3, spares=1, workers="8",
                         overrides=("--runtime.device=cuda", "--job.name=a b'c"))  # fmt: skip
     config = load_config(flags.config, flags.overrides[:1]).config
@@ -292,22 +281,22 @@ def test_the_script_is_bash(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("template", ["jobset", "trainjob", "slurm"])
-def test_a_template_names_nothing_of_the_machine_that_wrote_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
-) -> None:
+def test_template_is_ascii_and_names_nothing_of_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    flags = small_flags(tmp_path, template=template, etcd=EtcdFlags("e1:2379"), image="x:1")
-    flags = replace(flags, config=Path("small.toml"))
-    own = [line for line in flags.config.read_text().splitlines() if str(tmp_path) not in line]
-    flags.config.write_text("\n".join(own))
-    text = write_template(flags, load_config(flags.config).config, 2)
     here = {str(tmp_path), str(tmp_path.resolve()), str(Path.home()), sys.prefix, sys.base_prefix, str(ROOT)}
     here |= {socket.gethostname(), getpass.getuser()} - {"root"}
-    assert [word for word in here if word != "/" and word in text] == []
+    for template in ("jobset", "trainjob", "slurm"):
+        flags = small_flags(tmp_path, template=template, etcd=EtcdFlags("e1:2379"), image="x:1")
+        flags = replace(flags, config=Path("small.toml"))
+        own = [line for line in flags.config.read_text().splitlines() if str(tmp_path) not in line]
+        flags.config.write_text("\n".join(own))
+        text = write_template(flags, load_config(flags.config).config, 2)
+        assert [word for word in (*here, "{{", "}}") if word != "/" and word in text] == [], template
+        assert text.isascii(), template
+        assert text.endswith("\n"), template
 
 
-def test_a_job_of_pods_writes_where_its_storage_is(tmp_path: Path) -> None:
+def test_pods_write_to_their_mounted_storage(tmp_path: Path) -> None:
     flags = small_flags(tmp_path, template="jobset", etcd=EtcdFlags("e1:2379"), image="x:1",
                         overrides=("--job.run_directory=runs/mine",))  # fmt: skip
     found = documents(write_template(flags, load_config(flags.config, flags.overrides).config, 2))["JobSet"]
@@ -333,15 +322,15 @@ def test_pods_page_needs_a_token_and_has_few_rights(tmp_path: Path) -> None:
     assert "secret generic small-job-page --from-literal=token=" in written(tmp_path, "jobset")
 
 
-@pytest.mark.parametrize(
-    "override", ["--dashboard.is_served=false", "--diagnostics.is_streamed=false",
-                 "--dashboard.operator_token_file=/own", "--dashboard.viewer_token_file=/own"],
-)  # fmt: skip
-def test_configured_page_gets_no_generated_token(tmp_path: Path, override: str) -> None:
-    for template in ("jobset", "slurm"):
-        text = written(tmp_path, template, overrides=(override,))
-        assert "token_file=" not in text.replace("_token_file=/own", "")
-        assert "secret" not in text
+def test_configured_page_gets_no_generated_token(tmp_path: Path) -> None:
+    for override in (
+        "--dashboard.is_served=false", "--diagnostics.is_streamed=false",
+        "--dashboard.operator_token_file=/own", "--dashboard.viewer_token_file=/own",
+    ):  # fmt: skip
+        for template in ("jobset", "slurm"):
+            text = written(tmp_path, template, overrides=(override,))
+            assert "token_file=" not in text.replace("_token_file=/own", ""), override
+            assert "secret" not in text, override
 
 
 def test_the_script_makes_a_token_once_and_for_its_user_alone(tmp_path: Path) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from enum import StrEnum
 from pathlib import Path
-
-import pytest
 
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.contracts.exit_codes import ExitCode
@@ -31,43 +28,30 @@ def names_in(text: str, heading: str) -> set[str]:
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
 
 
-def test_phases_of_a_recovery() -> None:
-    assert names_in(guide("recovery.md"), "phase") == set(PHASES)
-
-
-@pytest.mark.parametrize(("heading", "values"), [("kind", IncidentKind), ("state", IncidentState)])
-def test_kinds_and_states_of_incidents(heading: str, values: type[StrEnum]) -> None:
-    assert names_in(guide("recovery.md"), heading) == {str(value) for value in values}
-
-
-def test_keys_of_section_recovery() -> None:
+def test_recovery_guide_has_all_phases_kinds_states_and_keys() -> None:
     text = guide("recovery.md")
+    assert names_in(text, "phase") == set(PHASES)
+    assert names_in(text, "kind") == set(map(str, IncidentKind))
+    assert names_in(text, "state") == set(map(str, IncidentState))
     assert names_in(text, "key") == {field.name for field in fields(RecoveryConfig)}
-
-
-def test_labels_have_an_answer() -> None:
-    answers = guide("recovery.md").split("| failure | answer |", 1)[1].split("\n\n", 1)[0]
+    # every label has an answer
+    answers = text.split("| failure | answer |", 1)[1].split("\n\n", 1)[0]
     unanswered = {str(label) for label in Label if str(label) not in answers}
     # a victim's label; what is no failure; what has no label
     assert unanswered <= {Label.COLLECTIVE_TIMEOUT, Label.BENIGN, "unknown"}
 
 
-def test_rendezvous_keys_and_their_limits() -> None:
-    text = guide("launching.md").split("| key of `--rdzv-conf` |", 1)[1].split("\n\n", 1)[0]
-    rows = {row[0]: row[1:] for row in re.findall(r"^\| `(\w+)`[^|]* \| ([\d.]+) \| ([\d.]+) \|", text, re.MULTILINE)}
+def test_launching_guide_has_all_rendezvous_keys_and_checks() -> None:
+    text = guide("launching.md")
+    assert names_in(text, "check") == {name for check in CHECKS for name in check.names}
+    table = text.split("| flag | in `--rdzv-conf` |", 1)[1].split("\n\n", 1)[0]
+    assert set(_CONF_KEYS) <= set(re.findall(r"`(\w+)`", table))
+    table = text.split("| key of `--rdzv-conf` |", 1)[1].split("\n\n", 1)[0]
+    rows = {row[0]: row[1:] for row in re.findall(r"^\| `(\w+)`[^|]* \| ([\d.]+) \| ([\d.]+) \|", table, re.MULTILINE)}
     assert {name: (float(row[0]), float(row[1])) for name, row in rows.items()} == _SECONDS
 
 
-def test_names_of_torchrun_for_what_reaches_etcd() -> None:
-    table = guide("launching.md").split("| flag | in `--rdzv-conf` |", 1)[1].split("\n\n", 1)[0]
-    assert set(_CONF_KEYS) <= set(re.findall(r"`(\w+)`", table))
-
-
-def test_health_checks() -> None:
-    assert names_in(guide("launching.md"), "check") == {name for check in CHECKS for name in check.names}
-
-
-def test_exit_codes() -> None:
+def test_guide_and_reference_have_all_exit_codes() -> None:
     table = guide("launching.md").split("| code | meaning |", 1)[1].split("\n\n", 1)[0]
     codes = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in row.split(",")}
     of_verbs = {ExitCode.NOT_FOUND, ExitCode.REFUSED}  # of those that ask about a job

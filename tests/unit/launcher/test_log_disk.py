@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from megatrain_job.failures.verdict import Label
-from megatrain_launcher.logs.disk import MAX_WAITING_BYTES, LogDisk
+from megatrain_launcher.logs.disk import LogDisk
 from megatrain_launcher.logs.files import RotatingFile
 from megatrain_launcher.logs.worker_logs import WorkerLogs, rank_log_path
 from tests.helpers.waiting import DEADLINE_S, wait_until
@@ -31,11 +31,13 @@ class HangingFile(RotatingFile):
         super().write(chunk)
 
 
-def test_ranks_go_on_and_their_failures_are_named(tmp_path: Path) -> None:
+def test_ranks_continue_while_the_log_disk_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    max_waiting_bytes = 1 << 20
+    monkeypatch.setattr("megatrain_launcher.logs.disk.MAX_WAITING_BYTES", max_waiting_bytes)
     answers = threading.Event()
     with WorkerLogs(tmp_path, tee="none", file_at=partial(HangingFile, answers=answers)) as logs:
         fd = logs.open_rank(1, 0)
-        left = LINE * (2 * MAX_WAITING_BYTES // len(LINE)) + b"torch.OutOfMemoryError: CUDA out of memory."
+        left = LINE * (2 * max_waiting_bytes // len(LINE)) + b"torch.OutOfMemoryError: CUDA out of memory."
         num_bytes = len(left)
         while left:
             left = left[os.write(fd, left) :]
@@ -68,7 +70,7 @@ def test_a_hang_is_reported_while_it_lasts(tmp_path: Path, monkeypatch: pytest.M
     assert file.path.read_bytes() == LINE
 
 
-def test_the_end_does_not_wait_for_it(tmp_path: Path) -> None:
+def test_closing_does_not_wait_for_a_hanging_disk(tmp_path: Path) -> None:
     disk, file = LogDisk(), HangingFile(tmp_path / "rank.log")
     disk.write(file, LINE)
     disk.close(0.01)

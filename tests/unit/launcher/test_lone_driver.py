@@ -48,7 +48,7 @@ def settings_of(plan: LaunchPlan) -> ExecutorSettings:
     return plan.executor_settings(EtcdSettings.of("127.0.0.1:1"), {}, launch_id="one", address="127.0.0.1")
 
 
-def test_the_record_is_all_that_a_driver_needs(plan: LaunchPlan) -> None:
+def test_lone_driver_has_its_configuration_from_the_record(plan: LaunchPlan) -> None:
     record = record_of(settings_of(plan))
     config = config_of_values(record.config, record.job)
     assert config == plan.config
@@ -57,7 +57,7 @@ def test_the_record_is_all_that_a_driver_needs(plan: LaunchPlan) -> None:
         config_of_values({**record.config, "model.seq_len": "="}, record.job)
 
 
-def test_it_waits_for_the_job_drives_it_and_ends_with_it(client: EtcdClient, plan: LaunchPlan) -> None:
+def test_lone_driver_waits_for_the_job_and_ends_with_it(client: EtcdClient, plan: LaunchPlan) -> None:
     reported: list[str] = []
     codes: list[int | None] = []
     stop = threading.Event()
@@ -110,7 +110,7 @@ class Cluster:
         return f"{host} is cordoned"
 
 
-def test_driving_host_passes_its_cordons_on(client: EtcdClient) -> None:
+def test_driving_host_cordons_hosts_in_the_cluster(client: EtcdClient) -> None:
     def put(host: str, by: str) -> None:
         client.put(KEYS.cordon(host), encode(Cordon(host, "two hangs", by, 0.0)))
 
@@ -129,6 +129,6 @@ def test_driving_host_passes_its_cordons_on(client: EtcdClient) -> None:
     assert other.cordoned == []
 
 
-def test_local_platform_passes_nothing_on() -> None:
+def test_local_platform_has_no_cordon_watch() -> None:
     assert parts_with(choose_platform("local", {})) == parts_with(choose_platform("auto", {}))
     assert parts_with(Cluster()) != parts_with(choose_platform("local", {}))

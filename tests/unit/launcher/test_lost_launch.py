@@ -1,4 +1,4 @@
-"""A launch that ended without an end: what is found of it, and what the driver of the next one tells."""
+"""A launch that stopped without a recorded end: what is found of it, and what the next driver reports."""
 
 from __future__ import annotations
 

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from megatrain.programs.processes import install_parent_death_guard
 from megatrain_launcher.notify.receivers import receivers_of
 from tests.helpers.notification_topics import config_with, make_message, make_topic, over
@@ -58,8 +60,8 @@ def _get(url: str) -> Any:
         return None
 
 
+@pytest.mark.slow
 def test_alerts_fire_and_are_over(tmp_path: Path) -> None:
-
     now_s = time.time()
     with alertmanager(tmp_path) as url:
         (receiver,) = receivers_of(config_with(tmp_path, f'[alertmanager]\nurl = "{url}"\n'))

@@ -24,7 +24,7 @@ def write_config(directory: Path, receiver: HttpReceiver) -> Path:
     return path
 
 
-def test_every_receiver_is_tried_and_what_it_keeps_is_taken_back(
+def test_every_receiver_is_tried_and_its_test_alert_resolved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with HttpReceiver() as receiver:
@@ -44,7 +44,9 @@ def test_every_receiver_is_tried_and_what_it_keeps_is_taken_back(
     assert receiver.documents[4]["text"].count("this is a test message")
 
 
-def test_a_failure_is_reported_and_the_others_are_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_receiver_is_reported_and_the_others_are_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with HttpReceiver(Reply(403, body=f"no such key {KEY}".encode())) as receiver:
         assert main(["notify", "test", str(write_config(tmp_path, receiver))]) == 1
     out = capsys.readouterr().out
@@ -63,7 +65,7 @@ def test_receiver_is_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "configured are: pagerduty, alertmanager, webhook" in capsys.readouterr().err
 
 
-def test_command_without_receivers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_notify_without_receivers_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.toml").write_text(SMALL)
     assert main(["notify", "test", str(tmp_path)]) == 78
     assert "no receiver is configured" in capsys.readouterr().err

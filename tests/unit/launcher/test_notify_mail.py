@@ -23,6 +23,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiri
 LOGIN = ("megatrain", "a-secret-password")
 
 
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.create(tmp_path_factory.mktemp("authority"))
+
+
 def receiver_for(directory: Path, port: int, encryption: str, *, ca: Path | None = None, more: str = "") -> Receiver:
     password = write_secret(directory / "password", LOGIN[1])
     login = "" if encryption == "none" else f'user = "{LOGIN[0]}"\npassword_file = "{password}"\n'
@@ -37,8 +42,7 @@ def receiver_for(directory: Path, port: int, encryption: str, *, ca: Path | None
 
 
 @pytest.mark.parametrize("encryption", ["starttls", "tls", "none"])
-def test_mail_arrives_with_the_facts(tmp_path: Path, encryption: str) -> None:
-    authority = Authority.create(tmp_path)
+def test_mail_arrives_with_the_facts(tmp_path: Path, authority: Authority, encryption: str) -> None:
     login = None if encryption == "none" else LOGIN
     with MailReceiver(encryption, authority.sign("mail"), login) as server:
         one = receiver_for(tmp_path, server.port, encryption, ca=authority.files.certificate)
@@ -53,9 +57,11 @@ def test_mail_arrives_with_the_facts(tmp_path: Path, encryption: str) -> None:
 
 
 @pytest.mark.parametrize("encryption", ["starttls", "tls"])
-def test_a_server_without_a_trusted_certificate_gets_no_password(tmp_path: Path, encryption: str) -> None:
-    ours, other = Authority.create(tmp_path, "ours"), Authority.create(tmp_path, "other")
-    with MailReceiver(encryption, ours.sign("mail"), LOGIN) as server:
+def test_a_server_without_a_trusted_certificate_gets_no_password(
+    tmp_path: Path, authority: Authority, encryption: str
+) -> None:
+    other = Authority.create(tmp_path, "other")
+    with MailReceiver(encryption, authority.sign("mail"), LOGIN) as server:
         one = receiver_for(tmp_path, server.port, encryption, ca=other.files.certificate)
         with pytest.raises(DeliveryError, match="certificate is not trusted"):
             one.try_once(make_message())
@@ -69,26 +75,25 @@ def test_a_server_without_starttls_gets_no_password(tmp_path: Path) -> None:
     assert server.mails == []
 
 
-def test_a_wrong_password_is_reported_and_not_shown(tmp_path: Path) -> None:
-    authority = Authority.create(tmp_path)
+def test_a_wrong_password_is_reported_and_not_shown(tmp_path: Path, authority: Authority) -> None:
     server = MailReceiver("starttls", authority.sign("mail"), (LOGIN[0], "another"))
     with server, pytest.raises(DeliveryError, match="answers 535") as caught:
         receiver_for(tmp_path, server.port, "starttls", ca=authority.files.certificate).try_once(make_message())
     assert LOGIN[1] not in str(caught.value)
 
 
-@pytest.mark.parametrize("answer", ["451 try later", "554 no"])
-def test_a_message_that_is_not_taken_is_reported(tmp_path: Path, answer: str) -> None:
-    with (
-        MailReceiver(answer=answer) as server,
-        pytest.raises(DeliveryError, match=f"answers {answer[:3]}: {answer[4:]}"),
-    ):
-        receiver_for(tmp_path, server.port, "none").try_once(make_message())
+def test_refused_message_is_reported_with_the_answer(tmp_path: Path) -> None:
+    for answer in ("451 try later", "554 no"):
+        with (
+            MailReceiver(answer=answer) as server,
+            pytest.raises(DeliveryError, match=f"answers {answer[:3]}: {answer[4:]}"),
+        ):
+            receiver_for(tmp_path, server.port, "none").try_once(make_message())
 
 
 @contextmanager
 def strange_server(talk: Callable[[socket.socket, threading.Event], None]) -> Iterator[int]:
-    """A server that talks as a test has it talk; yields its port."""
+    """Run a server that behaves as `talk` does; yield its port."""
     is_over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
 

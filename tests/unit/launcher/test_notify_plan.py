@@ -26,32 +26,32 @@ from tests.helpers.notification_topics import NOW_S, InstantReceiver, make_topic
 MANNERS = tuple(Manner)
 
 
-@pytest.mark.parametrize("manner", MANNERS)
-def test_beginning_and_end_are_reported_once_each(manner: Manner) -> None:
-    receiver, topic = InstantReceiver(manner), make_topic()
-    for _ in range(3):
-        receiver.send_due([topic], NOW_S)
-    for _ in range(3):
-        receiver.send_due([over(topic)], NOW_S + 5)
-    receiver.send_due([], NOW_S + 9)
-    assert receiver.marks == [["incident/one=open:amber"], ["incident/one=closed:amber"]]
-    assert receiver.record.num_sent == 2
+def test_beginning_and_end_are_reported_once_each() -> None:
+    for manner in MANNERS:
+        receiver, topic = InstantReceiver(manner), make_topic()
+        for _ in range(3):
+            receiver.send_due([topic], NOW_S)
+        for _ in range(3):
+            receiver.send_due([over(topic)], NOW_S + 5)
+        receiver.send_due([], NOW_S + 9)
+        assert receiver.marks == [["incident/one=open:amber"], ["incident/one=closed:amber"]], manner
+        assert receiver.record.num_sent == 2, manner
 
 
-@pytest.mark.parametrize("manner", MANNERS)
-def test_the_next_driver_repeats_nothing_and_forgets_nothing(manner: Manner) -> None:
-    first, reported, unsent = InstantReceiver(manner), make_topic("incident/one"), make_topic("incident/two")
-    first.send_due([reported], NOW_S)
-    second = InstantReceiver(manner)
-    second.record = decode(ReceiverRecord, encode(first.record), "etcd")
-    second.refreshed_s = first.refreshed_s
-    second.send_due([reported], NOW_S + 1)
-    assert second.messages == []
-    second.send_due([over(reported), unsent], NOW_S + 2)
-    assert sorted(mark for marks in second.marks for mark in marks) == [
-        "incident/one=closed:amber",
-        "incident/two=open:amber",
-    ]
+def test_the_next_driver_repeats_nothing_and_forgets_nothing() -> None:
+    for manner in MANNERS:
+        first, reported, unsent = InstantReceiver(manner), make_topic("incident/one"), make_topic("incident/two")
+        first.send_due([reported], NOW_S)
+        second = InstantReceiver(manner)
+        second.record = decode(ReceiverRecord, encode(first.record), "etcd")
+        second.refreshed_s = first.refreshed_s
+        second.send_due([reported], NOW_S + 1)
+        assert second.messages == [], manner
+        second.send_due([over(reported), unsent], NOW_S + 2)
+        assert sorted(mark for marks in second.marks for mark in marks) == [
+            "incident/one=closed:amber",
+            "incident/two=open:amber",
+        ], manner
 
 
 def test_a_new_receiver_is_not_notified_of_what_is_over() -> None:
@@ -61,22 +61,19 @@ def test_a_new_receiver_is_not_notified_of_what_is_over() -> None:
     assert [topic.name for topic in plan.topics] == ["incident/here"]
 
 
-@pytest.mark.parametrize(
-    ("manner", "expected"),
-    [
+def test_topic_that_ended_unsent_is_sent_to_digests_only() -> None:
+    """People read of it later; it pages no one."""
+    for manner, expected in [
         (Manner.DIGEST, [["incident/one=closed:amber"]]),
         (Manner.PAGE, []),
         (Manner.STATE, []),
-    ],
-)
-def test_reason_that_ended_before_a_notification(manner: Manner, expected: list[list[str]]) -> None:
-    """People read of it later; it pages no one."""
-    receiver = InstantReceiver(manner)
-    receiver.send_due([over(make_topic())], NOW_S + 5)
-    assert receiver.marks == expected
+    ]:
+        receiver = InstantReceiver(manner)
+        receiver.send_due([over(make_topic())], NOW_S + 5)
+        assert receiver.marks == expected, manner
 
 
-def test_ended_reason_is_given_up_after_an_hour() -> None:
+def test_ended_topic_is_given_up_after_an_hour() -> None:
     receiver = InstantReceiver(Manner.DIGEST)
     late = NOW_S + GIVE_UP_S + 1
     receiver.send_due([over(make_topic("incident/old")), make_topic("incident/open")], late)
@@ -86,7 +83,7 @@ def test_ended_reason_is_given_up_after_an_hour() -> None:
     assert receiver.record.num_given_up == 1
 
 
-def test_only_a_pager_is_sent_that_the_job_recovers_by_itself() -> None:
+def test_only_a_pager_is_notified_of_the_recovery_under_way() -> None:
     reported = {}
     for manner in (Manner.DIGEST, Manner.PAGE):
         receiver, topic = InstantReceiver(manner), make_topic()
@@ -104,38 +101,38 @@ def test_a_pager_is_triggered_before_it_is_acknowledged() -> None:
     assert receiver.marks == [["incident/one=open:amber"], ["incident/one=under-way:amber"]]
 
 
-@pytest.mark.parametrize("manner", MANNERS)
-def test_only_worsening_is_reported_again(manner: Manner) -> None:
-    receiver, topic = InstantReceiver(manner), make_topic("restarts", event=Event.RESTARTS)
-    for level in (HealthLevel.AMBER, HealthLevel.RED, HealthLevel.AMBER):
-        receiver.send_due([replace(topic, level=level)], NOW_S)
-    assert receiver.marks == [["restarts=open:amber"], ["restarts=open:red"]]
+def test_only_worsening_is_reported_again() -> None:
+    for manner in MANNERS:
+        receiver, topic = InstantReceiver(manner), make_topic("restarts", event=Event.RESTARTS)
+        for level in (HealthLevel.AMBER, HealthLevel.RED, HealthLevel.AMBER):
+            receiver.send_due([replace(topic, level=level)], NOW_S)
+        assert receiver.marks == [["restarts=open:amber"], ["restarts=open:red"]], manner
 
 
-@pytest.mark.parametrize("manner", MANNERS)
-def test_missing_reason_is_over(manner: Manner) -> None:
-    receiver = InstantReceiver(manner)
-    receiver.send_due([make_topic("verdict/v1", event=Event.VERDICT)], NOW_S)
-    receiver.send_due([], NOW_S + 5)
-    receiver.send_due([], NOW_S + 6)
-    assert receiver.marks == [["verdict/v1=open:amber"], ["verdict/v1=closed:amber"]]
-    assert receiver.messages[-1][0].event is Event.VERDICT
-    # and it may be opened again
-    receiver.send_due([make_topic("verdict/v1", event=Event.VERDICT)], NOW_S + 7)
-    assert receiver.marks[-1] == ["verdict/v1=open:amber"]
+def test_topic_that_disappears_is_closed() -> None:
+    for manner in MANNERS:
+        receiver = InstantReceiver(manner)
+        receiver.send_due([make_topic("verdict/v1", event=Event.VERDICT)], NOW_S)
+        receiver.send_due([], NOW_S + 5)
+        receiver.send_due([], NOW_S + 6)
+        assert receiver.marks == [["verdict/v1=open:amber"], ["verdict/v1=closed:amber"]], manner
+        assert receiver.messages[-1][0].event is Event.VERDICT, manner
+        # and it may be opened again
+        receiver.send_due([make_topic("verdict/v1", event=Event.VERDICT)], NOW_S + 7)
+        assert receiver.marks[-1] == ["verdict/v1=open:amber"], manner
 
 
-@pytest.mark.parametrize("manner", MANNERS)
-def test_a_receiver_gets_its_events_and_levels_only(manner: Manner) -> None:
-    topics = [
-        make_topic("incident/planned", level=HealthLevel.GREEN),
-        make_topic("incident/amber"),
-        make_topic("end/1", event=Event.END, level=HealthLevel.RED),
-        make_topic("verdict/1", event=Event.VERDICT, level=HealthLevel.RED),
-    ]
-    receiver = InstantReceiver(manner, level=HealthLevel.RED, events=frozenset({"incident", "end"}))
-    receiver.send_due(topics, NOW_S)
-    assert receiver.marks == [["end/1=open:red"]]
+def test_a_receiver_gets_its_events_and_levels_only() -> None:
+    for manner in MANNERS:
+        topics = [
+            make_topic("incident/planned", level=HealthLevel.GREEN),
+            make_topic("incident/amber"),
+            make_topic("end/1", event=Event.END, level=HealthLevel.RED),
+            make_topic("verdict/1", event=Event.VERDICT, level=HealthLevel.RED),
+        ]
+        receiver = InstantReceiver(manner, level=HealthLevel.RED, events=frozenset({"incident", "end"}))
+        receiver.send_due(topics, NOW_S)
+        assert receiver.marks == [["end/1=open:red"]], manner
 
 
 def test_a_topic_waits_until_it_is_ready() -> None:
@@ -210,14 +207,16 @@ def test_a_try_that_failed_leaves_all_to_be_reported() -> None:
     assert again.topics == (topic,)
 
 
-@pytest.mark.parametrize("manner", MANNERS)
-def test_receipts_say_what_was_sent_and_when(manner: Manner) -> None:
-    receiver, topic = InstantReceiver(manner), make_topic()
-    receiver.send_due([topic, make_topic("restarts", event=Event.RESTARTS)], NOW_S)
-    receiver.send_due([topic], NOW_S + 2 * REFRESH_S)  # an Alertmanager is reminded, which is no news
-    receiver.send_due([over(topic)], NOW_S + 200)
-    reported = {name: [(one.stage, one.at_unix_s) for one in found] for name, found in receiver.record.receipts.items()}
-    assert reported == {"incident/one": [("open", NOW_S), ("closed", NOW_S + 200)]}
+def test_receipts_say_what_was_sent_and_when() -> None:
+    for manner in MANNERS:
+        receiver, topic = InstantReceiver(manner), make_topic()
+        receiver.send_due([topic, make_topic("restarts", event=Event.RESTARTS)], NOW_S)
+        receiver.send_due([topic], NOW_S + 2 * REFRESH_S)  # an Alertmanager is reminded, which is no news
+        receiver.send_due([over(topic)], NOW_S + 200)
+        reported = {
+            name: [(one.stage, one.at_unix_s) for one in found] for name, found in receiver.record.receipts.items()
+        }
+        assert reported == {"incident/one": [("open", NOW_S), ("closed", NOW_S + 200)]}, manner
 
 
 def test_receipt_has_the_attempts_and_the_last_error() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.incident import OVER_NOTE, Incident, IncidentKind, IncidentState, Moments
 from megatrain.contracts.records.rounds import JobEnd
@@ -46,9 +44,8 @@ def test_an_incident_says_who_where_when_and_what_it_cost() -> None:
     assert topic.ended_unix_s == make_incident().moments.first_step
 
 
-@pytest.mark.parametrize(
-    ("changes", "stage", "level"),
-    [
+def test_stage_and_level_of_an_incident() -> None:
+    for changes, stage, level in [
         ({}, Stage.OPEN, AMBER),
         ({"next_round": 3}, Stage.UNDER_WAY, AMBER),
         ({"kind": IncidentKind.REQUEST}, Stage.OPEN, GREEN),
@@ -59,11 +56,9 @@ def test_an_incident_says_who_where_when_and_what_it_cost() -> None:
         ({"state": IncidentState.HELD, "round": 1, "kind": IncidentKind.CONTROL_PLANE}, Stage.CLOSED, AMBER),
         ({"state": IncidentState.HELD, "round": 2, "notes": {OVER_NOTE: "1800000000.5"}}, Stage.CLOSED, AMBER),
         ({"state": IncidentState.RECOVERED}, Stage.CLOSED, AMBER),
-    ],
-)
-def test_stage_and_level_of_an_incident(changes: dict[str, Any], stage: Stage, level: HealthLevel) -> None:
-    topic = topics(incidents=(opened(**changes),))["incident"]
-    assert (topic.stage, topic.level) == (stage, level)
+    ]:
+        topic = topics(incidents=(opened(**changes),))["incident"]
+        assert (topic.stage, topic.level) == (stage, level), changes
 
 
 def test_an_incident_that_is_not_judged_is_sent_a_moment_later() -> None:
@@ -73,46 +68,40 @@ def test_an_incident_that_is_not_judged_is_sent_a_moment_later() -> None:
     assert topics(incidents=(opened(moments=judged),))["incident"].ready_unix_s == NOW_S - 1.9
 
 
-@pytest.mark.parametrize(
-    ("code", "level", "acts"),
-    [
+def test_end_of_a_job_has_the_level_of_its_exit_code() -> None:
+    for code, level, acts in [
         (ExitCode.OK, GREEN, "no action is needed"),
         (ExitCode.SAVED_AND_STOPPED, GREEN, "no action is needed"),
         (ExitCode.FAILURE, RED, "fix the cause, then start the job again"),
         (-9, RED, "fix the cause, then start the job again"),
-    ],
-)
-def test_the_end_of_a_job(code: int, level: HealthLevel, acts: str) -> None:
-    reason = Reason(ReasonCode.NO_DRIVER, "no driver is elected")
-    found = topics(reason, end=JobEnd(int(code), "so it was decided", NOW_S, 2))
-    assert set(found) == {"incident", "end"}, "the end says all"
-    assert found["end"].level is level
-    assert found["end"].acts.startswith(acts)
-    assert "so it was decided" in found["end"].what
+    ]:
+        reason = Reason(ReasonCode.NO_DRIVER, "no driver is elected")
+        found = topics(reason, end=JobEnd(int(code), "so it was decided", NOW_S, 2))
+        assert set(found) == {"incident", "end"}, "the end says all"
+        assert found["end"].level is level, code
+        assert found["end"].acts.startswith(acts), code
+        assert "so it was decided" in found["end"].what, code
 
 
-@pytest.mark.parametrize(
-    ("code", "level", "settles_s"),
-    [
+def test_transient_reason_is_reported_when_it_lasts() -> None:
+    for code, level, settles_s in [
         (ReasonCode.DISK_FILLING, AMBER, 0.0),
         (ReasonCode.SAVES_FAIL, RED, 0.0),
         (ReasonCode.FILES_REMOVED, RED, 0.0),
         (ReasonCode.DRIVER_ALARM, AMBER, SETTLED_S),
         (ReasonCode.DAEMON_SILENT, AMBER, SETTLED_S),
         (ReasonCode.HOST_LOST, RED, SETTLED_S),
-    ],
-)
-def test_transient_reason_is_reported_when_it_lasts(code: ReasonCode, level: HealthLevel, settles_s: float) -> None:
-    reason = Reason(code, "something is wrong with host-1", hosts=("host-1",))
-    found = topics(reason)["health"]
-    assert (found.name, found.event, found.level) == (f"health/{code}", Event.HEALTH, level)
-    assert found.ready_unix_s == NOW_S + settles_s
-    since = topics(replace(reason, since_unix_s=NOW_S - 100))["health"]
-    # the start is by a host's clock, the duration by the reader's
-    assert (since.began_unix_s, since.ready_unix_s) == (NOW_S - 100, NOW_S + settles_s)
+    ]:
+        reason = Reason(code, "something is wrong with host-1", hosts=("host-1",))
+        found = topics(reason)["health"]
+        assert (found.name, found.event, found.level) == (f"health/{code}", Event.HEALTH, level), code
+        assert found.ready_unix_s == NOW_S + settles_s, code
+        since = topics(replace(reason, since_unix_s=NOW_S - 100))["health"]
+        # the start is by a host's clock, the duration by the reader's
+        assert (since.began_unix_s, since.ready_unix_s) == (NOW_S - 100, NOW_S + settles_s), code
 
 
-def test_the_restart_limit_is_one_thing_that_becomes_worse() -> None:
+def test_used_and_reached_restart_limit_are_one_topic() -> None:
     near = topics(Reason(ReasonCode.RESTART_BUDGET, "10 of 20 restarts are used"))["restarts"]
     reached = topics(Reason(ReasonCode.RESTART_LIMIT, "20 of 20 restarts are used"))["restarts"]
     assert (near.name, near.level, reached.name, reached.level) == ("restarts", AMBER, "restarts", RED)
@@ -131,7 +120,7 @@ def test_words_of_a_log_are_one_printable_line() -> None:
     assert len(topic.what) <= 700
 
 
-def test_every_runbook_is_there() -> None:
+def test_runbook_of_every_topic_exists() -> None:
     books = ROOT / "docs" / "runbooks"
     kinds = [topics(incidents=(opened(kind=kind),))["incident"].runbook for kind in IncidentKind]
     health = [topics(Reason(code, "x")) for code in ReasonCode]

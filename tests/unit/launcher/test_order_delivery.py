@@ -35,16 +35,16 @@ FOLLOWED = {name: KEYS.directory(name) for name in ("rounds", "halts", "commands
 
 
 @pytest.fixture
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
-    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
-        yield servers
+def driver(client: EtcdClient) -> Iterator[EtcdClient]:
+    """The client of a driver, which writes the orders; the job's keys are removed after the test."""
+    yield client
+    client.delete(KeyRange.prefix(KEYS.prefix))
 
 
-def test_malformed_answer_stops_no_delivery(etcd: EtcdServers) -> None:
+def test_malformed_answer_stops_no_delivery(etcd: EtcdServers, driver: EtcdClient) -> None:
     """Each of the three watches that carry orders is answered once with a length of 5,000 digits."""
     first = FirstWatches(FOLLOWED.values())
     with (
-        EtcdClient(EtcdSettings.of(etcd.urls)) as driver,
         EtcdProxy(etcd.members[0].client_port) as proxy,
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         OrderState(KEYS, "a", "1") as orders,
@@ -64,7 +64,7 @@ def test_malformed_answer_stops_no_delivery(etcd: EtcdServers) -> None:
         assert orders.view().end == JobEnd(0, "a test", 0.0)
 
 
-def test_round_with_a_possibly_missed_halt_is_not_started(etcd: EtcdServers) -> None:
+def test_round_with_a_possibly_missed_halt_is_not_started(etcd: EtcdServers, driver: EtcdClient) -> None:
     """The watch of halts does not come back for a while, the watch of rounds does: so it was after an outage."""
     part = RoundHost("a", "1", "127.0.0.1", 0, 1)
     taken: list[int] = []
@@ -74,7 +74,6 @@ def test_round_with_a_possibly_missed_halt_is_not_started(etcd: EtcdServers) -> 
         taken.append(0 if assignment is None else assignment.round.number)
 
     with (
-        EtcdClient(EtcdSettings.of(etcd.urls)) as driver,
         EtcdProxy(etcd.members[0].client_port) as proxy,
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         OrderState(KEYS, "a", "1", max_unconfirmed_s=1.0) as orders,
@@ -128,10 +127,9 @@ def eligible_now(client: EtcdClient) -> Eligible:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("followed", FOLLOWED)
-def test_host_without_orders_joins_no_new_round(etcd: EtcdServers, followed: str) -> None:
+def test_host_without_orders_joins_no_new_round(etcd: EtcdServers, driver: EtcdClient, followed: str) -> None:
     """One of its watches breaks each time it is opened, while its lease is renewed and all its calls are answered."""
     with (
-        EtcdClient(EtcdSettings.of(etcd.urls)) as driver,
         EtcdProxy(etcd.members[0].client_port) as proxy,
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
     ):
@@ -155,28 +153,26 @@ def test_host_without_orders_joins_no_new_round(etcd: EtcdServers, followed: str
 RECENT, LONG_AGO = 0.1, 60.0
 
 
-@pytest.mark.parametrize(
-    ("polls", "expected"),
-    [
-        ([(0.0, RECENT, True), (100.0, RECENT, True)], ""),
-        ([(0.0, RECENT, True), (9.0, 9.0, True)], ""),
-        ([(0.0, RECENT, True), (11.0, 11.0, True)], "no answer"),
-        ([(0.0, RECENT, True), (11.0, 11.0, True), (12.0, RECENT, True)], ""),
-        ([(0.0, RECENT, True), (11.0, 11.0, False)], ""),
-        ([(0.0, RECENT, True), (60.0, LONG_AGO, False), (61.0, LONG_AGO, True)], ""),
-        ([(0.0, RECENT, True), (60.0, LONG_AGO, False), (61.0, LONG_AGO, True), (72.0, LONG_AGO, True)], "no answer"),
-        ([(0.0, RECENT, True), (11.0, 11.0, True), (30.0, 30.0, False), (31.0, 31.0, True)], "no answer"),
-        ([(0.0, RECENT, True), (11.0, 11.0, True), (30.0, 30.0, False), (31.0, RECENT, True)], ""),
-    ],
-    ids=[
-        "orders arrive", "not for long", "too long", "orders arrive again", "etcd is away", "etcd was away",
-        "etcd was away, and none arrive", "none when etcd went", "none when etcd went, and they arrive",
-    ],
-)  # fmt: skip
-def test_time_without_orders_counts_while_etcd_answers(polls: list[tuple[float, float, bool]], expected: str) -> None:
-    delivery = OrderDelivery(10.0)
-    reasons = [delivery.poll(now, unconfirmed_s, "no answer", is_lease_held=held) for now, unconfirmed_s, held in polls]
-    assert reasons[-1] == (expected and f"its orders do not arrive: {expected}")
+def test_time_without_orders_counts_while_etcd_answers() -> None:
+    """Each poll: the time, for how long no order was confirmed, and whether the lease is held."""
+    cases: dict[str, tuple[list[tuple[float, float, bool]], str]] = {
+        "orders arrive": ([(100.0, RECENT, True)], ""),
+        "not for long": ([(9.0, 9.0, True)], ""),
+        "too long": ([(11.0, 11.0, True)], "no answer"),
+        "orders arrive again": ([(11.0, 11.0, True), (12.0, RECENT, True)], ""),
+        "etcd is away": ([(11.0, 11.0, False)], ""),
+        "etcd was away": ([(60.0, LONG_AGO, False), (61.0, LONG_AGO, True)], ""),
+        "etcd was away, and none arrive": (
+            [(60.0, LONG_AGO, False), (61.0, LONG_AGO, True), (72.0, LONG_AGO, True)], "no answer",
+        ),
+        "none when etcd went": ([(11.0, 11.0, True), (30.0, 30.0, False), (31.0, 31.0, True)], "no answer"),
+        "none when etcd went, and they arrive": ([(11.0, 11.0, True), (30.0, 30.0, False), (31.0, RECENT, True)], ""),
+    }  # fmt: skip
+    for name, (polls, expected) in cases.items():
+        delivery, reason = OrderDelivery(10.0), ""
+        for now, unconfirmed_s, is_held in [(0.0, RECENT, True), *polls]:
+            reason = delivery.poll(now, unconfirmed_s, "no answer", is_lease_held=is_held)
+        assert reason == (expected and f"its orders do not arrive: {expected}"), name
 
 
 def test_etcd_outage_below_a_lease_makes_no_host_unfit() -> None:

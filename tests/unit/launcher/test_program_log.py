@@ -1,4 +1,4 @@
-"""What the launcher tells of itself: a terminal obeys none of what ranks and keys brought into it."""
+"""Log lines of the launcher: control characters that come from ranks and keys are escaped."""
 
 from __future__ import annotations
 

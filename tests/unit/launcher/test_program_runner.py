@@ -132,7 +132,7 @@ def test_programs_run_on_the_drivers_host(client: EtcdClient) -> None:
         assert kept.programs.begun == 2
 
 
-def test_an_outage_of_etcd_ends_nothing(tmp_path: Path) -> None:
+def test_outage_of_etcd_ends_no_program(tmp_path: Path) -> None:
     with EtcdServers(tmp_path, 1) as servers:
         settings = EtcdSettings.of(servers.urls)
         # it gives up soon, also while etcd is there: what it does not learn in time changes nothing
@@ -168,7 +168,7 @@ def test_programs_of_a_finished_job_do_not_start(client: EtcdClient, etcd: EtcdS
         assert not kept.programs.is_running.is_set()
 
 
-def test_named_host_runs_them_whichever_host_drives(
+def test_daemon_host_runs_the_programs_whichever_host_drives(
     client: EtcdClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = Programs()

@@ -326,7 +326,7 @@ def test_failed_leader_is_replaced(etcd: EtcdServers, run_id: str, caplog: pytes
     assert "this leader failed" in caplog.text
 
 
-def test_etcd_that_is_not_there(run_id: str) -> None:
+def test_unreachable_etcd_is_a_connection_error(run_id: str) -> None:
     (port,) = free_ports(1)
     settings = read_settings(f"127.0.0.1:{port}", run_id, 1, 1, {}, environment={})
     handler = MegatrainRendezvous(replace(settings, etcd=replace(settings.etcd, call_s=0.5)))
@@ -335,7 +335,8 @@ def test_etcd_that_is_not_there(run_id: str) -> None:
     handler.shutdown()
 
 
-def test_a_wrong_password(tmp_path: Path, run_id: str) -> None:
+@pytest.mark.slow
+def test_wrong_password_is_an_error_that_does_not_show_it(tmp_path: Path, run_id: str) -> None:
     (tmp_path / "password").write_text("battery staple")
     (tmp_path / "right").write_text("correct horse")
     with EtcdServers(tmp_path) as guarded:

@@ -9,7 +9,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.records.host_records import HostPhase, HostRecord, HostStatus
 from megatrain.contracts.records.rounds import Halt, Round, RoundHost
 from megatrain_launcher.rendezvous.rule import (
@@ -76,9 +75,8 @@ def test_maximum_of_hosts_begins_at_once() -> None:
     assert decided(view) == BeginRound(1, ("a", "c", "d"), "the first round")
 
 
-@pytest.mark.parametrize(
-    ("hosts", "decision"),
-    [
+def test_round_ends_when_a_host_leaves_restarts_or_joins() -> None:
+    for hosts, decision in [
         ({"a": (RUNNING, 1), "b": (RUNNING, 1)}, None),
         # it has not heard of the round yet
         ({"a": (RUNNING, 1), "b": (PARKED, 0)}, None),
@@ -86,10 +84,8 @@ def test_maximum_of_hosts_begins_at_once() -> None:
         ({"a": (RUNNING, 1), "b": (PARKED, 1)}, EndRound(1, "b restarts its workers")),
         ({"a": (RUNNING, 1), "b": (RUNNING, 1), "c": (PARKED, 0)}, EndRound(1, "c joins")),
         ({"a": (RUNNING, 1), "b": (RUNNING, 1), "c": (RUNNING, 0)}, None),
-    ],
-)
-def test_when_a_round_is_over(hosts: dict[str, tuple[HostPhase, int]], decision: Decision) -> None:
-    assert decided(a_view(hosts, last=("a", "b"))) == decision
+    ]:
+        assert decided(a_view(hosts, last=("a", "b"))) == decision, hosts
 
 
 def test_full_round_takes_no_further_host() -> None:
@@ -97,7 +93,7 @@ def test_full_round_takes_no_further_host() -> None:
     assert decided(a_view(hosts, last=("a", "b", "c"))) is None
 
 
-def test_another_life_of_a_host_is_not_the_host() -> None:
+def test_new_session_of_a_host_is_not_in_the_old_round() -> None:
     view = a_view({"a": (RUNNING, 1), "b": (PARKED, 0)}, last=("a", "b"))
     view = replace(view, records={**view.records, "b": record("b", session="another")})
     assert decided(view) == EndRound(1, "b is gone: its lease ended")
@@ -128,10 +124,6 @@ def test_hosts_that_stay_keep_their_ranks() -> None:
     assert in_rank_order(["n1", "n3"], last, view, 3) == ("n3", "n1")
     # who was in the round before is taken before who was not
     assert in_rank_order(["n1", "n2", "n3", "n10"], last, view, 3) == ("n3", "n2", "n1")
-
-
-def test_hosts_are_ordered_as_people_count() -> None:
-    assert sorted(["h-10", "h-9", "h-10a", "2", "h"], key=natural_order) == ["2", "h", "h-9", "h-10", "h-10a"]
 
 
 class Agents(RuleBasedStateMachine):
@@ -268,7 +260,7 @@ class ManyAgents(Agents):
     """As `Agents`, with more examples."""
 
 
-Agents.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+Agents.TestCase.settings = settings(max_examples=20, stateful_step_count=30)
 ManyAgents.TestCase.settings = settings(max_examples=400, stateful_step_count=30)
 TestAgents = Agents.TestCase
 TestManyAgents = pytest.mark.slow(ManyAgents.TestCase)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_settings_without_torchrun_options() -> None:
     assert settings.host_range == "1:2"
 
 
-def test_options(tmp_path: Path) -> None:
+def test_options_become_settings(tmp_path: Path) -> None:
     (tmp_path / "password").write_text(f"{SECRET}\n")
     settings = read(
         {"ttl": "4", "renew": "1.5", "timeout": 900, "join_timeout": "30", "user": "bob", "cacert": "/ca.pem"}
@@ -64,9 +65,17 @@ def test_workers_do_not_inherit_the_password(monkeypatch: pytest.MonkeyPatch) ->
     assert PASSWORD_VARIABLE not in os.environ
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
+def problem_of(options: dict[str, object], run_id: str = "job") -> str:
+    """Return why options or an id are refused, or "" if they are accepted."""
+    try:
+        read(options, run_id=run_id)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_a_wrong_option_is_named() -> None:
+    for options, problem in [
         ({"colour": "blue"}, r"--rdzv-conf colour: no such key; the keys are cacert, cert, join_timeout"),
         ({"password": SECRET}, r"--rdzv-conf password: other users can see command lines.*password_file=PATH"),
         ({"user": "bob"}, rf"user=bob without a password; add password_file=PATH or set {PASSWORD_VARIABLE}"),
@@ -76,18 +85,16 @@ def test_workers_do_not_inherit_the_password(monkeypatch: pytest.MonkeyPatch) ->
         ({"ttl": "soon"}, r"ttl='soon' must be a number"),
         ({"stop_timeout": "nan"}, r"stop_timeout='nan' must be a number"),
         ({"ttl": "4"}, r"renew=3 must be at most half of ttl=4"),
-    ],
-)
-def test_a_wrong_option_is_named(options: dict[str, object], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem) as caught:
-        read(options)
-    assert SECRET not in str(caught.value)
+    ]:
+        found = problem_of(options)
+        assert re.search(problem, found), (options, found)
+        assert SECRET not in found, options
 
 
-@pytest.mark.parametrize("run_id", ["none", "", "a/b", "a\nb"])
-def test_an_id_that_cannot_be_the_jobs_own(run_id: str) -> None:
-    with pytest.raises(ConfigError, match=r"--rdzv-id=.*: give the job a unique name"):
-        read({}, run_id=run_id)
+def test_id_that_is_not_unique_or_no_name_is_refused() -> None:
+    for run_id in ("none", "", "a/b", "a\nb"):
+        found = problem_of({}, run_id)
+        assert re.search(r"--rdzv-id=(.|\n)*: give the job a unique name", found), (run_id, found)
 
 
 def test_all_problems_are_reported_together() -> None:
@@ -96,7 +103,7 @@ def test_all_problems_are_reported_together() -> None:
     assert len(caught.value.problems) == 4
 
 
-def test_an_endpoint_that_is_none() -> None:
+def test_invalid_endpoint_is_refused() -> None:
     with pytest.raises(ConfigError, match="etcd endpoint 'a b': "):
         read({}, endpoint="a b")
 

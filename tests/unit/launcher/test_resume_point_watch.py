@@ -85,7 +85,7 @@ def test_damage_is_reported_until_the_next_checkpoint(
         wait_until(lambda: not watch.damage, "the end of it")
 
 
-def test_findings_that_are_no_damage(checkpoints: Path, tmp_path: Path) -> None:
+def test_normal_changes_of_checkpoints_are_no_damage(checkpoints: Path, tmp_path: Path) -> None:
     """An old checkpoint that is removed, one that is being written, checkpoints of which there are none yet.
 
     And what was found wrong with a checkpoint that stood in the place of this one before.
@@ -125,7 +125,7 @@ def test_standby_driver_reads_no_checkpoints(checkpoints: Path) -> None:
         assert watch.damage == ""
 
 
-def test_only_files_are_read(tmp_path: Path) -> None:
+def test_checkpoints_on_s3_are_not_watched(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     assert local_checkpoints(make_config(), run) == run.checkpoints
     assert local_checkpoints(make_config({"checkpoint": {"directory": "s3://bucket/place"}}), run) is None

@@ -210,7 +210,7 @@ def test_consequence_alone_ends_the_round(standby: StandbyClient, tmp_path: Path
         assert [end.rank for end in bench.witness.ends] == [2]
 
 
-def test_halt_kills_what_is_stopped_and_what_ignores_signals(standby: StandbyClient, tmp_path: Path) -> None:
+def test_halt_kills_stopped_workers_and_ones_that_ignore_signals(standby: StandbyClient, tmp_path: Path) -> None:
     behaviour = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 subprocess.Popen(["sleep", "600"])
@@ -333,7 +333,7 @@ def test_environment_is_what_the_trainer_reads() -> None:
     assert process_from_environment(worker_environment(inherited, "job-1", assignment, 1)).rollback is None
 
 
-def test_threads_are_one_where_there_are_several_workers() -> None:
+def test_several_workers_get_one_thread_each() -> None:
     assert server_environment({}, 2) == {"OMP_NUM_THREADS": "1"}
     assert server_environment({"OMP_NUM_THREADS": "3"}, 2) == {"OMP_NUM_THREADS": "3"}
     assert server_environment({}, 1) == {}

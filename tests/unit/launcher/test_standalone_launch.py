@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.local import LocalHosts
 from megatrain_launcher.launch.host import run_launch
 from megatrain_launcher.launch.plan import LaunchPlan, make_plan
+from tests.helpers.arena_snapshots import host_plan, make_arena
 from tests.helpers.etcd_server import etcd_program
 from tests.helpers.launch_cases import small_flags
 from tests.helpers.waiting import wait_until
@@ -65,7 +67,11 @@ def plan(tmp_path: Path) -> LaunchPlan:
     return make_plan(small_flags(tmp_path), {})
 
 
-def test_single_host_runs_its_executor_in_this_process(plan: LaunchPlan) -> None:
+def test_single_host_runs_its_executor_in_this_process(tmp_path: Path) -> None:
+    (tmp_path / "arenas").mkdir()
+    plan = make_plan(small_flags(tmp_path, overrides=(f"--checkpoint.arena_directory={tmp_path / 'arenas'}",)), {})
+    snapshots = replace(host_plan(str(plan.files.run / "checkpoints")), job="small")
+    arena = make_arena(tmp_path / "arenas" / "megatrain-arena1.small.h1", snapshots).root
     seen: dict[str, Any] = {}
     box = black_box_path(
         Path(plan.config.telemetry.black_box_directory), "small", RunDirectory(plan.files.run).key, "main", 3, 0
@@ -83,9 +89,11 @@ def test_single_host_runs_its_executor_in_this_process(plan: LaunchPlan) -> None
         return 75
 
     reported: list[str] = []
-    assert run_launch(plan, {}, execute, reported.append) == 75
+    environment = {"MEGATRAIN_ETCD_PASSWORD": "secret", "OTHER": "1"}
+    assert run_launch(plan, environment, execute, reported.append) == 75
 
     settings = seen["settings"]
+    assert dict(settings.environment) == {"OTHER": "1"}, "workers get no password of another etcd"
     assert seen["endpoint"] == {
         "endpoints": [str(settings.etcd.endpoints[0])], "job": "small", "launch_id": settings.launch_id,
         "user": "megatrain",
@@ -95,6 +103,7 @@ def test_single_host_runs_its_executor_in_this_process(plan: LaunchPlan) -> None
     assert not plan.files.endpoint.exists()
     assert not box.exists()
     assert foreign.exists()
+    assert not arena.exists()
     assert reported == []
 
 
@@ -175,23 +184,21 @@ def test_hosts_are_asked_to_stop_by_the_first_signal(tmp_path: Path, hosts: Loca
     assert (tmp_path / "host-2.started").read_text() == "launch --host-id=host-2 CONFIG"
 
 
-@pytest.mark.parametrize(
-    ("number", "raised"),
-    [(signal.SIGTERM, StoppedEarly), (signal.SIGUSR1, StoppedEarly), (signal.SIGINT, KeyboardInterrupt)],
-)
-def test_a_signal_before_the_job_ends_the_preparations_in_order(
-    number: signal.Signals, raised: type[BaseException]
-) -> None:
-    closed: list[str] = []
-    before = signal.getsignal(number)
-    with pytest.raises(raised), StopSignals(stop_early) as early, ExitStack() as stack:
-        stack.callback(closed.append, "etcd")
-        os.kill(os.getpid(), number)
-        pytest.fail("the signal was not taken")
-    assert (closed, early.name, signal.getsignal(number)) == (["etcd"], number.name, before)
+def test_signal_before_the_job_ends_the_preparations_in_order() -> None:
+    cases: list[tuple[signal.Signals, type[BaseException]]] = [
+        (signal.SIGTERM, StoppedEarly), (signal.SIGUSR1, StoppedEarly), (signal.SIGINT, KeyboardInterrupt),
+    ]  # fmt: skip
+    for number, raised in cases:
+        closed: list[str] = []
+        before = signal.getsignal(number)
+        with pytest.raises(raised), StopSignals(stop_early) as early, ExitStack() as stack:
+            stack.callback(closed.append, "etcd")
+            os.kill(os.getpid(), number)
+            pytest.fail(f"{number.name} was not taken")
+        assert (closed, early.name, signal.getsignal(number)) == (["etcd"], number.name, before)
 
 
-def test_a_signal_after_the_job_changes_nothing() -> None:
+def test_signal_after_the_job_changes_nothing() -> None:
     with StopSignals(stop_early) as early:
         early.set_callbacks(note_only)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -77,9 +77,11 @@ def test_worker_has_its_own_environment_and_arguments(shared: Programs) -> None:
     assert found.exit_code == 0
 
 
-def test_signals_are_as_in_a_new_interpreter(shared: Programs) -> None:
+def test_signals_and_garbage_collection_are_as_in_a_new_python(shared: Programs) -> None:
+    """The server switches the collection off while it loads modules; a worker would never free its cycles."""
     source = """
-        import signal
+        import gc, signal
+        print(gc.isenabled(), gc.get_threshold())
         print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
         print([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)])
         print(signal.set_wakeup_fd(-1), [line for line in open("/proc/self/status") if line.startswith("Sig")])
@@ -90,14 +92,7 @@ def test_signals_are_as_in_a_new_interpreter(shared: Programs) -> None:
     assert ours == theirs
 
 
-def test_garbage_collection_is_on_as_in_a_new_interpreter(shared: Programs) -> None:
-    """The server switches it off while it loads modules; a worker would then never free its reference cycles."""
-    source = "import gc; print(gc.isenabled(), gc.get_threshold())"
-    text, _ = shared.run(source)
-    assert text == subprocess.check_output([sys.executable, "-c", source], text=True)
-
-
-def test_output_keeps_its_order_and_lines_come_at_once(shared: Programs) -> None:
+def test_output_keeps_its_order_and_is_not_buffered(shared: Programs) -> None:
     pid, read_fd = shared.start(
         """
         import signal, sys
@@ -112,25 +107,30 @@ def test_output_keeps_its_order_and_lines_come_at_once(shared: Programs) -> None
     os.close(read_fd)
 
 
-@pytest.mark.parametrize(
-    ("source", "exit_code"),
-    [
-        ("pass", 0),
-        ("raise SystemExit(75)", 75),
-        ("raise SystemExit('words')", 1),
-        ("raise SystemExit(None)", 0),
-        ("import os; os._exit(7)", 7),
-        ("raise ValueError('no')", 1),
-        ("import os; os.abort()", -signal.SIGABRT),
-        ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV),
-        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
-        ("raise KeyboardInterrupt", -signal.SIGINT),
-        ("import sys, threading; threading.Thread(target=lambda: print('late')).start(); sys.exit(3)", 3),
-    ],
-)
-def test_exit_codes_are_those_of_the_program(shared: Programs, source: str, exit_code: int) -> None:
-    assert shared.run(source)[1].exit_code == exit_code
+EXIT_CODES = {
+    "pass": 0,
+    "raise SystemExit(75)": 75,
+    "raise SystemExit('words')": 1,
+    "raise SystemExit(None)": 0,
+    "import os; os._exit(7)": 7,
+    "raise ValueError('no')": 1,
+    "import os; os.abort()": -signal.SIGABRT,
+    "import ctypes; ctypes.string_at(0)": -signal.SIGSEGV,
+    "import os; os.kill(os.getpid(), 9)": -signal.SIGKILL,
+    "import os, signal; os.kill(os.getpid(), signal.SIGTERM)": -signal.SIGTERM,
+    "raise KeyboardInterrupt": -signal.SIGINT,
+    "import sys, threading; threading.Thread(target=lambda: print('late')).start(); sys.exit(3)": 3,
+}
+
+
+def test_exit_codes_are_those_of_the_program(shared: Programs) -> None:
+    started = {source: shared.start(source) for source in EXIT_CODES}
+    found = {}
+    for source, (pid, read_fd) in started.items():
+        with open(read_fd) as output:
+            output.read()
+        found[source] = shared.exit_of(pid).exit_code
+    assert found == EXIT_CODES
 
 
 def test_worker_that_ended_before_a_kill_was_not_killed(own: Programs) -> None:
@@ -179,7 +179,7 @@ def test_missing_module_is_reported_in_its_log(shared: Programs, tmp_path: Path)
     assert shared.exit_of(pid).exit_code == 1
 
 
-def test_ended_worker_keeps_its_number_until_its_group_is_killed(shared: Programs) -> None:
+def test_ended_worker_is_a_zombie_until_its_group_is_killed(shared: Programs) -> None:
     _, found = shared.run("pass")
     stat = process_stat(found.pid)
     assert stat is not None
@@ -189,22 +189,27 @@ def test_ended_worker_keeps_its_number_until_its_group_is_killed(shared: Program
     assert process_stat(found.pid) is None
 
 
-def test_kill_takes_the_whole_group_and_no_more(own: Programs) -> None:
-    pid, read_fd = own.start(WITH_GRANDCHILD, PATH=os.environ["PATH"])
-    inside, outside = map(int, read_line(read_fd).split())
+def test_signal_reaches_a_worker_alone_and_kill_its_group(own: Programs) -> None:
+    signalled, first_fd = own.start(WITH_GRANDCHILD, rank=0, PATH=os.environ["PATH"])
+    killed, second_fd = own.start(WITH_GRANDCHILD, rank=1, PATH=os.environ["PATH"])
+    children = [list(map(int, read_line(read_fd).split())) for read_fd in (first_fd, second_fd)]
+    own.client.signal_workers([signalled, 1], signal.SIGTERM)
+    assert own.exit_of(signalled).exit_code == -signal.SIGTERM
+    assert all(is_running(inside) for inside, _ in children)
     own.client.kill_all()
     assert own.client.wait_gone(DEADLINE_S)
-    assert process_stat(pid) is None
-    assert process_stat(inside) is None  # the server collected the orphan
-    assert is_running(outside)
-    os.kill(outside, signal.SIGKILL)
-    wait_until(lambda: process_stat(outside) is None, "the server to collect the orphan")
-    os.close(read_fd)
+    for pid in (signalled, killed, *(inside for inside, _ in children)):
+        assert process_stat(pid) is None  # the server collected the orphans
+    for _, outside in children:
+        assert is_running(outside)
+        os.kill(outside, signal.SIGKILL)
+        wait_until(lambda outside=outside: process_stat(outside) is None, "the server to collect the orphan")
+    os.close(first_fd)
+    os.close(second_fd)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_stuck_workers_are_killed(own: Programs) -> None:
+    sources = [
         "import os, signal; print('up'); os.kill(os.getpid(), signal.SIGSTOP)",
         # a C call that never gives the interpreter lock back
         """
@@ -216,26 +221,18 @@ def test_kill_takes_the_whole_group_and_no_more(own: Programs) -> None:
         lock(mutex)
         """,
         "import signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; print('up'); signal.pause()",
-    ],
-)
-def test_stuck_worker_is_killed(own: Programs, source: str) -> None:
-    pid, read_fd = own.start(source)
-    assert read_line(read_fd) == "up"
-    own.client.signal_workers([pid], signal.SIGTERM)
-    assert own.client.living == {pid}
+    ]
+    workers = [own.start(source, rank=rank) for rank, source in enumerate(sources)]
+    pids = [pid for pid, _ in workers]
+    for _, read_fd in workers:
+        assert read_line(read_fd) == "up"
+    own.client.signal_workers(pids, signal.SIGTERM)
+    assert own.client.living == set(pids)
     own.client.kill_all()
     assert own.client.wait_gone(DEADLINE_S)
-    os.close(read_fd)
-
-
-def test_signal_reaches_the_worker_alone(own: Programs) -> None:
-    pid, read_fd = own.start(WITH_GRANDCHILD, PATH=os.environ["PATH"])
-    inside, outside = map(int, read_line(read_fd).split())
-    own.client.signal_workers([pid, 1], signal.SIGTERM)
-    assert own.exit_of(pid).exit_code == -signal.SIGTERM
-    assert is_running(inside)
-    os.kill(outside, signal.SIGKILL)
-    os.close(read_fd)
+    for pid, read_fd in workers:
+        assert process_stat(pid) is None
+        os.close(read_fd)
 
 
 def test_dead_server_is_noticed_and_replaced(own: Programs) -> None:
@@ -317,7 +314,7 @@ def test_worker_dies_with_its_server_without_help(tmp_path: Path) -> None:
         os.kill(reported["outside"], signal.SIGKILL)
 
 
-def test_preload_that_fails_is_reported_and_does_no_harm(tmp_path: Path) -> None:
+def test_preload_that_fails_is_reported(tmp_path: Path) -> None:
     (tmp_path / "bad_preload.py").write_text("raise RuntimeError('not today')\n")
     (tmp_path / "good.py").write_text("print('fine')\n")
     with StandbyClient(preload=("bad_preload",), directory=tmp_path) as client:

@@ -79,7 +79,7 @@ class TestRotatingFile:
             file.close()
         assert not (tmp_path / "elsewhere").exists()
 
-    def test_log_file_starts_afresh(self, tmp_path: Path) -> None:
+    def test_only_file_starts_again_when_it_is_full(self, tmp_path: Path) -> None:
         file = RotatingFile(tmp_path / "rank.log", max_bytes=10, num_files=1)
         file.write(b"first\nsecond\n")
         file.close()
@@ -117,9 +117,9 @@ class TestRotatingFile:
 
 
 class TestTee:
-    @pytest.mark.parametrize(("choice", "shown"), [("none", []), ("first", [0]), ("all", [0, 1, 2])])
-    def test_choice(self, choice: str, shown: list[int]) -> None:
-        assert [rank for rank in range(3) if is_shown(choice, rank)] == shown
+    def test_choice_of_ranks_whose_lines_are_shown(self) -> None:
+        for choice, shown in [("none", []), ("first", [0]), ("all", [0, 1, 2])]:
+            assert [rank for rank in range(3) if is_shown(choice, rank)] == shown, (choice, shown)
 
     def test_lines_are_whole_and_named(self) -> None:
         shown, show = os.pipe()
@@ -153,7 +153,7 @@ class TestTee:
         os.close(shown)
         os.close(show)
 
-    def test_reader_that_is_gone_does_not_matter(self) -> None:
+    def test_closed_reader_is_ignored(self) -> None:
         shown, show = os.pipe()
         os.close(shown)
         tee = Tee(show)
@@ -164,7 +164,7 @@ class TestTee:
 
 
 class TestLogWatch:
-    def test_failure_that_is_no_alarm(self) -> None:
+    def test_failure_of_one_rank_is_a_verdict_without_alarm(self) -> None:
         watch = LogWatch(3)
         assert watch.feed(b"all is well\n") is None
         assert watch.verdict is None
@@ -186,7 +186,7 @@ class TestLogWatch:
         assert watch.verdict is None
         assert watch.finish() is not None
 
-    def test_classifier_that_fails_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_failed_classifier_is_reported_and_not_used_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: object) -> None:
             raise ZeroDivisionError("oops")
 
@@ -223,7 +223,7 @@ class TestWorkerLogs:
             assert (verdict.label, verdict.line) == (Label.CUDA_OOM, OUT_OF_MEMORY.decode().rstrip())
             os.close(fd)
 
-    def test_rank_without_a_sign_has_no_verdict(self, tmp_path: Path) -> None:
+    def test_rank_with_an_empty_log_has_no_verdict(self, tmp_path: Path) -> None:
         with WorkerLogs(tmp_path, tee="none") as logs:
             os.close(logs.open_rank(1, 0))
             assert logs.log_verdict_at_end(0) is None

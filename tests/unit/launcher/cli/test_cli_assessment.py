@@ -78,18 +78,19 @@ def test_a_job_that_trains_is_healthy() -> None:
     assert (answer.progress.step, answer.progress.median_step_s) == (1240, 0.08)
 
 
-@pytest.mark.parametrize(
-    ("exit_code", "state", "reported"),
-    [(0, JobState.FINISHED, "green"), (75, JobState.SAVED, "green"), (66, JobState.FAILED, "red")],
-)
-def test_the_end_of_a_job(exit_code: int, state: JobState, reported: str) -> None:
-    answer = answer_of(end=JobEnd(exit_code, "it is over", NOW_S - 5), hosts={}, statuses={}, driver="")
+def test_ended_job_has_the_state_of_its_exit_code() -> None:
+    for exit_code, state, reported in [
+        (0, JobState.FINISHED, "green"),
+        (75, JobState.SAVED, "green"),
+        (66, JobState.FAILED, "red"),
+    ]:
+        answer = answer_of(end=JobEnd(exit_code, "it is over", NOW_S - 5), hosts={}, statuses={}, driver="")
 
-    assert (answer.state, level(answer), answer.since_unix_s) == (state, reported, NOW_S - 5)
-    assert answer.headline.endswith("it is over")
+        assert (answer.state, level(answer), answer.since_unix_s) == (state, reported, NOW_S - 5), exit_code
+        assert answer.headline.endswith("it is over"), exit_code
 
 
-def test_no_executor_and_no_driver() -> None:
+def test_job_without_executors_is_red_without_driver_amber() -> None:
     gone = answer_of(hosts={}, statuses={}, driver="")
     assert (gone.state, level(gone)) == (JobState.NOT_RUNNING, "red")
     assert set(states(gone).values()) == {HostState.GONE}
@@ -262,24 +263,21 @@ host-2  stopping  2-3    1,240      80 ms    1 s ago
 host-3  waiting   -          -          -          -"""
 
 
-@pytest.mark.parametrize(
-    ("url", "host", "max_hosts", "reported"),
-    [
+def test_page_reachable_from_one_host_names_it() -> None:
+    for url, host, max_hosts, reported in [
         ("http://[::1]:87/", "n7", 2, "http://[::1]:87/, only on n7; from elsewhere: ssh -L 87:[::1]:87 n7"),
         ("http://127.0.0.1:8777/", "n7", 1, "http://127.0.0.1:8777/"),
         ("http://127.0.0.1:8777/", "", 2, "http://127.0.0.1:8777/"),
         ("https://n7.example:8777/", "n7", 2, "https://n7.example:8777/"),
-    ],
-)  # fmt: skip
-def test_page_reachable_from_one_host_names_it(url: str, host: str, max_hosts: int, reported: str) -> None:
-    snapshot = make_snapshot(dashboard_url=url, dashboard_host=host, record=make_record(max_hosts=max_hosts))
-    answer = assess(snapshot, NOW_S)
-    (line,) = [one for one in status_lines(snapshot, answer, NOW_S) if one.startswith("dashboard")]
-    assert line.removeprefix("dashboard").strip() == reported
-    assert status_document(snapshot, answer, NOW_S)["dashboard_host"] == (host or None)
+    ]:  # fmt: skip
+        snapshot = make_snapshot(dashboard_url=url, dashboard_host=host, record=make_record(max_hosts=max_hosts))
+        answer = assess(snapshot, NOW_S)
+        (line,) = [one for one in status_lines(snapshot, answer, NOW_S) if one.startswith("dashboard")]
+        assert line.removeprefix("dashboard").strip() == reported, url
+        assert status_document(snapshot, answer, NOW_S)["dashboard_host"] == (host or None), url
 
 
-def test_golden_texts() -> None:
+def test_status_text_of_healthy_and_recovering_jobs() -> None:
     healthy = make_snapshot()
     assert "\n".join(status_lines(healthy, assess(healthy, NOW_S), NOW_S)) == HEALTHY
 
@@ -348,7 +346,7 @@ workers that ended
      1  with exit code 69 (communication)  300 ms  network (follows)  none    connection reset by peer"""
 
 
-def test_golden_incidents() -> None:
+def test_incident_list_and_incident_text() -> None:
     short_reasons = [make_incident(reason="rank 3 ended"), replace(OPEN, reason="rank 1 ended")]
     assert "\n".join(incidents_lines("demo", short_reasons, NOW_S)) == INCIDENTS
     assert "\n".join(incident_lines(make_incident(), NOW_S)) == STORY
@@ -359,7 +357,7 @@ def test_golden_incidents() -> None:
     assert [line.split() for line in lines if line.endswith("now")] == [["stop", "-", "now"]]
 
 
-def test_a_held_incident_cost_nothing() -> None:
+def test_text_of_a_held_incident_has_no_cost() -> None:
     held = make_incident(
         kind=IncidentKind.CONTROL_PLANE, state=IncidentState.HELD, action="hold", culprit_hosts=(), culprit_ranks=(),
         moments=Moments(NOW_S - 5, NOW_S - 5, NOW_S - 5), notes={"etcd": "3 of 3 leases", "median_step_s": "0.08"},
@@ -370,7 +368,7 @@ def test_a_held_incident_cost_nothing() -> None:
     assert lines[-1] == "  etcd: 3 of 3 leases"
 
 
-def test_json_has_what_the_text_has() -> None:
+def test_status_document_has_the_facts_of_the_text() -> None:
     snapshot = make_snapshot(cordons={"host-3": make_cordon(3)})
     document = status_document(snapshot, assess(snapshot, NOW_S), NOW_S)
 
@@ -396,7 +394,7 @@ def test_json_has_what_the_text_has() -> None:
     has_round=st.booleans(),
     bitmap=st.sampled_from(["", "3", "zz", "0"]),
 )
-def test_every_state_has_an_answer(
+def test_every_combination_of_states_has_an_answer(
     phases: list[HostPhase], there: set[int], has_stall: bool, has_halt: bool, has_round: bool, bitmap: str
 ) -> None:
     snapshot = make_snapshot(

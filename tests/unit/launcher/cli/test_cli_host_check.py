@@ -21,7 +21,7 @@ def make_report(host: str, outcome: CheckOutcome) -> CheckReport:
     return CheckReport(host, "s", time.time(), results)
 
 
-def test_checks_are_gathered(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+def test_check_reports_of_hosts_are_gathered(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     fill(client, keys, has_driver=False)
 
     def reply(request: JobRequest) -> list[Record]:
@@ -42,24 +42,23 @@ def test_checks_are_gathered(client: EtcdClient, keys: JobKeys, megatrain: Run) 
     assert (found["is_fit"], found["missing"], found["reports"][0]["host"]) == (True, [], "host-3")
 
 
-@pytest.mark.parametrize("is_good", [True, False])
-def test_pairs_of_hosts_are_part_of_their_reports(
-    client: EtcdClient, keys: JobKeys, megatrain: Run, is_good: bool
-) -> None:
+def test_pairs_of_hosts_are_part_of_their_reports(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     fill(client, keys, has_driver=False)
+    outcomes = [CheckOutcome.PASSED, CheckOutcome.WARNING]
 
-    def met(host: str, partner: str) -> CheckReport:
-        outcome = CheckOutcome.PASSED if is_good else CheckOutcome.WARNING
+    def met(host: str, partner: str, outcome: CheckOutcome) -> CheckReport:
         return CheckReport(host, "s", time.time(), (CheckResult("pair", outcome, "met", 1.0, partner=partner),))
 
     def reply(request: JobRequest) -> list[Record]:
         own = [make_report(host, CheckOutcome.PASSED) for host in ("host-1", "host-2", "host-3")]
-        return [*own, met("host-1", "host-2"), met("host-2", "host-1"), answer(request, "1 pair met")]
+        outcome = outcomes.pop(0)
+        pair = [met("host-1", "host-2", outcome), met("host-2", "host-1", outcome)]
+        return [*own, *pair, answer(request, "1 pair met")]
 
     with AnsweringDriver(client, keys, reply):
-        text = megatrain("host", "check", code=0 if is_good else 1)
-    reported = "3 passed\n" if is_good else "2 passed, 1 warning\n  pair  warning  met\n"
-    assert text == f"host-1: fit: {reported}host-2: fit: {reported}host-3: fit: 2 passed\n1 pair met\n"
+        for code, reported in ((0, "3 passed\n"), (1, "2 passed, 1 warning\n  pair  warning  met\n")):
+            text = megatrain("host", "check", code=code)
+            assert text == f"host-1: fit: {reported}host-2: fit: {reported}host-3: fit: 2 passed\n1 pair met\n"
 
 
 @pytest.mark.parametrize("is_last", [True, False])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from megatrain.contracts.exit_codes import end_text, exit_text
 from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.records.incident import IncidentState, Moments
@@ -23,16 +21,13 @@ from megatrain_launcher.commands.incident_text import incident_lines, matching
 from tests.helpers.launched_job import NOW_S, make_failure, make_incident
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
+def test_durations_are_short() -> None:
+    for seconds, text in [
         (-1.0, "0 ms"), (0.0804, "80 ms"), (0.9994, "999 ms"), (0.9996, "1.0 s"), (3.21, "3.2 s"), (9.96, "10 s"),
         (59.4, "59 s"), (59.6, "1 min"), (3569.0, "59 min"), (3600.0, "1 h 0 min"), (47.9 * 3600, "47 h 54 min"),
         (50 * 3600, "2 d 2 h"),
-    ],
-)  # fmt: skip
-def test_durations_are_short(seconds: float, text: str) -> None:
-    assert seconds_text(seconds) == text
+    ]:  # fmt: skip
+        assert seconds_text(seconds) == text, seconds
 
 
 def test_ages_have_whole_seconds_and_none_is_negative() -> None:
@@ -46,7 +41,7 @@ def test_a_time_that_no_calendar_has_is_still_printed() -> None:
     assert time_text(1e18).endswith("s after 1970")
 
 
-def test_counts_ranks_and_names() -> None:
+def test_counts_ranks_and_names_are_short() -> None:
     assert (count_text(1, "host"), count_text(1250, "host")) == ("1 host", "1,250 hosts")
     assert (ranks_text([]), ranks_text([3]), ranks_text([0, 1, 2, 6])) == ("", "rank 3", "ranks 0-2, 6")
     assert ranges_text([4, 3, 3, 9]) == "3-4, 9"
@@ -57,18 +52,18 @@ def test_counts_ranks_and_names() -> None:
 
 
 def test_hosts_are_in_the_order_of_their_numbers() -> None:
-    names = ["host-10", "host-2", "a", "host-1", "2", "10"]
-    assert sorted(names, key=natural_order) == ["2", "10", "a", "host-1", "host-2", "host-10"]
+    names = ["host-10", "host-2", "host-10a", "a", "host", "host-1", "2", "10"]
+    ordered = ["2", "10", "a", "host", "host-1", "host-2", "host-10", "host-10a"]
+    assert sorted(names, key=natural_order) == ordered
 
 
-@pytest.mark.parametrize(
-    ("exit_code", "text"),
-    [(-9, "by SIGKILL (9)"), (-99, "by signal 99"), (0, "with exit code 0"), (1, "with exit code 1"),
-     (66, "with exit code 66 (checkpoint)"), (69, "with exit code 69 (communication)"), (42, "with exit code 42")],
-)  # fmt: skip
-def test_ends_of_workers(exit_code: int, text: str) -> None:
-    assert exit_text(exit_code) == text
-    assert end_text(exit_code) == f"{'was killed' if exit_code < 0 else 'ended'} {text}"
+def test_end_of_a_worker_names_its_signal_or_exit_code() -> None:
+    for exit_code, text in [
+        (-9, "by SIGKILL (9)"), (-99, "by signal 99"), (0, "with exit code 0"), (42, "with exit code 42"),
+        (66, "with exit code 66 (checkpoint)"), (69, "with exit code 69 (communication)"),
+    ]:  # fmt: skip
+        assert exit_text(exit_code) == text, exit_code
+        assert end_text(exit_code) == f"{'was killed' if exit_code < 0 else 'ended'} {text}", exit_code
 
 
 def test_an_incident_shows_who_was_notified() -> None:

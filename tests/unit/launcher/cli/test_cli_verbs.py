@@ -70,7 +70,7 @@ def test_an_etcd_out_of_space_is_reported(client: EtcdClient, keys: JobKeys, etc
     assert megatrain("status", "--json")["health"] == {"level": "green", "reasons": []}
 
 
-def test_foreign_record_hides_nothing(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+def test_unreadable_records_are_reported_by_status(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     fill(client, keys)
     client.put(keys.host("host-8"), b"\x1b[2Jnonsense")
     client.put(keys.incident("0"), b'{"schema_version": 7}')
@@ -82,17 +82,17 @@ def test_foreign_record_hides_nothing(client: EtcdClient, keys: JobKeys, megatra
     assert "hosts/host-8" in megatrain("status", code=StatusCode.AMBER)
 
 
-@pytest.mark.parametrize("arguments", [(), ("demo",), ("runs/demo",), ("by endpoint",)])
-def test_status_finds_its_job(
-    client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run, arguments: tuple[str, ...]
+def test_status_finds_its_job_by_directory_name_or_endpoint(
+    client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run
 ) -> None:
     fill(client, keys)
-    reported = ("--rdzv_endpoint", etcd.urls[0].removeprefix("http://")) if arguments == ("by endpoint",) else arguments
-    text = megatrain("status", *reported)  # the only job that this etcd knows
-
-    assert text.splitlines()[0].startswith(f"{keys.job}: green, training: step 1,240, 80 ms a step, 4 ranks on 2")
+    by_endpoint = ("--rdzv_endpoint", etcd.urls[0].removeprefix("http://"))
+    for arguments in ((), ("demo",), ("runs/demo",), by_endpoint):
+        text = megatrain("status", *arguments)  # the only job that this etcd knows
+        expected = f"{keys.job}: green, training: step 1,240, 80 ms a step, 4 ranks on 2"
+        assert text.startswith(expected), arguments
     assert list_jobs(client) == (keys.job,)
-    assert megatrain("status", *reported, "--json")["hosts"][1]["status"]["max_step"] == 1240
+    assert megatrain("status", "--json")["hosts"][1]["status"]["max_step"] == 1240
 
 
 def test_jobs_are_distinguished(client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run) -> None:
@@ -112,7 +112,7 @@ def test_jobs_are_distinguished(client: EtcdClient, keys: JobKeys, etcd: EtcdSer
             client.delete(KeyRange.prefix(one.prefix))
 
 
-def test_places_that_say_nothing(keys: JobKeys, etcd: EtcdServers, megatrain: Run, run: Path) -> None:
+def test_job_that_is_not_found_is_named(keys: JobKeys, etcd: EtcdServers, megatrain: Run, run: Path) -> None:
     megatrain("status", "unknown", code=72)
     assert "job 'unknown': no run directory of that name" in megatrain.notes
     megatrain("status", "runs/demo/coordination", code=StatusCode.NEVER_STARTED)
@@ -141,7 +141,7 @@ def test_places_that_say_nothing(keys: JobKeys, etcd: EtcdServers, megatrain: Ru
 
 
 @pytest.mark.slow
-def test_a_job_whose_etcd_is_gone(megatrain: Run, run: Path) -> None:
+def test_incidents_of_a_run_are_shown_without_etcd(megatrain: Run, run: Path) -> None:
     url = f"http://127.0.0.1:{free_ports(1)[0]}"
     (run / "coordination" / "endpoint").write_text(json.dumps({"endpoints": [url], "job": "demo"}))
     (run / "incidents").mkdir()
@@ -162,7 +162,7 @@ def test_a_job_whose_etcd_is_gone(megatrain: Run, run: Path) -> None:
     assert megatrain("incidents", "demo", "--id", "last").startswith("20270115-0002 stopped: ")
 
 
-def test_incidents(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+def test_incidents_are_listed_and_shown_by_id(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     fill(
         client,
         keys,
@@ -204,16 +204,17 @@ def test_cordons_are_written_directly(client: EtcdClient, keys: JobKeys, megatra
     megatrain("host", "cordon", "--host", "a/b", code=2)
 
 
-@pytest.mark.parametrize("kind", ["checkpoint", "restart", "stop"])
-def test_a_request_waits_for_the_driver(client: EtcdClient, keys: JobKeys, megatrain: Run, kind: str) -> None:
+def test_request_prints_both_answers_of_the_driver(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     def reply(request: JobRequest) -> list[Record]:
-        return [answer(request, "taken up", is_done=False), answer(request, f"{kind} at step 1,250")]
+        return [answer(request, "taken up", is_done=False), answer(request, f"{request.kind} at step 1,250")]
 
+    kinds = (RequestKind.CHECKPOINT, RequestKind.RESTART, RequestKind.STOP)
     fill(client, keys, has_driver=False)
     with AnsweringDriver(client, keys, reply) as driver:
-        assert megatrain("job", kind, "demo", "--reason", "because") == f"{keys.job}: {kind} at step 1,250\n"
-        assert "megatrain: taken up" in megatrain.notes
-    assert [(one.kind, one.reason) for one in driver.requests] == [(RequestKind(kind), "because")]
+        for kind in kinds:
+            assert megatrain("job", kind, "demo", "--reason", "because") == f"{keys.job}: {kind} at step 1,250\n"
+            assert "megatrain: taken up" in megatrain.notes, kind
+    assert [(one.kind, one.reason) for one in driver.requests] == [(kind, "because") for kind in kinds]
     assert not client.read(Range(KeyRange.prefix(keys.directory("requests")))).items
 
 
@@ -230,7 +231,7 @@ def test_an_accepted_request_stands_without_its_asker(client: EtcdClient, keys: 
     ]
 
 
-def test_an_eviction_that_is_refused(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+def test_refused_eviction_is_an_error_with_its_reason(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     fill(client, keys, has_driver=False)
 
     def reply(request: JobRequest) -> list[Record]:
@@ -316,6 +317,7 @@ def _accept(client: EtcdClient, keys: JobKeys, request: JobRequest) -> None:
     wait_until(lambda: (item := client.get(key)) is not None and item.lease_id == 0, "the asker")
 
 
+@pytest.mark.slow
 def test_a_password_comes_from_a_file(tmp_path: Path, megatrain: Run) -> None:
     (tmp_path / "closed").mkdir()
     with EtcdServers(tmp_path / "closed") as servers:
@@ -348,7 +350,7 @@ def in_a_process(*arguments: str, at: Path, script: str = "") -> subprocess.Comp
     )
 
 
-def test_staying_command_has_the_usual_time_limits(run: Path) -> None:
+def test_patient_command_has_longer_time_limits(run: Path) -> None:
     parser = argparse.ArgumentParser()
     add_job(parser)
     args = parser.parse_args(["demo"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,17 +25,10 @@ from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import NOW_S, make_host, make_record, make_snapshot
 from tests.helpers.written_verdicts import STRAGGLER
 
-KEYS = JobKeys("demo")
 WAITING = VerdictOutcome("v-1", OutcomeKind.WAITING, "waits for a person: host-2: slow by its compute", "host-1", NOW_S)
 
 
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
-    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
-        yield servers
-
-
-def test_status_shows_what_waits() -> None:
+def test_status_shows_verdicts_that_wait_for_a_person() -> None:
     snapshot = make_snapshot(waiting=((WAITING, STRAGGLER),))
     answer = assess(snapshot, NOW_S)
     assert answer.health.level is HealthLevel.AMBER
@@ -49,46 +41,37 @@ def test_status_shows_what_waits() -> None:
     assert (reported["outcome"]["kind"], reported["verdict"]["hosts"]) == ("waiting", ["host-2"])
 
 
-def test_only_what_is_not_answered_waits(client: EtcdClient) -> None:
-    client.put(KEYS.record, encode(make_record()))
-    client.put(KEYS.verdict("v-1"), encode(STRAGGLER))
-    client.put(KEYS.verdict("v-2"), b"junk")
+def test_verdict_waits_until_it_has_a_final_outcome(client: EtcdClient, keys: JobKeys) -> None:
+    client.put(keys.record, encode(make_record()))
+    client.put(keys.verdict("v-1"), encode(STRAGGLER))
+    client.put(keys.verdict("v-2"), b"junk")
     for name, kind in (("v-1", OutcomeKind.WAITING), ("v-2", OutcomeKind.DECLINED), ("v-3", OutcomeKind.WAITING)):
-        client.put(KEYS.outcome(name), encode(VerdictOutcome(name, kind, "why", "host-1", NOW_S)))
-    snapshot = read_job(client, KEYS)
+        client.put(keys.outcome(name), encode(VerdictOutcome(name, kind, "why", "host-1", NOW_S)))
+    snapshot = read_job(client, keys)
     assert [(one.verdict_id, verdict) for one, verdict in snapshot.waiting] == [("v-1", STRAGGLER)]
     assert snapshot.unreadable == (), "the driver answers unreadable verdicts"
-    client.put(KEYS.outcome("v-1"), encode(VerdictOutcome("v-1", OutcomeKind.ACTED, "done", "host-1", NOW_S)))
-    assert read_job(client, KEYS).waiting == ()
+    client.put(keys.outcome("v-1"), encode(VerdictOutcome("v-1", OutcomeKind.ACTED, "done", "host-1", NOW_S)))
+    assert read_job(client, keys).waiting == ()
 
 
-@pytest.mark.parametrize("kind", [RequestKind.APPROVE, RequestKind.DISMISS])
-def test_a_person_decides(
-    kind: RequestKind, client: EtcdClient, etcd: EtcdServers, capsys: pytest.CaptureFixture[str]
+def test_verdict_is_approved_and_dismissed_with_a_reason(
+    client: EtcdClient, keys: JobKeys, etcd: EtcdServers, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client.put(KEYS.record, encode(make_record()))
-    client.put(KEYS.host("host-1"), encode(make_host(1)))
+    client.put(keys.record, encode(make_record()))
+    client.put(keys.host("host-1"), encode(make_host(1)))
+    endpoint = ("--rdzv-endpoint", ",".join(etcd.urls))
 
     def reply(request: JobRequest) -> list[Answer]:
         return [Answer(request.request_id, True, True, "it is done", NOW_S)]
 
-    with AnsweringDriver(client, KEYS, reply) as driver:
-        arguments = [
-            "job",
-            str(kind),
-            "demo",
-            "--verdict",
-            "v-1",
-            "--rdzv-endpoint",
-            ",".join(etcd.urls),
-            "--reason",
-            "seen",
-        ]
-        assert main([*arguments, "--json"]) == 0
-    (request,) = driver.requests
-    assert (request.kind, request.verdict, request.reason) == (kind, "v-1", "seen")
-    reported = json.loads(capsys.readouterr().out)
-    assert (reported["verdict"], reported["is_accepted"], reported["text"]) == ("v-1", True, "it is done")
+    for kind in (RequestKind.APPROVE, RequestKind.DISMISS):
+        with AnsweringDriver(client, keys, reply) as driver:
+            arguments = ["job", str(kind), keys.job, "--verdict", "v-1", *endpoint, "--reason", "seen"]
+            assert main([*arguments, "--json"]) == 0
+        (request,) = driver.requests
+        assert (request.kind, request.verdict, request.reason) == (kind, "v-1", "seen")
+        reported = json.loads(capsys.readouterr().out)
+        assert (reported["verdict"], reported["is_accepted"], reported["text"]) == ("v-1", True, "it is done"), kind
 
 
 def test_a_verdict_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +79,7 @@ def test_a_verdict_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "which verdict? write megatrain job approve [JOB] --verdict ID" in capsys.readouterr().err
 
 
-def test_the_driver_appends_each_outcome_once(tmp_path: Path) -> None:
+def test_audit_has_each_outcome_once_after_a_takeover(tmp_path: Path) -> None:
     """A driver that takes over says all that it finds in etcd again."""
     acted = VerdictOutcome("v-1", OutcomeKind.ACTED, "done", "host-1", NOW_S, "i-1", "me@login")
     entries = [AuditEntry(WAITING, STRAGGLER), AuditEntry(acted, STRAGGLER)]
@@ -107,7 +90,7 @@ def test_the_driver_appends_each_outcome_once(tmp_path: Path) -> None:
         assert read_audit(tmp_path / "incidents" / AUDIT_NAME) == (entries, 0)
 
 
-def test_an_audit_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+def test_unwritable_audit_is_reported(tmp_path: Path) -> None:
     (tmp_path / AUDIT_NAME).mkdir()
     files = IncidentFiles(tmp_path)
     with files:
