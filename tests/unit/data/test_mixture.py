@@ -6,7 +6,6 @@ from collections import Counter
 from fractions import Fraction
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,7 +56,7 @@ def mixtures(draw: st.DrawFn) -> tuple[Mixture, int]:
 
 @given(mixtures())
 def test_each_source_is_read_in_its_own_order_without_gaps(drawn: tuple[Mixture, int]) -> None:
-    """Over stages, too: a source goes on where it was."""
+    """A source continues where it was, across stages too."""
     mixture, end = drawn
     sources, indices = mixture.places(np.arange(end))
     for source in range(mixture.num_sources):
@@ -115,9 +114,8 @@ def test_sources_of_a_block_are_mixed_by_the_seed() -> None:
             assert abs(np.mean(half == 0) - 0.5) < 0.05
 
 
-@pytest.mark.parametrize(
-    ("weights", "expected"),
-    [
+def test_weights_become_the_smallest_integers() -> None:
+    for weights, expected in [
         ([0.7, 0.3], (7, 3)),
         ([7.0, 3.0], (7, 3)),
         ([1.0], (1,)),
@@ -125,7 +123,5 @@ def test_sources_of_a_block_are_mixed_by_the_seed() -> None:
         ([1e-9, 1e6], (1, 10**15)),
         ([1 / 3, 2 / 3], (333_333_333, 666_666_667)),
         ([0.0], (0,)),
-    ],
-)
-def test_weights_become_the_smallest_integers(weights: list[float], expected: tuple[int, ...]) -> None:
-    assert integer_weights(weights) == expected
+    ]:
+        assert integer_weights(weights) == expected, weights
