@@ -40,8 +40,9 @@ def place(s3: FaultyS3) -> Location:
     return open_location(f"s3://bucket/{uuid4().hex}/place")
 
 
+@pytest.mark.slow
 class TestS3Location(LocationCases):
-    pass
+    """The contract of all places. Quick tests check it without a server (test_url_location.py)."""
 
 
 def test_the_server_and_its_driver_let_one_of_two_win(place: Location) -> None:
