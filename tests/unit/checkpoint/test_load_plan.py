@@ -239,6 +239,7 @@ def test_a_scalar_is_one_copy() -> None:
         plan_load(want((), (), ()), catalog_of((), ((), ()), ((), ())))
 
 
+@pytest.mark.slow(kept=["(10000,)", "(2, 3, 2000)"])
 @pytest.mark.parametrize("shape", [(10_000,), (2_000, 10), (1, 2_000, 10), (2, 3, 2_000)], ids=str)
 def test_many_boxes_of_many_items_are_not_compared_with_all(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

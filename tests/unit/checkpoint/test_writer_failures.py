@@ -68,6 +68,11 @@ def persist_next(job: Job, step: int, snapshot: int, **expected: int) -> str:
     return wait_for(job.arena, **expected).last_error
 
 
+@pytest.mark.slow(
+    kept=[
+        "write-WRITING", "append-r000002-rank-00000.distcp", "write-host-r000002-00000.done", "write-r000002-manifest",
+    ]
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("action", "name"),
     [

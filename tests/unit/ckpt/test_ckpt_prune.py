@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,19 @@ def names(document: dict[str, Any]) -> list[str]:
     return sorted(f"{one['branch']}/{one['step']}" for one in document["removed"])
 
 
-@pytest.fixture
-def line(tmp_path: Path) -> Path:
-    """A run of one branch with six checkpoints."""
-    main = put_main(LocalLocation(tmp_path / "line/checkpoints"))
+@pytest.fixture(scope="module")
+def line_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    line = tmp_path_factory.mktemp("template") / "line"
+    main = put_main(LocalLocation(line / "checkpoints"))
     for step in range(10, 70, 10):
         put_whole(main, step)
-    return tmp_path / "line"
+    return line
+
+
+@pytest.fixture
+def line(line_template: Path, tmp_path: Path) -> Path:
+    """A run of one branch with six checkpoints."""
+    return Path(shutil.copytree(line_template, tmp_path / "line"))
 
 
 def test_a_dry_run_removes_nothing(ckpt: Ckpt, line: Path) -> None:

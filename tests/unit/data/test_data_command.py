@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,21 @@ def run(*arguments: object) -> int:
     return data.run(parser.parse_args([str(argument) for argument in arguments]))
 
 
-@pytest.fixture
-def built(tmp_path: Path) -> Path:
-    folder = tmp_path / "texts"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with texts and the data that were built from them; tests change copies."""
+    root = tmp_path_factory.mktemp("template")
+    (root / "texts").mkdir()
     for number in range(60):
-        (folder / f"{number:02}.txt").write_text(f"this is text number {number}\n" * (number + 1))
-    assert run("build", "--input", folder, "--output", tmp_path / "out", "--vocab-size", 300, "--validation", 0.1) == 0
+        (root / "texts" / f"{number:02}.txt").write_text(f"this is text number {number}\n" * (number + 1))
+    texts, output = root / "texts", root / "out"
+    assert run("build", "--input", texts, "--output", output, "--vocab-size", 300, "--validation", 0.1) == 0
+    return root
+
+
+@pytest.fixture
+def built(template: Path, tmp_path: Path) -> Path:
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
     return tmp_path / "out"
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from fractions import Fraction
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrain.checkpoint_format.sample_stream import MixtureStage
@@ -54,6 +54,7 @@ def mixtures(draw: st.DrawFn) -> tuple[Mixture, int]:
     return Mixture(draw(st.integers(0, 2**63)), stages, num_sources), firsts[-1]
 
 
+@settings(max_examples=40)
 @given(mixtures())
 def test_each_source_is_read_in_its_own_order_without_gaps(drawn: tuple[Mixture, int]) -> None:
     """A source continues where it was, across stages too."""
@@ -68,6 +69,7 @@ def test_each_source_is_read_in_its_own_order_without_gaps(drawn: tuple[Mixture,
         assert all(stage.weights[source] for source in np.unique(inside))
 
 
+@settings(max_examples=40)
 @given(mixtures(), st.data())
 def test_any_samples_are_found_as_when_all_are_read(drawn: tuple[Mixture, int], data: st.DataObject) -> None:
     mixture, end = drawn
