@@ -7,7 +7,7 @@ from itertools import count, islice
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.files.json_object import JsonObject
@@ -27,6 +27,7 @@ def test_merged_ranges_hold_the_same_samples(pairs: list[tuple[int, int]]) -> No
     assert merged(found) == found
 
 
+@settings(max_examples=50)
 @given(pairs=PAIRS, cursor=st.integers(0, 45), counts=st.lists(st.integers(0, 30), min_size=1, max_size=8))
 def test_positions_are_those_of_counting(pairs: list[tuple[int, int]], cursor: int, counts: list[int]) -> None:
     skipped = merged(pairs)

@@ -128,6 +128,7 @@ def test_missing_driver_of_a_url_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         names_and_texts(url)
 
 
+@pytest.mark.slow
 def test_build_over_s3_is_that_of_the_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = require_module("pyarrow")
     parquet = require_module("pyarrow.parquet")

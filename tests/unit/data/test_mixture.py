@@ -6,6 +6,7 @@ from collections import Counter
 from fractions import Fraction
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ def seats_one_by_one(num_samples: int, weights: list[int]) -> tuple[int, ...]:
     return tuple(seats)
 
 
+@settings(max_examples=40)
 @given(WEIGHTS, st.integers(0, 400))
 def test_quotas_are_those_of_seats_given_one_by_one(weights: list[int], num_samples: int) -> None:
     assert quotas(num_samples, weights) == seats_one_by_one(num_samples, weights)
@@ -96,6 +98,7 @@ def test_a_later_stage_does_not_change_what_is_past() -> None:
         assert np.array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_a_run_may_have_thousands_of_stages() -> None:
     stages = tuple(MixtureStage(10 * number, (1 + number % 2, 1)) for number in range(1200))
     mixture = Mixture(7, stages, 2)
