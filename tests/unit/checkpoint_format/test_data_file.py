@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrain.checkpoint_format.data_file import (
@@ -62,6 +62,7 @@ def test_the_trailer_is_read_back(place: LocalLocation) -> None:
         assert verify_file(place, entry) == []
 
 
+@settings(max_examples=40)
 @given(st.lists(st.binary(min_size=1, max_size=200), max_size=12), st.lists(st.integers(1, 300), min_size=1))
 def test_digests_do_not_depend_on_the_size_of_the_pieces(contents: list[bytes], steps: list[int]) -> None:
     image, ranges = image_of(contents)

@@ -61,10 +61,10 @@ HOSTILE = [
 ]
 
 
-def test_hostile_names_are_refused(tmp_path: Path) -> None:
-    for number, name in enumerate(HOSTILE):
-        checkpoints = LocalLocation(tmp_path / str(number))
-        put_main(checkpoints, 10)
+def test_hostile_names_are_refused(checkpoints: Location) -> None:
+    branch, start = put_main(checkpoints, 10) / "BRANCH", start_location(checkpoints, 1)
+    whole_branch, whole_start = branch.read(), start.read()
+    for name in HOSTILE:
         with pytest.raises(CheckpointError, match="expected a branch name: a-z, 0-9 and -, at most 63"):
             raise AssertionError(f"accepted {name!r}: {read_branch(checkpoints, name)}")
         with pytest.raises(CheckpointError, match="expected a branch name"):
@@ -75,9 +75,12 @@ def test_hostile_names_are_refused(tmp_path: Path) -> None:
                 candidates(checkpoints)
             with pytest.raises(CheckpointError, match="expected a branch name"):
                 open_branch(checkpoints, name, 10, "")
-        start_location(checkpoints, 1).write(json.dumps({"schema_version": 1, "branch": name, "step": None}).encode())
+            branch.write(whole_branch)
+        start.write(json.dumps({"schema_version": 1, "branch": name, "step": None}).encode())
         with pytest.raises(CheckpointError, match=r"\.resume: branch=.*; expected a branch name"):
             candidates(checkpoints)
+        start.write(whole_start)
+    assert found(checkpoints) == [("main", 10)]
 
 
 def test_lost_resume_is_needed_with_several_branches_only(checkpoints: Location) -> None:
