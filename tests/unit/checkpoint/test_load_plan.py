@@ -123,7 +123,7 @@ def wanted_boxes(state: Shards) -> list[WantedBox]:
     return [WantedBox(key_of(kind, shard.name), shard.global_shape, shard.box) for kind, shard in state]
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(cases(), st.integers(0, 2**31))
 def test_any_layout_loads_what_any_other_saved(case: Any, seed: int) -> None:
     shapes, before, after = case
