@@ -113,7 +113,7 @@ def test_damaged_newest_one_does_not_count_for_keep_last(ckpt: Ckpt, line: Path)
     assert document["left_alone"] == ["main/step-000000060: damaged; `megatrain ckpt verify` shows the damage"]
 
 
-def test_nothing_is_removed_where_every_checkpoint_is_damaged(ckpt: Ckpt, line: Path) -> None:
+def test_prune_removes_nothing_where_all_checkpoints_are_damaged(ckpt: Ckpt, line: Path) -> None:
     for path in (line / "checkpoints/main").glob("step-*/.metadata"):
         path.unlink()
     (LocalLocation(line / "checkpoints/main/step-000000015") / WRITING_NAME).write(b"{}")

@@ -129,7 +129,7 @@ def test_closed_prefetcher_without_a_thread_refuses_steps() -> None:
         prefetcher.next()
 
 
-def test_nothing_is_read_after_an_error_and_the_error_stays() -> None:
+def test_reader_stops_at_an_error_and_keeps_raising_it() -> None:
     num_reads = 0
 
     def fail(cursor: int, global_batch_size: int) -> StepBatch:
