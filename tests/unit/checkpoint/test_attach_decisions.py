@@ -1,4 +1,4 @@
-"""What rank 0 decides when workers enter their hosts' arenas: which snapshot to go on from, and who lacks it."""
+"""What rank 0 decides when workers enter their hosts' arenas: which snapshot to resume, and which ranks lack it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def report(rank: int, host: str, *snapshots: Held) -> HostReport:
     return HostReport(host, f"plan-{rank}", 0, snapshots)
 
 
-def test_a_report_survives_json() -> None:
+def test_host_report_json_round_trip() -> None:
     sent = replace(
         report(0, "a", held(0, 40), held(1, 50, is_pending=True), held(2, 50, is_copy=True)), contents_bytes=7
     )
@@ -46,14 +46,14 @@ def test_newest_snapshot_of_present_plans_is_resumed() -> None:
     assert point.holder_of == (0, 1, 2, 3)
 
 
-def test_snapshots_of_another_layout_are_none_to_go_on_from() -> None:
+def test_snapshot_of_another_layout_is_not_resumed() -> None:
     reports = [report(0, "a", held(0, 40, "another"), held(1, 40)), report(1, "a")]
     assert memory_point(reports) is None
     # nor those of ranks that are not there any more
     assert memory_point([report(0, "a", held(0, 40), held(5, 40))]) is not None
 
 
-def test_numbers_of_snapshots_go_on() -> None:
+def test_next_snapshot_number_follows_the_highest() -> None:
     assert next_snapshot_number([report(0, "a")], None, 2) == 0
     reports = [report(0, "a", held(0, 40), held(1, 50)), report(1, "b", held(2, 30))]
     assert next_snapshot_number(reports, None, 2) == 6

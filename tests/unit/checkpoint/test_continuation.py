@@ -1,4 +1,4 @@
-"""What a run may change and still go on, and what a new run may change that starts from another's checkpoint."""
+"""What a run may change and still resume, and what a new run may change that starts from another's checkpoint."""
 
 from __future__ import annotations
 
@@ -41,17 +41,14 @@ def test_change_of_training_keys_is_noted() -> None:
     assert found.notes == ("changed since: model.dropout: 0.0 -> 0.1", "changed since: optimizer.lr: 0.001 -> 0.002")
 
 
-@pytest.mark.parametrize(
-    "model",
-    [{"num_layers": 2}, {"has_bias": False}, {"has_tied_head": False}, {"positions": "rope"}, {"seq_len": 32}],
-)
-def test_another_models_weights_are_refused(model: dict[str, Any]) -> None:
-    (name,) = model
-    for is_same_run, hint in ((True, "begin another run"), (False, "use the .model. section")):
-        with pytest.raises(
-            CheckpointError, match=rf"^the-checkpoint holds a different model: model\.{name}: .*; .*{hint}"
-        ):
-            go_on(is_same_run=is_same_run, model=model)
+def test_weights_of_another_model_are_refused() -> None:
+    changes = {"num_layers": 2, "has_bias": False, "has_tied_head": False, "positions": "rope", "seq_len": 32}
+    for name, value in changes.items():
+        for is_same_run, hint in ((True, "begin another run"), (False, "use the .model. section")):
+            with pytest.raises(
+                CheckpointError, match=rf"^the-checkpoint holds a different model: model\.{name}: .*; .*{hint}"
+            ):
+                go_on(is_same_run=is_same_run, model={name: value})
 
 
 def test_another_run_may_compute_something_else_with_the_weights() -> None:
@@ -69,7 +66,7 @@ def of_content(digest: str, num_tokens: int = 5000) -> SampleStream:
     ("data", "problem"),
     [(of_content(NEW, 4999), "4999 tokens"), (replace(DATA, seed=8), "drawn with seed 7, and data.seed is 8")],
 )
-def test_the_cursor_means_something_in_its_own_order_alone(data: SampleStream, problem: str) -> None:
+def test_cursor_of_another_sample_order_is_refused(data: SampleStream, problem: str) -> None:
     with pytest.raises(CheckpointError, match=f"^the-checkpoint: its sample order differs: .*{problem}"):
         go_on(is_same_run=True, data=data)
     found = go_on(is_same_run=False, data=data)
@@ -108,7 +105,7 @@ def test_another_run_with_another_order_begins_at_step_0() -> None:
         assert (found.progress, found.stream) == (TrainingProgress(num_updates=118), now)
 
 
-def test_another_run_goes_on_in_an_equal_plan_with_more_sources() -> None:
+def test_another_run_continues_an_equal_plan_with_more_sources() -> None:
     books = StreamSource("books", 2000, "b" * 32)
     stages = (MixtureStage(0, (1,)), MixtureStage(10**9, (2,)))
     manifest = make_manifest(config=Config.from_dict(BASE).to_dict(), data=replace(DATA, stages=stages))
@@ -140,29 +137,25 @@ def test_changed_files_that_do_not_affect_the_order_are_noted() -> None:
     assert "the checkpoint has no digest of" in note
 
 
-@pytest.mark.parametrize(
-    ("sets", "digests", "changed"),
-    [
+def test_changed_validation_sets_are_noted_by_name() -> None:
+    def of_sets(*names: str) -> Config:
+        sections = {f"validation_set-{number}": {"path": name} for number, name in enumerate(names, start=2)}
+        return Config.from_dict({**BASE, **sections})
+
+    cases: list[tuple[tuple[str, ...], str, tuple[str, ...]]] = [
         (("web", "code"), f"{OLD},{OLD}", ()),
         (("web", "code"), f"{NEW},{OLD}", ("web",)),
         (("web", "code"), f"{NEW},{NEW}", ("web", "code")),
         (("code", "books"), f"{NEW},{NEW}", ("code",)),
         (("books",), NEW, ()),
         ((), "", ()),
-    ],
-)
-def test_changed_validation_sets_are_noted_by_name(
-    sets: tuple[str, ...], digests: str, changed: tuple[str, ...]
-) -> None:
-    def of_sets(*names: str) -> Config:
-        sections = {f"validation_set-{number}": {"path": name} for number, name in enumerate(names, start=2)}
-        return Config.from_dict({**BASE, **sections})
-
-    before, now = (replace(DATA, validation_digest=text) for text in (f"{OLD},{OLD}", digests))
-    found = with_sets(before, now, of_sets("web", "code"), of_sets(*sets))
-    assert [note for note in found.notes if "content" in note] == [
-        f"changed since: the content of {name}; losses of evaluations before and after differ" for name in changed
     ]
+    for sets, digests, changed in cases:
+        before, now = (replace(DATA, validation_digest=text) for text in (f"{OLD},{OLD}", digests))
+        found = with_sets(before, now, of_sets("web", "code"), of_sets(*sets))
+        assert [note for note in found.notes if "content" in note] == [
+            f"changed since: the content of {name}; losses of evaluations before and after differ" for name in changed
+        ], (sets, digests)
 
 
 def test_a_configuration_of_another_version_is_reported() -> None:

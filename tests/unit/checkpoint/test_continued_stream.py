@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from megatrain.checkpoint.continued_stream import continued_stream, with_later_stages
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.contracts.sample_ranges import SampleRanges
@@ -23,17 +21,14 @@ def stream(*sources: tuple[StreamSource, int], seed: int = 7) -> SampleStream:
     )
 
 
-UNCHANGED = {
-    "same": stream((WEB, 3), (CODE, 1)),
-    "in another order": stream((CODE, 1), (WEB, 3)),
-    "weights in the same proportion": stream((WEB, 9), (CODE, 3)),
-}
-
-
-@pytest.mark.parametrize("now", UNCHANGED.values(), ids=UNCHANGED)
-def test_the_same_mixture_goes_on_without_a_new_stage(now: SampleStream) -> None:
-    found = continued_stream(BEFORE, now, cursor=400)
-    assert (found.stream, found.notes, found.problem) == (replace(BEFORE, tokenizer_digest=""), (), "")
+def test_the_same_mixture_continues_without_a_new_stage() -> None:
+    for case, now in {
+        "same": stream((WEB, 3), (CODE, 1)),
+        "in another order": stream((CODE, 1), (WEB, 3)),
+        "weights in the same proportion": stream((WEB, 9), (CODE, 3)),
+    }.items():
+        found = continued_stream(BEFORE, now, cursor=400)
+        assert (found.stream, found.notes, found.problem) == (replace(BEFORE, tokenizer_digest=""), (), ""), case
 
 
 CHANGED = {
@@ -44,18 +39,16 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize(("now", "sources", "weights", "text"), CHANGED.values(), ids=CHANGED)
-def test_another_mixture_begins_at_the_cursor(
-    now: SampleStream, sources: tuple[StreamSource, ...], weights: tuple[int, ...], text: str
-) -> None:
-    found = continued_stream(BEFORE, now, cursor=400)
-    assert found.problem == ""
-    assert found.stream.sources == sources
-    assert found.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(400, weights))
-    assert found.stream.skipped == BEFORE.skipped
-    (note,) = found.notes
-    assert note.startswith("from sample 400 on, the mixture is")
-    assert text in note
+def test_another_mixture_begins_at_the_cursor() -> None:
+    for case, (now, sources, weights, text) in CHANGED.items():
+        found = continued_stream(BEFORE, now, cursor=400)
+        assert found.problem == "", case
+        assert found.stream.sources == sources, case
+        assert found.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(400, weights)), case
+        assert found.stream.skipped == BEFORE.skipped
+        (note,) = found.notes
+        assert note.startswith("from sample 400 on, the mixture is")
+        assert text in note
 
 
 def test_a_stage_that_got_no_sample_is_replaced() -> None:
@@ -139,11 +132,11 @@ PLAN = (MixtureStage(0, (3, 1)), MixtureStage(600, (1, 1)), MixtureStage(900, (0
 PLANNED = replace(BEFORE, stages=PLAN, skipped=(), tokenizer_digest="")
 
 
-@pytest.mark.parametrize("cursor", [0, 1, 599, 600, 601, 900, 5000])
-def test_planned_stages_stay_wherever_a_run_resumes(cursor: int) -> None:
-    found = continued_stream(PLANNED, PLANNED, cursor)
-    assert found.stream == PLANNED
-    assert len(found.notes) == sum(stage.first_sample > cursor for stage in PLAN)
+def test_planned_stages_stay_wherever_a_run_resumes() -> None:
+    for cursor in (0, 1, 599, 600, 601, 900, 5000):
+        found = continued_stream(PLANNED, PLANNED, cursor)
+        assert found.stream == PLANNED, cursor
+        assert len(found.notes) == sum(stage.first_sample > cursor for stage in PLAN), cursor
 
 
 def test_plan_that_changes_does_so_from_the_cursor_on() -> None:
@@ -161,7 +154,7 @@ def test_planned_stage_of_the_same_mixture_begins_its_own_blocks() -> None:
     assert continued_stream(plan, plan, cursor=600).stream == plan
 
 
-def test_going_back_keeps_what_the_run_did_instead_of_its_plan() -> None:
+def test_going_back_keeps_a_mixture_that_replaced_the_plan() -> None:
     """The plan changed at sample 400; the checkpoint to go back to still has the first plan."""
     changed = continued_stream(PLANNED, stream((WEB, 1), (CODE, 1)), cursor=400).stream
     assert with_later_stages(PLANNED, changed, cursor=300).stages == (PLAN[0], MixtureStage(400, (1, 1)))
@@ -174,42 +167,36 @@ def test_only_the_next_stages_are_logged() -> None:
     assert (len(notes), notes[-1]) == (4, "5 further stages of the mixture follow")
 
 
-@pytest.mark.parametrize(
-    ("skipped", "cursor", "first", "end"),
-    [
+def test_samples_of_a_source_that_is_gone_are_refused() -> None:
+    cases: list[tuple[SampleRanges, int, int, int]] = [
         (((700, 900),), 500, 500, 900),
         (((500, 600), (700, 900)), 500, 600, 900),
         (((500, 600), (610, 900)), 550, 600, 900),
-    ],
-)
-def test_samples_of_a_source_that_is_gone_are_refused(skipped: SampleRanges, cursor: int, first: int, end: int) -> None:
-    skips = replace(BEFORE, skipped=skipped)
-    assert continued_stream(skips, stream((WEB, 1)), cursor).problem == (
-        f"its samples from {first} on come from code, too, until sample {end}, and no source of the configuration has "
-        "these tokens; name it again with weight=0"
-    )
-    found = continued_stream(skips, stream((WEB, 1), (CODE, 0)), cursor)
-    assert found.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(end, (1, 0)))
+    ]
+    for skipped, cursor, first, end in cases:
+        skips = replace(BEFORE, skipped=skipped)
+        assert continued_stream(skips, stream((WEB, 1)), cursor).problem == (
+            f"its samples from {first} on come from code, too, until sample {end}, and no source of the configuration "
+            "has these tokens; name it again with weight=0"
+        )
+        found = continued_stream(skips, stream((WEB, 1), (CODE, 0)), cursor)
+        assert found.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(end, (1, 0)))
 
 
-@pytest.mark.parametrize(
-    ("stages", "skipped", "cursor"),
-    [
+def test_source_of_skipped_samples_only_may_be_gone() -> None:
+    cases: list[tuple[tuple[MixtureStage, ...], SampleRanges, int]] = [
         ((), ((700, 900),), 700),
         ((), ((600, 900),), 700),
         ((MixtureStage(600, (1, 0)), MixtureStage(700, (1, 1))), ((700, 900),), 650),
         ((MixtureStage(600, (1, 0)), MixtureStage(700, (0, 1)), MixtureStage(800, (1, 0))), ((690, 900),), 650),
-    ],
-)
-def test_source_of_skipped_samples_only_may_be_gone(
-    stages: tuple[MixtureStage, ...], skipped: SampleRanges, cursor: int
-) -> None:
-    skips = replace(BEFORE, stages=(*BEFORE.stages, *stages), skipped=skipped)
-    found = continued_stream(skips, stream((WEB, 1)), cursor)
-    assert found.problem == ""
-    assert found.stream.stages[: len(stages) + 1] == skips.stages
-    assert found.stream.stages[-1].weights == (1, 0)
+    ]
+    for stages, skipped, cursor in cases:
+        skips = replace(BEFORE, stages=(*BEFORE.stages, *stages), skipped=skipped)
+        found = continued_stream(skips, stream((WEB, 1)), cursor)
+        assert found.problem == "", (stages, skipped)
+        assert found.stream.stages[: len(stages) + 1] == skips.stages
+        assert found.stream.stages[-1].weights == (1, 0)
 
 
-def test_a_run_without_training_has_no_order_to_go_on_with() -> None:
+def test_run_without_training_has_no_order_to_continue() -> None:
     assert continued_stream(SampleStream(7), stream((WEB, 1)), cursor=0).problem == "no training took place in it"

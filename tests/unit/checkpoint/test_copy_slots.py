@@ -61,7 +61,7 @@ def fill(slot: SlotFiller, offer: SnapshotOffer = OFFER, content: bytes = b"x" *
     slot.seal()
 
 
-def test_there_are_two_and_their_memory_is_reserved(arena: Arena, slots: list[SlotFiller]) -> None:
+def test_two_slots_are_made_and_their_memory_is_reserved(arena: Arena, slots: list[SlotFiller]) -> None:
     assert [slot.path.name for slot in slots] == ["copy-00007.slot-0", "copy-00007.slot-1"]
     for slot in slots:
         assert slot.words().state == SlotState.EMPTY
@@ -70,7 +70,7 @@ def test_there_are_two_and_their_memory_is_reserved(arena: Arena, slots: list[Sl
         assert status.st_blocks * 512 >= status.st_size
 
 
-def test_a_filled_slot_says_all_that_the_owners_did(arena: Arena, slots: list[SlotFiller]) -> None:
+def test_filled_slot_has_the_label_and_contents_of_the_owners(arena: Arena, slots: list[SlotFiller]) -> None:
     fill(slots[1])
     assert sealed_by_rank(arena, is_copy=True) == {7: [SEALED]}
     with SlotReader(slots[1].path) as reader:
@@ -137,19 +137,16 @@ def words(state: SlotState, snapshot: int) -> SlotWords:
     return SlotWords(state, 0, snapshot, 0, 0, 0, 0, 0, 0, Persist.NONE)
 
 
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
+def test_the_last_whole_copy_is_never_overwritten() -> None:
+    for found, expected in [
         ([(SlotState.EMPTY, 0), (SlotState.EMPTY, 0)], 0),
         ([(SlotState.SEALED, 4), (SlotState.EMPTY, 9)], 1),
         ([(SlotState.WRITING, 9), (SlotState.SEALED, 4)], 0),
         ([(SlotState.SEALED, 4), (SlotState.WRITING, 9)], 1),
         ([(SlotState.SEALED, 4), (SlotState.SEALED, 5)], 0),
         ([(SlotState.SEALED, 6), (SlotState.SEALED, 5)], 1),
-    ],
-)
-def test_the_last_whole_copy_is_never_overwritten(found: list[tuple[SlotState, int]], expected: int) -> None:
-    assert slot_to_overwrite([words(*one) for one in found]) == expected
+    ]:
+        assert slot_to_overwrite([words(*one) for one in found]) == expected, found
 
 
 def test_copies_without_a_keeper_or_a_use_are_removed(tmp_path: Path) -> None:
@@ -165,16 +162,15 @@ def test_copies_without_a_keeper_or_a_use_are_removed(tmp_path: Path) -> None:
     assert not files[3].path.exists()
 
 
-def test_offers_and_requests_survive_the_way() -> None:
+def test_offers_and_requests_round_trip() -> None:
     assert SnapshotOffer.decode(OFFER.encode(), "peer") == OFFER
     request = SnapshotRequest(OFFER.planned, OFFER.sealed)
     assert SnapshotRequest.decode(request.encode(), "peer") == request
     assert (request.planned, request.sealed) == (PLANNED, SEALED)
 
 
-@pytest.mark.parametrize(
-    ("message", "problem"),
-    [
+def test_malformed_offer_is_refused() -> None:
+    for message, problem in [
         (b"\xff", "peer: not UTF-8"),
         (b"[]", "peer: a list, expected a JSON object"),
         (b'{"schema_version": 2}', "schema_version=2, this program reads 1"),
@@ -184,8 +180,6 @@ def test_offers_and_requests_survive_the_way() -> None:
         ),
         (OFFER.encode().replace(b'"owner": 7', b'"owner": true'), "owner=True; expected an integer"),
         (OFFER.encode().replace(b'"owner"', b'"path"'), "path=7; no such field"),
-    ],
-)
-def test_malformed_offer_is_refused(message: bytes, problem: str) -> None:
-    with pytest.raises(CheckpointError, match=problem):
-        SnapshotOffer.decode(message, "peer")
+    ]:
+        with pytest.raises(CheckpointError, match=problem):
+            SnapshotOffer.decode(message, "peer")

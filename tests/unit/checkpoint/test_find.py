@@ -29,22 +29,17 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
+def test_a_checkpoint_is_found_by_any_directory_above_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, expected in [
         ("", "branch-0002/step-000000025"),
         ("checkpoints", "branch-0002/step-000000025"),
         ("checkpoints/branch-0002", "branch-0002/step-000000025"),
         ("checkpoints/main", "main/step-000000030"),
         ("checkpoints/main/step-000000010", "main/step-000000010"),
-    ],
-)
-def test_a_checkpoint_is_found_by_any_directory_above_it(
-    name: str, expected: str, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert find(run / name).resolve() == run / "checkpoints" / expected
-    monkeypatch.chdir(run / name)
-    assert find(Path()).resolve() == run / "checkpoints" / expected
+    ]:
+        assert find(run / name).resolve() == run / "checkpoints" / expected
+        monkeypatch.chdir(run / name)
+        assert find(Path()).resolve() == run / "checkpoints" / expected, name
 
 
 def test_branch_without_checkpoints_means_its_origin(run: Path) -> None:
@@ -53,17 +48,16 @@ def test_branch_without_checkpoints_means_its_origin(run: Path) -> None:
         assert find(run / name) == run / "checkpoints/main/step-000000020"
 
 
-@pytest.mark.parametrize("content", ["", "notes.txt", "checkpoints/notes.txt"])
-def test_a_path_without_checkpoints_is_refused(content: str, tmp_path: Path) -> None:
-    if content:
-        LocalLocation(tmp_path / content).write(b"")
-    with pytest.raises(CheckpointError, match="is not a checkpoint and contains none"):
-        find(tmp_path)
-
-
-def test_a_run_before_its_first_checkpoint_is_refused(tmp_path: Path) -> None:
-    put_main(LocalLocation(tmp_path / "checkpoints"))
-    for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "main"):
+def test_a_path_without_checkpoints_is_refused(tmp_path: Path) -> None:
+    for name, content in (("empty", ""), ("files", "notes.txt"), ("run", "checkpoints/notes.txt")):
+        (tmp_path / name).mkdir()
+        if content:
+            LocalLocation(tmp_path / name / content).write(b"")
+        with pytest.raises(CheckpointError, match=f"{name} is not a checkpoint and contains none"):
+            find(tmp_path / name)
+    new_run = tmp_path / "new-run"
+    put_main(LocalLocation(new_run / "checkpoints"))
+    for path in (new_run, new_run / "checkpoints", new_run / "checkpoints" / "main"):
         with pytest.raises(CheckpointError, match="is not a checkpoint and contains none"):
             find(path)
 

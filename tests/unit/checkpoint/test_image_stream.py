@@ -48,22 +48,20 @@ def set_word(path: Path, word: SlotWord, value: int) -> None:
         file.write(struct.pack("<Q", value))
 
 
-@pytest.mark.parametrize("block_bytes", [64, 1000, 2048, 4096, 2**22])
-def test_the_image_arrives_with_its_digests(
-    arena: Arena, target: Location, monkeypatch: pytest.MonkeyPatch, block_bytes: int
-) -> None:
-    monkeypatch.setattr(image_stream, "_BLOCK_BYTES", block_bytes)
-    with SlotReader(arena.slot(0, 0)) as slot:
-        entry = write_data_file(target, slot, plan_of(arena), SNAPSHOT)
+def test_the_image_arrives_with_its_digests(arena: Arena, target: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     image = make_image(0, 4, LENGTHS)
-    content = target.read()
-    assert content[: len(image)] == image
-    assert len(content) == entry.size
-    assert verify_file(target, entry) == []
-    trailer = read_trailer(target, entry.size, entry.digest)
-    assert [(item.offset, item.length) for item in trailer.items] == item_ranges(LENGTHS)
-    for item in trailer.items:
-        assert item.digest == hashlib.sha256(image[item.offset : item.offset + item.length]).hexdigest()
+    for block_bytes in (64, 1000, 2048, 4096, 2**22):
+        monkeypatch.setattr(image_stream, "_BLOCK_BYTES", block_bytes)
+        with SlotReader(arena.slot(0, 0)) as slot:
+            entry = write_data_file(target, slot, plan_of(arena), SNAPSHOT)
+        content = target.read()
+        assert content[: len(image)] == image, block_bytes
+        assert len(content) == entry.size, block_bytes
+        assert verify_file(target, entry) == [], block_bytes
+        trailer = read_trailer(target, entry.size, entry.digest)
+        assert [(item.offset, item.length) for item in trailer.items] == item_ranges(LENGTHS), block_bytes
+        for item in trailer.items:
+            assert item.digest == hashlib.sha256(image[item.offset : item.offset + item.length]).hexdigest()
 
 
 def test_a_rank_that_saves_nothing_has_a_file_too(tmp_path: Path, target: Location) -> None:

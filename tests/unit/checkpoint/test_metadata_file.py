@@ -188,19 +188,15 @@ def problem_of(items: dict[int, list[list[object]]]) -> str:
     return str(refused.value)
 
 
-def test_a_box_of_two_ranks_is_refused() -> None:
+def test_boxes_of_two_ranks_that_overlap_are_refused() -> None:
     items = items_of_ranks()
     items[2].append(copy.deepcopy(items[0][-1]))
     assert "model.bias[0:17] of rank 0 and [0:17] of rank 2 overlap" in problem_of(items)
 
-
-def test_a_scalar_of_two_ranks_is_refused() -> None:
     items = items_of_ranks()
     items[1].append(next(copy.deepcopy(item) for item in items[3] if item[0] == "model.scale"))
     assert "model.scale[] of rank 1 and [] of rank 3 overlap" in problem_of(items)
 
-
-def test_boxes_that_share_some_elements_are_refused() -> None:
     items = items_of_ranks()
     half = next(item for item in items[3] if item[0] == "optimizer.exp_avg.block.0.weight")
     half[2] = [0, 0, 1]

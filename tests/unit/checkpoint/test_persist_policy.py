@@ -6,8 +6,6 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-import pytest
-
 from megatrain.arena.directory import SlotFile
 from megatrain.arena.plans import HostPlan
 from megatrain.arena.sealed import SealedSlot
@@ -62,32 +60,32 @@ def reasons(slots: list[SealedSlot], known: dict[int, HostPlan], *, has_workers:
     return {one.snapshot.step: one.reason for one in found}
 
 
-@pytest.mark.parametrize(
-    ("slots", "step"),
-    [
-        ([], None),
-        (both(10, 0), 10),
-        # the oldest first, by their number: after a restart steps may be lower
-        (both(20, 1) + both(10, 0), 10),
-        (both(10, 5) + both(20, 4), 20),
-        (both(20, 1) + both(10, 0, Persist.DONE), 20),
-        (both(10, 0, Persist.DONE) + both(20, 1, Persist.FAILED), None),
-        (both(10, 0, Persist.NONE), None),
-        # one rank has not sealed, or is a snapshot further
-        ([slot(0, 10, 0)], None),
-        ([slot(0, 10, 0), slot(1, 20, 1)], None),
-        ([slot(0, 10, 0), slot(1, 10, 2)], None),
-        ([slot(0, 10, 0), slot(1, 10, 0, round_number=3)], None),
-        # its writer was killed while it marked both as done, or both as failed
-        ([slot(0, 10, 0, Persist.DONE), slot(1, 10, 0)], 10),
-        ([slot(0, 10, 0), slot(1, 10, 0, Persist.FAILED)], 10),
-        # another host's rank, from when it was here
-        ([*both(10, 0), slot(7, 10, 0)], 10),
-    ],
-)
-def test_due_snapshots(slots: list[SealedSlot], step: int | None) -> None:
-    assert due_step(slots, plans(PLAN)) == step
-    assert due_step(slots, {}) is None
+DUE: list[tuple[list[SealedSlot], int | None]] = [
+    ([], None),
+    (both(10, 0), 10),
+    # the oldest first, by their number: after a restart steps may be lower
+    (both(20, 1) + both(10, 0), 10),
+    (both(10, 5) + both(20, 4), 20),
+    (both(20, 1) + both(10, 0, Persist.DONE), 20),
+    (both(10, 0, Persist.DONE) + both(20, 1, Persist.FAILED), None),
+    (both(10, 0, Persist.NONE), None),
+    # one rank has not sealed, or is a snapshot further
+    ([slot(0, 10, 0)], None),
+    ([slot(0, 10, 0), slot(1, 20, 1)], None),
+    ([slot(0, 10, 0), slot(1, 10, 2)], None),
+    ([slot(0, 10, 0), slot(1, 10, 0, round_number=3)], None),
+    # its writer was killed while it marked both as done, or both as failed
+    ([slot(0, 10, 0, Persist.DONE), slot(1, 10, 0)], 10),
+    ([slot(0, 10, 0), slot(1, 10, 0, Persist.FAILED)], 10),
+    # another host's rank, from when it was here
+    ([*both(10, 0), slot(7, 10, 0)], 10),
+]
+
+
+def test_due_snapshot_is_the_oldest_that_all_ranks_sealed() -> None:
+    for slots, step in DUE:
+        assert due_step(slots, plans(PLAN)) == step, slots
+        assert due_step(slots, {}) is None
 
 
 def test_pending_snapshot_of_an_older_round_is_due() -> None:
@@ -96,7 +94,7 @@ def test_pending_snapshot_of_an_older_round_is_due() -> None:
     assert reasons(both(10, 0), plans(MANY, newer)) == {}
 
 
-def test_a_lone_host_goes_on_without_the_plan_of_an_older_round() -> None:
+def test_lone_host_stores_without_the_plan_of_an_older_round() -> None:
     assert due_step(both(10, 0), plans(replace(PLAN, round=5))) == 10
     assert reasons(both(10, 0), plans(replace(PLAN, round=5))) == {}
     other_ranks = plans(replace(PLAN, round=5, ranks=(0, 1, 2)))
@@ -144,26 +142,21 @@ def test_unsealed_slot_is_awaited_only_within_the_limit() -> None:
     assert reasons([slot(0, 10, 0, Persist.DONE)], plans(PLAN), has_workers=False) == {}
 
 
-@pytest.mark.parametrize(
-    ("step", "round_number", "expected"), [(10, 3, True), (10, 2, False), (10, 1, False), (20, 3, False)]
-)
-def test_a_newer_round_takes_a_snapshot_over_at_its_step(step: int, round_number: int, expected: bool) -> None:
-    slots = [slot(0, 10, 0), slot(1, step, 1, Persist.DONE, round_number)]
-    assert is_taken_over(SealedSnapshot(10, 2, 0), slots) == expected
+def test_a_newer_round_takes_a_snapshot_over_at_its_step() -> None:
+    for step, round_number, expected in [(10, 3, True), (10, 2, False), (10, 1, False), (20, 3, False)]:
+        slots = [slot(0, 10, 0), slot(1, step, 1, Persist.DONE, round_number)]
+        assert is_taken_over(SealedSnapshot(10, 2, 0), slots) == expected, (step, round_number)
 
 
-@pytest.mark.parametrize(
-    ("mark", "expected"),
-    [
+def test_incomplete_checkpoint_of_an_old_writer_is_abandoned() -> None:
+    for mark, expected in [
         (None, True),
         (WritingMark(round=2, job="demo", started_unix_s=1000.0), True),
         (WritingMark(round=1, job="demo", started_unix_s=1000.0), False),
         (WritingMark(round=1, job="demo", started_unix_s=959.0), True),
         (WritingMark(round=3, job="demo", started_unix_s=0.0), False),
-    ],
-)
-def test_whose_an_incomplete_checkpoint_is(mark: WritingMark | None, expected: bool) -> None:
-    assert is_abandoned(mark, replace(PLAN, commit_timeout_s=20.0), 1000.0) == expected
+    ]:
+        assert is_abandoned(mark, replace(PLAN, commit_timeout_s=20.0), 1000.0) == expected, mark
 
 
 def test_polls_of_storage_become_less_frequent() -> None:

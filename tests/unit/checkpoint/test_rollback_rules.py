@@ -1,4 +1,4 @@
-"""What a rollback goes back to and which samples it leaves out; and how a worker learns of it."""
+"""Which checkpoint a rollback goes back to, which samples it skips, and how a worker receives it."""
 
 from __future__ import annotations
 
@@ -42,21 +42,20 @@ def test_a_rollback_is_pending_until_the_lineage_has_it() -> None:
     assert pending_rollback(BACK, start(50, rollbacks=("incident-2", "incident-1"))) is None
 
 
-@pytest.mark.parametrize(
-    ("steps", "interval", "expected"),
-    [((50, 40, 30), 10, [40, 30]), ((50, 41), 50, []), ((39,), 10, [39]), ((), 10, []), ((), 0, [])],
-)
-def test_checkpoints_that_qualify_for_rollback(steps: tuple[int, ...], interval: int, expected: list[int]) -> None:
-    found = rollback_start(start(*steps), BACK, CheckpointConfig(interval=interval))
-    assert [one.step for one in found.candidates] == expected
+def test_checkpoints_that_qualify_for_rollback() -> None:
+    cases: list[tuple[tuple[int, ...], int, list[int]]] = [
+        ((50, 40, 30), 10, [40, 30]), ((50, 41), 50, []), ((39,), 10, [39]), ((), 10, []), ((), 0, []),
+    ]  # fmt: skip
+    for steps, interval, expected in cases:
+        found = rollback_start(start(*steps), BACK, CheckpointConfig(interval=interval))
+        assert [one.step for one in found.candidates] == expected, (steps, interval)
 
 
-@pytest.mark.parametrize(
-    "settings", [CheckpointConfig(interval=40), CheckpointConfig(), CheckpointConfig(interval=50, load="x")]
-)
-def test_removed_checkpoint_is_not_the_beginning_of_a_run(settings: CheckpointConfig) -> None:
-    with pytest.raises(CheckpointError, match="after step 40, and the oldest checkpoint left is of step 50; keep more"):
-        rollback_start(start(60, 50), BACK, settings)
+def test_removed_checkpoint_is_not_the_beginning_of_a_run() -> None:
+    message = "after step 40, and the oldest checkpoint left is of step 50; keep more"
+    for settings in (CheckpointConfig(interval=40), CheckpointConfig(), CheckpointConfig(interval=50, load="x")):
+        with pytest.raises(CheckpointError, match=message):
+            raise AssertionError(f"{settings}: {rollback_start(start(60, 50), BACK, settings)}")
 
 
 def mixed(*stages: MixtureStage) -> SampleStream:
@@ -87,9 +86,8 @@ def test_another_runs_checkpoint_is_before_all_that_this_run_did() -> None:
     assert [one.step for one in rollback_start(start(900, is_own=False), BACK, CheckpointConfig()).candidates] == [900]
 
 
-@pytest.mark.parametrize(
-    ("progress", "skipped", "expected"),
-    [
+def test_samples_to_skip_are_those_of_the_steps() -> None:
+    cases: list[tuple[TrainingProgress, SampleRanges, tuple[int, int]]] = [
         (TrainingProgress(40, 320), (), (328, 352)),
         (TrainingProgress(41, 328), (), (328, 352)),
         (TrainingProgress(0, 0), (), (328, 352)),
@@ -98,13 +96,12 @@ def test_another_runs_checkpoint_is_before_all_that_this_run_did() -> None:
         (TrainingProgress(40, 320), ((322, 330),), (336, 360)),
         # a batch that lies around them is left out as a whole
         (TrainingProgress(40, 320), ((340, 350),), (328, 362)),
-    ],
-)
-def test_the_samples_of_steps(progress: TrainingProgress, skipped: SampleRanges, expected: tuple[int, int]) -> None:
-    assert samples_to_skip(BACK, progress, BATCH, skipped) == (expected,)
+    ]
+    for progress, skipped, expected in cases:
+        assert samples_to_skip(BACK, progress, BATCH, skipped) == (expected,), (progress, skipped)
 
 
-def test_the_samples_of_steps_in_a_ramp_up() -> None:
+def test_samples_to_skip_in_a_ramp_up() -> None:
     ramp = BatchConfig(global_batch_size=8, rampup_start=2, rampup_increment=2, rampup_samples=24)
     # batches of 2, 2, 2, 2, 4, 4, 6, 6 (24 consumed after 7), 8
     cursors = [0, 2, 4, 6, 8, 12, 16, 22, 28, 36]
@@ -113,15 +110,15 @@ def test_the_samples_of_steps_in_a_ramp_up() -> None:
         assert samples_to_skip(back, TrainingProgress(), ramp, ()) == ((cursors[first], cursors[first + 2]),)
 
 
-def test_a_job_beyond_the_steps_cannot_leave_them_out() -> None:
+def test_job_that_is_past_the_steps_cannot_skip_them() -> None:
     with pytest.raises(CheckpointError, match="step 42 is after step 41"):
         samples_to_skip(BACK, TrainingProgress(42, 336), BATCH, ())
 
 
-@pytest.mark.parametrize("steps", [(-1, 0, 0), (5, 4, 6), (3, 4, 3), (0, 0, MAX_SKIPPED_STEPS)])
-def test_impossible_rollback_is_refused(steps: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match=re.escape("0 <= to_step <= skip_from <= skip_to")):
-        Rollback("i", *steps)
+def test_impossible_rollback_is_refused() -> None:
+    for steps in ((-1, 0, 0), (5, 4, 6), (3, 4, 3), (0, 0, MAX_SKIPPED_STEPS)):
+        with pytest.raises(ValueError, match=re.escape("0 <= to_step <= skip_from <= skip_to")):
+            raise AssertionError(f"accepted: {Rollback('i', *steps)}")
 
 
 def test_a_worker_reads_a_rollback_from_its_environment() -> None:
@@ -131,11 +128,10 @@ def test_a_worker_reads_a_rollback_from_its_environment() -> None:
     assert process_from_environment(WORKER | reported).rollback == BACK
 
 
-@pytest.mark.parametrize(
-    "text", ["junk", "{}", '{"schema_version":1,"rollback_id":"i","to_step":9,"skip_from":3,"skip_to":4}']
-)
-def test_unreadable_rollback_stops_the_worker(text: str) -> None:
-    with pytest.raises(
-        TopologyError, match=f"environment variable {ROLLBACK_VARIABLE}.*only .megatrain launch. may set it"
-    ):
-        process_from_environment(WORKER | {ROLLBACK_VARIABLE: text})
+def test_unreadable_rollback_stops_the_worker() -> None:
+    impossible = '{"schema_version":1,"rollback_id":"i","to_step":9,"skip_from":3,"skip_to":4}'
+    for text in ("junk", "{}", impossible):
+        with pytest.raises(
+            TopologyError, match=f"environment variable {ROLLBACK_VARIABLE}.*only .megatrain launch. may set it"
+        ):
+            process_from_environment(WORKER | {ROLLBACK_VARIABLE: text})

@@ -1,4 +1,4 @@
-"""When checkpoints are due by time, by a clock in the test's hand, and what a run says of them at its start."""
+"""When checkpoints are due by time, with a clock that the test sets, and the log lines about them at the start."""
 
 from __future__ import annotations
 
@@ -59,26 +59,24 @@ def test_no_checkpoint_is_due_while_the_last_is_written() -> None:
     assert found.is_over(is_storing=False)
 
 
-@pytest.mark.parametrize("settings", [{"interval": 100}, {"interval_s": 0.0}, {"interval": 7, "interval_s": 0.0}])
-def test_no_checkpoint_is_due_by_time_without_a_time_interval(settings: dict[str, Any]) -> None:
-    clock = Clock()
-    found = interval(clock, **settings)
-    clock.now += 1e6
-    assert not found.is_over(is_storing=False)
+def test_no_checkpoint_is_due_by_time_without_a_time_interval() -> None:
+    for settings in ({"interval": 100}, {"interval_s": 0.0}, {"interval": 7, "interval_s": 0.0}):
+        clock = Clock()
+        found = interval(clock, **settings)
+        clock.now += 1e6
+        assert not found.is_over(is_storing=False), settings
 
 
-@pytest.mark.parametrize(
-    ("settings", "num_kept"),
-    [
+def test_number_of_kept_checkpoints_follows_from_the_interval() -> None:
+    cases: list[tuple[dict[str, Any], int]] = [
         ({}, 3),
-        ({"interval": 100}, 0),  # as ever
+        ({"interval": 100}, 0),
         ({"interval": 100, "keep_last": 2}, 2),
         ({"keep_last": 0}, 0),
         ({"keep_last": 5}, 5),
-    ],
-)
-def test_how_many_are_kept(settings: dict[str, Any], num_kept: int) -> None:
-    assert CheckpointConfig(**settings).num_kept == num_kept
+    ]
+    for settings, num_kept in cases:
+        assert CheckpointConfig(**settings).num_kept == num_kept, settings
 
 
 BY_TIME = (
@@ -102,9 +100,8 @@ ALL = "all of them are kept (checkpoint.keep_last), 7 GB each in /runs"
 EVERY_10 = "a checkpoint is taken every 10 steps (checkpoint.interval)"
 
 
-@pytest.mark.parametrize(
-    ("settings", "free", "notes"),
-    [
+def test_log_lines_about_checkpoints_at_the_start() -> None:
+    cases: list[tuple[dict[str, Any], int | None, list[str]]] = [
         ({}, 100 * GB, [BY_TIME, THREE]),
         ({"interval": 10, "save_at_end": False}, None, [EVERY_10, ALL]),
         (
@@ -113,10 +110,9 @@ EVERY_10 = "a checkpoint is taken every 10 steps (checkpoint.interval)"
             [f"{EVERY_10}; the last step is saved", TWO_KINDS, SMALL_DISK],
         ),
         ({"interval_s": 0.0}, 100 * GB, [NEVER]),
-    ],
-)
-def test_log_lines_about_checkpoints_at_the_start(settings: dict[str, Any], free: int | None, notes: list[str]) -> None:
-    assert policy_notes(CheckpointConfig(**settings), "/runs", 7 * GB, free) == notes
+    ]
+    for settings, free, notes in cases:
+        assert policy_notes(CheckpointConfig(**settings), "/runs", 7 * GB, free) == notes
 
 
 def test_free_space_is_that_of_the_disk_and_of_no_url(tmp_path: Path) -> None:

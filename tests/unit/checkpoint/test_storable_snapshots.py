@@ -1,4 +1,4 @@
-"""What a restart waits for: snapshots in memory that wait to be written, can be, and that no round could restore."""
+"""Snapshots that a restart waits for: they are in memory, can still be stored, and could not be restored from there."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def other(host: str) -> HostReport:
     return HostReport(host, "plan", -1, ())
 
 
-def test_a_snapshot_that_all_ranks_of_all_hosts_have() -> None:
+def test_snapshot_that_all_ranks_of_all_hosts_have_is_storable() -> None:
     hosts = [
         report("a", (0, 1), 2, held(0, OLD), held(1, OLD), held(0, NEW), held(1, NEW)),
         other("a"),
@@ -67,21 +67,15 @@ def test_a_snapshot_that_all_ranks_of_all_hosts_have() -> None:
     assert storable_snapshots([HostReport.from_json(json.loads(json.dumps(one.to_json()))) for one in hosts]) == {OLD}
 
 
-def test_snapshot_that_no_host_needs_is_given_up() -> None:
-    assert storable_snapshots([report("a", (0,), 1, held(0, OLD, is_pending=False))]) == set()
-
-
-def test_a_rank_that_never_sealed_it() -> None:
-    assert storable_snapshots([report("a", (0, 1), 1, held(0, OLD), held(1, OLD, is_copy=True)), other("a")]) == set()
-
-
-def test_a_host_that_is_lost() -> None:
-    assert storable_snapshots([report("a", (0,), 2, held(0, OLD)), report("new", (), 0)]) == set()
+def test_snapshot_that_no_writer_can_complete_is_not_storable() -> None:
+    for reason, hosts in {
+        "no host needs it": [report("a", (0,), 1, held(0, OLD, is_pending=False))],
+        "rank 1 never sealed it": [report("a", (0, 1), 1, held(0, OLD), held(1, OLD, is_copy=True)), other("a")],
+        "a host is lost": [report("a", (0,), 2, held(0, OLD)), report("new", (), 0)],
+        "the host has no plan": [report("a", (), 0, held(0, OLD))],
+    }.items():
+        assert storable_snapshots(hosts) == set(), reason
     assert storable_snapshots([report("a", (0,), 1, held(0, OLD)), report("new", (), 0)]) == {OLD}
-
-
-def test_a_host_without_a_plan() -> None:
-    assert storable_snapshots([report("a", (), 0, held(0, OLD))]) == set()
 
 
 def test_snapshot_of_a_lost_hosts_writer_is_maybe_storable() -> None:
@@ -92,16 +86,14 @@ def test_snapshot_of_a_lost_hosts_writer_is_maybe_storable() -> None:
     assert maybe_storable_snapshots([report("a", (0,), 2, held(0, OLD, is_pending=False))], newer_than=-1) == set()
 
 
-def test_snapshot_without_lost_hosts_is_storable() -> None:
-    assert maybe_storable_snapshots([report("a", (0,), 1, held(0, OLD)), report("new", (), 0)], newer_than=-1) == set()
+def test_snapshot_that_no_lost_host_can_store_is_given_up() -> None:
+    without_lost_hosts = [report("a", (0,), 1, held(0, OLD)), report("new", (), 0)]
+    assert maybe_storable_snapshots(without_lost_hosts, newer_than=-1) == set()
+    living_host_lacks_it = [report("a", (0,), 3, held(0, OLD)), report("b", (1, 2), 3, held(1, OLD)), other("b")]
+    assert maybe_storable_snapshots(living_host_lacks_it, newer_than=-1) == set()
 
 
-def test_snapshot_that_a_living_host_lacks_is_not_storable() -> None:
-    hosts = [report("a", (0,), 3, held(0, OLD)), report("b", (1, 2), 3, held(1, OLD)), other("b")]
-    assert maybe_storable_snapshots(hosts, newer_than=-1) == set()
-
-
-def test_a_host_of_an_older_round_says_nothing() -> None:
+def test_report_of_a_host_of_an_older_round_is_ignored() -> None:
     newer = SealedSnapshot(50, 3, 5)
     left = replace(report("a", (0,), 2, held(0, newer)), last_round=3)
     spare = replace(report("spare", (1,), 2, held(1, OLD)), last_round=1)

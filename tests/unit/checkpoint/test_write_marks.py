@@ -1,9 +1,8 @@
-"""The small files between the writers of several hosts: strict, of one snapshot, and of no use to an older round."""
+"""The small files by which writers of several hosts agree: each is of one snapshot, and an older round ignores it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,35 +35,34 @@ def directory(tmp_path: Path) -> Location:
     return LocalLocation(tmp_path / "main" / "step-000000120")
 
 
-def test_names() -> None:
+def test_marks_are_named_by_round_and_host() -> None:
     assert done_name(2, 1) == "host-r000002-00001.done"
     assert failed_name(2, 12) == "host-r000002-00012.failed"
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("WRITING", True),
-        ("host-r000002-00001.done", True),
-        ("host-r000001-00001.failed", True),
-        ("host-r000003-00001.done", False),
-        ("r000001-rank-00000.distcp", True),
-        ("r000002-rank-00000.distcp", False),
-        ("r000003-rank-00000.distcp", False),
-        ("r000001-manifest-0a1b2c3d.json", True),
-        ("r000001-metadata", True),
-        ("r000001-index.json", True),
-        ("r000001-tokenizer.json", True),
-        ("r000002-manifest-0a1b2c3d.json", True),
-        ("r000003-metadata", False),
-        ("r000003-index.json", False),
-        ("r000002-index.json", False),
-        ("tokenizer.json", False),
-        *((name, False) for name in ("COMMIT", "PINNED", ".metadata", "notes")),
-    ],
-)
-def test_commit_removes_the_marks(name: str, expected: bool) -> None:
-    assert is_leftover(name, 2) == expected
+LEFTOVERS = [
+    ("WRITING", True),
+    ("host-r000002-00001.done", True),
+    ("host-r000001-00001.failed", True),
+    ("host-r000003-00001.done", False),
+    ("r000001-rank-00000.distcp", True),
+    ("r000002-rank-00000.distcp", False),
+    ("r000003-rank-00000.distcp", False),
+    ("r000001-manifest-0a1b2c3d.json", True),
+    ("r000001-metadata", True),
+    ("r000001-index.json", True),
+    ("r000001-tokenizer.json", True),
+    ("r000002-manifest-0a1b2c3d.json", True),
+    ("r000003-metadata", False),
+    ("r000003-index.json", False),
+    ("r000002-index.json", False),
+    ("tokenizer.json", False),
+    *((name, False) for name in ("COMMIT", "PINNED", ".metadata", "notes")),
+]
+
+
+def test_commit_removes_the_marks() -> None:
+    assert [name for name, expected in LEFTOVERS if is_leftover(name, 2) != expected] == []
 
 
 def test_done_comes_back_for_its_snapshot_only(directory: Location) -> None:
@@ -83,9 +81,11 @@ def test_failed_comes_back_for_its_snapshot_only(directory: Location) -> None:
     assert read_failed(directory, SealedSnapshot(120, 2, 8), 1) is None
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_a_damaged_done_is_named(directory: Location) -> None:
+    DONE.write(directory)
+    place = directory / "host-r000002-00001.done"
+    content = json.loads(place.read())
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"schema_version": 2}, "schema_version=2, this program reads 1"),
         ({"snapshot": "7"}, "snapshot='7'; expected an integer"),
         ({"write_s": None}, "write_s=None; expected a number"),
@@ -93,14 +93,11 @@ def test_failed_comes_back_for_its_snapshot_only(directory: Location) -> None:
         ({"files": {"a": [1]}}, r"files=.*; expected \[size, digest\]"),
         ({"files": {"a": [True, "x"]}}, r"files=.*; expected \[size, digest\]"),
         ({"files": {"../a": [1, "x"]}}, r"files=.*; expected \[size, digest\]"),
-    ],
-)
-def test_a_damaged_done_is_named(directory: Location, change: dict[str, Any], message: str) -> None:
-    DONE.write(directory)
-    place = directory / "host-r000002-00001.done"
-    place.write(json.dumps({**json.loads(place.read()), **change}).encode())
-    with pytest.raises(CheckpointError, match=rf"host-r000002-00001\.done: {message}"):
-        DoneMark.read(directory, SNAPSHOT, 1)
+    ]
+    for change, message in changes:
+        place.write(json.dumps({**content, **change}).encode())
+        with pytest.raises(CheckpointError, match=rf"host-r000002-00001\.done: {message}"):
+            DoneMark.read(directory, SNAPSHOT, 1)
 
 
 def test_a_checkpoint_is_claimed_once_a_round(directory: Location) -> None:
@@ -119,12 +116,12 @@ def test_a_checkpoint_is_claimed_once_a_round(directory: Location) -> None:
     assert WritingMark.read(directory) == newer
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"schema_version": 1, "round": "x"}'])
-def test_a_damaged_claim_is_replaced(directory: Location, content: bytes) -> None:
-    (directory / "WRITING").write(content)
-    assert WritingMark.read(directory) is None
-    claim(directory, MARK)
-    assert WritingMark.read(directory) == MARK
+def test_a_damaged_claim_is_replaced(directory: Location) -> None:
+    for content in (b"", b"{}", b"\xff", b'{"schema_version": 1, "round": "x"}'):
+        (directory / "WRITING").write(content)
+        assert WritingMark.read(directory) is None, content
+        claim(directory, MARK)
+        assert WritingMark.read(directory) == MARK
 
 
 @pytest.mark.parametrize(
@@ -137,8 +134,9 @@ def test_a_complete_checkpoint_is_not_claimed(directory: Location, round_number:
     assert WritingMark.read(directory) is None
 
 
-@pytest.mark.parametrize("write", [MARK.write, DONE.write, lambda place: write_failed(place, SNAPSHOT, 1, "x")])
-def test_marks_are_of_this_schema(directory: Location, write: Callable[[Location], None]) -> None:
-    write(directory)
-    (content,) = tree(path_of(directory)).values()
-    assert json.loads(content)["schema_version"] == 1
+def test_marks_are_of_this_schema(directory: Location) -> None:
+    MARK.write(directory)
+    DONE.write(directory)
+    write_failed(directory, SNAPSHOT, 1, "x")
+    versions = [json.loads(content)["schema_version"] for content in tree(path_of(directory)).values()]
+    assert versions == [1, 1, 1]

@@ -123,7 +123,7 @@ def test_the_oldest_snapshot_comes_first(job: Job, arena: Arena) -> None:
     assert not arena.root.exists()
 
 
-def test_files_come_in_an_order_that_a_crash_cannot_spoil(job: Job, arena: Arena) -> None:
+def test_files_are_written_in_a_crash_safe_order(job: Job, arena: Arena) -> None:
     done: list[str] = []
 
     def note(action: str, path: str) -> None:
@@ -145,6 +145,7 @@ def test_files_come_in_an_order_that_a_crash_cannot_spoil(job: Job, arena: Arena
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_old_checkpoints_are_removed(job: Job, arena: Arena) -> None:
     for step in (1, 2, 3):
         put_checkpoint(job.checkpoints / "main", step)
@@ -178,10 +179,11 @@ def test_pending_snapshot_of_an_older_round_is_stored(job: Job, arena: Arena) ->
     assert read_manifest(directory).round == 2
 
 
-# How it lives and ends
+# When it starts and ends
 
 
-def test_it_gives_way_to_everything_else(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_writer_has_the_lowest_priority(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(NICENESS_VARIABLE)
     with running_writer(arena) as pid:
         wait_for(arena)
@@ -191,6 +193,7 @@ def test_it_gives_way_to_everything_else(arena: Arena, monkeypatch: pytest.Monke
         assert len(os.sched_getaffinity(pid)) >= len(os.sched_getaffinity(0))
 
 
+@pytest.mark.slow
 def test_writer_started_by_hand_keeps_the_sessions_priority(arena: Arena) -> None:
     """The kernel weighs a session as a whole where sched_autogroup is on; the shell's must not change."""
     group = Path("/proc/self/autogroup")
@@ -202,7 +205,7 @@ def test_writer_started_by_hand_keeps_the_sessions_priority(arena: Arena) -> Non
     assert group.read_text() == before
 
 
-def test_it_ends_when_its_workers_have_left_and_leaves_no_zombie(arena: Arena, tmp_path: Path) -> None:
+def test_writer_ends_when_its_workers_have_left_without_a_zombie(arena: Arena, tmp_path: Path) -> None:
     _, workers = join_arena(arena.root)
     pid = start_writer(arena, log_of(arena))
     assert pid is not None
@@ -250,6 +253,7 @@ def test_arena_is_kept_for_a_while_and_longer_for_a_worker(job: Job, arena: Aren
     assert not arena.root.exists()
 
 
+@pytest.mark.slow
 def test_second_writer_ends_without_an_error(job: Job, arena: Arena) -> None:
     job.put_snapshot(step=10, snapshot=4)
     command = [sys.executable, "-m", "megatrain.checkpoint.writer", str(arena.root)]
@@ -262,7 +266,7 @@ def test_second_writer_ends_without_an_error(job: Job, arena: Arena) -> None:
     assert verify_checkpoint(job.step(10)) == []
 
 
-def test_a_request_to_end_comes_after_the_write_at_hand(job: Job, arena: Arena) -> None:
+def test_writer_asked_to_stop_completes_the_write_at_hand(job: Job, arena: Arena) -> None:
     job.put_snapshot(step=10, snapshot=4)
     job.put_snapshot(step=20, snapshot=5)
 
@@ -283,7 +287,7 @@ def test_a_request_to_end_comes_after_the_write_at_hand(job: Job, arena: Arena) 
     assert persist == {10: {Persist.DONE}, 20: {Persist.PENDING}}
 
 
-def test_signals(job: Job, arena: Arena) -> None:
+def test_writer_ends_at_sigterm_and_ignores_sigint_and_sighup(job: Job, arena: Arena) -> None:
     with running_writer(arena) as pid:
         wait_for(arena)
         for number in (signal.SIGINT, signal.SIGHUP):
@@ -369,8 +373,9 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main([str(tmp_path / "file")]) == ExitCode.CHECKPOINT
 
 
+@pytest.mark.slow(kept=["full"])
 @pytest.mark.parametrize("name", ["gone/log", "full"])
-def test_a_log_that_cannot_be_written_keeps_no_checkpoint_back(
+def test_checkpoints_are_saved_though_the_log_is_not_writable(
     job: Job, arena: Arena, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "full").symlink_to("/dev/full")
@@ -388,7 +393,7 @@ def test_a_log_that_cannot_be_written_keeps_no_checkpoint_back(
         wait_until(lambda: not is_alive(pid), "the end of the writer")
 
 
-def test_it_loads_no_torch() -> None:
+def test_writer_loads_no_torch() -> None:
     script = "import sys, megatrain.checkpoint.writer; print({'torch', 'numpy', 'fsspec'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "set()"

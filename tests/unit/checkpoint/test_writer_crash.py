@@ -55,7 +55,7 @@ def test_killed_in_a_first_save(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_after_the_commit(tmp_path: Path) -> None:
-    """While it tells that, and while it tidies up and removes older checkpoints."""
+    """While it reports the commit, cleans up and removes older checkpoints."""
     points: list[str] = []
     while True:
         job = make_job(tmp_path / str(len(points)), keep_last=1)

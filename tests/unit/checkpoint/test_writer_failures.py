@@ -1,4 +1,4 @@
-"""What a writer makes of a storage or an arena that fails: it says so, leaves nothing that counts, and goes on."""
+"""A writer whose storage or arena fails reports it, leaves nothing that counts as a checkpoint, and continues."""
 
 from __future__ import annotations
 
@@ -68,6 +68,11 @@ def persist_next(job: Job, step: int, snapshot: int, **expected: int) -> str:
     return wait_for(job.arena, **expected).last_error
 
 
+@pytest.mark.slow(
+    kept=[
+        "write-WRITING", "append-r000002-rank-00000.distcp", "write-host-r000002-00000.done", "write-r000002-manifest",
+    ]
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("action", "name"),
     [
@@ -123,7 +128,7 @@ def test_a_commit_that_only_seemed_to_fail_counts(job: Job, monkeypatch: pytest.
     assert verify_checkpoint(job.step(10)) == []
 
 
-def test_a_disk_that_takes_no_more(job: Job) -> None:
+def test_file_that_the_system_refuses_to_extend_is_not_saved(job: Job) -> None:
     """The system itself refuses, in the real process."""
     job.put_snapshot(step=10, snapshot=4)
     log = drain(job.arena, "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1300, 1300))")
@@ -251,7 +256,7 @@ def spoil_digest(arena: Arena) -> None:
         (lambda arena: arena.metadata(2).unlink(), r"metadata-r000002\.bin: cannot be read: No such file"),
     ],
 )
-def test_plans_that_do_not_fit(job: Job, spoil: Callable[[Arena], Any], message: str) -> None:
+def test_missing_or_damaged_plans_are_named(job: Job, spoil: Callable[[Arena], Any], message: str) -> None:
     spoil(job.arena)
     with writer_thread(job.arena):
         problem = persist_next(job, 10, 4, failures=1)
@@ -276,7 +281,7 @@ def test_unsealed_snapshot_is_given_up_when_workers_are_gone(job: Job) -> None:
     assert_nothing_is_left(job.step(10))
 
 
-def test_a_slot_that_vanishes_is_no_matter(job: Job) -> None:
+def test_slot_removed_before_the_commit_does_not_matter(job: Job) -> None:
     def remove(action: str, path: str) -> None:
         if action == "write" and path.endswith("COMMIT"):
             job.arena.slot(1, 0).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Writers of several hosts make one checkpoint: they share a storage and nothing else."""
+"""Writers of several hosts write one checkpoint: they share storage and nothing else."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_coordinator_waits_for_all(tmp_path: Path) -> None:
     assert verify_checkpoint(job.step(10)) == []
 
 
-def test_a_host_that_never_comes(tmp_path: Path) -> None:
+def test_coordinator_gives_up_on_a_host_that_writes_nothing(tmp_path: Path) -> None:
     job = make_job(tmp_path, 3, commit_timeout_s=0.1)
     job.put_snapshot(step=10, snapshot=4)
     with writer_thread(job.arenas[0]):
@@ -82,7 +82,7 @@ def test_a_host_that_never_comes(tmp_path: Path) -> None:
         assert "waited 0.1 s for the data files of hosts 1, 2" in problem
 
 
-def test_a_coordinator_that_never_comes(tmp_path: Path) -> None:
+def test_host_gives_up_on_a_coordinator_that_does_not_commit(tmp_path: Path) -> None:
     job = make_job(tmp_path, 2, commit_timeout_s=0.1)
     job.put_snapshot(step=10, snapshot=4)
     with writer_thread(job.arenas[1]):

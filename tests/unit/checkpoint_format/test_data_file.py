@@ -1,4 +1,4 @@
-"""One data file: what is written is read back and verified, and a trailer that makes no sense is named."""
+"""One data file: what is written is read back and verified, and a bad trailer is named."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrain.checkpoint_format.data_file import (
@@ -50,20 +50,21 @@ def test_the_bytes_are_those_that_the_format_says(place: LocalLocation) -> None:
     assert entry.digest == f"items-sha256:{hashlib.sha256(text).hexdigest()}"
 
 
-@pytest.mark.parametrize("num_items", [0, 1, 5, 2000])
-def test_the_trailer_is_read_back(place: LocalLocation, num_items: int) -> None:
-    entry = put_data_file(place, [bytes([number % 256]) * (1 + number % 90) for number in range(num_items)])
-    trailer = read_trailer(place, entry.size, entry.digest)
+def test_the_trailer_is_read_back(place: LocalLocation) -> None:
+    for num_items in (0, 1, 500):
+        entry = put_data_file(place, [bytes([number % 256]) * (1 + number % 90) for number in range(num_items)])
+        trailer = read_trailer(place, entry.size, entry.digest)
 
-    assert len(trailer.items) == num_items
-    assert trailer.digest == entry.digest
-    for item in trailer.items:
-        check_item(place.read_range(item.offset, item.length), item, str(place))
-    assert verify_file(place, entry) == []
+        assert len(trailer.items) == num_items
+        assert trailer.digest == entry.digest
+        for item in trailer.items:
+            check_item(place.read_range(item.offset, item.length), item, str(place))
+        assert verify_file(place, entry) == []
 
 
+@settings(max_examples=40)
 @given(st.lists(st.binary(min_size=1, max_size=200), max_size=12), st.lists(st.integers(1, 300), min_size=1))
-def test_digests_do_not_depend_on_how_bytes_go_by(contents: list[bytes], steps: list[int]) -> None:
+def test_digests_do_not_depend_on_the_size_of_the_pieces(contents: list[bytes], steps: list[int]) -> None:
     image, ranges = image_of(contents)
     hasher = ItemHasher(ranges, len(image), "x")
     at = 0
@@ -92,7 +93,7 @@ def test_hashing_copies_nothing() -> None:
         tracemalloc.stop()
 
 
-def test_an_image_that_is_not_what_was_planned_is_refused() -> None:
+def test_image_of_another_size_or_with_other_gaps_is_refused() -> None:
     def hashed(*pieces: bytes) -> ItemHasher:
         hasher = ItemHasher([(0, 10), (64, 10)], 128, "slot")
         for piece in pieces:
@@ -140,41 +141,36 @@ def listed(*items: Any, **more: Any) -> bytes:
 ZEROS = hashlib.sha256(bytes(10)).hexdigest()
 
 
-@pytest.mark.parametrize(
-    ("text", "footer", "message"),
-    [
-        (listed(), {"magic": b"MTITEMS2"}, "does not end with the footer of a data file"),
-        (listed(), {"zero": 1}, "does not end with the footer of a data file"),
-        (listed(), {"length": 2**63}, "does not end with the footer of a data file"),
-        (listed(), {"length": 5}, "the list of items at byte 157 has CRC-32"),
-        (listed(), {"crc": 1}, "has CRC-32 0x.*, expected 0x00000001; the file is damaged"),
-        (b"", {}, "not JSON"),
-        (b"[" * 10**5, {}, "not JSON"),
-        (b"[]", {}, "a list, expected a JSON object"),
-        (b'{"schema_version": 2, "items": []}', {}, "schema_version=2, this program reads 1"),
-        (b'{"schema_version": 1}', {}, "must have 'items' as its only field"),
-        (listed(more=1), {}, "must have 'items' as its only field"),
-        (b'{"schema_version": 1, "items": {}}', {}, "must have 'items' as its only field"),
-        (listed(3), {}, r"is not \[offset, length, SHA-256\]"),
-        (listed([0, 10]), {}, r"is not \[offset, length, SHA-256\]"),
-        (listed([False, 10, ZEROS]), {}, r"is not \[offset, length, SHA-256\]"),
-        (listed([0, 10.0, ZEROS]), {}, r"is not \[offset, length, SHA-256\]"),
-        (listed([0, 10, ZEROS.upper()]), {}, r"is not \[offset, length, SHA-256\]"),
-        (listed([0, 10, ZEROS + "0"]), {}, r"is not \[offset, length, SHA-256\]"),
-        (listed([1, 10, ZEROS]), {}, "an item of 10 bytes at 1, expected"),
-        (listed([0, 129, ZEROS]), {}, "an item that ends at 129, after the image's 128 bytes"),
-        (listed([64, 10, ZEROS], [0, 10, ZEROS]), {}, "an item at 0, but the one before ends at 74"),
-    ],
-)
-def test_a_trailer_that_makes_no_sense_names_the_file(
-    place: LocalLocation, text: bytes, footer: dict[str, Any], message: str
-) -> None:
-    size = rewritten(place, text, **footer)
-    with pytest.raises(CheckpointError, match=rf"r000002-rank-00000\.distcp: .*{message}"):
-        read_trailer(place, size)
+BAD_TRAILERS: list[tuple[bytes, dict[str, Any], str]] = [
+    (listed(), {"magic": b"MTITEMS2"}, "does not end with the footer of a data file"),
+    (listed(), {"zero": 1}, "does not end with the footer of a data file"),
+    (listed(), {"length": 2**63}, "does not end with the footer of a data file"),
+    (listed(), {"length": 5}, "the list of items at byte 157 has CRC-32"),
+    (listed(), {"crc": 1}, "has CRC-32 0x.*, expected 0x00000001; the file is damaged"),
+    (b"", {}, "not JSON"),
+    (b"[" * 10**5, {}, "not JSON"),
+    (b"[]", {}, "a list, expected a JSON object"),
+    (b'{"schema_version": 2, "items": []}', {}, "schema_version=2, this program reads 1"),
+    (b'{"schema_version": 1}', {}, "must have 'items' as its only field"),
+    (listed(more=1), {}, "must have 'items' as its only field"),
+    (b'{"schema_version": 1, "items": {}}', {}, "must have 'items' as its only field"),
+    (listed(3), {}, r"is not \[offset, length, SHA-256\]"),
+    (listed([0, 10]), {}, r"is not \[offset, length, SHA-256\]"),
+    (listed([False, 10, ZEROS]), {}, r"is not \[offset, length, SHA-256\]"),
+    (listed([0, 10.0, ZEROS]), {}, r"is not \[offset, length, SHA-256\]"),
+    (listed([0, 10, ZEROS.upper()]), {}, r"is not \[offset, length, SHA-256\]"),
+    (listed([0, 10, ZEROS + "0"]), {}, r"is not \[offset, length, SHA-256\]"),
+    (listed([1, 10, ZEROS]), {}, "an item of 10 bytes at 1, expected"),
+    (listed([0, 129, ZEROS]), {}, "an item that ends at 129, after the image's 128 bytes"),
+    (listed([64, 10, ZEROS], [0, 10, ZEROS]), {}, "an item at 0, but the one before ends at 74"),
+]
 
 
-def test_a_file_too_short_for_a_trailer_is_named(place: LocalLocation) -> None:
+def test_bad_trailer_is_named_with_its_file(place: LocalLocation) -> None:
+    for text, footer, message in BAD_TRAILERS:
+        size = rewritten(place, text, **footer)
+        with pytest.raises(CheckpointError, match=rf"r000002-rank-00000\.distcp: .*{message}"):
+            read_trailer(place, size)
     place.write(bytes(23))
     with pytest.raises(CheckpointError, match="23 bytes, a data file has at least 24"):
         read_trailer(place, 23)

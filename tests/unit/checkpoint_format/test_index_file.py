@@ -1,4 +1,4 @@
-"""The index of a checkpoint: what goes in comes out, and one that lies about itself is refused."""
+"""The index of a checkpoint: it is read back as it was written, and an inconsistent one is refused."""
 
 from __future__ import annotations
 
@@ -91,62 +91,60 @@ def with_file(name: Any) -> dict[str, Any]:
     return {**document(), "files": [name, FILE]}
 
 
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        ([], r"c/index\.json: a list, expected a JSON object; the index is damaged or forged"),
-        ({**document(), "schema_version": 2}, r"schema_version=2, this program reads 1; use the program that wrote it"),
-        ({**document(), "more": 1}, r"more=1; no such field in schema version 1"),
-        ({**document(), "metadata": None}, r"metadata=None; expected a string"),
-        ({**document(), "files": "a"}, r"files='a'; expected a list of file names"),
-        (with_file(3), r"expected a list of file names"),
-        (with_file("../b"), r"a file is '\.\./b', expected a path inside the checkpoint directory"),
-        (with_file("/etc/passwd"), r"a file is '/etc/passwd'"),
-        (with_file("s3://bucket/a"), r"a file is 's3://bucket/a'"),
-        (with_file("a\0b"), r"a file is 'a\\x00b'"),
-        (with_file("a" * 2000), r"a file is 'a{120}\.\.\.'"),
-        ({**document(), "tensors": []}, r"tensors=\[\]; expected an object"),
-        ({**document(), "tensors": {"w": 3}}, r"'w': expected an object with dtype, shape and items"),
-        (with_tensor(more=1), r"'w': expected an object with dtype, shape and items"),
-        (with_tensor(dtype=3), r"'w': expected an object with dtype, shape and items"),
-        (with_tensor(dtype="float33"), r"'w': its dtype is 'float33', which torch does not have"),
-        (with_tensor(shape=[4, 6.0]), r"'w': expected a list of integers"),
-        (with_tensor(shape=[4, True]), r"'w': expected a list of integers"),
-        (with_tensor(shape=[-4, 6]), r"'w': expected integers of at least 0 and below 2\^63"),
-        (with_tensor(shape=[2**63, 6]), r"'w': expected integers of at least 0 and below 2\^63"),
-        (with_tensor(shape=[1] * 65, items=[]), r"'w': its shape has 65 dims, expected at most 64"),
-        (with_tensor(shape=[4, 7]), r"'w': its boxes have 24 elements, the shape \(4, 7\) has 28"),
-        (with_tensor(items=[]), r"'w': its boxes have 0 elements, the shape \(4, 6\) has 24"),
-        (
-            with_item(0, 0, 1000, 0, 0, 4),
-            r"'w': expected 7 numbers for each item, the first of them the number of a listed file",
-        ),
-        (
-            with_item(2, 0, 1000, 0, 0, 4, 6),
-            r"'w': expected 7 numbers for each item, the first of them the number of a listed file",
-        ),
-        (with_item(0, 0, 1000, 1, 0, 4, 6), r"the box of \(4, 6\) at \(1, 0\) is not inside the shape \(4, 6\)"),
-        (with_item(0, 0, 95, 0, 0, 4, 6), r"95 bytes are stored for the box of \(4, 6\) at \(0, 0\), which needs 96"),
-        (with_item(0, 2**63 - 1, 1000, 0, 0, 4, 6), r"'w': the end in the file is 9223372036854776807"),
-        (
-            {**document(), "tensors": {"k" * 5000: {"dtype": "int8", "shape": [], "items": [0, 0, 1]}}},
-            r"the key 'k{120}\.\.\.' has more than 4096 characters",
-        ),
-    ],
-)
-def test_an_index_that_does_not_fit_is_refused(raw: Any, message: str) -> None:
-    with pytest.raises(CheckpointError, match=message) as caught:
-        read(raw)
-    assert len(str(caught.value)) < 1000
+MISFITS: list[tuple[Any, str]] = [
+    ([], r"c/index\.json: a list, expected a JSON object; the index is damaged or forged"),
+    ({**document(), "schema_version": 2}, r"schema_version=2, this program reads 1; use the program that wrote it"),
+    ({**document(), "more": 1}, r"more=1; no such field in schema version 1"),
+    ({**document(), "metadata": None}, r"metadata=None; expected a string"),
+    ({**document(), "files": "a"}, r"files='a'; expected a list of file names"),
+    (with_file(3), r"expected a list of file names"),
+    (with_file("../b"), r"a file is '\.\./b', expected a path inside the checkpoint directory"),
+    (with_file("/etc/passwd"), r"a file is '/etc/passwd'"),
+    (with_file("s3://bucket/a"), r"a file is 's3://bucket/a'"),
+    (with_file("a\0b"), r"a file is 'a\\x00b'"),
+    (with_file("a" * 2000), r"a file is 'a{120}\.\.\.'"),
+    ({**document(), "tensors": []}, r"tensors=\[\]; expected an object"),
+    ({**document(), "tensors": {"w": 3}}, r"'w': expected an object with dtype, shape and items"),
+    (with_tensor(more=1), r"'w': expected an object with dtype, shape and items"),
+    (with_tensor(dtype=3), r"'w': expected an object with dtype, shape and items"),
+    (with_tensor(dtype="float33"), r"'w': its dtype is 'float33', which torch does not have"),
+    (with_tensor(shape=[4, 6.0]), r"'w': expected a list of integers"),
+    (with_tensor(shape=[4, True]), r"'w': expected a list of integers"),
+    (with_tensor(shape=[-4, 6]), r"'w': expected integers of at least 0 and below 2\^63"),
+    (with_tensor(shape=[2**63, 6]), r"'w': expected integers of at least 0 and below 2\^63"),
+    (with_tensor(shape=[1] * 65, items=[]), r"'w': its shape has 65 dims, expected at most 64"),
+    (with_tensor(shape=[4, 7]), r"'w': its boxes have 24 elements, the shape \(4, 7\) has 28"),
+    (with_tensor(items=[]), r"'w': its boxes have 0 elements, the shape \(4, 6\) has 24"),
+    (
+        with_item(0, 0, 1000, 0, 0, 4),
+        r"'w': expected 7 numbers for each item, the first of them the number of a listed file",
+    ),
+    (
+        with_item(2, 0, 1000, 0, 0, 4, 6),
+        r"'w': expected 7 numbers for each item, the first of them the number of a listed file",
+    ),
+    (with_item(0, 0, 1000, 1, 0, 4, 6), r"the box of \(4, 6\) at \(1, 0\) is not inside the shape \(4, 6\)"),
+    (with_item(0, 0, 95, 0, 0, 4, 6), r"95 bytes are stored for the box of \(4, 6\) at \(0, 0\), which needs 96"),
+    (with_item(0, 2**63 - 1, 1000, 0, 0, 4, 6), r"'w': the end in the file is 9223372036854776807"),
+    (
+        {**document(), "tensors": {"k" * 5000: {"dtype": "int8", "shape": [], "items": [0, 0, 1]}}},
+        r"the key 'k{120}\.\.\.' has more than 4096 characters",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\xff", b"{", b"[" * 10**5, b'{"schema_version": 1, "files": [' + b"1" * 5000 + b"]}", b"NaN"],
-)
-def test_malformed_index_is_refused(content: bytes) -> None:
-    with pytest.raises(CheckpointError, match="x: "):
-        CheckpointIndex.decode(content, "x")
+def test_an_index_that_does_not_fit_is_refused() -> None:
+    for raw, message in MISFITS:
+        with pytest.raises(CheckpointError, match=message) as caught:
+            read(raw)
+        assert len(str(caught.value)) < 1000
+
+
+def test_malformed_index_is_refused() -> None:
+    long_number = b'{"schema_version": 1, "files": [' + b"1" * 5000 + b"]}"
+    for content in (b"", b"\xff", b"{", b"[" * 10**5, long_number, b"NaN"):
+        with pytest.raises(CheckpointError, match="x: "):
+            raise AssertionError(f"accepted: {content[:40]!r}: {CheckpointIndex.decode(content, 'x')}")
 
 
 def test_oversized_index_is_not_read() -> None:
@@ -179,13 +177,14 @@ def test_sizes_that_were_made_up_take_no_memory(what: str) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.slow(kept=["items", "tensors"])
 @pytest.mark.parametrize("what", MADE_UP)
 def test_made_up_sizes_take_work_linear_in_the_files_bytes(what: str) -> None:
     def refuse(content: bytes) -> None:
         with pytest.raises(CheckpointError):
             CheckpointIndex.decode(content, "x")
 
-    assert_grows_linearly(lambda size: partial(refuse, json.dumps(MADE_UP[what](size)).encode()), 10_000)
+    assert_grows_linearly(lambda size: partial(refuse, json.dumps(MADE_UP[what](size)).encode()), 2_000)
 
 
 @given(st.integers(0, len(CheckpointIndex(DIGEST, STORED).encode()) - 1), st.binary(max_size=3))

@@ -1,4 +1,4 @@
-"""Branches: where a run goes on, what is abandoned, and what a crash while a branch is opened leaves."""
+"""Branches: where a run resumes, what is abandoned, and what a crash while a branch is opened leaves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def checkpoints(tmp_path: Path) -> Location:
     return LocalLocation(tmp_path / "checkpoints")
 
 
-def test_a_new_run(checkpoints: Location) -> None:
+def test_first_branch_of_a_new_run_is_main(checkpoints: Location) -> None:
     assert current_branch(checkpoints) == "main"
     assert found(checkpoints) == []
     before = time.time()
@@ -93,7 +93,7 @@ def test_a_branch_of_a_branch(checkpoints: Location) -> None:
 
 
 def test_a_branch_may_begin_where_nothing_is_committed(checkpoints: Location) -> None:
-    """A run goes on from memory, at a step between two checkpoints."""
+    """A run resumed from memory, at a step between two checkpoints."""
     put_main(checkpoints, 10, 20)
     open_branch(checkpoints, "main", 15, "warm restore")
     assert found(checkpoints) == [("main", 10)]
@@ -185,7 +185,7 @@ def test_a_crash_before_resume_leaves_the_run_where_it_was(checkpoints: Location
         assert found(copy) == [("main", 10)]
 
 
-def test_the_lock_of_a_run_is_nothing_that_was_saved(checkpoints: Location) -> None:
+def test_lock_file_does_not_count_as_a_saved_run(checkpoints: Location) -> None:
     with checkpoints_locked(str(checkpoints)):
         assert [entry.name for entry in checkpoints.entries()] == ["LOCK"]
         assert found(checkpoints) == []
@@ -265,19 +265,16 @@ def test_run_rolled_back_to_its_beginning_may_have_no_checkpoint(checkpoints: Lo
         found(checkpoints)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
+def test_impossible_order_is_named(checkpoints: Location) -> None:
+    branch = put_branch(checkpoints, "main")
+    content = json.loads((branch / "BRANCH").read())
+    for name, value, message in [
         *(("skipped", value, r"BRANCH: data\.skipped=") for value in ("none", [[3, 1]], [[1, 3], [2, 5]], [[-1, 3]])),
         ("stages", [], r"BRANCH: data\.stages=\[\]; expected a first stage at sample 0"),
         ("sources", 3, r"BRANCH: data\.sources=3; expected a list of objects"),
         ("seed", ..., r"BRANCH: data\.seed is missing; expected an integer"),
-    ],
-)
-def test_order_that_cannot_be_is_named(checkpoints: Location, name: str, value: object, message: str) -> None:
-    branch = put_branch(checkpoints, "main")
-    data = {**ORDER.to_dict(), name: value}
-    content = {**json.loads((branch / "BRANCH").read()), "data": {key: one for key, one in data.items() if one != ...}}
-    (branch / "BRANCH").write(json.dumps(content).encode())
-    with pytest.raises(CheckpointError, match=message):
-        read_branch(checkpoints, "main")
+    ]:
+        data = {key: one for key, one in {**ORDER.to_dict(), name: value}.items() if one != ...}
+        (branch / "BRANCH").write(json.dumps({**content, "data": data}).encode())
+        with pytest.raises(CheckpointError, match=message):
+            read_branch(checkpoints, "main")

@@ -1,4 +1,4 @@
-"""A lineage that is damaged, made up or holds nothing to go on from: every file and name at fault is named."""
+"""A lineage that is damaged, made up or holds nothing to resume from: every file and name at fault is named."""
 
 from __future__ import annotations
 
@@ -26,32 +26,33 @@ def spoil_branch(checkpoints: Location, name: str, field: str, value: object) ->
     place.write(json.dumps({**json.loads(place.read()), field: value}).encode())
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", r"claims/00000001\.resume: not JSON .*it must name the branch to continue"),
-        (b'{"schema_ver', "not JSON"),
-        (b"\xff", "not UTF-8"),
-        (b"[1]", "a list, expected a JSON object"),
-        (b'{"schema_version": 2, "branch": "main", "step": null}', "schema_version=2, this program reads 1"),
-        (b'{"schema_version": 1, "step": null}', "branch is missing; expected a string"),
-        (b'{"schema_version": 1, "branch": 3, "step": null}', "branch=3; expected a string"),
-        (
-            b'{"schema_version": 1, "branch": "branch-0003", "step": null}',
-            r"branch='branch-0003', but .*/branch-0003/BRANCH is missing; name another branch there, or restore it",
-        ),
-    ],
-)
-def test_a_damaged_resume_is_named(checkpoints: Location, content: bytes, message: str) -> None:
-    put_main(checkpoints, 10)
-    put_branch(checkpoints, "branch-0002", "main", 10)
-    start_location(checkpoints, 1).write(content)
-    for ask in (current_branch, candidates):
-        with pytest.raises(CheckpointError, match=message):
-            ask(checkpoints)
-    # opening a branch mends it
-    assert open_branch(checkpoints, "main", 10, "mend").name == "branch-0003"
-    assert current_branch(checkpoints) == "branch-0003"
+DAMAGED_RESUMES = [
+    (b"", r"claims/00000001\.resume: not JSON .*it must name the branch to continue"),
+    (b'{"schema_ver', "not JSON"),
+    (b"\xff", "not UTF-8"),
+    (b"[1]", "a list, expected a JSON object"),
+    (b'{"schema_version": 2, "branch": "main", "step": null}', "schema_version=2, this program reads 1"),
+    (b'{"schema_version": 1, "step": null}', "branch is missing; expected a string"),
+    (b'{"schema_version": 1, "branch": 3, "step": null}', "branch=3; expected a string"),
+    (
+        b'{"schema_version": 1, "branch": "branch-0003", "step": null}',
+        r"branch='branch-0003', but .*/branch-0003/BRANCH is missing; name another branch there, or restore it",
+    ),
+]
+
+
+def test_a_damaged_resume_is_named(tmp_path: Path) -> None:
+    for number, (content, message) in enumerate(DAMAGED_RESUMES):
+        checkpoints = LocalLocation(tmp_path / str(number))
+        put_main(checkpoints, 10)
+        put_branch(checkpoints, "branch-0002", "main", 10)
+        start_location(checkpoints, 1).write(content)
+        for ask in (current_branch, candidates):
+            with pytest.raises(CheckpointError, match=message):
+                ask(checkpoints)
+        # opening a branch mends it
+        assert open_branch(checkpoints, "main", 10, "mend").name == "branch-0003"
+        assert current_branch(checkpoints) == "branch-0003"
 
 
 HOSTILE = [
@@ -60,25 +61,29 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_names_are_refused(checkpoints: Location, name: str) -> None:
-    put_main(checkpoints, 10)
-    with pytest.raises(CheckpointError, match="expected a branch name: a-z, 0-9 and -, at most 63"):
-        read_branch(checkpoints, name)
-    with pytest.raises(CheckpointError, match="expected a branch name"):
-        candidates(checkpoints, name)
-    if name:
-        spoil_branch(checkpoints, "main", "parent", name)
-        with pytest.raises(CheckpointError, match=r"main/BRANCH: parent=.*; expected a branch name"):
-            candidates(checkpoints)
+def test_hostile_names_are_refused(checkpoints: Location) -> None:
+    branch, start = put_main(checkpoints, 10) / "BRANCH", start_location(checkpoints, 1)
+    whole_branch, whole_start = branch.read(), start.read()
+    for name in HOSTILE:
+        with pytest.raises(CheckpointError, match="expected a branch name: a-z, 0-9 and -, at most 63"):
+            raise AssertionError(f"accepted {name!r}: {read_branch(checkpoints, name)}")
         with pytest.raises(CheckpointError, match="expected a branch name"):
-            open_branch(checkpoints, name, 10, "")
-    start_location(checkpoints, 1).write(json.dumps({"schema_version": 1, "branch": name, "step": None}).encode())
-    with pytest.raises(CheckpointError, match=r"\.resume: branch=.*; expected a branch name"):
-        candidates(checkpoints)
+            candidates(checkpoints, name)
+        if name:
+            spoil_branch(checkpoints, "main", "parent", name)
+            with pytest.raises(CheckpointError, match=r"main/BRANCH: parent=.*; expected a branch name"):
+                candidates(checkpoints)
+            with pytest.raises(CheckpointError, match="expected a branch name"):
+                open_branch(checkpoints, name, 10, "")
+            branch.write(whole_branch)
+        start.write(json.dumps({"schema_version": 1, "branch": name, "step": None}).encode())
+        with pytest.raises(CheckpointError, match=r"\.resume: branch=.*; expected a branch name"):
+            candidates(checkpoints)
+        start.write(whole_start)
+    assert found(checkpoints) == [("main", 10)]
 
 
-def test_a_lost_resume(checkpoints: Location) -> None:
+def test_lost_resume_is_needed_with_several_branches_only(checkpoints: Location) -> None:
     put_main(checkpoints, 10)
     start_location(checkpoints, 1).remove()
     assert found(checkpoints) == [("main", 10)]
@@ -92,27 +97,29 @@ def test_a_lost_resume(checkpoints: Location) -> None:
     assert found(checkpoints) == [("main", 10)]
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("name", "other", r"main/BRANCH: name='other'; but the directory is main; it was renamed or copied"),
-        ("name", 1, r"name=1; expected a string"),
-        ("parent", None, r"parent=None; expected a string"),
-        ("parent_step", 3, r"parent_step=3; expected null, because parent is empty"),
-        ("created_unix_s", "now", r"created_unix_s='now'; expected a number of seconds"),
-        ("reason", None, r"reason=None; expected a string"),
-        ("schema_version", 2, r"main/BRANCH: schema_version=2, this program reads 1"),
-        ("colour", 1, r"colour=1; no such field in schema version 1"),
-        ("parent", "branch-0002", r"parent_step=None; expected an integer"),
-    ],
-)
-def test_a_damaged_branch_is_named(checkpoints: Location, field: str, value: object, message: str) -> None:
+DAMAGED_FIELDS: list[tuple[str, object, str]] = [
+    ("name", "other", r"main/BRANCH: name='other'; but the directory is main; it was renamed or copied"),
+    ("name", 1, r"name=1; expected a string"),
+    ("parent", None, r"parent=None; expected a string"),
+    ("parent_step", 3, r"parent_step=3; expected null, because parent is empty"),
+    ("created_unix_s", "now", r"created_unix_s='now'; expected a number of seconds"),
+    ("reason", None, r"reason=None; expected a string"),
+    ("schema_version", 2, r"main/BRANCH: schema_version=2, this program reads 1"),
+    ("colour", 1, r"colour=1; no such field in schema version 1"),
+    ("parent", "branch-0002", r"parent_step=None; expected an integer"),
+]
+
+
+def test_a_damaged_branch_is_named(checkpoints: Location) -> None:
     put_main(checkpoints, 10)
-    spoil_branch(checkpoints, "main", field, value)
-    with pytest.raises(CheckpointError, match=message):
-        candidates(checkpoints)
-    with pytest.raises(CheckpointError, match=message):
-        list_branches(checkpoints)
+    whole = (checkpoints / "main" / "BRANCH").read()
+    for field, value, message in DAMAGED_FIELDS:
+        spoil_branch(checkpoints, "main", field, value)
+        with pytest.raises(CheckpointError, match=message):
+            candidates(checkpoints)
+        with pytest.raises(CheckpointError, match=message):
+            list_branches(checkpoints)
+        (checkpoints / "main" / "BRANCH").write(whole)
 
 
 def test_torn_branch_is_named_and_repaired_as_the_error_says(checkpoints: Location) -> None:
@@ -192,16 +199,18 @@ def test_abandoned_checkpoints_are_never_newest(checkpoints: Location) -> None:
         candidates(checkpoints)
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "Other/x", "RESUME.old", "notes"])
-def test_anything_else_is_something(checkpoints: Location, name: str) -> None:
-    (checkpoints / name).write(b"")
-    with pytest.raises(CheckpointError, match=f"holds {name.split('/')[0]}, but no committed"):
-        candidates(checkpoints)
+def test_unknown_files_are_never_a_start_from_scratch(checkpoints: Location) -> None:
+    for name in ("notes.txt", "Other/x", "RESUME.old", "notes"):
+        (checkpoints / name).write(b"")
+        with pytest.raises(CheckpointError, match=f"holds {name.split('/')[0]}, but no committed"):
+            candidates(checkpoints)
+        (checkpoints / name.split("/")[0]).remove()
+    (checkpoints / "notes.txt").write(b"")
     put_main(checkpoints, 10)
     assert found(checkpoints) == [("main", 10)]
 
 
-def test_a_branch_without_its_file_is_none(checkpoints: Location) -> None:
+def test_directory_without_a_branch_file_is_no_branch(checkpoints: Location) -> None:
     put_checkpoint(checkpoints / "main", 30)
     assert list_branches(checkpoints) == []
     with pytest.raises(
@@ -210,13 +219,13 @@ def test_a_branch_without_its_file_is_none(checkpoints: Location) -> None:
         candidates(checkpoints)
 
 
-def test_empty_directories_are_nothing(checkpoints: Location) -> None:
+def test_run_with_only_empty_directories_starts_afresh(checkpoints: Location) -> None:
     path_of(checkpoints / "main").mkdir(parents=True)
     path_of(checkpoints / "branch-0002").mkdir(parents=True)
     assert found(checkpoints) == []
 
 
-def test_checkpoints_outside_of_branches_are_something(checkpoints: Location) -> None:
+def test_checkpoints_outside_of_branches_are_no_fresh_start(checkpoints: Location) -> None:
     for step in (10, 20):
         put_checkpoint(checkpoints, step)
     message = r"holds step-000000010, step-000000020, but no committed checkpoint to resume from"

@@ -1,4 +1,4 @@
-"""A place on a local disk: what is written is there whole and durable, what goes wrong is named."""
+"""A place on a local disk: what is written is complete and durable there, and errors are named."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Record:
 
 
 class TestLocalLocation(LocationCases):
-    """The contract that it has in common with all places."""
+    """The contract of all places."""
 
 
 def test_relative_names() -> None:
@@ -166,7 +166,7 @@ def test_a_big_file_in_parts(place: Location, calls: Record) -> None:
     assert (place / "a").exists()
 
 
-def test_whole_pages_and_what_is_none(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_are_not_whole_pages_are_written_too(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages may go past the page cache; bytes of an odd length or place may not, and are written all the same."""
     pages = mmap.mmap(-1, 1 << 20)
     pages[:] = random.Random(1).randbytes(len(pages))
@@ -234,7 +234,7 @@ def test_a_file_that_cannot_be_made_durable_is_gone(place: Location, monkeypatch
     assert len(os.listdir("/proc/self/fd")) == num_open
 
 
-def test_removal(place: Location, tmp_path: Path) -> None:
+def test_removal_of_trees_and_links(place: Location, tmp_path: Path) -> None:
     (place / "tree/a/b").write(b"1")
     (place / "tree/c").write(b"2")
     (place / "kept/d").write(b"3")

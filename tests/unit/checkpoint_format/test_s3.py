@@ -22,6 +22,9 @@ from tests.helpers.location_cases import LocationCases
 from tests.helpers.s3_server import Fault, FaultyS3, s3_server
 from tests.helpers.two_rounds import STEP, make_round, two_rounds
 
+# The server takes seconds to start. test_url_location.py and test_two_rounds.py check the same without it.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[FaultyS3]:
@@ -41,7 +44,7 @@ def place(s3: FaultyS3) -> Location:
 
 
 class TestS3Location(LocationCases):
-    pass
+    """The contract of all places."""
 
 
 def test_the_server_and_its_driver_let_one_of_two_win(place: Location) -> None:
@@ -64,7 +67,6 @@ def test_a_server_that_does_not_know_the_condition_is_detected(place: Location, 
         s3._application = application
 
 
-@pytest.mark.slow(kept=["Fault.REFUSED-False"])
 @pytest.mark.parametrize(("fault", "is_there"), [(Fault.LOST, True), (Fault.REFUSED, False)])
 def test_put_without_an_answer_is_read_back(place: Location, s3: FaultyS3, fault: Fault, is_there: bool) -> None:
     s3.hook = lambda method, key: fault if method == "PUT" else None
@@ -91,7 +93,6 @@ def checkpoints(place: Location, tmp_path: Path) -> Location:
     return place
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("point", ["-metadata", "-index", "-manifest-", "COMMIT", ".done"])
 def test_an_older_round_whose_put_is_late(checkpoints: Location, s3: FaultyS3, tmp_path: Path, point: str) -> None:
     """The request is on its way while the newer round commits and its retention removes what was there before."""
@@ -114,7 +115,6 @@ def test_an_older_round_whose_put_is_late(checkpoints: Location, s3: FaultyS3, t
     assert read_manifest(checkpoints / "main/step-000000010").round == 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", list(Fault))
 def test_two_rounds_race_while_puts_fail(checkpoints: Location, s3: FaultyS3, tmp_path: Path, fault: Fault) -> None:
     """A put of the older round goes wrong, each fifth in turn; then the newer one comes, and the older tries again."""
@@ -146,7 +146,6 @@ def test_two_rounds_race_while_puts_fail(checkpoints: Location, s3: FaultyS3, tm
     assert number > 10
 
 
-@pytest.mark.slow
 def test_a_commit_whose_answer_was_lost_is_a_success(checkpoints: Location, s3: FaultyS3, tmp_path: Path) -> None:
     s3.hook = lambda method, key: Fault.LOST if method == "PUT" and key.endswith("COMMIT") else None
     two_rounds(tmp_path, str(checkpoints))[0].persist(checkpoints)

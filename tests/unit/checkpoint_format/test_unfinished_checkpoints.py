@@ -39,7 +39,7 @@ def test_run_with_only_an_unfinished_checkpoint_starts_afresh(checkpoints: Locat
     assert unfinished(checkpoints) == [places[1], places[0]]
 
 
-def test_a_directory_that_was_just_made_is_nothing(checkpoints: Location) -> None:
+def test_empty_directory_does_not_count_as_unfinished(checkpoints: Location) -> None:
     main = put_main(checkpoints)
     path_of(main / "step-000000010").mkdir()
     assert candidates(checkpoints) == []
@@ -47,7 +47,7 @@ def test_a_directory_that_was_just_made_is_nothing(checkpoints: Location) -> Non
 
 
 @pytest.mark.parametrize("name", ["COMMIT", "r000002-metadata"])
-def test_anything_else_may_have_been_saved(checkpoints: Location, name: str) -> None:
+def test_directory_that_was_once_complete_is_not_unfinished(checkpoints: Location, name: str) -> None:
     """COMMIT: it was complete, and is damaged. Without WRITING: its removal has begun."""
     directory = begin(put_main(checkpoints), 10)
     (directory / name).write(b"?")

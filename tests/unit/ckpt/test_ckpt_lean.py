@@ -1,4 +1,4 @@
-"""Verbs that list and select checkpoints run where torch is broken, and start fast."""
+"""Subcommands that list and select checkpoints run where torch is broken, and start fast."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-def test_no_verb_but_the_conversions_loads_torch(run: Path) -> None:
+def test_only_conversions_load_torch(run: Path) -> None:
     main = run / "checkpoints/main"
     lines = [
         ["ls", run], ["inspect", run, "--tensors"], ["verify", run, "--all"], ["pin", run], ["unpin", run],

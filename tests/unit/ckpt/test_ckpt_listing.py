@@ -35,7 +35,7 @@ def listed_bytes(place: Path) -> int:
 
 
 @pytest.mark.parametrize("name", ["", "checkpoints"])
-def test_all_branches_are_listed_with_the_one_to_go_on_from(ckpt: Ckpt, run: Path, name: str) -> None:
+def test_all_branches_are_listed_with_the_resume_point(ckpt: Ckpt, run: Path, name: str) -> None:
     found = ckpt("ls", run / name, "--json")
 
     assert found["current_branch"] == "branch-0002"
@@ -194,7 +194,9 @@ def test_an_unfinished_checkpoint_is_not_inspected(ckpt: Ckpt, run: Path) -> Non
     )
 
 
-def test_a_run_stands_for_what_a_job_would_take(ckpt: Ckpt, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_of_a_run_shows_what_a_job_resumes_from(
+    ckpt: Ckpt, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     damaged = run / "checkpoints/branch-0002/step-000000025"
     (damaged / ".metadata").unlink()
     assert main(["ckpt", "inspect", str(run), "--json"]) == 0

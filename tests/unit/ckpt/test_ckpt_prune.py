@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,19 @@ def names(document: dict[str, Any]) -> list[str]:
     return sorted(f"{one['branch']}/{one['step']}" for one in document["removed"])
 
 
-@pytest.fixture
-def line(tmp_path: Path) -> Path:
-    """A run of one branch with six checkpoints."""
-    main = put_main(LocalLocation(tmp_path / "line/checkpoints"))
+@pytest.fixture(scope="module")
+def line_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    line = tmp_path_factory.mktemp("template") / "line"
+    main = put_main(LocalLocation(line / "checkpoints"))
     for step in range(10, 70, 10):
         put_whole(main, step)
-    return tmp_path / "line"
+    return line
+
+
+@pytest.fixture
+def line(line_template: Path, tmp_path: Path) -> Path:
+    """A run of one branch with six checkpoints."""
+    return Path(shutil.copytree(line_template, tmp_path / "line"))
 
 
 def test_a_dry_run_removes_nothing(ckpt: Ckpt, line: Path) -> None:
@@ -43,7 +50,7 @@ def test_a_dry_run_removes_nothing(ckpt: Ckpt, line: Path) -> None:
     assert tree(line) == before
 
 
-def test_yes_removes_just_that(ckpt: Ckpt, line: Path) -> None:
+def test_yes_removes_what_retention_does_not_keep(ckpt: Ckpt, line: Path) -> None:
     ckpt("pin", line, "--step", 20)
     document = ckpt("prune", line, "--keep-last", 1, "--keep-every", 30, "--yes", "--json")
 
@@ -98,7 +105,7 @@ def test_leftovers_of_ended_rounds_are_pruned(ckpt: Ckpt, line: Path) -> None:
     assert (line / "checkpoints/main/step-000000065").exists()
 
 
-def test_a_damaged_newest_one_does_not_cost_the_last_whole_one(ckpt: Ckpt, line: Path) -> None:
+def test_damaged_newest_one_does_not_count_for_keep_last(ckpt: Ckpt, line: Path) -> None:
     (line / "checkpoints/main/step-000000060/.metadata").unlink()
     document = ckpt("prune", line, "--keep-last", 1, "--yes", "--json")
 
@@ -106,14 +113,12 @@ def test_a_damaged_newest_one_does_not_cost_the_last_whole_one(ckpt: Ckpt, line:
     assert document["left_alone"] == ["main/step-000000060: damaged; `megatrain ckpt verify` shows the damage"]
 
 
-def test_without_anything_whole_nothing_goes(ckpt: Ckpt, line: Path) -> None:
+def test_prune_removes_nothing_where_all_checkpoints_are_damaged(ckpt: Ckpt, line: Path) -> None:
     for path in (line / "checkpoints/main").glob("step-*/.metadata"):
         path.unlink()
+    (LocalLocation(line / "checkpoints/main/step-000000015") / WRITING_NAME).write(b"{}")
+    assert names(ckpt("prune", line, "--yes", "--json")) == []
     assert names(ckpt("prune", line, "--keep-last", 1, "--yes", "--json")) == []
-
-
-def test_single_checkpoint_is_not_pruned(ckpt: Ckpt, line: Path) -> None:
-    assert "name the run" in ckpt("prune", line / "checkpoints/main/step-000000010", code=66)
 
 
 def test_pinning_and_back(ckpt: Ckpt, line: Path) -> None:
@@ -181,7 +186,9 @@ def test_unpinning_says_what_a_running_job_may_do(
     assert not (place / PINNED_NAME).exists()
 
 
-def test_a_checkpoint_that_goes_while_it_is_pinned(ckpt: Ckpt, line: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_removed_while_it_is_pinned_is_reported(
+    ckpt: Ckpt, line: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place, write = LocalLocation(line / "checkpoints/main/step-000000010"), LocalLocation.write
 
     def remove_and_write(self: LocalLocation, content: bytes) -> None:
@@ -195,12 +202,13 @@ def test_a_checkpoint_that_goes_while_it_is_pinned(ckpt: Ckpt, line: Path, monke
 
 def test_ambiguous_prune_is_refused(ckpt: Ckpt, line: Path) -> None:
     before = tree(line)
+    assert "name the run" in ckpt("prune", line / "checkpoints/main/step-000000010", code=66)
     assert "prune works on all of a run: name " in ckpt("prune", line / "checkpoints/main", "--yes", code=66)
     assert main(["ckpt", "prune", str(line), "--keep-every", "30", "--yes"]) == 2
     assert tree(line) == before
 
 
-def test_checkpoint_without_only_its_commit_is_kept(ckpt: Ckpt, line: Path) -> None:
+def test_checkpoint_that_lacks_only_its_commit_is_kept(ckpt: Ckpt, line: Path) -> None:
     main_branch = line / "checkpoints/main"
     for step in (10, 20):
         (main_branch / f"step-{step:09d}/COMMIT").unlink()
@@ -214,13 +222,6 @@ def test_checkpoint_without_only_its_commit_is_kept(ckpt: Ckpt, line: Path) -> N
     assert "main/10" not in names(ckpt("prune", line, "--keep-last", 5, "--json"))
     assert "main/10" in names(ckpt("prune", line, "--keep-last", 4, "--json"))
     assert "main/10" in names(ckpt("prune", line, "--abandoned", "--yes", "--json"))
-
-
-def test_beside_damaged_ones_nothing_incomplete_goes(ckpt: Ckpt, line: Path) -> None:
-    for path in sorted((line / "checkpoints/main").glob("step-*/.metadata")):
-        path.unlink()
-    (LocalLocation(line / "checkpoints/main/step-000000015") / WRITING_NAME).write(b"{}")
-    assert names(ckpt("prune", line, "--yes", "--json")) == []
 
 
 def test_a_long_list_is_shortened(ckpt: Ckpt, line: Path) -> None:

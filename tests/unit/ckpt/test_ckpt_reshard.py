@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,14 @@ from tests.helpers.saved_checkpoint import Ckpt, put_whole, whole_state, with_la
 from tests.helpers.training_case import make_config
 
 UNTIED = {"model": {"has_tied_head": False}}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of one rank, which tests only read."""
+    place, config = tmp_path_factory.mktemp("source") / "a", make_config()
+    write_as_job(place, config, whole_state(config))
+    return place
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -181,46 +190,40 @@ def test_files_beside_the_tensors_are_copied(ckpt: Ckpt, tmp_path: Path) -> None
     assert "tokenizer.json: differs from its entry in the manifest" in message
 
 
-def test_a_layout_that_no_job_can_have_is_refused(ckpt: Ckpt, tmp_path: Path) -> None:
-    config = make_config()
-    write_as_job(tmp_path / "a", config, whole_state(config))
-    message = ckpt("reshard", tmp_path / "a", "--output", tmp_path / "out", "--tp", 3, "--pp", 3, code=78)
+def test_a_layout_that_no_job_can_have_is_refused(ckpt: Ckpt, source: Path, tmp_path: Path) -> None:
+    message = ckpt("reshard", source, "--output", tmp_path / "out", "--tp", 3, "--pp", 3, code=78)
     assert "parallel.tp_size=3 must divide model.num_heads=8" in message
     assert "model.num_layers=4 must be divisible" in message
     assert not (tmp_path / "out").exists()
 
 
-def test_a_place_that_is_taken_is_refused(ckpt: Ckpt, tmp_path: Path) -> None:
-    config = make_config()
-    write_as_job(tmp_path / "a", config, whole_state(config))
+def test_a_place_that_is_taken_is_refused(ckpt: Ckpt, source: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.tex").touch()
-    arguments = ("reshard", tmp_path / "a", "--output")
+    arguments = ("reshard", source, "--output")
     assert "holds thesis.tex" in ckpt(*arguments, tmp_path / "out", code=66)
-    assert "is a complete checkpoint already" in ckpt(*arguments, tmp_path / "a", code=66)
+    assert "is a complete checkpoint already" in ckpt(*arguments, source, code=66)
     assert "is a file" in ckpt(*arguments, tmp_path / "out/thesis.tex", code=66)
 
 
-def test_a_failed_attempt_leaves_nothing(ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = make_config()
-    write_as_job(tmp_path / "a", config, whole_state(config))
+def test_a_failed_attempt_leaves_nothing(
+    ckpt: Ckpt, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "there").mkdir()
-    arguments = ("reshard", tmp_path / "a", "--dp", 2, "--output")
+    arguments = ("reshard", source, "--dp", 2, "--output")
     monkeypatch.setattr(LocalLocation, "write", _fails_at(".metadata"))
     for name in ("new", "there"):
         assert "no space left" in ckpt(*arguments, tmp_path / name, code=74)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "there"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
     assert list((tmp_path / "there").iterdir()) == []
 
 
-def test_output_of_a_killed_attempt_is_replaced(ckpt: Ckpt, tmp_path: Path) -> None:
-    config = make_config()
-    write_as_job(tmp_path / "a", config, whole_state(config))
+def test_output_of_a_killed_attempt_is_replaced(ckpt: Ckpt, source: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     for name in ("WRITING", "r000002-rank-00001.distcp", ".metadata", "index.json"):
         (tmp_path / "out" / name).write_bytes(b"{}")
 
-    ckpt("reshard", tmp_path / "a", "--output", tmp_path / "out")
+    ckpt("reshard", source, "--output", tmp_path / "out")
 
     assert not (tmp_path / "out/r000002-rank-00001.distcp").exists()
     assert "OK" in ckpt("verify", tmp_path / "out")
@@ -237,9 +240,8 @@ def _fails_at(name: str) -> Callable[[LocalLocation, bytes], None]:
     return failing
 
 
-def test_a_damaged_source_is_refused(ckpt: Ckpt, tmp_path: Path) -> None:
-    config = make_config()
-    write_as_job(tmp_path / "a", config, whole_state(config))
+def test_a_damaged_source_is_refused(ckpt: Ckpt, source: Path, tmp_path: Path) -> None:
+    shutil.copytree(source, tmp_path / "a")
     data = tmp_path / "a/r000002-rank-00000.distcp"
     content = bytearray(data.read_bytes())
     content[5000] ^= 4
@@ -249,18 +251,16 @@ def test_a_damaged_source_is_refused(ckpt: Ckpt, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_store_without_directories_will_do(ckpt: Ckpt, tmp_path: Path) -> None:
+def test_a_store_without_directories_will_do(ckpt: Ckpt, source: Path, tmp_path: Path) -> None:
     """All of it behind a URL, where nothing can be renamed: source, output, and a run to choose in."""
     store = fsspec.filesystem("memory")
     root = "memory://test-ckpt-reshard"
     try:
-        config = make_config()
-        write_as_job(tmp_path / "a", config, whole_state(config))
-        ckpt("reshard", tmp_path / "a", "--output", f"{root}/out", "--tp", 2)
+        ckpt("reshard", source, "--output", f"{root}/out", "--tp", 2)
         ckpt("reshard", f"{root}/out", "--output", f"{root}/back")
         ckpt("reshard", f"{root}/back", "--output", tmp_path / "back")
         assert "OK" in ckpt("verify", f"{root}/out")
-        assert contents(tmp_path / "a") == contents(tmp_path / "back")
+        assert contents(source) == contents(tmp_path / "back")
 
         checkpoints = open_location(f"{root}/run/checkpoints")
         put_main(checkpoints)

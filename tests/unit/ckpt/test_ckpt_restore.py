@@ -87,7 +87,7 @@ def test_verification_can_be_left_out(ckpt: Ckpt, run: Path) -> None:
     assert current_branch(checkpoints_of(run)) == "branch-0003"
 
 
-def test_a_run_whose_line_is_lost_can_go_on_from_another_branch(ckpt: Ckpt, tmp_path: Path) -> None:
+def test_run_with_a_lost_lineage_resumes_on_another_branch(ckpt: Ckpt, tmp_path: Path) -> None:
     run = tmp_path / "run"
     main_branch = put_main(checkpoints_of(run))
     put_whole(main_branch, 10)
@@ -100,7 +100,9 @@ def test_a_run_whose_line_is_lost_can_go_on_from_another_branch(ckpt: Ckpt, tmp_
     assert found(checkpoints_of(run)) == [("main", 20)]
 
 
-def test_a_running_job_is_not_led_astray(ckpt: Ckpt, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_restore_of_a_run_that_is_training_needs_force(
+    ckpt: Ckpt, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = tree(run)
     with RunDirectory(run).locked():
         message = ckpt("restore", run, "--step", 10, code=66)
@@ -141,7 +143,7 @@ sys.exit(code)
 """A job starts when the first file of data is opened, to verify it."""
 
 
-def test_a_job_that_starts_meanwhile_is_seen(run: Path) -> None:
+def test_job_that_starts_during_verification_is_noticed(run: Path) -> None:
     done = run_forked(["-c", RESTORE_AND_START, str(run)], timeout_s=DEADLINE_S)
 
     assert (done.returncode, "is training in" in done.stderr, "Nothing was changed" in done.stderr) == (66, True, True)

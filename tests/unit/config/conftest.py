@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from megatrain.config import load_config
 from megatrain.contracts.errors import ConfigError
+from tests.helpers.notification_topics import config_with
 
 SMALL = """\
 [model]
@@ -29,6 +31,24 @@ lr = 1e-3
 """
 
 ProblemsOf = Callable[..., tuple[str, ...]]
+Rules = Mapping[str, tuple[Sequence[str], str | None]]
+"""Name of a case -> overrides, and the whole message of the one problem that they have, or None."""
+
+
+def assert_rules(problems_of: ProblemsOf, rules: Rules) -> None:
+    """Check that each case has just the problem that it names."""
+    found = {name: problems_of(*overrides) for name, (overrides, _) in rules.items()}
+    assert found == {name: () if problem is None else (problem,) for name, (_, problem) in rules.items()}
+
+
+def assert_refused(directory: Path, problems: Mapping[str, str]) -> None:
+    """Check that each text of sections has one problem, which matches its pattern and names the line."""
+    for sections, pattern in problems.items():
+        with pytest.raises(ConfigError) as caught:
+            raise AssertionError(f"accepted: {config_with(directory, sections)}\n{sections}")
+        (found,) = caught.value.problems
+        assert re.search(pattern, found), sections
+        assert "config.toml:" in found, sections
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.unit.config.conftest import ProblemsOf, assert_rules
 
 # Arguments and the whole message. Its location is that of the first key that the user set.
 CASES = {
@@ -12,6 +12,17 @@ CASES = {
             "checkpoint.keep_every=100 does nothing with checkpoint.keep_last=-1, which keeps all; "
             "use keep_last=2 or keep_every=0 (--checkpoint.keep_every on the command line)"
         ),
+    ),
+    "keeping of checkpoints that are taken by time": (
+        ["--checkpoint.keep_every=100"],
+        (
+            "checkpoint.keep_every=100 needs checkpoint.interval, found 0: checkpoints that are taken by time fall on "
+            "any step; use interval=100 or keep_every=0 (--checkpoint.keep_every on the command line)"
+        ),
+    ),
+    "keeping of every second checkpoint": (
+        ["--checkpoint.keep_every=100", "--checkpoint.interval=50", "--checkpoint.keep_last=2"],
+        None,
     ),
     "keeping of checkpoints that are never taken": (
         ["--checkpoint.keep_every=100", "--checkpoint.keep_last=2", "--checkpoint.interval=30"],
@@ -211,33 +222,39 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("overrides", "expected"), CASES.values(), ids=CASES.keys())
-def test_rule(problems_of, overrides: list[str], expected: str | None) -> None:
-    assert problems_of(*overrides) == (() if expected is None else (expected,))
+def test_rules_between_keys(problems_of: ProblemsOf) -> None:
+    assert_rules(problems_of, CASES)
 
 
-@pytest.mark.parametrize(
-    ("setting", "rule"),
-    [
-        ("model.dropout=1.0", "is out of range; use a value >= 0 and < 1"),
-        ("model.window_size=-1", "is out of range; use a value >= 0"),
-        ("optimizer.beta1=-0.1", "is out of range; use a value >= 0 and < 1"),
-        ("optimizer.beta2=1.0", "is out of range; use a value >= 0 and < 1"),
-        ("optimizer.lr=0.0", "is out of range; use a value > 0 and <= 1000"),
-        ("optimizer.lr=nan", "is out of range; use a value > 0 and <= 1000"),
-        ("optimizer.lr=inf", "is out of range; use a value > 0 and <= 1000"),
-        ("parallel.tp_size=0", "is out of range; use a value >= 1 and <= 10000000"),
-        ("parallel.zero_stage=3", "is not allowed; use 1 or 2"),
-        ('parallel.schedule="zb"', 'is not allowed; use "gpipe", "1f1b", "interleaved" or "zero_bubble"'),
-        ("runtime.step_timeout_s=0.0", "is out of range; use a value > 0 and <= 1000000000"),
-        ("profile.ranks=[0, -1, -2]", "is out of range: element 2 is -1; use values >= 0"),
-        ('profile.ranks=[0, -1, "a"]', 'must be a list of integers, such as [0, 8]; element 3 is "a", a string'),
-        ("train.max_skipped_steps=0", "is out of range; use a value >= 1 and <= 2147483647"),
-        ('job.name="../x"', "is not allowed; use text of the form [A-Za-z0-9][A-Za-z0-9._-]*"),
-        ("telemetry.black_box_records=0", "is out of range; use a value >= 256 and <= 16777216"),
-        ('data.tokenizer="\udcff"', "holds bytes that are not UTF-8; use text in UTF-8"),
-    ],
-)
-def test_range_of_one_key(problems_of, setting: str, rule: str) -> None:
-    key = setting.partition("=")[0]
-    assert problems_of(f"--{setting}") == (f"{setting} {rule} (--{key} on the command line)",)
+# A setting, and what the message says after it.
+RANGES = [
+    ("model.window_size=-1", "is out of range; use a value >= 0"),
+    ("optimizer.beta1=-0.1", "is out of range; use a value >= 0 and < 1"),
+    ("optimizer.beta2=1.0", "is out of range; use a value >= 0 and < 1"),
+    ("optimizer.lr=0.0", "is out of range; use a value > 0 and <= 1000"),
+    ("optimizer.lr=nan", "is out of range; use a value > 0 and <= 1000"),
+    ("optimizer.lr=inf", "is out of range; use a value > 0 and <= 1000"),
+    ("parallel.tp_size=0", "is out of range; use a value >= 1 and <= 10000000"),
+    ("parallel.zero_stage=3", "is not allowed; use 1 or 2"),
+    ('parallel.schedule="zb"', 'is not allowed; use "gpipe", "1f1b", "interleaved" or "zero_bubble"'),
+    ("runtime.step_timeout_s=0.0", "is out of range; use a value > 0 and <= 1000000000"),
+    ("runtime.step_timeout_s=1e+18", "is out of range; use a value > 0 and <= 1000000000"),
+    ("profile.ranks=[0, -1, -2]", "is out of range: element 2 is -1; use values >= 0"),
+    ('profile.ranks=[0, -1, "a"]', 'must be a list of integers, such as [0, 8]; element 3 is "a", a string'),
+    ('job.name="../x"', "is not allowed; use text of the form [A-Za-z0-9][A-Za-z0-9._-]*"),
+    ("telemetry.black_box_records=0", "is out of range; use a value >= 256 and <= 16777216"),
+    ('data.tokenizer="\udcff"', "holds bytes that are not UTF-8; use text in UTF-8"),
+    # sizes that no run can have
+    (f"train.seed={2**53 + 1}", f"is too large; use a value of at most {2**53}"),
+    ("train.steps=99999999999999999999999999", f"is too large; use a value of at most {2**31 - 1}"),
+    (f"profile.ranks=[0, {10**20}]", f"is too large: element 2 is {10**20}; use values of at most {2**53}"),
+    ("model.hidden_size=1000000000000000", "is out of range; use a value >= 1 and <= 10000000"),
+    (f"model.hidden_size={10**20}", "is too large; use a value of at most 10000000"),
+    ("model.seq_len=10000000001", "is out of range; use a value >= 1 and <= 10000000000"),
+]
+
+
+def test_value_outside_of_the_range_of_its_key_is_refused(problems_of: ProblemsOf) -> None:
+    for setting, rule in RANGES:
+        key = setting.partition("=")[0]
+        assert problems_of(f"--{setting}") == (f"{setting} {rule} (--{key} on the command line)",)

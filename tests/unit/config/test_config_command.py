@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -26,21 +27,23 @@ def run(*arguments: str, overrides: tuple[str, ...] = ()) -> int:
 
 
 def test_show_prints_a_file_that_loads_again(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("show", str(small), overrides=("--train.steps=7",)) == 0
+    overrides = ("--train.steps=7", "--job.name=other", "--profile.ranks=[0, 2]", "--profile.num_steps=3")
+    assert run("show", str(small), overrides=overrides) == 0
     shown = Path("shown.toml")
     shown.write_text(capsys.readouterr().out)
-    assert load_config(shown).config == load_config(small, ["--train.steps=7"]).config
+    assert load_config(shown).config == load_config(small, overrides).config
 
 
-def test_show_prints_origins(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("show", str(small), "--origin", overrides=("--train.steps=7",))
-    lines = capsys.readouterr().out.splitlines()
+def test_show_prints_origins_beside_the_values(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("show", str(small), "--origin", overrides=("--train.seed=7",))
+    shown = capsys.readouterr().out
+    lines = [tuple(line.split(maxsplit=4)) for line in shown.splitlines()]
 
-    assert any(line.split() == ["num_heads", "=", "20", "#", "small.toml:6"] for line in lines)
-    assert any(
-        line.startswith("steps = 7 ") and line.endswith("  # --train.steps on the command line") for line in lines
-    )
-    assert any(line.startswith("tp_size = 1 ") and line.endswith("  # default") for line in lines)
+    assert ("num_heads", "=", "20", "#", "small.toml:6") in lines
+    assert ("seed", "=", "7", "#", "--train.seed on the command line") in lines
+    assert ("tp_size", "=", "1", "#", "default") in lines
+    assert "seed = 1234" not in shown
+    assert Config.from_dict(tomllib.loads(shown)) == load_config(small, ["--train.seed=7"]).config
 
 
 def test_show_prints_json(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,12 +92,12 @@ def test_check_raises_every_problem() -> None:
     ]
 
 
-@pytest.mark.parametrize("world_size", ["0", "-1", "x", "10000001"])
-def test_world_size_is_positive(world_size: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        run("check", DEMO, f"--world-size={world_size}")
-    expected = f"argument --world-size: {world_size!r} is not a whole number from 1 to 10000000"
-    assert expected in capsys.readouterr().err
+def test_impossible_world_size_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    for world_size in ("0", "x", "10000001"):
+        with pytest.raises(SystemExit):
+            run("check", DEMO, f"--world-size={world_size}")
+        expected = f"argument --world-size: {world_size!r} is not a whole number from 1 to 10000000"
+        assert expected in capsys.readouterr().err
 
 
 def test_dry_run_gets_the_fixed_layout(

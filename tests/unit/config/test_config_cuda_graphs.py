@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.unit.config.conftest import ProblemsOf, assert_rules
 
 GRAPHS = "--kernels.cuda_graphs=true"
 CASES = {
-    "fits": ([GRAPHS, "--parallel.recompute=full"], None),
+    "fits": (["--parallel.recompute=full"], None),
     "tensor parallel": (
         ["--parallel.tp_size=2"],
         (
@@ -17,14 +17,6 @@ CASES = {
     ),
     "pipeline": (
         ["--parallel.pp_size=2"],
-        (
-            "kernels.cuda_graphs=true cannot be combined with parallel.pp_size=2: a backward must follow its forward; "
-            "use pp_size=1 or cuda_graphs=false "
-            "(--kernels.cuda_graphs on the command line)"
-        ),
-    ),
-    "chunks": (
-        ["--parallel.pp_size=2", "--parallel.num_chunks=2", "--parallel.schedule=interleaved"],
         (
             "kernels.cuda_graphs=true cannot be combined with parallel.pp_size=2: a backward must follow its forward; "
             "use pp_size=1 or cuda_graphs=false "
@@ -66,9 +58,6 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("overrides", "expected"), CASES.values(), ids=CASES.keys())
-def test_configurations_without_cuda_graphs_are_refused(
-    problems_of, overrides: list[str], expected: str | None
-) -> None:
-    assert problems_of(GRAPHS, *overrides) == (() if expected is None else (expected,))
-    assert problems_of(*(one for one in overrides if one != GRAPHS)) == ()
+def test_configurations_without_cuda_graphs_are_refused(problems_of: ProblemsOf) -> None:
+    assert_rules(problems_of, {name: ([GRAPHS, *overrides], problem) for name, (overrides, problem) in CASES.items()})
+    assert_rules(problems_of, {name: (overrides, None) for name, (overrides, _) in CASES.items()})

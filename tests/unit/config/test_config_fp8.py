@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.unit.config.conftest import ProblemsOf, assert_rules
 
 FITTING = ["--model.num_heads=10", "--fp8.recipe=tensorwise"]
 CASES = {
@@ -110,6 +110,5 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("overrides", "expected"), CASES.values(), ids=CASES.keys())
-def test_rule(problems_of, overrides: list[str], expected: str | None) -> None:
-    assert problems_of(*overrides) == (() if expected is None else (expected,))
+def test_rules_of_fp8(problems_of: ProblemsOf) -> None:
+    assert_rules(problems_of, CASES)

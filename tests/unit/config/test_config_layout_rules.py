@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.unit.config.conftest import ProblemsOf, assert_rules
 
 # Arguments and the whole message. Its location is that of the first key that the user set.
 CASES = {
@@ -144,6 +144,19 @@ CASES = {
             "has_tied_head=false (--parallel.zero_stage on the command line)"
         ),
     ),
+    "more layers to offload than a chunk has": (
+        ["--parallel.pp_size=2", "--parallel.offload_layers=5"],
+        (
+            "parallel.offload_layers=5 must be at most the layers of a chunk, of which none has more than 4 "
+            "(model.num_layers=8 over parallel.pp_size * parallel.num_chunks = 2 * 1); use 4 or less "
+            "(--parallel.offload_layers on the command line)"
+        ),
+    ),
+    "all layers of a chunk to offload": (["--parallel.pp_size=2", "--parallel.offload_layers=4"], None),
+    "all layers of the largest chunk to offload": (
+        ["--parallel.pp_size=2", "--parallel.layers_per_chunk=[3, 5]", "--parallel.offload_layers=5"],
+        None,
+    ),
     "bf16 gradients": (
         ["--parallel.grad_reduce_dtype=bf16", "--train.precision=fp32"],
         (
@@ -206,66 +219,64 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("overrides", "expected"), CASES.values(), ids=CASES.keys())
-def test_rule_of_the_layout(problems_of, overrides: list[str], expected: str | None) -> None:
-    assert problems_of(*overrides) == (() if expected is None else (expected,))
+def test_rules_of_the_layout(problems_of: ProblemsOf) -> None:
+    assert_rules(problems_of, CASES)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "world_size", "expected"),
-    [
-        ((2, 2, 2), 8, None),
-        ((2, 2, 0), 8, None),
+# tp_size, pp_size and dp_size, the number of processes, and the whole message but for its location.
+WORLD_SIZES: list[tuple[tuple[int, int, int], int, str | None]] = [
+    ((2, 2, 2), 8, None),
+    ((2, 2, 0), 8, None),
+    (
+        (2, 2, 2),
+        6,
         (
-            (2, 2, 2),
-            6,
-            (
-                "parallel.dp_size * pp_size * tp_size = 2 * 2 * 2 = 8 must equal the world size of 6 processes; start "
-                "8 processes, or use pp_size and tp_size whose product is 1, 2, 3 or 6"
-            ),
+            "parallel.dp_size * pp_size * tp_size = 2 * 2 * 2 = 8 must equal the world size of 6 processes; start "
+            "8 processes, or use pp_size and tp_size whose product is 1, 2, 3 or 6"
         ),
+    ),
+    (
+        (2, 2, 2),
+        12,
         (
-            (2, 2, 2),
-            12,
-            (
-                "parallel.dp_size * pp_size * tp_size = 2 * 2 * 2 = 8 must equal the world size of 12 processes; "
-                "start 8 processes, or set dp_size=3, or 0 to have it follow the world size"
-            ),
+            "parallel.dp_size * pp_size * tp_size = 2 * 2 * 2 = 8 must equal the world size of 12 processes; "
+            "start 8 processes, or set dp_size=3, or 0 to have it follow the world size"
         ),
+    ),
+    (
+        (2, 2, 0),
+        6,
         (
-            (2, 2, 0),
-            6,
-            (
-                "parallel.pp_size * tp_size = 2 * 2 = 4 must divide the world size of 6 processes; start 4 or 8 "
-                "processes, or use pp_size and tp_size whose product is 1, 2, 3 or 6"
-            ),
+            "parallel.pp_size * tp_size = 2 * 2 = 4 must divide the world size of 6 processes; start 4 or 8 "
+            "processes, or use pp_size and tp_size whose product is 1, 2, 3 or 6"
         ),
-    ],
-)
-def test_world_size(problems_of, sizes: tuple[int, int, int], world_size: int, expected: str | None) -> None:
-    tp_size, pp_size, dp_size = sizes
-    overrides = [f"--parallel.tp_size={tp_size}", f"--parallel.pp_size={pp_size}", f"--parallel.dp_size={dp_size}"]
-    found = problems_of(*overrides, world_size=world_size)
-
-    place = f" (--parallel.{'dp_size' if dp_size else 'pp_size'} on the command line)"
-    assert found == (() if expected is None else (expected + place,))
+    ),
+]
 
 
-def test_world_size_decides_an_open_dp_size(problems_of) -> None:
+def test_world_size_must_fit_the_layout(problems_of: ProblemsOf) -> None:
+    for (tp_size, pp_size, dp_size), world_size, expected in WORLD_SIZES:
+        sizes = {"tp_size": tp_size, "pp_size": pp_size, "dp_size": dp_size}
+        found = problems_of(*(f"--parallel.{name}={size}" for name, size in sizes.items()), world_size=world_size)
+        location = f" (--parallel.{'dp_size' if dp_size else 'pp_size'} on the command line)"
+        assert found == (() if expected is None else (expected + location,)), (sizes, world_size)
+
+
+def test_world_size_decides_an_open_dp_size(problems_of: ProblemsOf) -> None:
     assert problems_of("--batch.micro_batch_size=4") == ()
     (problem,) = problems_of("--batch.micro_batch_size=4", world_size=5)
     assert "divisible by batch.micro_batch_size * dp_size = 4 * 5 = 20; use 40 or 60 (small.toml:9)" in problem
 
 
-@pytest.mark.parametrize("wrong", ["--parallel.dp_size=many", "--parallel.tp_size=many", "--parallel.pp_size=many"])
-def test_batch_is_checked_as_far_as_the_layout_is_known(problems_of, wrong: str) -> None:
-    problems = problems_of(wrong, "--batch.micro_batch_size=5", world_size=8)
-    assert [problem.partition(";")[0] for problem in problems[1:]] == [
-        "batch.global_batch_size=48 must be divisible by batch.micro_batch_size=5"
-    ]
+def test_batch_is_checked_as_far_as_the_layout_is_known(problems_of: ProblemsOf) -> None:
+    for size in ("dp_size", "tp_size", "pp_size"):
+        problems = problems_of(f"--parallel.{size}=many", "--batch.micro_batch_size=5", world_size=8)
+        assert [problem.partition(";")[0] for problem in problems[1:]] == [
+            "batch.global_batch_size=48 must be divisible by batch.micro_batch_size=5"
+        ], size
 
 
-def test_profiled_rank_beyond_the_world(problems_of) -> None:
+def test_profiled_rank_beyond_the_world(problems_of: ProblemsOf) -> None:
     (problem,) = problems_of("--profile.ranks=[0, 8]", "--profile.num_steps=3", world_size=8)
     assert problem.startswith(
         "profile.ranks=[0, 8] must be ranks of this run, found 8 with a world size of 8; use ranks"
@@ -275,7 +286,7 @@ def test_profiled_rank_beyond_the_world(problems_of) -> None:
 INTERLEAVED = ["--parallel.pp_size=4", "--parallel.num_chunks=2", "--parallel.schedule=interleaved"]
 
 
-def test_too_few_micro_batches(problems_of) -> None:
+def test_too_few_micro_batches(problems_of: ProblemsOf) -> None:
     assert problems_of(*INTERLEAVED, "--parallel.dp_size=12") == ()
 
     (problem,) = problems_of(*INTERLEAVED, "--parallel.dp_size=16")
@@ -283,7 +294,7 @@ def test_too_few_micro_batches(problems_of) -> None:
     assert problem.endswith("; the smallest batch that fits is 64 (small.toml:9)")
 
 
-def test_too_few_micro_batches_at_a_level_of_the_ramp_up(problems_of) -> None:
+def test_too_few_micro_batches_at_a_level_of_the_ramp_up(problems_of: ProblemsOf) -> None:
     rampup = ["--batch.rampup_start=12", "--batch.rampup_increment=12", "--batch.rampup_samples=100"]
     (problem,) = problems_of(*INTERLEAVED, *rampup, "--parallel.dp_size=4")
 
@@ -291,7 +302,7 @@ def test_too_few_micro_batches_at_a_level_of_the_ramp_up(problems_of) -> None:
     assert "; the smallest batch that fits is 16 (" in problem
 
 
-def test_an_open_dp_size_is_taken_as_the_most_lenient(problems_of) -> None:
+def test_an_open_dp_size_is_taken_as_the_most_lenient(problems_of: ProblemsOf) -> None:
     too_few = "--batch.global_batch_size=2"
     expected = (
         "batch.global_batch_size=2 with dp_size=1, which is assumed as the most lenient case: num_microbatches=2 "
@@ -316,7 +327,7 @@ def test_an_open_dp_size_is_taken_as_the_most_lenient(problems_of) -> None:
     assert problems_of(*INTERLEAVED, "--batch.global_batch_size=4", world_size=8) != ()
 
 
-def test_each_tensor_parallel_rule_suggests_valid_sizes(problems_of) -> None:
+def test_each_tensor_parallel_rule_suggests_valid_sizes(problems_of: ProblemsOf) -> None:
     problems = problems_of("--parallel.tp_size=3", "--model.num_kv_heads=4")
 
     assert [problem.partition(" must divide ")[2].partition(";")[0] for problem in problems] == [

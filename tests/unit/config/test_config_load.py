@@ -11,6 +11,7 @@ from megatrain.config import DefaultOrigin, FileOrigin, OverrideOrigin, load_con
 from megatrain.config.model import ModelConfig
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
+from tests.unit.config.conftest import ProblemsOf
 
 _KEYS = [field.name for field in fields(ModelConfig)]
 MODEL_KEYS = f"{', '.join(_KEYS[:-1])} or {_KEYS[-1]}"
@@ -178,11 +179,11 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("old", "new", "expected"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_mistake_in_the_file(small: Path, problems_of, old: str, new: str, expected: str) -> None:
+def test_mistake_in_the_file_is_named_with_its_line(small: Path, problems_of: ProblemsOf) -> None:
     text = small.read_text()
-    assert old in text
-    assert problems_of(text=text.replace(old, new, 1)) == (expected,)
+    assert all(old in text for old, _, _ in MISTAKES.values())
+    found = {name: problems_of(text=text.replace(old, new, 1)) for name, (old, new, _) in MISTAKES.items()}
+    assert found == {name: (expected,) for name, (_, _, expected) in MISTAKES.items()}
 
 
 def test_integer_is_a_number(small: Path) -> None:
@@ -192,7 +193,7 @@ def test_integer_is_a_number(small: Path) -> None:
     assert isinstance(lr, float)
 
 
-def test_all_problems_are_collected(small: Path, problems_of) -> None:
+def test_all_problems_are_collected(small: Path, problems_of: ProblemsOf) -> None:
     text = small.read_text().replace("num_heads = 20", "num_heads = 20\nnum_layer = 3\nwindow_size = 100")
     text = text.replace("steps = 100\n", "").replace("1e-3", "'fast'")
     overrides = ["--parallel.tp_size=8", "--optimzer.eps=1e-6", "--batch.micro_batch_size=7", "--log.interval=0", "--x"]
@@ -221,14 +222,14 @@ def test_error_has_the_exit_code_of_a_wrong_configuration(small: Path) -> None:
     assert caught.value.exit_code == ExitCode.CONFIG == 78
 
 
-def test_rules_that_rest_on_a_wrong_value_are_left_out(problems_of) -> None:
+def test_rules_that_rest_on_a_wrong_value_are_left_out(problems_of: ProblemsOf) -> None:
     # num_heads is wrong, so what it divides is not checked; the window is wrong by itself.
     problems = problems_of("--model.num_heads=none", "--parallel.tp_size=4", "--model.num_kv_heads=3")
     assert [problem.partition(" ")[0] for problem in problems] == ['model.num_heads="none"', "parallel.tp_size=4"]
     assert "must divide model.num_kv_heads=3 or be a multiple of it; use 1 " in problems[1]
 
 
-def test_empty_file_lists_what_is_missing(problems_of) -> None:
+def test_empty_file_lists_what_is_missing(problems_of: ProblemsOf) -> None:
     missing = [problem.partition(" is missing")[0] for problem in problems_of(text="")]
     assert missing == [
         "model.vocab_size",
@@ -242,7 +243,7 @@ def test_empty_file_lists_what_is_missing(problems_of) -> None:
     ]
 
 
-def test_overrides_are_judged_even_when_the_file_is_not_toml(problems_of) -> None:
+def test_overrides_are_judged_even_when_the_file_is_not_toml(problems_of: ProblemsOf) -> None:
     problems = problems_of("--model.num_head=3", "--log.interval=often", text="= 1")
     assert [problem.partition(" ")[0] for problem in problems] == ["not", "model.num_head=3", 'log.interval="often"']
 

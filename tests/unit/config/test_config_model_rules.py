@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.unit.config.conftest import ProblemsOf, assert_rules
 
 # Arguments and the whole message. Its location is that of the first key that the user set.
 CASES = {
@@ -199,6 +199,5 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("overrides", "expected"), CASES.values(), ids=CASES.keys())
-def test_rule_of_the_model(problems_of, overrides: list[str], expected: str | None) -> None:
-    assert problems_of(*overrides) == (() if expected is None else (expected,))
+def test_rules_of_the_model(problems_of: ProblemsOf) -> None:
+    assert_rules(problems_of, CASES)

@@ -1,4 +1,4 @@
-"""Who has a configuration checked, beside the loader: training, and programs that make one."""
+"""Checks outside of the loader: for training, and of a configuration that a program made."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 
 from megatrain.config import load_config
 from megatrain.config.checks import check, check_for_training
+from tests.unit.config.conftest import ProblemsOf
 
 
-def test_training_needs_data(problems_of, small: Path) -> None:
+def test_training_needs_data(problems_of: ProblemsOf, small: Path) -> None:
     loaded = load_config(small)
     expected = (
         'data.train="" must name the training tokens; set it to the path of a .bin and .idx pair without the suffix '

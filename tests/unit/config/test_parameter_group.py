@@ -5,14 +5,12 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from megatrain.config.changes import training_changes
 from megatrain.config.config import Config
 from megatrain.config.load import load_config
 from megatrain.config.serialize import config_hash, to_toml
-from megatrain.contracts.errors import ConfigError
 from tests.helpers.notification_topics import config_with
+from tests.unit.config.conftest import assert_refused
 
 TWO = """
 [[parameter_group]]
@@ -40,12 +38,8 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize("sections", PROBLEMS)
-def test_invalid_groups_are_refused(tmp_path: Path, sections: str) -> None:
-    with pytest.raises(ConfigError, match=PROBLEMS[sections]) as caught:
-        config_with(tmp_path, sections)
-    assert len(caught.value.problems) == 1
-    assert "config.toml:" in str(caught.value)
+def test_invalid_groups_are_refused(tmp_path: Path) -> None:
+    assert_refused(tmp_path, PROBLEMS)
 
 
 def test_first_matching_group_counts_and_survives_a_round_trip(tmp_path: Path) -> None:

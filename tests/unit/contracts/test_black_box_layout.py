@@ -36,19 +36,16 @@ def coded(offsets: dict[str, tuple[int, str]]) -> dict[str, tuple[int, str]]:
     return {name: (offset, TYPES.get(code) or f"{code[:-1]} bytes") for name, (offset, code) in offsets.items()}
 
 
-@pytest.mark.parametrize(
-    ("heading", "offsets"),
-    [
-        ("Header page, fixed part", header_encoding.header_offsets()),
-        ("An entry of the list of axes", header_encoding.axis_offsets()),
-        ("Header page, words that change", {word.name: (8 * word, "Q") for word in layout.Word}),
-        ("Control page", layout.field_offsets(layout.CONTROL, layout.CONTROL_FIELDS)),
-        ("Group page", layout.group_offsets()),
-        ("Records", layout.field_offsets(layout.RECORD, layout.RECORD_FIELDS)),
-    ],
-)
-def test_the_document_says_what_the_code_does(heading: str, offsets: dict[str, tuple[int, str]]) -> None:
-    assert documented(heading) == coded(offsets)
+def test_the_document_says_what_the_code_does() -> None:
+    for heading, offsets in {
+        "Header page, fixed part": header_encoding.header_offsets(),
+        "An entry of the list of axes": header_encoding.axis_offsets(),
+        "Header page, words that change": {word.name: (8 * word, "Q") for word in layout.Word},
+        "Control page": layout.field_offsets(layout.CONTROL, layout.CONTROL_FIELDS),
+        "Group page": layout.group_offsets(),
+        "Records": layout.field_offsets(layout.RECORD, layout.RECORD_FIELDS),
+    }.items():
+        assert documented(heading) == coded(offsets), heading
 
 
 def test_every_field_is_aligned_to_its_size() -> None:
@@ -64,7 +61,7 @@ def test_every_field_is_aligned_to_its_size() -> None:
             assert offset % struct.calcsize("<" + code) == 0, name
 
 
-def test_sizes() -> None:
+def test_pages_have_their_documented_sizes() -> None:
     assert layout.RECORD.size == layout.RECORD_BYTES == 64
     assert layout.RECORD_BODY.size == 56
     assert layout.box_bytes(65536) == 3 * 4096 + 4 * 2**20
@@ -75,20 +72,16 @@ def test_sizes() -> None:
     assert header_encoding.header_offsets()["crc32"][0] < 8 * min(layout.Word)
 
 
-@pytest.mark.parametrize(
-    "grid",
-    [
+def test_header_round_trip() -> None:
+    for grid in (
         Layout(tp_size=8, pp_size=8, dp_size=192),
         Layout(tp_size=4, cp_size=2, pp_size=8, dp_size=192, ep_size=16),
-    ],
-    ids=str,
-)
-def test_header_round_trip(grid: Layout) -> None:
-    identity = make_identity(job="tr\u00e4um/1", layout=grid, rank=12_287)
-    clock = ClockBase(10, 20, 3)
-    page = header_encoding.encode_header(identity, clock, capacity=99).ljust(layout.PAGE_BYTES, b"\0")
-    assert header_encoding.decode_header(page, "box") == (identity, clock, 99)
-    assert identity.coordinate["pp"] == 7
+    ):
+        identity = make_identity(job="tr\u00e4um/1", layout=grid, rank=12_287)
+        clock = ClockBase(10, 20, 3)
+        page = header_encoding.encode_header(identity, clock, capacity=99).ljust(layout.PAGE_BYTES, b"\0")
+        assert header_encoding.decode_header(page, "box") == (identity, clock, 99)
+        assert identity.coordinate["pp"] == 7
 
 
 def test_a_name_that_does_not_fit_is_refused() -> None:

@@ -31,16 +31,13 @@ def test_a_launcher_of_ours_names_the_host() -> None:
     assert process_from_environment(GOOD | {"MEGATRAIN_HOST": "host-3"}).host == "host-3"
 
 
-@pytest.mark.parametrize(
-    "known",
-    [
-        pytest.param({"MEGATRAIN_ROUND": "7"}, id="our launcher counts for all"),
-        pytest.param({"LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8"}, id="one agent has all workers"),
-        pytest.param({"TORCHELASTIC_RESTART_COUNT": ""}, id="no count"),
-    ],
-)
-def test_round_number_is_the_same_on_all_ranks(known: dict[str, str]) -> None:
-    assert process_from_environment(GOOD | known).is_round_common
+def test_round_number_is_the_same_on_all_ranks() -> None:
+    for reason, known in {
+        "our launcher counts for all": {"MEGATRAIN_ROUND": "7"},
+        "one agent has all workers": {"LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8"},
+        "no count": {"TORCHELASTIC_RESTART_COUNT": ""},
+    }.items():
+        assert process_from_environment(GOOD | known).is_round_common, reason
 
 
 def test_round_number_comes_from_our_rendezvous() -> None:
@@ -59,9 +56,8 @@ def test_optional_variables_of_torchrun() -> None:
     assert process_from_environment(environment | {"TORCHELASTIC_RESTART_COUNT": ""}).local_world_size == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_impossible_value_of_a_variable_is_named() -> None:
+    for name, value in [
         ("RANK", "8"),
         ("RANK", "-1"),
         ("RANK", "one"),
@@ -75,15 +71,13 @@ def test_optional_variables_of_torchrun() -> None:
         ("MASTER_PORT", "abc"),
         ("MASTER_PORT", "99999"),
         ("TORCHELASTIC_RESTART_COUNT", "-1"),
-    ],
-)
-def test_a_value_that_cannot_be_is_named(name: str, value: str) -> None:
-    rule = rf"^environment variable {name}='.*' must be a whole number from \d+ to \d+; "
-    with pytest.raises(TopologyError, match=rule):
-        process_from_environment(GOOD | {name: value})
+    ]:
+        rule = rf"^environment variable {name}='.*' must be a whole number from \d+ to \d+; "
+        with pytest.raises(TopologyError, match=rule):
+            raise AssertionError(f"{name}={value} is accepted: {process_from_environment(GOOD | {name: value})}")
 
 
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
-def test_half_an_environment_is_refused(name: str) -> None:
-    with pytest.raises(TopologyError, match=rf"but not {name}; start workers with torchrun"):
-        process_from_environment({key: value for key, value in GOOD.items() if key != name})
+def test_half_an_environment_is_refused() -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        with pytest.raises(TopologyError, match=rf"but not {name}; start workers with torchrun"):
+            process_from_environment({key: value for key, value in GOOD.items() if key != name})

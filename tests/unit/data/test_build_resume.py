@@ -1,4 +1,4 @@
-"""A killed build goes on where it was, and any number of processes: the files are those of one undisturbed process."""
+"""A killed build continues where it stopped, with any number of processes: its files are those of a single process."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.helpers.require import require_module
 
 require_module("tokenizers")
 
-NUM_DOCUMENTS = 60
 BLOCK_DOCUMENTS = 7
 NUM_BLOCKS = 9
+CONTINUED = "continuing a build that was stopped"
 
 
 @pytest.fixture
@@ -72,6 +72,12 @@ def build(source: Path, output: Path, **options: Any) -> list[str]:
     return lines
 
 
+@pytest.mark.slow(
+    kept=[
+        "TokenSpool-add-1-False", "TokenSpool-add-2-True", f"TokenSpool-add-{NUM_BLOCKS}-True",
+        "TokenSpool-finish-1-True", "IndexedWriter-add_document-5-True", "IndexedWriter-close-2-True",
+    ]
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("kind", "method", "count", "is_continued"),
     [
@@ -95,7 +101,7 @@ def test_build_killed_anywhere_gives_the_same_files(
     assert in_child(be_killed) == -signal.SIGKILL
     assert not output.exists()
     lines = build(source, output)
-    assert any("continuing a build that was stopped" in line for line in lines) == is_continued
+    assert any(CONTINUED in line for line in lines) == is_continued
     assert content(output) == content(tmp_path / "whole")
     assert sorted(os.listdir(tmp_path)) == ["out", "source", "whole"]
 
@@ -130,13 +136,13 @@ def test_progress_of_another_build_is_removed(source: Path, tmp_path: Path, chan
         (source / "d.txt").write_text("added")
     options = {"seed": 9} if change == "seed" else {}
     lines = build(source, tmp_path / "out", **options)
-    assert not any("continuing a build" in line for line in lines)
+    assert not any(CONTINUED in line for line in lines)
     build(source, tmp_path / "whole", **options)
     assert content(tmp_path / "out") == content(tmp_path / "whole")
     assert sorted(os.listdir(tmp_path)) == ["out", "source", "whole"]
 
 
-def test_stopped_build_goes_on_and_a_refused_one_leaves_nothing(source: Path, tmp_path: Path) -> None:
+def test_refused_build_removes_what_a_stopped_one_left(source: Path, tmp_path: Path) -> None:
     def interrupt(line: str) -> None:
         if line.startswith("tokenized"):
             raise KeyboardInterrupt
@@ -150,7 +156,7 @@ def test_stopped_build_goes_on_and_a_refused_one_leaves_nothing(source: Path, tm
     assert os.listdir(tmp_path) == ["source"]
 
 
-def test_spool_cut_by_a_crash_begins_again(source: Path, tmp_path: Path) -> None:
+def test_build_with_a_truncated_spool_begins_again(source: Path, tmp_path: Path) -> None:
     def be_killed() -> None:
         kill_at(TokenSpool, "add", 4)
         build(source, tmp_path / "out")
@@ -158,7 +164,7 @@ def test_spool_cut_by_a_crash_begins_again(source: Path, tmp_path: Path) -> None
     assert in_child(be_killed) == -signal.SIGKILL
     (left,) = tmp_path.glob(".out.part-*")
     os.truncate(left / "kept" / "tokens", 3)
-    assert not any("continuing a build" in line for line in build(source, tmp_path / "out"))
+    assert not any(CONTINUED in line for line in build(source, tmp_path / "out"))
 
 
 @pytest.mark.parametrize("num_workers", [2, pytest.param(5, marks=pytest.mark.slow)])

@@ -59,8 +59,10 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("suffix", COMPRESS)
-@pytest.mark.parametrize("kind", [".jsonl", ".JSONL", ".ndjson", ".json"])
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [*((".jsonl", suffix) for suffix in COMPRESS), (".JSONL", ""), (".ndjson", ""), (".json", ""), (".json", ".gz")],
+)
 def test_every_kind_is_read_in_every_case_and_compression(tmp_path: Path, kind: str, suffix: str) -> None:
     path = tmp_path / f"docs{kind}{suffix}"
     path.write_bytes(COMPRESS[suffix](JSON_LINES))
@@ -77,38 +79,6 @@ def test_a_json_file_may_hold_one_array(tmp_path: Path) -> None:
     (tmp_path / "docs.json").write_text("[]")
     with pytest.raises(DataError, match=r"docs\.json: holds no text"):
         texts(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        (
-            "a.txt",
-            gzip.compress(b"text"),
-            r"a\.txt: its content is that of a \.gz file, .* rename it to a.txt.gz",
-        ),
-        ("a.jsonl", b"PK\x03\x04....", r"a\.jsonl: its content is that of a \.zip file"),
-        ("a.json", b"PAR1....", r"a\.json: its content is that of a \.parquet file"),
-        ("a.txt.gz", b"plain text", r"a\.txt\.gz: is not a \.gz file: it starts with b'plain"),
-        (
-            "a.jsonl.gz",
-            gzip.compress(JSON_LINES)[:-20],
-            r"a\.jsonl\.gz: the \.gz file is damaged or cut short before byte \d+: ",
-        ),
-        ("a.jsonl.bz2", bz2.compress(JSON_LINES)[:-20], r"a\.jsonl\.bz2: the \.bz2 file is damaged or cut short"),
-        ("a.jsonl.xz", lzma.compress(JSON_LINES)[:-20], r"a\.jsonl\.xz: the \.xz file is damaged or cut short"),
-        ("a.parquet.gz", gzip.compress(b"PAR1"), r"a\.parquet\.gz: is not a readable Parquet file"),
-        ("a.arrow", b"ARROW1 but not really", r"a\.arrow: is not a readable Arrow file"),
-        ("a.tar.gz", gzip.compress(b"text"), r"a\.tar\.gz: unknown kind of file \(\.tar\.gz\)"),
-    ],
-)
-def test_a_file_of_another_kind_than_its_name_says_is_refused(
-    tmp_path: Path, name: str, content: bytes, message: str
-) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        texts(path)
 
 
 def test_ignored_files_are_counted_and_refused_when_strict(tmp_path: Path) -> None:
@@ -145,7 +115,7 @@ def test_ignored_files_are_counted_and_refused_when_strict(tmp_path: Path) -> No
 
 
 def test_folders_too_are_read_in_the_order_of_names(tmp_path: Path) -> None:
-    names = [f"{number * 37 % 100:02}" for number in range(100)]
+    names = [f"{number * 37 % 100:02}" for number in range(30)]
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "x.txt").write_text(name)
@@ -200,14 +170,14 @@ def test_a_long_txt_without_blank_lines_is_cut_after_lines(tmp_path: Path) -> No
     assert all(piece.endswith("\n") for piece in pieces)
 
 
-@pytest.mark.parametrize("shift", range(4))
-def test_a_long_txt_without_lines_is_cut_between_characters(tmp_path: Path, shift: int) -> None:
-    text = "x" * shift + "\U0001f600" * 50_000
+def test_a_long_txt_without_lines_is_cut_between_characters(tmp_path: Path) -> None:
     path = tmp_path / "line.txt"
-    path.write_text(text, encoding="utf-8")
-    pieces = texts(path)
-    assert "".join(pieces) == text
-    assert all(LONGEST_PIECE_BYTES - 4 < len(piece.encode()) <= LONGEST_PIECE_BYTES for piece in pieces[:-1])
+    for shift in range(4):
+        text = "x" * shift + "\U0001f600" * 50_000
+        path.write_text(text, encoding="utf-8")
+        pieces = texts(path)
+        assert "".join(pieces) == text, shift
+        assert all(LONGEST_PIECE_BYTES - 4 < len(piece.encode()) <= LONGEST_PIECE_BYTES for piece in pieces[:-1])
 
 
 def test_the_standard_library_is_read_without_installed_packages(tmp_path: Path) -> None:
@@ -222,6 +192,7 @@ def test_the_standard_library_is_read_without_installed_packages(tmp_path: Path)
         assert skipped["library files without UTF-8 text"] > 0
 
 
+@pytest.mark.slow
 def test_reading_a_corpus_loads_neither_torch_nor_pyarrow(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     script = (
@@ -235,30 +206,50 @@ def test_reading_a_corpus_loads_neither_torch_nor_pyarrow(tmp_path: Path) -> Non
     assert done.stdout == "1 []\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("empty.txt", b"", r"empty\.txt: holds no text; remove the file"),
-        ("blank.txt", b" \n\n", r"blank\.txt: holds no text"),
-        ("latin.txt", b"ok\nfine\ncaf\xe9 \n", r"latin\.txt:3: is not UTF-8 \(byte 0xe9"),
-        ("late.txt", b"line\n" * 20_000 + b"\xff", r"late\.txt:20001: is not UTF-8 \(byte 0xff"),
-        ("empty.jsonl", b"\n\n", r"empty\.jsonl: holds no text"),
-        ("bad.jsonl", b'{"text": "a"}\n{"text": \n', r"bad\.jsonl:2: is not JSON"),
-        ("deep.jsonl", b"[" * 100_000, r"deep\.jsonl:1: is not JSON"),
-        ("list.jsonl", b"[1]", r"list\.jsonl:1: is of type list; each record must be one JSON object"),
-        ("key.jsonl", b'{"body": "a"}', r"key\.jsonl:1: has no key 'text' \(keys: body\); name the text's key with"),
-        ("null.jsonl", b'{"text": null}', r"null\.jsonl:1: the value of 'text' is null, must be text"),
-        ("latin.jsonl", b'{"text": "caf\xe9"}', r"latin\.jsonl:1: is not UTF-8"),
-        ("half.jsonl", b'{"text": "\\ud800"}', r"half\.jsonl:1: 'text' holds half of a surrogate pair"),
-        ("text.parquet", b"PAR1 but not really", r"text\.parquet: is not a readable Parquet file"),
-        ("notes.md", b"# text", r"notes\.md: unknown kind of file \(\.md\); use \.txt, .*\.jsonl, .*\.parquet"),
-    ],
-)
-def test_bad_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        texts(path)
+BAD_FILES = [
+    # of another kind than its name says
+    (
+        "a.txt",
+        gzip.compress(b"text"),
+        r"a\.txt: its content is that of a \.gz file, .* rename it to a.txt.gz",
+    ),
+    ("a.jsonl", b"PK\x03\x04....", r"a\.jsonl: its content is that of a \.zip file"),
+    ("a.json", b"PAR1....", r"a\.json: its content is that of a \.parquet file"),
+    ("a.txt.gz", b"plain text", r"a\.txt\.gz: is not a \.gz file: it starts with b'plain"),
+    (
+        "a.jsonl.gz",
+        gzip.compress(JSON_LINES)[:-20],
+        r"a\.jsonl\.gz: the \.gz file is damaged or cut short before byte \d+: ",
+    ),
+    ("a.jsonl.bz2", bz2.compress(JSON_LINES)[:-20], r"a\.jsonl\.bz2: the \.bz2 file is damaged or cut short"),
+    ("a.jsonl.xz", lzma.compress(JSON_LINES)[:-20], r"a\.jsonl\.xz: the \.xz file is damaged or cut short"),
+    ("a.parquet.gz", gzip.compress(b"PAR1"), r"a\.parquet\.gz: is not a readable Parquet file"),
+    ("a.arrow", b"ARROW1 but not really", r"a\.arrow: is not a readable Arrow file"),
+    ("a.tar.gz", gzip.compress(b"text"), r"a\.tar\.gz: unknown kind of file \(\.tar\.gz\)"),
+    # of the right kind
+    ("empty.txt", b"", r"empty\.txt: holds no text; remove the file"),
+    ("blank.txt", b" \n\n", r"blank\.txt: holds no text"),
+    ("latin.txt", b"ok\nfine\ncaf\xe9 \n", r"latin\.txt:3: is not UTF-8 \(byte 0xe9"),
+    ("late.txt", b"line\n" * 20_000 + b"\xff", r"late\.txt:20001: is not UTF-8 \(byte 0xff"),
+    ("empty.jsonl", b"\n\n", r"empty\.jsonl: holds no text"),
+    ("bad.jsonl", b'{"text": "a"}\n{"text": \n', r"bad\.jsonl:2: is not JSON"),
+    ("deep.jsonl", b"[" * 100_000, r"deep\.jsonl:1: is not JSON"),
+    ("list.jsonl", b"[1]", r"list\.jsonl:1: is of type list; each record must be one JSON object"),
+    ("key.jsonl", b'{"body": "a"}', r"key\.jsonl:1: has no key 'text' \(keys: body\); name the text's key with"),
+    ("null.jsonl", b'{"text": null}', r"null\.jsonl:1: the value of 'text' is null, must be text"),
+    ("latin.jsonl", b'{"text": "caf\xe9"}', r"latin\.jsonl:1: is not UTF-8"),
+    ("half.jsonl", b'{"text": "\\ud800"}', r"half\.jsonl:1: 'text' holds half of a surrogate pair"),
+    ("notes.md", b"# text", r"notes\.md: unknown kind of file \(\.md\); use \.txt, .*\.jsonl, .*\.parquet"),
+]
+
+
+def test_bad_file_is_named(tmp_path: Path) -> None:
+    for number, (name, content, message) in enumerate(BAD_FILES):
+        path = tmp_path / str(number) / name
+        path.parent.mkdir()
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            texts(path)
 
 
 def test_missing_unreadable_and_fruitless_inputs_are_named(tmp_path: Path) -> None:

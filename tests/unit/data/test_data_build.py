@@ -156,6 +156,7 @@ def test_large_batches_and_many_documents_stream(tmp_path: Path, monkeypatch: py
     assert meta.train.documents + meta.validation.documents == 100
 
 
+@pytest.mark.slow
 def test_building_loads_no_torch(source: Path, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from megatrain.data.build import BuildOptions, build; "
@@ -168,29 +169,27 @@ def test_building_loads_no_torch(source: Path, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
-@pytest.mark.parametrize(
-    ("lines", "options", "message"),
-    [
-        (b'{"text": "a"}\n' * 50 + b'{"text": "caf\xe9"}\n', {}, r"bad\.jsonl:51: is not UTF-8"),
-        (b"", {}, r"bad\.jsonl: holds no text"),
-        (
-            b'{"text": "a"}\n',
-            {},
-            r"bad\.jsonl: 1 document with text; at least two are needed, one to train on and one to hold out",
-        ),
-        (b'{"text": ""}\n' * 3, {}, r"bad\.jsonl: 0 documents with text"),
-        (b'{"text": "a"}\n' * 9, {"vocab_size": 100}, r"vocab_size=100 must be at least 257"),
-        (b'{"text": "a"}\n' * 9, {"validation_fraction": 0.0}, r"validation=0\.0 must be above 0 and below 1"),
-        (b'{"text": "a"}\n' * 9, {"tokenizer_path": Path("no/such.json")}, r"no/such\.json: the tokenizer cannot be"),
-    ],
-)
-def test_bad_input_leaves_nothing_behind(
-    tmp_path: Path, lines: bytes, options: dict[str, object], message: str
-) -> None:
-    (tmp_path / "bad.jsonl").write_bytes(lines)
-    with pytest.raises(DataError, match=message):
-        build_data([str(tmp_path / "bad.jsonl")], tmp_path / "out", **{"vocab_size": 300, **options})
-    assert os.listdir(tmp_path) == ["bad.jsonl"]
+BAD_INPUTS: list[tuple[bytes, dict[str, object], str]] = [
+    (b'{"text": "a"}\n' * 50 + b'{"text": "caf\xe9"}\n', {}, r"bad\.jsonl:51: is not UTF-8"),
+    (b"", {}, r"bad\.jsonl: holds no text"),
+    (
+        b'{"text": "a"}\n',
+        {},
+        r"bad\.jsonl: 1 document with text; at least two are needed, one to train on and one to hold out",
+    ),
+    (b'{"text": ""}\n' * 3, {}, r"bad\.jsonl: 0 documents with text"),
+    (b'{"text": "a"}\n' * 9, {"vocab_size": 100}, r"vocab_size=100 must be at least 257"),
+    (b'{"text": "a"}\n' * 9, {"validation_fraction": 0.0}, r"validation=0\.0 must be above 0 and below 1"),
+    (b'{"text": "a"}\n' * 9, {"tokenizer_path": Path("no/such.json")}, r"no/such\.json: the tokenizer cannot be"),
+]
+
+
+def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
+    for lines, options, message in BAD_INPUTS:
+        (tmp_path / "bad.jsonl").write_bytes(lines)
+        with pytest.raises(DataError, match=message):
+            build_data([str(tmp_path / "bad.jsonl")], tmp_path / "out", **{"vocab_size": 300, **options})
+        assert os.listdir(tmp_path) == ["bad.jsonl"], message
 
 
 @pytest.mark.parametrize("phase", ["tokenizer:", "tokenized:", "written:"])
@@ -246,46 +245,45 @@ def test_open_dataset_refuses_data_that_does_not_fit_the_model(source: Path, tmp
         open_dataset(prefix, largest)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", r"meta\.json: cannot be read"),
-        (
-            '{"format": "megatrain-data", "schema_version": 9}',
-            r"meta\.json: has schema_version 9, this program reads 1",
-        ),
-        ('{"format": "megatrain-data", "schema_version": 1}', r"meta\.json: is damaged \(KeyError\('sources'\)\)"),
-        (100_000 * "[", r"meta\.json: cannot be read"),
-    ],
-)
-def test_damaged_meta_is_named(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "meta.json").write_text(content)
-    with pytest.raises(DataError, match=message):
-        read_meta(tmp_path / "meta.json")
+DAMAGED_METAS = [
+    ("{", r"meta\.json: cannot be read"),
+    (
+        '{"format": "megatrain-data", "schema_version": 9}',
+        r"meta\.json: has schema_version 9, this program reads 1",
+    ),
+    ('{"format": "megatrain-data", "schema_version": 1}', r"meta\.json: is damaged \(KeyError\('sources'\)\)"),
+    (100_000 * "[", r"meta\.json: cannot be read"),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"vocab_size": "300"}, r"is damaged \(vocab_size='300' is not of type int\); build the data again"),
-        ({"vocab_size": True}, r"is damaged \(vocab_size=True is not of type int\)"),
-        ({"tokenizer_sha256": None}, r"is damaged \(tokenizer_sha256=None is not of type str\)"),
-        ({"text_key": 3}, r"is damaged \(text_key=3 is not of type str \| None\)"),
-        (
-            {"train": {"documents": 1, "tokens": 2.5, "text_bytes": 3, "bin_sha256": "", "idx_sha256": ""}},
-            r"is damaged \(tokens=2.5 is not of type int\)",
-        ),
-        ({"train": {"documents": 1}}, r"is damaged \(TypeError"),
-    ],
-)
-def test_meta_with_values_of_other_kinds_is_named(
-    source: Path, tmp_path: Path, change: dict[str, object], message: str
-) -> None:
+def test_damaged_meta_is_named(tmp_path: Path) -> None:
+    for content, message in DAMAGED_METAS:
+        (tmp_path / "meta.json").write_text(content)
+        with pytest.raises(DataError, match=message):
+            read_meta(tmp_path / "meta.json")
+
+
+METAS_OF_OTHER_TYPES: list[tuple[dict[str, object], str]] = [
+    ({"vocab_size": "300"}, r"is damaged \(vocab_size='300' is not of type int\); build the data again"),
+    ({"vocab_size": True}, r"is damaged \(vocab_size=True is not of type int\)"),
+    ({"tokenizer_sha256": None}, r"is damaged \(tokenizer_sha256=None is not of type str\)"),
+    ({"text_key": 3}, r"is damaged \(text_key=3 is not of type str \| None\)"),
+    (
+        {"train": {"documents": 1, "tokens": 2.5, "text_bytes": 3, "bin_sha256": "", "idx_sha256": ""}},
+        r"is damaged \(tokens=2.5 is not of type int\)",
+    ),
+    ({"train": {"documents": 1}}, r"is damaged \(TypeError"),
+]
+
+
+def test_meta_with_values_of_other_types_is_named(source: Path, tmp_path: Path) -> None:
     build_data([str(source)], tmp_path / "out", vocab_size=300)
     path = tmp_path / "out" / "meta.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(DataError, match=message):
-        open_dataset(tmp_path / "out" / "train", 300)
+    content = json.loads(path.read_text())
+    for change, message in METAS_OF_OTHER_TYPES:
+        path.write_text(json.dumps({**content, **change}))
+        with pytest.raises(DataError, match=message):
+            open_dataset(tmp_path / "out" / "train", 300)
 
 
 def test_meta_of_another_program_is_no_meta(tmp_path: Path) -> None:

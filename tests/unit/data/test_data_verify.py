@@ -95,21 +95,16 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_named_and_the_rest_verified(built: Path, damage: str) -> None:
-    name, act, expected = DAMAGE[damage]
-    act(built / name)
-    found = problems(built)
-    assert len(found) == len(expected)
-    for problem, text in zip(found, expected, strict=True):
-        assert problem.startswith(f"{built}/{text}"), problem
-        assert problem.count(str(built)) <= 2, "the file is named once, and at most one other beside it"
-
-
-def test_index_beside_other_tokens_names_both_files(built: Path) -> None:
-    shutil.copyfile(built / "validation.idx", built / "train.idx")
-    with pytest.raises(DataError, match=r"train\.bin: the tokens that .*train\.idx lists .* belong to different data"):
-        IndexedDataset(built / "train")
+def test_damage_is_named_and_the_rest_verified(built: Path) -> None:
+    for damage, (name, act, expected) in DAMAGE.items():
+        content = (built / name).read_bytes()
+        act(built / name)
+        found = problems(built)
+        (built / name).write_bytes(content)
+        assert len(found) == len(expected), damage
+        for problem, text in zip(found, expected, strict=True):
+            assert problem.startswith(f"{built}/{text}"), (damage, problem)
+            assert problem.count(str(built)) <= 2, "the file is named once, and at most one other beside it"
 
 
 def test_pair_from_elsewhere_is_checked_against_the_option(built: Path) -> None:

@@ -37,13 +37,13 @@ CHANGES: dict[str, Callable[[Documents], Documents]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("num_tokens", [1000, 3 * BLOCKS * BLOCK_TOKENS])
-def test_a_change_changes_the_digest(tmp_path: Path, num_tokens: int, change: str) -> None:
+def test_a_change_changes_the_digest(tmp_path: Path, num_tokens: int) -> None:
     documents = documents_of(num_tokens)
     before = digest_of(documents, tmp_path / "before")
     assert digest_of(documents, tmp_path / "same") == before
-    assert digest_of(CHANGES[change](documents), tmp_path / "after") != before
+    for name, change in CHANGES.items():
+        assert digest_of(change(documents), tmp_path / "after") != before, name
 
 
 def test_another_type_of_ids_changes_the_digest(tmp_path: Path) -> None:
@@ -51,11 +51,11 @@ def test_another_type_of_ids_changes_the_digest(tmp_path: Path) -> None:
     assert digest_of(documents, tmp_path / "a") != digest_of(documents, tmp_path / "b", np.int32)
 
 
-@pytest.mark.parametrize("length", [0, 1, BLOCK_TOKENS, BLOCKS * BLOCK_TOKENS, 10**13])
-def test_few_blocks_cover_both_ends(length: int) -> None:
-    starts = block_starts(length)
-    assert len(starts) <= BLOCKS
-    assert starts[0] == 0
-    assert starts[-1] == max(length - BLOCK_TOKENS, 0)
-    if length <= BLOCKS * BLOCK_TOKENS:
-        assert all(np.diff(starts) <= BLOCK_TOKENS)
+def test_few_blocks_cover_both_ends() -> None:
+    for length in (0, 1, BLOCK_TOKENS, BLOCKS * BLOCK_TOKENS, 10**13):
+        starts = block_starts(length)
+        assert len(starts) <= BLOCKS, length
+        assert starts[0] == 0, length
+        assert starts[-1] == max(length - BLOCK_TOKENS, 0), length
+        if length <= BLOCKS * BLOCK_TOKENS:
+            assert all(np.diff(starts) <= BLOCK_TOKENS), length

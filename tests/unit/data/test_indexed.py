@@ -68,7 +68,7 @@ def test_documents_of_several_sequences_are_read(tmp_path: Path) -> None:
     assert [dataset.document(number).tolist() for number in range(2)] == [[5, 6, 7, 300], [0, 65499]]
 
 
-@pytest.mark.parametrize("length", [1, 104_729, 10_000_000])
+@pytest.mark.parametrize("length", [1, 104_729, pytest.param(10_000_000, marks=pytest.mark.slow)])
 def test_document_of_any_length_comes_back(tmp_path: Path, length: int) -> None:
     tokens = np.arange(length) % 65_521
     with IndexedWriter(tmp_path / "t", token_dtype(65_499)) as writer:
@@ -79,13 +79,6 @@ def test_document_of_any_length_comes_back(tmp_path: Path, length: int) -> None:
     assert np.array_equal(dataset.document(2), tokens)
     assert dataset.window(length - 1, 3).tolist() == [int(tokens[-1]), 0, 0]
     assert summarize(dataset).length_max == length
-
-
-def test_index_with_modes_is_named(tmp_path: Path) -> None:
-    (tmp_path / "t.idx").write_bytes(GOLDEN_INDEX + bytes(3))
-    (tmp_path / "t.bin").write_bytes(GOLDEN_DATA)
-    with pytest.raises(DataError, match=r"t\.idx: has a mode for each sequence, from byte 102 on, as multimodal data"):
-        IndexedDataset(tmp_path / "t")
 
 
 @pytest.mark.slow
@@ -143,50 +136,69 @@ for vocab_size, prefix, other in zip({sizes!r}, {ours!r}, {theirs!r}):
             assert Path(f"{prefix}{suffix}").read_bytes() == Path(f"{other}{suffix}").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("cut", "message"),
-    [
-        (0, r"t\.idx: an index header takes 34 bytes, found 0"),
-        (20, r"t\.idx: an index header takes 34 bytes, found 20"),
-        (34, r"t\.idx: an index of 3 sequences and 4 bounds takes 102 bytes, found 34"),
-        (101, r"t\.idx: an index of 3 sequences and 4 bounds takes 102 bytes, found 101"),
-    ],
+def with_bytes(offset: int, value: bytes) -> bytes:
+    """Return the index with other bytes at an offset."""
+    return GOLDEN_INDEX[:offset] + value + GOLDEN_INDEX[offset + len(value) :]
+
+
+def with_counts(num_sequences: int, num_bounds: int) -> bytes:
+    return with_bytes(18, struct.pack("<QQ", num_sequences, num_bounds))
+
+
+LENGTH = r"t\.idx: an index of \d+ sequences and \d+ bounds takes"
+OTHER_DATA = (
+    r"t\.bin: the tokens that .*t\.idx lists takes 12 bytes, found {}; .* \.bin and \.idx belong to different data"
 )
-def test_truncated_index_is_refused(tmp_path: Path, cut: int, message: str) -> None:
-    (tmp_path / "t.idx").write_bytes(GOLDEN_INDEX[:cut])
-    (tmp_path / "t.bin").write_bytes(GOLDEN_DATA)
-    with pytest.raises(DataError, match=message):
-        IndexedDataset(tmp_path / "t")
+DAMAGED: dict[str, tuple[bytes, bytes, str]] = {
+    "no index": (b"", GOLDEN_DATA, r"t\.idx: an index header takes 34 bytes, found 0"),
+    "part of a header": (GOLDEN_INDEX[:20], GOLDEN_DATA, r"t\.idx: an index header takes 34 bytes, found 20"),
+    "only a header": (
+        GOLDEN_INDEX[:34], GOLDEN_DATA, r"t\.idx: an index of 3 sequences and 4 bounds takes 102 bytes, found 34"
+    ),
+    "a byte less of the index": (GOLDEN_INDEX[:101], GOLDEN_DATA, rf"{LENGTH} 102 bytes, found 101"),
+    "a mode per sequence": (
+        GOLDEN_INDEX + bytes(3), GOLDEN_DATA,
+        r"t\.idx: has a mode for each sequence, from byte 102 on, as multimodal data",
+    ),
+    "a byte less of the tokens": (GOLDEN_INDEX, GOLDEN_DATA[:-1], OTHER_DATA.format(11)),
+    "one token": (GOLDEN_INDEX, GOLDEN_DATA[:2], OTHER_DATA.format(2)),
+    "no tokens": (GOLDEN_INDEX, b"", OTHER_DATA.format(0)),
+    "a token more": (GOLDEN_INDEX, GOLDEN_DATA + b"\0\0", OTHER_DATA.format(14)),
+    "another magic": (with_bytes(0, b"PK\x03\x04"), GOLDEN_DATA, r"t\.idx: starts with b'PK.*this is another kind of"),
+    "another version": (with_bytes(9, b"\x02"), GOLDEN_DATA, r"t\.idx: is version 2 .*, only version 1 is supported"),
+    "another type": (with_bytes(17, b"\x06"), GOLDEN_DATA, r"t\.idx: has tokens of type code 6"),
+    "another length": (
+        with_bytes(38, b"\x02"), GOLDEN_DATA,
+        r"t\.idx: sequence 2 of 4 bytes lies at byte 8, the lengths before it add up to 10",
+    ),
+    "a negative length": (
+        with_bytes(34, b"\xff\xff\xff\xff"), GOLDEN_DATA, r"t\.idx: sequence 0 of -2 bytes lies at byte 0"
+    ),
+    "another offset": (
+        with_bytes(54, b"\x05"), GOLDEN_DATA,
+        r"t\.idx: sequence 1 of 2 bytes lies at byte 5, the lengths before it add up to 6",
+    ),
+    "bounds that end early": (
+        with_bytes(94, b"\x02"), GOLDEN_DATA,
+        r"t\.idx: document bounds run from 0 to 2, must rise from 0 to the 3 sequences",
+    ),
+    "bounds that fall": (with_bytes(78, b"\x03"), GOLDEN_DATA, r"t\.idx: document bounds run from 0 to 3, must rise"),
+    "too many sequences": (with_counts(2**64 - 1, 4), GOLDEN_DATA, LENGTH),
+    "too many bounds": (with_counts(3, 2**64 - 1), GOLDEN_DATA, LENGTH),
+    "too many of both": (with_counts(2**63, 2**63), GOLDEN_DATA, LENGTH),
+    "no sequences": (with_counts(0, 6), GOLDEN_DATA, rf"({LENGTH}|t\.idx: holds no documents)"),
+    "no bounds": (with_counts(5, 1), GOLDEN_DATA, rf"({LENGTH}|t\.idx: holds no documents)"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("data", [GOLDEN_DATA[:-1], GOLDEN_DATA[:2], b"", GOLDEN_DATA + b"\x00\x00"])
-def test_bin_of_another_size_is_refused(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "t.idx").write_bytes(GOLDEN_INDEX)
-    (tmp_path / "t.bin").write_bytes(data)
-    with pytest.raises(DataError, match=rf"t\.bin: the tokens that .*t\.idx lists takes 12 bytes, found {len(data)}"):
-        IndexedDataset(tmp_path / "t")
-
-
-@pytest.mark.parametrize(
-    ("offset", "value", "message"),
-    [
-        (0, b"PK\x03\x04", r"t\.idx: starts with b'PK.*this is another kind of file"),
-        (9, b"\x02", r"t\.idx: is version 2 of the index format, only version 1 is supported"),
-        (17, b"\x06", r"t\.idx: has tokens of type code 6"),
-        (38, b"\x02", r"t\.idx: sequence 2 of 4 bytes lies at byte 8, the lengths before it add up to 10"),
-        (34, b"\xff\xff\xff\xff", r"t\.idx: sequence 0 of -2 bytes lies at byte 0"),
-        (54, b"\x05", r"t\.idx: sequence 1 of 2 bytes lies at byte 5, the lengths before it add up to 6"),
-        (94, b"\x02", r"t\.idx: document bounds run from 0 to 2, must rise from 0 to the 3 sequences"),
-        (78, b"\x03", r"t\.idx: document bounds run from 0 to 3, must rise"),
-    ],
-)
-def test_damaged_index_is_refused(tmp_path: Path, offset: int, value: bytes, message: str) -> None:
-    index = bytearray(GOLDEN_INDEX)
-    index[offset : offset + len(value)] = value
-    (tmp_path / "t.idx").write_bytes(index)
-    (tmp_path / "t.bin").write_bytes(GOLDEN_DATA)
-    with pytest.raises(DataError, match=message):
-        IndexedDataset(tmp_path / "t")
+def test_damaged_pair_is_refused(tmp_path: Path) -> None:
+    for name, (index, data, message) in DAMAGED.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "t.idx").write_bytes(index)
+        (folder / "t.bin").write_bytes(data)
+        with pytest.raises(DataError, match=message):
+            IndexedDataset(folder / "t")
 
 
 COUNTS = [0, 1, 2, 3, 4, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1]
@@ -218,18 +230,6 @@ def test_any_index_is_refused_or_read(
             summarize(dataset)
 
 
-@pytest.mark.parametrize(
-    ("num_sequences", "num_bounds"), [(2**64 - 1, 4), (3, 2**64 - 1), (2**63, 2**63), (0, 6), (5, 1)]
-)
-def test_counts_that_do_not_fit_the_file_are_refused(tmp_path: Path, num_sequences: int, num_bounds: int) -> None:
-    (tmp_path / "t.idx").write_bytes(
-        GOLDEN_INDEX[:18] + struct.pack("<QQ", num_sequences, num_bounds) + GOLDEN_INDEX[34:]
-    )
-    (tmp_path / "t.bin").write_bytes(GOLDEN_DATA)
-    with pytest.raises(DataError, match=r"t\.idx: (an index of \d+ sequences and \d+ bounds takes|holds no documents)"):
-        IndexedDataset(tmp_path / "t")
-
-
 def test_lengths_that_no_file_can_have_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexed_module, "_CHECK_BLOCK", 2)
     monkeypatch.setattr(indexed_module, "_LARGEST_FILE_BYTES", 2**34)
@@ -243,13 +243,14 @@ def test_lengths_that_no_file_can_have_are_refused(tmp_path: Path, monkeypatch: 
         IndexedDataset(tmp_path / "t")
 
 
-@pytest.mark.parametrize(("code", "form", "token"), [(5, "<q", 2**62), (4, "<i", 2**31 - 1), (3, "<h", -1)])
-def test_ids_of_no_vocabulary_are_not_counted(tmp_path: Path, code: int, form: str, token: int) -> None:
-    header = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, code, 1, 2)
-    (tmp_path / "t.idx").write_bytes(header + struct.pack("<i3q", 1, 0, 0, 1))
-    (tmp_path / "t.bin").write_bytes(struct.pack(form, token))
-    with pytest.raises(DataError, match=rf"t\.bin: holds the token id {token}[,;] "):
-        summarize(IndexedDataset(tmp_path / "t"))
+def test_ids_of_no_vocabulary_are_not_counted(tmp_path: Path) -> None:
+    for code, form, token in [(5, "<q", 2**62), (4, "<i", 2**31 - 1), (3, "<h", -1)]:
+        header = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, code, 1, 2)
+        prefix = tmp_path / f"code-{code}"
+        Path(f"{prefix}.idx").write_bytes(header + struct.pack("<i3q", 1, 0, 0, 1))
+        Path(f"{prefix}.bin").write_bytes(struct.pack(form, token))
+        with pytest.raises(DataError, match=rf"code-{code}\.bin: holds the token id {token}[,;] "):
+            summarize(IndexedDataset(prefix))
 
 
 def test_empty_and_missing_files_are_refused(write_tokens: Callable[..., Path], tmp_path: Path) -> None:

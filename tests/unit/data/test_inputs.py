@@ -128,6 +128,7 @@ def test_missing_driver_of_a_url_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         names_and_texts(url)
 
 
+@pytest.mark.slow
 def test_build_over_s3_is_that_of_the_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = require_module("pyarrow")
     parquet = require_module("pyarrow.parquet")
@@ -141,9 +142,9 @@ def test_build_over_s3_is_that_of_the_folder(folder: Path, tmp_path: Path, monke
             names_and_texts("s3://bucket/none")
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
+@pytest.mark.usefixtures("url")
+def test_inputs_that_hold_nothing_are_named() -> None:
+    for source, message in [
         ("memory://nowhere/a.txt", r"memory://nowhere/a\.txt: no such file or folder"),
         ("memory://corpus/*.parquet", r"memory://corpus/\*\.parquet: no such file or folder"),
         ("memory://corpus/c.md", r"memory://corpus/c\.md: unknown kind of file \(\.md\)"),
@@ -151,12 +152,9 @@ def test_build_over_s3_is_that_of_the_folder(folder: Path, tmp_path: Path, monke
         ("nothing*/*.txt", r"nothing\*/\*\.txt: no documents: no file of a known kind"),
         ("foo://x/a.txt", "foo://x/a.txt: cannot be opened: ValueError: Protocol not known: foo"),
         ("s3://me:secret@bucket/a.txt", r"s3://\.\.\.@bucket/a\.txt: a password in a URL"),
-    ],
-)
-@pytest.mark.usefixtures("url")
-def test_inputs_that_hold_nothing_are_named(source: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        names_and_texts(source)
+    ]:
+        with pytest.raises(DataError, match=message):
+            names_and_texts(source)
 
 
 class BrokenFile:

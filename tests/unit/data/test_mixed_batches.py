@@ -86,7 +86,7 @@ def test_a_step_names_the_source_of_each_sample(reader: BatchReader, skipped: Sa
 
 
 def test_a_stage_changes_the_shares_from_its_first_sample_on(reader: BatchReader) -> None:
-    samples = first_tokens(reader, 0, 90 + 4096, 1, 1)
+    samples = first_tokens(reader, 0, 90 + 4096, 1, 90 + 4096)
     books = [sample for sample, token in samples.items() if token >= FIRST_TOKEN["books"]]
     code = [sample for sample, token in samples.items() if FIRST_TOKEN["code"] <= token < FIRST_TOKEN["books"]]
     assert min(books) >= 90 > max(code)

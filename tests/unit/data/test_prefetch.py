@@ -56,7 +56,7 @@ def test_the_thread_reads_ahead_and_then_waits() -> None:
         return batch(cursor, global_batch_size)
 
     with Prefetcher(read_step, plan(), prefetch=2) as prefetcher:
-        # Two in the queue and one in the thread's hand; it cannot take a fourth before `next`.
+        # Two in the queue and one that waits for room in it: the thread cannot read a fourth before `next`.
         assert has_read_three.wait(DEADLINE_S)
         assert read == [0, 2, 6]
         assert prefetcher.next().cursor == 0
@@ -122,14 +122,14 @@ def reader_thread() -> threading.Thread:
     return thread
 
 
-def test_without_a_thread_closing_is_the_end_too() -> None:
+def test_closed_prefetcher_without_a_thread_refuses_steps() -> None:
     prefetcher = Prefetcher(batch, plan(), 0)
     prefetcher.close()
     with pytest.raises(RuntimeError, match="closed"):
         prefetcher.next()
 
 
-def test_after_an_error_nothing_more_is_read_and_the_error_stays() -> None:
+def test_reader_stops_at_an_error_and_keeps_raising_it() -> None:
     num_reads = 0
 
     def fail(cursor: int, global_batch_size: int) -> StepBatch:
@@ -176,7 +176,7 @@ class Marker:
     """Takes the place of a micro-batch whose life is watched."""
 
 
-def test_a_read_that_never_returns_is_left_behind_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_read_that_does_not_return_is_abandoned_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     is_reading, may_return = threading.Event(), threading.Event()
 
     def hang(cursor: int, global_batch_size: int) -> StepBatch:

@@ -1,4 +1,4 @@
-"""The tokenizer: lossless, deterministic, deaf to special tokens in the text, and safe to fork."""
+"""The tokenizer: lossless, deterministic, takes special tokens in the text as text, and is safe to fork."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def test_vocabulary_is_as_asked_and_learning_helps() -> None:
     assert len(tokenizer.encode(TEXTS[0])) < len(TEXTS[0]) / 2
 
 
+@pytest.mark.slow
 def test_same_text_gives_the_same_file_in_another_process(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from megatrain.data.tokenizer import train_tokenizer; "
@@ -65,6 +66,7 @@ def test_text_that_spells_the_end_of_document_is_only_text() -> None:
     assert tokenizer.decode(ids) == f"a {END_OF_DOCUMENT} b"
 
 
+@pytest.mark.slow
 def test_forking_after_a_parallel_batch_does_not_hang() -> None:
     script = f"""
 import os
@@ -118,46 +120,52 @@ END_ID = 0
 """The one that a trained tokenizer gives its first special token."""
 
 
-@pytest.mark.parametrize(
-    ("given", "files", "source"),
-    [
-        ("<|stop|>", {}, "as given"),
-        ("", {"tokenizer_config.json": {"eos_token": "<|stop|>"}}, "eos_token of tokenizer_config.json"),
-        ("", {"tokenizer_config.json": {"eos_token": {"content": "<|stop|>"}}}, "eos_token of tokenizer_config.json"),
-        ("", {"generation_config.json": {"eos_token_id": END_ID}}, "eos_token_id of generation_config.json"),
-        ("", {"generation_config.json": {"eos_token_id": [END_ID, 7]}}, "eos_token_id of generation_config.json"),
-        (
-            "",
-            {"tokenizer_config.json": {"eos_token": "<gone>"}, "generation_config.json": {"eos_token_id": END_ID}},
-            "eos_token_id of generation_config.json",
-        ),
-    ],
-)
-def test_sources_of_the_end_of_documents(odd: Path, given: str, files: dict[str, object], source: str) -> None:
-    for name, content in files.items():
-        odd.with_name(name).write_text(json.dumps(content))
-    tokenizer = load_tokenizer(odd, given)
-    assert (tokenizer.end, tokenizer.eod_id, tokenizer.end_source) == ("<|stop|>", END_ID, source)
+ENDS: list[tuple[str, dict[str, object], str]] = [
+    ("<|stop|>", {}, "as given"),
+    ("", {"tokenizer_config.json": {"eos_token": "<|stop|>"}}, "eos_token of tokenizer_config.json"),
+    ("", {"tokenizer_config.json": {"eos_token": {"content": "<|stop|>"}}}, "eos_token of tokenizer_config.json"),
+    ("", {"generation_config.json": {"eos_token_id": END_ID}}, "eos_token_id of generation_config.json"),
+    ("", {"generation_config.json": {"eos_token_id": [END_ID, 7]}}, "eos_token_id of generation_config.json"),
+    (
+        "",
+        {"tokenizer_config.json": {"eos_token": "<gone>"}, "generation_config.json": {"eos_token_id": END_ID}},
+        "eos_token_id of generation_config.json",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{", '{"eos_token": 3}', '{"eos_token_id": true}', '{"eos_token_id": "x"}', "[" * 100_000]
-)
-def test_odd_files_beside_a_tokenizer_name_nothing(odd: Path, content: str) -> None:
-    for name in ("tokenizer_config.json", "generation_config.json"):
-        odd.with_name(name).write_text(content)
-    assert load_tokenizer(odd).end == ""
+def test_sources_of_the_end_of_documents(odd: Path) -> None:
+    for given, files, source in ENDS:
+        for name, content in files.items():
+            odd.with_name(name).write_text(json.dumps(content))
+        tokenizer = load_tokenizer(odd, given)
+        assert (tokenizer.end, tokenizer.eod_id, tokenizer.end_source) == ("<|stop|>", END_ID, source), files
+        for name in files:
+            odd.with_name(name).unlink()
 
 
-@pytest.mark.parametrize("name", KNOWN_NAMES)
-def test_the_ends_of_known_models_are_found(odd: Path, name: str) -> None:
-    odd.write_text(odd.read_text(encoding="utf-8").replace("<|stop|>", name), encoding="utf-8")
-    assert load_tokenizer(odd).end == name
+def test_odd_files_beside_a_tokenizer_name_nothing(odd: Path) -> None:
+    for content in (
+        "", "[]", "{", '{"eos_token": 3}', '{"eos_token_id": true}', '{"eos_token_id": "x"}', "[" * 100_000,
+    ):  # fmt: skip
+        for name in ("tokenizer_config.json", "generation_config.json"):
+            odd.with_name(name).write_text(content)
+        assert load_tokenizer(odd).end == "", content[:30]
 
 
-@pytest.mark.parametrize(
-    ("section", "value", "note"),
-    [
+def test_ends_of_known_models_are_found(odd: Path) -> None:
+    content = odd.read_text(encoding="utf-8")
+    for name in KNOWN_NAMES:
+        odd.write_text(content.replace("<|stop|>", name), encoding="utf-8")
+        assert load_tokenizer(odd).end == name
+
+
+def test_random_and_truncating_options_are_disabled_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    train_tokenizer(TEXTS, 300).save(path)
+    expected = load_tokenizer(path).encode_batch(TEXTS)
+    saved = path.read_text()
+    options: list[tuple[str, object, str]] = [
         ("truncation", {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}, "truncation"),
         (
             "padding",
@@ -167,22 +175,16 @@ def test_the_ends_of_known_models_are_found(odd: Path, name: str) -> None:
         ),
         ("model.dropout", 0.5, "dropout 0.5 of merges"),
         ("model.fuse_unk", True, "fuse_unk"),
-    ],
-)  # fmt: skip
-def test_random_and_truncating_options_are_disabled_and_named(
-    tmp_path: Path, section: str, value: object, note: str
-) -> None:
-    path = tmp_path / "tokenizer.json"
-    train_tokenizer(TEXTS, 300).save(path)
-    expected = load_tokenizer(path).encode_batch(TEXTS)
-    content = json.loads(path.read_text())
-    *outer, key = section.split(".")
-    (content["model"] if outer else content)[key] = value
-    path.write_text(json.dumps(content))
-    tokenizer = load_tokenizer(path)
-    assert [tokenizer.encode_batch(TEXTS) for _ in range(5)] == [expected] * 5
-    (found,) = tokenizer.notes
-    assert found.startswith(note)
+    ]  # fmt: skip
+    for section, value, note in options:
+        content = json.loads(saved)
+        *outer, key = section.split(".")
+        (content["model"] if outer else content)[key] = value
+        path.write_text(json.dumps(content))
+        tokenizer = load_tokenizer(path)
+        assert [tokenizer.encode_batch(TEXTS) for _ in range(5)] == [expected] * 5, section
+        (found,) = tokenizer.notes
+        assert found.startswith(note)
 
 
 def test_too_small_a_vocabulary_is_refused() -> None:
