@@ -22,9 +22,6 @@ from tests.helpers.location_cases import LocationCases
 from tests.helpers.s3_server import Fault, FaultyS3, s3_server
 from tests.helpers.two_rounds import STEP, make_round, two_rounds
 
-# The server takes seconds to start. test_url_location.py and test_two_rounds.py check the same without it.
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[FaultyS3]:
@@ -43,8 +40,9 @@ def place(s3: FaultyS3) -> Location:
     return open_location(f"s3://bucket/{uuid4().hex}/place")
 
 
+@pytest.mark.slow
 class TestS3Location(LocationCases):
-    """The contract of all places."""
+    """The contract of all places, which quick tests check on a disk, behind file:// and in memory."""
 
 
 def test_the_server_and_its_driver_let_one_of_two_win(place: Location) -> None:
@@ -67,6 +65,7 @@ def test_a_server_that_does_not_know_the_condition_is_detected(place: Location, 
         s3._application = application
 
 
+@pytest.mark.slow(kept=["Fault.REFUSED-False"])
 @pytest.mark.parametrize(("fault", "is_there"), [(Fault.LOST, True), (Fault.REFUSED, False)])
 def test_put_without_an_answer_is_read_back(place: Location, s3: FaultyS3, fault: Fault, is_there: bool) -> None:
     s3.hook = lambda method, key: fault if method == "PUT" else None
@@ -93,6 +92,7 @@ def checkpoints(place: Location, tmp_path: Path) -> Location:
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["-metadata", "-index", "-manifest-", "COMMIT", ".done"])
 def test_an_older_round_whose_put_is_late(checkpoints: Location, s3: FaultyS3, tmp_path: Path, point: str) -> None:
     """The request is on its way while the newer round commits and its retention removes what was there before."""
@@ -115,6 +115,7 @@ def test_an_older_round_whose_put_is_late(checkpoints: Location, s3: FaultyS3, t
     assert read_manifest(checkpoints / "main/step-000000010").round == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", list(Fault))
 def test_two_rounds_race_while_puts_fail(checkpoints: Location, s3: FaultyS3, tmp_path: Path, fault: Fault) -> None:
     """A put of the older round goes wrong, each fifth in turn; then the newer one comes, and the older tries again."""
@@ -146,6 +147,7 @@ def test_two_rounds_race_while_puts_fail(checkpoints: Location, s3: FaultyS3, tm
     assert number > 10
 
 
+@pytest.mark.slow
 def test_a_commit_whose_answer_was_lost_is_a_success(checkpoints: Location, s3: FaultyS3, tmp_path: Path) -> None:
     s3.hook = lambda method, key: Fault.LOST if method == "PUT" and key.endswith("COMMIT") else None
     two_rounds(tmp_path, str(checkpoints))[0].persist(checkpoints)
