@@ -1,5 +1,4 @@
-"""Who is in an arena: locks that go with their process, writers that are woken, removal only when no process is
-left."""
+"""The locks of an arena, the wake-up of its writer, and its removal, which needs both locks."""
 
 from __future__ import annotations
 
@@ -88,7 +87,7 @@ def test_workers_share_their_lock_and_the_writer_has_its_own(path: Path) -> None
     assert hold_alone(arena.writer_lock) is not None
 
 
-def test_a_lock_goes_with_its_process(path: Path) -> None:
+def test_lock_ends_with_its_process(path: Path) -> None:
     arena = create_arena(path)
     with other_process(JOIN, path), other_process(WRITE, path):
         assert is_held(arena.workers_lock)
@@ -103,7 +102,7 @@ def test_a_lock_goes_with_its_process(path: Path) -> None:
 def test_query_does_not_count_as_a_holder(
     path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], Any]
 ) -> None:
-    """To ask is to have the lock for a moment: that must neither look like a writer nor keep one out."""
+    """A query takes the lock for a moment: it must neither look like a writer nor keep one out."""
     arena = create_arena(path)
     asker = os.open(arena.writer_lock, os.O_RDWR | os.O_CREAT)
     try:
@@ -122,15 +121,11 @@ def test_query_does_not_count_as_a_holder(
         os.close(asker)
 
 
-def test_a_lock_that_is_not_there_is_not_held(tmp_path: Path) -> None:
+def test_missing_lock_is_not_held_and_a_link_is_refused(tmp_path: Path) -> None:
     assert not is_held(tmp_path / "gone")
-    assert not is_held(tmp_path / "gone" / "lock")
-    assert hold_alone(tmp_path / "gone" / "lock") is None
-    assert hold_shared(tmp_path / "gone" / "lock") is None
+    for use in (is_held, hold_alone, hold_shared):
+        assert not use(tmp_path / "gone" / "lock"), use
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "victim")
     for use in (is_held, hold_alone, hold_shared):
         with pytest.raises(CheckpointError, match="link: the lock cannot be opened: Too many levels of symbolic links"):
@@ -138,8 +133,8 @@ def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "victim").exists()
 
 
-def test_a_lock_on_a_file_that_was_removed_counts_for_nothing(tmp_path: Path) -> None:
-    """One waits for a lock while its holder removes the file: the lock it then gets is no longer of that name."""
+def test_lock_on_a_removed_file_is_not_granted(tmp_path: Path) -> None:
+    """The holder of a lock removes its file while another waits: the other then locks a file without a name."""
     path = tmp_path / "lock"
     holder = hold_alone(path)
     assert holder is not None
@@ -160,7 +155,7 @@ def test_a_lock_on_a_file_that_was_removed_counts_for_nothing(tmp_path: Path) ->
 
 
 def num_waiting(path: Path) -> int:
-    """Return how many wait for a lock, as the kernel tells it; 1 where it does not tell."""
+    """Return the number of processes that wait for a lock, by /proc/locks; 1 on a system without it."""
     locks = Path("/proc/locks")
     if not locks.exists():
         return 1
@@ -176,8 +171,10 @@ def test_arena_in_use_is_not_removed(path: Path) -> None:
     arena.host_plan.write_text("{}")
     assert not remove_arena(path)
     lock.release()
-    with other_process(WRITE, path):
-        assert not remove_arena(path)
+    writer = hold_alone(arena.writer_lock)
+    assert writer is not None
+    assert not remove_arena(path)
+    writer.release()
     assert arena.host_plan.exists()
     assert remove_arena(path)
     assert not path.exists()
@@ -220,7 +217,7 @@ REMOVE = "from pathlib import Path; from megatrain.arena.directory import remove
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(8))
-def test_a_removal_that_is_cut_short_is_finished_by_the_next(path: Path, number: int) -> None:
+def test_interrupted_removal_is_finished_by_the_next(path: Path, number: int) -> None:
     arena, lock = join_arena(path)
     for slot in range(2):
         arena.slot(0, slot).write_text("")
@@ -303,7 +300,7 @@ for number in range(num_rounds):
 
 
 @pytest.mark.slow
-def test_joining_and_removing_at_the_same_time(path: Path) -> None:
+def test_workers_join_while_others_remove(path: Path) -> None:
     roles = (("worker", 200), ("worker", 200), ("remover", 500), ("remover", 500))
     with ExitStack() as stack:
         processes = [stack.enter_context(other_process(CHURN, path, *role)) for role in roles]
@@ -336,7 +333,7 @@ def test_a_writer_is_woken(path: Path) -> None:
     lock.release()
 
 
-def test_a_full_fifo_neither_blocks_nor_fails(path: Path) -> None:
+def test_full_fifo_does_not_block_the_waker(path: Path) -> None:
     arena, lock = join_arena(path)
     with WakeReader(arena.wake) as reader:
         fcntl.fcntl(reader._file, fcntl.F_SETPIPE_SZ, 4096)
