@@ -1,4 +1,4 @@
-"""Where a step went: exact to the nanosecond, by hand and against an independent count of every nanosecond."""
+"""The time of a step by category, exact to the nanosecond: by hand, and against a count of every nanosecond."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def explain(drawing: Drawing, step: int = 1) -> StepExplanation:
 
 
 def spent_us(found: StepExplanation, rank: int = 0) -> dict[str, float]:
-    """Return what a rank spent in us, what is nothing left out."""
+    """Return the time of a rank by category in us, without zeros."""
     return {name: amount / 1000 for name, amount in found.ranks[rank].spent_ns.items() if amount}
 
 
 def draw_step(drawing: Drawing, end_us: float, rank: int = 0) -> None:
-    """Draw a step of `end_us`, from 0, with its begin and that of the next."""
+    """Draw a step from 0 to `end_us`, and the beginning of the next."""
     drawing.span(Op.STEP, 0, end_us, rank=rank)
     drawing.total(Op.STEP, 0, end_us, rank=rank)
     drawing.total(Op.STEP, end_us, 1, rank=rank, step=2)
 
 
-def test_a_rank_alone() -> None:
+def test_time_of_a_lone_rank_by_category() -> None:
     drawing = Drawing()
     drawing.total(Op.STEP, 0, 95)
     drawing.total(Op.STEP, 200, 95, step=2)
@@ -144,7 +144,7 @@ def test_last_arrivals_are_listed_with_the_waiting_of_the_others() -> None:
     assert found.ranks[0].waiting_ns == {"dp-reduce-scatter": 50_000}
 
 
-def test_step_of_which_only_sums_are_known_is_not_split_further() -> None:
+def test_step_of_sums_alone_is_not_split_further() -> None:
     drawing = Drawing()
     for step, start in ((1, 0), (2, 150)):
         for operation, amount in ((Op.STEP, 90), (Op.DATA_WAIT, 10), (Op.FORWARD_COMPUTE, 30),
@@ -169,7 +169,7 @@ def test_evaluation_in_the_sums_cannot_make_more_than_the_whole() -> None:
     assert spent_us(explain(drawing)) == {"compute": 90}
 
 
-def test_step_that_is_not_there_and_those_that_are() -> None:
+def test_missing_step_is_an_error_that_lists_the_known_ones() -> None:
     drawing = Drawing()
     draw_step(drawing, 50)
     drawing.span(Op.FORWARD_COMPUTE, 0, 50)
@@ -214,7 +214,7 @@ def test_garbage_is_left_out_and_counted() -> None:
     assert found.notes[0].startswith("left out 2 spans of ranks outside the layout")
 
 
-def test_parts_that_contradict_each_other_make_no_exchange() -> None:
+def test_contradicting_spans_make_no_exchange() -> None:
     drawing = Drawing(layout=Layout(dp_size=2))
     dp = drawing.group("dp", (0, 1))
     for rank, step in ((0, 1), (1, 1)):
@@ -268,7 +268,7 @@ KIND = {Op.GRADS_REDUCE_SCATTER: "dp-reduce-scatter", Op.PARAMS_ALL_GATHER: "dp-
 
 
 def count_every_ns(spans: list[tuple[Op, int, int]], length: int) -> dict[str, int]:
-    """Return the same by looking at each nanosecond for itself: nothing nested, no peers."""
+    """Return the same by a count of each nanosecond: without nested spans and peers."""
     owners: list[str] = []
     for now in range(length):
         running = {operation for operation, start, end in spans if start <= now < end}
@@ -295,7 +295,7 @@ def count_every_ns(spans: list[tuple[Op, int, int]], length: int) -> dict[str, i
     )
 )
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
-def test_against_a_count_of_every_nanosecond(drawn: list[tuple[Op, int, int]]) -> None:
+def test_time_agrees_with_a_count_of_every_nanosecond(drawn: list[tuple[Op, int, int]]) -> None:
     # an all-reduce inside of clip is another rule, which is tested by hand
     clips = [(start, start + length) for operation, start, length in drawn if operation in (Op.CLIP, Op.OPTIMIZER)]
     drawn = [

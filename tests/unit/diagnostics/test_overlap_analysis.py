@@ -44,7 +44,7 @@ def attended(part: float) -> int:
     return attended_bits(round(1000 * part), 1000)
 
 
-def test_overlapped_with_compute_and_then_waited_for() -> None:
+def test_exchange_is_overlapped_then_exposed() -> None:
     drawing = drawn_step()
     drawing.span(Op.BACKWARD_COMPUTE, 0, 60)
     exchange(drawing, Op.GRADS_REDUCE_SCATTER, 40, 35)
@@ -72,7 +72,7 @@ def test_end_of_an_unwatched_exchange_is_uncertain() -> None:
     assert "<= at most: " in text
 
 
-def test_watched_exchange_ends_when_its_thread_says() -> None:
+def test_end_of_a_watched_exchange_is_certain() -> None:
     for flags, is_at_most in ((RecordFlag.WATCHED, False), (RecordFlag.DEVICE_CLOCK, True)):
         drawing = drawn_step()
         drawing.span(Op.FORWARD_COMPUTE, 10, 80)
@@ -113,7 +113,7 @@ def test_awaited_exchanges_in_compute_are_exposed() -> None:
     drawing = drawn_step(layout=Layout(tp_size=2))
     for rank in (0, 1):
         drawing.span(Op.FORWARD_COMPUTE, 0, 90, rank=rank)
-        # awaited at once; the second while a product of the first runs; the third from a recorder that does not say
+        # awaited at once; awaited for half its time; from a recorder that does not record the wait
         exchange(drawing, Op.TP_ALL_GATHER, 10, 10, flags=attended(1.0), rank=rank)
         exchange(drawing, Op.TP_REDUCE_SCATTER, 30, 20, flags=attended(0.5), rank=rank)
         exchange(drawing, Op.TP_ALL_REDUCE, 60, 10, rank=rank)
@@ -140,7 +140,7 @@ def test_only_what_lies_in_the_step_counts() -> None:
     assert found["params-all-gather"].count == 2
 
 
-def test_stages_are_distinguished() -> None:
+def test_overlap_is_reported_by_stage() -> None:
     drawing = drawn_step(layout=Layout(pp_size=2, dp_size=2))
     for rank in range(4):
         compute = 60 if rank < 2 else 90
@@ -166,7 +166,7 @@ COMMUNICATION = (Op.GRADS_REDUCE_SCATTER, Op.PARAMS_ALL_GATHER, Op.FORWARD_SEND,
     )
 )
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
-def test_against_a_count_of_every_nanosecond(drawn: list[tuple[Op, int, int]]) -> None:
+def test_overlap_agrees_with_a_count_of_every_nanosecond(drawn: list[tuple[Op, int, int]]) -> None:
     drawing = drawn_step(0.045)
     for operation, start, length in drawn:
         drawing.span(operation, start / 1000, length / 1000, group=1 if operation in COMMUNICATION else 0)
