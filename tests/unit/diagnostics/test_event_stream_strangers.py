@@ -1,4 +1,4 @@
-"""Who does not know the token costs the daemon neither memory nor a place; the process is measured."""
+"""Connections without the token take no memory of the daemon and keep no host out; the process is measured."""
 
 from __future__ import annotations
 
@@ -133,6 +133,7 @@ def test_slow_handshake_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert collector.ledger.counters().refused_handshakes == 1
 
 
+@pytest.mark.slow
 def test_admitted_host_is_read_within_the_limit(tmp_path: Path) -> None:
     """Its token is right; a frame of 400 MiB is refused, counted, and its stream goes on."""
     with served(tmp_path / "events") as (process, record):

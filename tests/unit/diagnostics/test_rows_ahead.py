@@ -1,4 +1,4 @@
-"""Rows of rounds that there are not yet wait for them, and end nothing."""
+"""Rows of a round that has not begun yet wait for it, and end no round."""
 
 from __future__ import annotations
 
