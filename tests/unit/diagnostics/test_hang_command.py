@@ -1,4 +1,4 @@
-"""`megatrain diag hang`: black boxes, what is kept of a broken round, spans, and damage beside them."""
+"""`megatrain diag hang`: from black boxes, from files kept of a broken round, and from spans; damaged files too."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_damaged_and_foreign_boxes_are_reported_and_left_out(
     assert any("truncated" in problem for problem in found["problems"])
 
 
-def test_boxes_of_the_run_that_is_named_count_and_no_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_boxes_of_the_given_run_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, directory = RunDirectory(tmp_path / "run"), tmp_path / "boxes"
     run.create()
     directory.mkdir()
