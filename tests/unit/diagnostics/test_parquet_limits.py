@@ -81,7 +81,7 @@ def test_compressed_bomb_takes_no_memory(tmp_path: Path, kind: type[Table], num_
 @pytest.mark.slow(kept=["LogLines-False", "LogLines-True"])
 @pytest.mark.parametrize("is_named_by_a_store", [False, True])
 @pytest.mark.parametrize("kind", [Spans, LogLines])
-def test_the_limit_holds_for_rows_and_for_texts_that_rows_share(
+def test_limit_counts_rows_and_texts_that_rows_share(
     tmp_path: Path, kind: type[Table], is_named_by_a_store: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of LogLines the fixed columns are far below the limit: it is the one text of 1,000 bytes in each row."""
@@ -106,7 +106,7 @@ def test_an_answer_has_a_limit_whatever_its_files_promise(tmp_path: Path) -> Non
         stored.read(Spans)
 
 
-def test_a_footer_as_long_as_a_large_file_is_not_begun(tmp_path: Path) -> None:
+def test_long_footer_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "events" / "logs" / "foreign.parquet"
     path.parent.mkdir(parents=True)
     footer = 17 << 20
@@ -117,7 +117,7 @@ def test_a_footer_as_long_as_a_large_file_is_not_begun(tmp_path: Path) -> None:
 
 
 def lying_page(path: Path) -> None:
-    """Have the head of the first page say that it unpacks to 2 GB, in place of what the footer says."""
+    """Overwrite the header of the first page: it now unpacks to 2 GB, other than in the footer."""
     content = bytearray(path.read_bytes())
     place = pq.read_metadata(path).row_group(0).column(0).data_page_offset
     # field 1 (type 0), then field 2 as a zigzag varint: overwrite both lengths and what follows with a head of our own
@@ -181,7 +181,7 @@ def test_a_public_trace_has_the_same_limit(tmp_path: Path, monkeypatch: pytest.M
         read_trace(tmp_path / "trace.parquet")
 
 
-def test_a_name_of_an_operation_that_all_rows_share_is_held_once(tmp_path: Path) -> None:
+def test_operation_name_that_rows_share_is_held_once(tmp_path: Path) -> None:
     """A million rows with one name of 100,000 bytes: 100 GB if each had its own."""
     write_trace_of_long_names(tmp_path / "trace.parquet", 100 * ROWS)
     before = pa.total_allocated_bytes()
