@@ -1,4 +1,4 @@
-"""What-if analysis of our own spans: the same figures as of the steps they were made from, and a trace of them."""
+"""What-if analysis of recorded spans: the same figures as of the job that they record; export as a trace."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_slowest_tensor_parallel_rank_counts() -> None:
 
 @pytest.mark.parametrize("behind_s", [0.003, 0.2])
 @pytest.mark.parametrize("name", ["interleaved", "zero bubble"])
-def test_tensor_parallel_ranks_that_are_not_abreast_cost_no_step(name: str, behind_s: float) -> None:
+def test_tensor_parallel_ranks_may_be_apart(name: str, behind_s: float) -> None:
     """One rank sums its gradients, or receives, while another is in its last backward still: each has its place."""
     table, job = recorded(replace(JOBS[name], tp_size=2))
     spans = recorded_spans(table, job.shape)
@@ -138,7 +138,7 @@ def test_tensor_parallel_ranks_that_are_not_abreast_cost_no_step(name: str, behi
     assert found.worst_ranks == reported.worst_ranks
 
 
-def test_rank_that_says_nothing_costs_the_step_it_is_silent_in() -> None:
+def test_step_with_a_silent_rank_is_left_out() -> None:
     table, job = recorded(JOBS["interleaved"])
     spans = recorded_spans(table, job.shape)
     silent = select(spans, ~((spans.rank == 11) & (spans.step == 20)))
@@ -209,7 +209,7 @@ def test_exported_trace_has_the_same_figures(run_directory: Path, capsys: pytest
     assert not list(differences(own, again, 1e-9))
 
 
-def test_summary_for_people(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_names_the_worst_ranks_and_stages(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diag", "whatif", str(run_directory), "--steps", "10:20"]) == 0
     printed = capsys.readouterr().out
     assert "24 ranks (dp 3, pp 4)" in printed
@@ -240,7 +240,7 @@ def test_a_job_of_one_stage_has_no_last_stage(tmp_path: Path, capsys: pytest.Cap
         (["RUN", "--steps", "500:600"], "no step was recorded in full"),
     ],
 )
-def test_refusals_say_what_to_do(
+def test_contradictory_arguments_are_refused(
     arguments: list[str], message: str, run_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = main(["diag", "whatif", *(str(run_directory) if word == "RUN" else word for word in arguments)])
