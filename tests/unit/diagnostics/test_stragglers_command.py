@@ -61,7 +61,7 @@ def test_the_slow_host_is_named_with_figures_and_sentences(slow_run: Path, capsy
     assert "the others wait for it" in text
 
 
-def test_steps_before_hold_nothing(slow_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_before_the_slowness_have_no_finding(slow_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = printed(capsys, str(slow_run), "--steps", "0:38")
     assert document["findings"] == []
     assert document["is_enough"]
@@ -69,7 +69,7 @@ def test_steps_before_hold_nothing(slow_run: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.startswith("no rank is slower than its peers")
 
 
-def test_steps_that_are_read_a_few_at_a_time_say_the_same(
+def test_findings_do_not_depend_on_the_size_of_reads(
     slow_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = printed(capsys, str(slow_run))
@@ -77,7 +77,7 @@ def test_steps_that_are_read_a_few_at_a_time_say_the_same(
     assert printed(capsys, str(slow_run)) == at_once
 
 
-def test_a_slowness_that_ended_is_reported_as_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slowness_that_ended_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = SyntheticJob(Layout(dp_size=4), compute_factor={1: 1.4})
     with SegmentStore(tmp_path / "events") as store:
         store.append(Ranks, to_arrow(job.ranks()))
@@ -110,7 +110,7 @@ def test_a_rank_that_reports_future_steps_hides_no_straggler(
         assert document["last_step"] == 89
 
 
-def test_too_little_is_insufficient_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_few_steps_or_ranks_are_insufficient_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "few", SyntheticJob(Layout(dp_size=4)), 5)
     assert main(["diag", "stragglers", str(tmp_path / "few")]) == 0
     assert capsys.readouterr().out.startswith("insufficient evidence")
