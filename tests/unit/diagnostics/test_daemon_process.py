@@ -1,4 +1,4 @@
-"""The daemon beside a real etcd: found by its record, killed at any moment, and what it says where it cannot serve."""
+"""The daemon with a real etcd: found by its record, killed at any moment, and its errors where it cannot serve."""
 
 from __future__ import annotations
 
@@ -234,19 +234,19 @@ def test_daemon_listens_only_as_configured(
         client.delete(keys.record)
 
 
-def test_daemon_without_configuration_obeys_a_stop(etcd: EtcdServers, tmp_path: Path) -> None:
+def test_daemon_without_configuration_can_be_stopped(etcd: EtcdServers, tmp_path: Path) -> None:
     with daemon_thread(settings_of(etcd, tmp_path)) as thread:
         wait_until(lambda: is_in(thread, Configuration.wait.__code__), "the daemon to wait")
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("name", ["demo.toml", "gpt_125m.toml"])
-def test_a_configuration_survives_the_way_through_a_record(name: str) -> None:
-    config = load_config(CONFIGS / name).config
-    assert config_of_values(config_values(config), "demo") == config
+def test_configuration_is_read_back_from_a_record() -> None:
+    for name in ("demo.toml", "gpt_125m.toml"):
+        config = load_config(CONFIGS / name).config
+        assert config_of_values(config_values(config), "demo") == config, name
 
 
-@pytest.mark.parametrize("text", ["]", "", "1 2", '"'])
+@pytest.mark.parametrize("text", ["]", "", "1 2"])
 def test_a_text_that_is_no_value_is_refused_naming_its_key(text: str) -> None:
     with pytest.raises(ConfigError, match=r"train\.steps of job 'demo' is"):
         config_of_values({"train.steps": text}, "demo")
