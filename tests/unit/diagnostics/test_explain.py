@@ -169,7 +169,7 @@ def test_evaluation_in_the_sums_cannot_make_more_than_the_whole() -> None:
     assert spent_us(explain(drawing)) == {"compute": 90}
 
 
-def test_missing_step_is_an_error_that_lists_the_known_ones() -> None:
+def test_missing_step_and_step_without_a_duration_are_errors() -> None:
     drawing = Drawing()
     draw_step(drawing, 50)
     drawing.span(Op.FORWARD_COMPUTE, 0, 50)
@@ -177,12 +177,8 @@ def test_missing_step_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(DataError, match="step 7 is not among the events of round 1"):
         explain(drawing, 7)
     assert known_steps(drawing.source(), 1) == "all spans of steps 1; sums of steps 1, 2"
-
-
-def test_sums_without_a_duration_are_refused() -> None:
     drawing = Drawing()
     drawing.total(Op.FORWARD_COMPUTE, 0, 50)
-
     with pytest.raises(DataError, match="step and data-wait are not recorded"):
         explain(drawing)
 
@@ -222,15 +218,14 @@ def test_contradicting_spans_make_no_exchange() -> None:
         drawing.span(Op.GRADS_REDUCE_SCATTER, 10, 5, rank=rank, group=dp, collective=1, step=step + rank)
         drawing.span(Op.GRADS_REDUCE_SCATTER, 20, 5, rank=rank, group=dp, collective=2, step=step)
 
-    exchanges = find_exchanges(read_step_events(drawing.source(), 1, 1, 1).spans,
-                               read_step_events(drawing.source(), 1, 1, 1).roster)  # fmt: skip
+    events = read_step_events(drawing.source(), 1, 1, 1)
+    exchanges = find_exchanges(events.spans, events.roster)
 
     assert exchanges.num_contradicting == 2
     assert len(exchanges) == 1
     assert exchanges.is_whole.all()
 
-
-def test_rank_twice_in_one_exchange_is_a_contradiction() -> None:
+    # a rank twice in an exchange
     drawing = Drawing(layout=Layout(dp_size=2))
     dp = drawing.group("dp", (0, 1))
     for start in (10, 30):

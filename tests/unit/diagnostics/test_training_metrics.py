@@ -29,24 +29,15 @@ def reading_of(*values: tuple[StepValue, float], step_us: int | None = 500_000) 
     return metrics.reading("my", "1.0")
 
 
-def test_mfu_uses_the_recorded_peak() -> None:
-    reading = reading_of((StepValue.MODEL_FLOPS, 2e14), (StepValue.PEAK_FLOPS, 1e15), (StepValue.TOKENS, 4096.0))
+def test_mfu_needs_work_time_and_peak() -> None:
+    work, peak, tokens = (StepValue.MODEL_FLOPS, 2e14), (StepValue.PEAK_FLOPS, 1e15), (StepValue.TOKENS, 4096.0)
+    reading = reading_of(work, peak, tokens)
 
     assert (reading.step, reading.loss, reading.tokens, reading.step_sum_s) == (7, 2.5, 4096, 0.5)
     assert reading.mfu == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize(
-    ("values", "step_us"),
-    [
-        (((StepValue.MODEL_FLOPS, 2e14),), 500_000),
-        (((StepValue.PEAK_FLOPS, 1e15),), 500_000),
-        (((StepValue.MODEL_FLOPS, 2e14), (StepValue.PEAK_FLOPS, 1e15)), None),
-    ],
-    ids=["no peak", "no work", "no time"],
-)
-def test_mfu_needs_work_time_and_peak(values: tuple[tuple[StepValue, float], ...], step_us: int | None) -> None:
-    assert reading_of(*values, step_us=step_us).mfu is None
+    assert reading_of(work).mfu is None
+    assert reading_of(peak).mfu is None
+    assert reading_of(work, peak, step_us=None).mfu is None
 
 
 def reading(metrics: TrainingMetrics) -> JobReading:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -54,40 +55,32 @@ def assert_all_numbers(value: Any) -> None:
         assert math.isfinite(value)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
-def test_step_with_an_impossible_duration_is_left_out(bad: float) -> None:
-    used, notes = steps_used(changed(in_step(20)[:1], duration_s=bad))
-    assert used == [10, 30, 40]
-    assert "step 20 is left out: 1 operation with a time that is negative or not a number" in notes
-
-
-def test_step_in_which_a_rank_is_missing_is_left_out() -> None:
-    used, notes = steps_used(TABLE.where(~((TABLE.step == 30) & (TABLE.dp_rank == 2))))
-    assert used == [10, 20, 40]
-    assert "step 30 is left out" in notes
-    assert "of dp rank 2" in notes
-
-
-def test_step_with_an_operation_twice_is_left_out() -> None:
+def bad_steps() -> Iterator[tuple[OperationTable, list[int], tuple[str, ...]]]:
+    """Yield tables, the steps of each that can be analysed, and what is said about the others."""
+    for bad in (float("nan"), float("inf"), -1.0):
+        note = "step 20 is left out: 1 operation with a time that is negative or not a number"
+        yield changed(in_step(20)[:1], duration_s=bad), [10, 30, 40], (note,)
+    without_a_rank = TABLE.where(~((TABLE.step == 30) & (TABLE.dp_rank == 2)))
+    yield without_a_rank, [10, 20, 40], ("step 30 is left out", "of dp rank 2")
     twice = np.concatenate([np.arange(TABLE.num_rows), in_step(10)[:1]])
-    table = OperationTable(
-        kinds=TABLE.kinds, **{one.name: getattr(TABLE, one.name)[twice] for one in fields(TABLE) if one.name != "kinds"}
-    )
-    used, notes = steps_used(table)
-    assert used == [20, 30, 40]
-    assert "1 operation that most steps do not have" in notes
-
-
-def test_first_step_may_be_the_bad_one() -> None:
-    used, _ = steps_used(TABLE.where(~((TABLE.step == 10) & (TABLE.dp_rank == 0))))
-    assert used == [20, 30, 40]
-
-
-def test_clock_that_jumps_by_an_hour_costs_its_step() -> None:
+    columns = {one.name: getattr(TABLE, one.name)[twice] for one in fields(TABLE) if one.name != "kinds"}
+    with_one_twice = OperationTable(kinds=TABLE.kinds, **columns)
+    yield with_one_twice, [20, 30, 40], ("1 operation that most steps do not have",)
+    yield TABLE.where(~((TABLE.step == 10) & (TABLE.dp_rank == 0))), [20, 30, 40], ("step 10 is left out",)
     rows = (TABLE.step == 40) & (TABLE.dp_rank == 1) & (TABLE.start_s > 0.5)
-    used, notes = steps_used(changed(rows, start_s=TABLE.start_s[rows] + 3600.0))
-    assert used == [10, 20, 30]
-    assert "step 40 is left out: its times span 36" in notes
+    an_hour_later = changed(rows, start_s=TABLE.start_s[rows] + 3600.0)
+    yield an_hour_later, [10, 20, 30], ("step 40 is left out: its times span 36",)
+    with_unknown_kind = replace(TABLE, kinds=tuple("prophecy" if kind == "gc" else kind for kind in TABLE.kinds))
+    yield with_unknown_kind, [10, 20, 30, 40], ("'prophecy'",)
+    yield TABLE.where(TABLE.dp_rank < 2), [10, 20, 30, 40], ("2 of 3 data-parallel ranks",)
+
+
+def test_bad_steps_are_left_out_with_a_note() -> None:
+    for table, expected, texts in bad_steps():
+        used, notes = steps_used(table)
+        assert used == expected, texts
+        for text in texts:
+            assert text in notes
 
 
 def test_times_of_a_step_may_count_from_anywhere() -> None:
@@ -96,22 +89,11 @@ def test_times_of_a_step_may_count_from_anywhere() -> None:
     assert there.slowdown == pytest.approx(here.slowdown, rel=1e-5)
 
 
-def test_unknown_operations_are_left_out_and_named() -> None:
-    used, notes = steps_used(replace(TABLE, kinds=tuple("prophecy" if kind == "gc" else kind for kind in TABLE.kinds)))
-    assert used == [10, 20, 30, 40]
-    assert "'prophecy'" in notes
-
-
 def test_job_where_nothing_takes_time_has_no_slowdown() -> None:
     still = replace(TABLE, start_s=np.zeros_like(TABLE.start_s), duration_s=np.zeros_like(TABLE.duration_s))
     result = what_if(make_model(still, JOB.shape))
     assert (result.slowdown, result.waste, result.workers.rem) == (1.0, 0.0, 0.0)
     assert_all_numbers(public_figures(result, JOB.shape))
-
-
-def test_fewer_ranks_than_expected_are_reported() -> None:
-    _, notes = steps_used(TABLE.where(TABLE.dp_rank < 2))
-    assert "2 of 3 data-parallel ranks" in notes
 
 
 @pytest.mark.parametrize(

@@ -194,13 +194,15 @@ def stored(name: str, run: Path) -> Path:
     return run
 
 
-@pytest.fixture
-def run_directory(tmp_path: Path) -> Path:
-    return stored("interleaved", tmp_path / "run")
+@pytest.fixture(scope="module")
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stored("interleaved", tmp_path_factory.mktemp("run"))
 
 
-def test_exported_trace_has_the_same_figures(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    exported = run_directory.parent / "exported.parquet"
+def test_exported_trace_has_the_same_figures(
+    run_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exported = tmp_path / "exported.parquet"
     own = figures_printed(capsys, str(run_directory), "--export-trace", str(exported))
     again = figures_printed(capsys, "--trace", str(exported))
 
