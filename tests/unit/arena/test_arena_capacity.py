@@ -1,4 +1,4 @@
-"""Whether the snapshots of a host's ranks fit into its memory, and the error where they do not."""
+"""The check that the snapshots of a host's ranks fit into its memory, and its error message."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def test_start_with_too_little_memory_is_refused(tmp_path: Path) -> None:
     check_capacity(arena, ["a"], MemoryNeeded(1000, 1000), 2, 0, cpu_groups)
     with pytest.raises(ConfigError, match="needs 1000 PB more"):
         check_capacity(arena, ["a"], MemoryNeeded(GB * GB), 2, 0, cpu_groups)
-    # what goes before copies are made is as good as free
+    # memory that is released before copies are made counts as free
     check_capacity(arena, ["a"], MemoryNeeded(GB * GB), 2, 0, cpu_groups, leaving_bytes=GB * GB + (64 << 20))

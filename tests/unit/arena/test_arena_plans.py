@@ -1,4 +1,4 @@
-"""host.json, plan-*.json and status.json: strict both ways, and replaced as a whole."""
+"""host.json, plan-*.json and status.json: every field is required, no other is allowed, files are replaced whole."""
 
 from __future__ import annotations
 

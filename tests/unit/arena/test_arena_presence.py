@@ -291,7 +291,7 @@ for number in range(num_rounds):
     arena, lock = join_arena(path)
     file = arena.slot(os.getpid(), 0)
     file.write_text(str(number))
-    # No process may remove our files while we hold the lock.
+    # no process may remove files of an arena while this process holds the lock
     for _ in range(3):
         assert file.read_text() == str(number)
         assert arena.workers_lock.exists() and arena.wake.exists()
@@ -323,7 +323,7 @@ def test_a_writer_is_woken(path: Path) -> None:
         for _ in range(3):
             assert wake_writer(arena)
         assert reader.wait(DEADLINE_S)
-        # Three at once are one wake-up: the writer then reads everything.
+        # Three wake-ups in a row are one: the writer then reads everything.
         assert not reader.wait(0)
         waker = threading.Timer(0.05, wake_writer, [arena])
         waker.start()

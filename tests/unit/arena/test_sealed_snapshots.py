@@ -1,4 +1,4 @@
-"""Which snapshots of an arena are sealed, and count."""
+"""Which snapshots of an arena are sealed, and so can be used."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Put = Callable[..., None]
 
 @pytest.fixture
 def put(arena: Arena) -> Put:
-    """Return a function that puts slots of a rank at these steps, one a slot."""
+    """Return a function that writes the slots of a rank, one for each of these steps."""
 
     def put_slots(rank: int, *steps: int, **changes: Any) -> None:
         for slot, step in enumerate(steps):

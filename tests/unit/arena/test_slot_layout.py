@@ -1,4 +1,4 @@
-"""The bytes of a slot, and reading one that its worker may be writing."""
+"""The bytes of a slot, and reading a slot while its worker may write it."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_unreadable_slot_is_named(tmp_path: Path) -> None:
         SlotReader(tmp_path / "link")
     with pytest.raises(CheckpointError, match="cannot be read: Is a directory"):
         SlotReader(tmp_path)
-    # A FIFO must not hold us up either.
+    # A FIFO must not block the reader.
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(CheckpointError, match="fifo: "):
         SlotReader(tmp_path / "fifo")
@@ -188,7 +188,7 @@ def test_a_slot_that_is_cut_while_open_is_an_error(slot: Path) -> None:
 
 
 def test_words_are_read_consistently(slot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker begins a snapshot between two reads: what is returned is from before, or from after."""
+    """A worker begins a snapshot between two reads: all words are from before it, or all from after it."""
     pages = [bytes(slot_file_bytes(make_header(), {**WORDS, SlotWord.STEP: step}, b"")) for step in (7, 8, 8)]
     with SlotReader(slot) as reader:
         monkeypatch.setattr(os, "pread", lambda *_: pages.pop(0))

@@ -31,7 +31,7 @@ from megatrain_diagnostics.events.tables import (
 
 
 def some_rows(kind: type[Table], count: int = 300) -> Table:
-    """Return rows with every value that a column of a byte can have, and the ends of the others."""
+    """Return rows with all values of a byte column, and the extreme values of the others."""
     columns: dict[str, object] = {}
     for name, dtype in columns_of(kind).items():
         if dtype == "text":

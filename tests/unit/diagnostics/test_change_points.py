@@ -1,4 +1,4 @@
-"""Change points against series whose changes are known, and none in series that have none; trends against lines."""
+"""Change points and trends in series with known changes, and none in series without."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatrain_diagnostics.events.tables import Float64
 
 
 def stationary(seed: int, noise: float, length: int = 400) -> Float64:
-    """Return a noisy series with slow steps now and then, as jobs have them."""
+    """Return a noisy series with occasional slow steps, as in real jobs."""
     random = np.random.default_rng(seed)
     values = 1.0 + noise * random.standard_normal(length)
     is_slow = random.random(length) < 0.03

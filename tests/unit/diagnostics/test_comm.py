@@ -1,4 +1,4 @@
-"""Bandwidths by hand, waiting that is not slowness, slow links and hosts, and what is overlapped with compute."""
+"""Bandwidths, waiting times, slow links and hosts, and overlap with compute, on drawn spans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def analyse(drawing: Drawing, first: int = 1, last: int = 1) -> Communication:
 
 def exchange(drawing: Drawing, operation: Op, name: str, members: tuple[int, ...], starts: tuple[float, ...],
              transfer_us: float, number: int, **more: Any) -> None:  # fmt: skip
-    """Draw a collective whose data moves `transfer_us` once the last has come."""
+    """Draw a collective whose transfer takes `transfer_us` after the last rank has entered."""
     group = drawing.group(name, members)
     end = max(starts) + transfer_us
     for rank, start in zip(members, starts, strict=True):
@@ -37,7 +37,7 @@ def exchange(drawing: Drawing, operation: Op, name: str, members: tuple[int, ...
         # 4 ranks, 4 MB of the whole vector in 1 ms
         (Op.DP_ALL_REDUCE, 4 * MB, 4.0, 4.0 * 2 * 3 / 4),
         (Op.GRADS_REDUCE_SCATTER, 4 * MB, 4.0, 4.0 * 3 / 4),
-        (Op.PARAMS_ALL_GATHER, 1 * MB, 4.0, 4.0 * 3 / 4),  # each gives a quarter
+        (Op.PARAMS_ALL_GATHER, 1 * MB, 4.0, 4.0 * 3 / 4),  # each rank contributes a quarter
     ],
 )
 def test_bandwidths_of_collectives(operation: Op, num_bytes: int, algorithm_gb_s: float, bus_gb_s: float) -> None:
@@ -85,7 +85,7 @@ def test_exposed_overlapped_and_waiting_time() -> None:
     found = analyse(drawing)
     (one,) = found.overlaps
 
-    # both until 200: rank 0 from 100 on without work, 20 of it before rank 1 had come; rank 1 from 160 on
+    # both end at 200: rank 0 has no compute from 100 on, 20 of it before rank 1 entered; rank 1 has none from 160 on
     assert (one.num_windows, one.count) == (2, 2)
     assert one.total_ns == (150 + 80) * 1000
     assert one.exposed_ns == (100 + 40) * 1000
@@ -163,7 +163,7 @@ def test_missing_and_short_exchanges_are_counted() -> None:
     drawing.span(Op.GRADS_REDUCE_SCATTER, 0, 10, group=dp, collective=1, num_bytes=MB)
     drawing.span(Op.GRADS_REDUCE_SCATTER, 100, None, group=dp, collective=2, num_bytes=MB)
     drawing.span(Op.GRADS_REDUCE_SCATTER, 100, 10, rank=1, group=dp, collective=2, num_bytes=MB)
-    # by rank 0's clock over before rank 1 began
+    # by the clocks, rank 0 ended before rank 1 began
     drawing.span(Op.GRADS_REDUCE_SCATTER, 200, 10, group=dp, collective=3, num_bytes=MB)
     drawing.span(Op.GRADS_REDUCE_SCATTER, 220, 10, rank=1, group=dp, collective=3, num_bytes=MB)
 

@@ -43,7 +43,7 @@ def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
 
 
 class Stream:
-    """A controller that is fed step by step, one second each."""
+    """A controller that gets one step per second."""
 
     def __init__(self, client: EtcdClient, config: DiagnosticsConfig | None = None) -> None:
         self.client = client
@@ -248,7 +248,7 @@ def test_verdicts_wait_while_etcd_is_away(tmp_path_factory: pytest.TempPathFacto
 
 
 def test_steps_that_come_all_at_once_are_judged_one_by_one(client: EtcdClient) -> None:
-    """A verdict says what was known when it became sure, also where a batch or a spool brought more."""
+    """A verdict has the facts of the step at which it became certain, even if a batch or spool brought later steps."""
     stream = Stream(client)
     job = SyntheticJob(Layout(dp_size=4), noise=0.02)
     stream.begin(job)

@@ -85,7 +85,7 @@ def test_killed_daemon_keeps_acknowledged_batches(etcd: EtcdServers, client: Etc
             sender.send(Spans, span_rows(3, rank=4, round_number=3))
             assert sender.flush(DEADLINE_S)
             wait_until(lambda: "3 rows rejected: out-of-range" in second.log, "the complaint")
-            assert "skipped" in second.log  # what is no round
+            assert "skipped" in second.log  # the record of round 4, which is invalid
             wait_until(lambda: written_state(run) == ({"out-of-range": 3}, ("host-1",)), "the state that it tells")
             record = daemon_record(client)
             assert record is not None
@@ -99,13 +99,13 @@ def test_killed_daemon_keeps_acknowledged_batches(etcd: EtcdServers, client: Etc
 
 
 def written_state(run: Path) -> tuple[object, object]:
-    """Return what the running daemon tells of refused rows and of connected hosts."""
+    """Return the refused rows and the connected hosts in the state of the running daemon."""
     state, _ = read_state(run / "diagnosis")
     return (None, None) if state is None else (dict(state.refused_rows), state.connected_hosts)
 
 
 def settings_of(etcd: EtcdServers, run: Path, address: str = "127.0.0.1", port: int = 0) -> DaemonSettings:
-    """Return the settings of a daemon that is started by hand."""
+    """Return the settings of a daemon that is not started by a launch."""
     return DaemonSettings(run=run, job="other", etcd=EtcdSettings.of(etcd.urls), address=address, port=port)
 
 
@@ -166,7 +166,7 @@ def test_removal_waits_for_the_retention_settings(tmp_path: Path) -> None:
 
 
 def is_in(thread: threading.Thread, code: CodeType) -> bool:
-    """Say whether a thread carries out the code of a function now."""
+    """Return whether a thread is executing a function now."""
     frame = sys._current_frames().get(thread.ident or 0)
     return frame is not None and any(one.f_code is code for one, _ in traceback.walk_stack(frame))
 
@@ -207,7 +207,7 @@ def answer_of(port: int) -> int:
 def test_daemon_listens_only_as_configured(
     etcd: EtcdServers, client: EtcdClient, tmp_path: Path, is_launched: bool
 ) -> None:
-    """A launch passes the section; a daemon that is started by hand opens no port before the job has a record."""
+    """A launch passes the section; a daemon without it opens no port before the job has a record."""
     port, secret = free_port(), tmp_path / "token"
     secret.write_text("a secret of 32 characters, at least")
     secret.chmod(0o600)

@@ -1,4 +1,4 @@
-"""What the daemon reports in etcd about its streams, and what /metrics shows of the same state."""
+"""The daemon's report in etcd about its streams, and the metrics of the same state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STREAMED = make_snapshot(statuses={f"host-{n}": make_status(n, is_streamed=True)
 
 
 class Etcd:
-    """Takes what is put, unless it is away."""
+    """Keeps the reports that are put, and fails while `is_away` is set."""
 
     def __init__(self) -> None:
         self.written: list[DaemonReport] = []

@@ -1,4 +1,4 @@
-"""GPUs by the page of NVIDIA's DCGM exporter, made from DCGM's documentation: no real one has been recorded yet."""
+"""GPUs from pages of NVIDIA's DCGM exporter. The pages follow DCGM's documentation; none is recorded."""
 
 from __future__ import annotations
 

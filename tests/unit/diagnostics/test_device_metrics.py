@@ -1,4 +1,4 @@
-"""What a scraper reads of GPUs and links, by Prometheus' own parser."""
+"""Metrics of GPUs and links, read with Prometheus' own parser."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def families(devices: DevicesReading | None) -> dict[str, Metric]:
 
 
 def values(name: str, devices: DevicesReading = DEVICES) -> dict[tuple[str, ...], float]:
-    """Return the samples of a metric by their labels but the host's."""
+    """Return the samples of a metric by their labels, without those of job and host."""
     found = families(devices)[name].samples
     return {tuple(value for key, value in one.labels.items() if key not in ("job_name", "host")): one.value
             for one in found}  # fmt: skip

@@ -97,7 +97,7 @@ def test_unreadable_switch_is_replaced_only_on_request(
 def test_two_requests_at_once_both_take_effect(
     diag: Switch, client: EtcdClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The daemon requests full steps between our read and our write."""
+    """The daemon requests full steps between the read and the write of the command."""
     others = [DiagSettings(full_until_unix_s=5e9, sample_period=9)]
 
     def interrupt(request: bytes) -> None:

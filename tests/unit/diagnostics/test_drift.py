@@ -22,7 +22,7 @@ LAYOUT = Layout(tp_size=1, pp_size=2, dp_size=4)
 CHANGE = 120
 OWN_WORK = {Op.FORWARD_COMPUTE: 20.0, Op.BACKWARD_COMPUTE: 40.0, Op.BACKWARD_WEIGHT_COMPUTE: 0.0, Op.DATA_WAIT: 1.0,
             Op.OPTIMIZER: 4.0}  # fmt: skip
-"""ms a step."""
+"""In ms per step."""
 TRANSFERS = {Op.GRADS_REDUCE_SCATTER: 6.0, Op.FORWARD_RECV: 2.0}
 Costs = Callable[[Op, int, int], float]
 
@@ -39,7 +39,7 @@ class Job:
     checkpoints: Sequence[int] = ()
 
     def source(self) -> MemoryEvents:
-        """Return the events: a slow rank makes its group wait in the reduce-scatter, and the other in the norm."""
+        """Return the events: its group waits for a slow rank in the reduce-scatter, the other group in the norm."""
         random = np.random.default_rng(self.seed)
         columns: dict[str, list[float]] = {name: [] for name in ("rank", "step", "operation", "start_ns", "sum_ns")}
         values: dict[str, list[float]] = {name: [] for name in ("rank", "step", "kind", "at_ns", "value")}
@@ -54,7 +54,7 @@ class Job:
                         Op.PP_ALL_REDUCE: step_ms - of_group, Op.STEP: step_ms - own[Op.DATA_WAIT]}  # fmt: skip
                 if step in self.checkpoints:
                     sums[Op.CHECKPOINT] = 300.0
-                    sums[Op.STEP] += 200.0  # a snapshot on its way makes the next step slow
+                    sums[Op.STEP] += 200.0  # the transfer of a snapshot slows the next step
                 for operation, amount in sums.items():
                     for name, value in zip(columns, (rank, step, operation.number, now_ns, amount * 1e6), strict=True):
                         columns[name].append(value)

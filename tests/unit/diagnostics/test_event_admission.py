@@ -150,7 +150,7 @@ def test_a_flood_of_one_rank_is_cut_and_its_neighbours_are_not() -> None:
     ranks = np.concatenate([np.zeros(900), np.ones(50)]).astype(int)
     rows = span_rows(950, rank=ranks, start_ns=made)
     assert admitted(rows, admission, made_ns=made).refused == {}
-    second = admitted(rows, admission, made_ns=made + SECOND_NS)  # 100 are left, 100 have come to it
+    second = admitted(rows, admission, made_ns=made + SECOND_NS)  # 100 rows are left, a second allows 100 more
     assert second.refused == {RejectionReason.FLOOD: 700}
     assert np.bincount(second.live.rank).tolist() == [200, 50]
     later = admitted(rows, admission, made_ns=made + 20 * SECOND_NS)

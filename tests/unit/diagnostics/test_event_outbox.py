@@ -161,7 +161,7 @@ def test_every_batch_is_acknowledged_dropped_or_still_there(steps: list[tuple[st
                 outbox.acknowledge(value)
             state = outbox.state()
             assert state.acknowledged_rows + state.dropped_rows + state.num_batches == num_put
-            # what was in flight comes back to what the memory holds, until the next batch or the disk frees space
+            # batches in flight return to memory after a rewind, until the next batch or the spool frees space
             assert 0 <= state.memory_bytes <= 160 + 120
             assert 0 <= state.spooled_bytes <= 150
             assert state.in_flight_bytes >= 0

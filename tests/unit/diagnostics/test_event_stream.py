@@ -105,7 +105,7 @@ def test_a_large_table_is_cut_into_batches(tmp_path: Path) -> None:
 
 def test_rows_without_a_daemon_are_spooled_and_replayed(tmp_path: Path) -> None:
     finder = FixedDaemon(None)
-    limits = SenderLimits(memory_bytes=25_000)  # eight times that holds all of it, were the disk ever so slow
+    limits = SenderLimits(memory_bytes=25_000)  # eight times this holds all rows, however slow the disk is
     with Sender("host-1", finder, tmp_path / "spool", limits) as sender:
         for first in range(0, 2000, 100):
             sender.send(Spans, span_rows(100, first=first))
@@ -141,7 +141,7 @@ def test_daemon_restarts_lose_and_repeat_no_row(tmp_path: Path) -> None:
                 for first in range(1000 * life, 1000 * life + 800, 100):
                     sender.send(Spans, span_rows(100, first=first))
                 wait_until(lambda: collector.ledger.counters().stored_rows.get("spans", 0) > 0, "rows")
-            for first in range(1000 * life + 800, 1000 * life + 1000, 100):  # while there is none
+            for first in range(1000 * life + 800, 1000 * life + 1000, 100):  # while no daemon runs
                 sender.send(Spans, span_rows(100, first=first))
         with RunningCollector(tmp_path / "events", session="last") as collector:
             finder.replace(collector.record)
@@ -219,7 +219,7 @@ def test_sender_stays_idle_without_a_daemon(tmp_path: Path) -> None:
     store.may_commit.clear()
     with RunningCollector(tmp_path / "events", store=store) as collector:
         sender = Sender("host-1", FixedDaemon(collector.record), None, SenderLimits(memory_bytes=1 << 20))
-        # the daemon answers no batch before the end of this: a call that waited for it would not return
+        # the daemon acknowledges no batch before the end of this loop: a call that waited would not return
         for first in range(0, 400_000, 4000):
             sender.send(Spans, span_rows(4000, first=first))
         state = sender.state().outbox
@@ -228,7 +228,7 @@ def test_sender_stays_idle_without_a_daemon(tmp_path: Path) -> None:
         store.may_commit.set()
         sender.close()
         wait_until(lambda: collector.ledger.counters().streams == 0, "the end of the stream")
-        # the next batch reports to the daemon what was given up
+        # the next batch reports the dropped rows to the daemon
         assert collector.ledger.counters().dropped_rows["host-1"] > 0
 
 
@@ -307,7 +307,7 @@ def garbage_frames() -> list[tuple[bytes, pa.Buffer]]:
     )
     offsets = bytearray(batch_bytes(text).to_pybytes())
     place = bytes(offsets).rindex(b"x" * 99)
-    offsets[place - 64 : place] = b"\xff" * 64  # where the text of the line begins and ends
+    offsets[place - 64 : place] = b"\xff" * 64  # the offsets of the text of the line
     return [
         (b"no json", good),
         (b'{"schema_version":1}', good),

@@ -286,12 +286,12 @@ def count_every_ns(spans: list[tuple[Op, int, int]], length: int) -> dict[str, i
     st.lists(
         st.tuples(st.sampled_from(DRAWN), st.integers(0, 40), st.integers(0, 15)),
         max_size=12,
-        unique_by=lambda drawn: drawn[1] + drawn[2],  # of two that end together either may be named
+        unique_by=lambda drawn: drawn[1] + drawn[2],  # of two exchanges that end together, either may get the time
     )
 )
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 def test_time_agrees_with_a_count_of_every_nanosecond(drawn: list[tuple[Op, int, int]]) -> None:
-    # an all-reduce inside of clip is another rule, which is tested by hand
+    # an all-reduce inside of clip is counted by another rule, which is tested by hand
     clips = [(start, start + length) for operation, start, length in drawn if operation in (Op.CLIP, Op.OPTIMIZER)]
     drawn = [
         (operation, start, length)

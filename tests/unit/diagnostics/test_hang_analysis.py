@@ -57,7 +57,7 @@ def make_spans(rows: list[Mapping[str, Any]]) -> Spans:
 
 
 def stuck(roster: Roster, late: int) -> dict[int, RankStanding]:
-    """Return a job whose rank `late` never came to its tensor group: its row waits there, all others in dp."""
+    """Return a job whose rank `late` never entered its tensor group: that group waits there, all others in dp."""
     row = set(roster.layout.ranks_along(late, "tp"))
     standings = {}
     for rank in range(roster.layout.world_size):
@@ -151,7 +151,7 @@ def test_positions_come_from_the_newest_exchange_of_each_group() -> None:
     rows.append({"rank": 1, "group": TP, "collective": 8, "operation": Operation.TP_ALL_GATHER.number, "step": 4})
     rows.append({"rank": 1, "operation": Operation.DATA_WAIT.number, "duration_ns": NO_DURATION, "step": 4})
     rows.append({"rank": 1, "group": DP, "collective": 77, "round": 2})
-    rows.append({"rank": 1, "group": 63, "collective": 5})  # a group that its table has not
+    rows.append({"rank": 1, "group": 63, "collective": 5})  # a group that is not in its table
     found = standings_of_spans(make_spans(rows), roster)
 
     assert found[0].positions == {key(roster, 0, DP): Position(5, 4), key(roster, 0, TP): Position(9, 9)}
@@ -161,7 +161,7 @@ def test_positions_come_from_the_newest_exchange_of_each_group() -> None:
 
 
 def test_earlier_exchange_of_a_computing_rank_breaks_the_cycle() -> None:
-    # rank 1 started a reduction and computes; rank 0 waits for its forward, and never comes to that reduction
+    # rank 1 started a reduction and computes; rank 0 waits for its forward, and so does not enter the reduction
     roster = make_roster(Layout(dp_size=2, pp_size=1, tp_size=1))
     one, other = GroupMembers("dp", 0, 1, 2), GroupMembers("pp-forward", 1, -1, 2)
     roster = Roster(

@@ -1,4 +1,4 @@
-"""The commands that a launch runs for the diagnosis, and when there are none."""
+"""The commands that a launch runs for the diagnosis, and when it runs none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scraper reads: names, labels and values, by Prometheus' own parser."""
+"""Names, labels and values of the metrics, read with Prometheus' own parser."""
 
 from __future__ import annotations
 

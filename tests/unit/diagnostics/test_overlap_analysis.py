@@ -52,7 +52,7 @@ def test_exchange_is_overlapped_then_exposed() -> None:
     found = kinds(drawing)
 
     assert us(found["grads-reduce-scatter"]) == (35, 15, 20, 0)
-    # the rank waited until it was over: so its end is known
+    # the rank waited until the exchange was over, so its end is known
     assert not found["grads-reduce-scatter"].is_at_most
     assert found["grads-reduce-scatter"].overlapped_percent == pytest.approx(100 * 20 / 35)
 
@@ -150,7 +150,7 @@ COMMUNICATION = (Op.GRADS_REDUCE_SCATTER, Op.PARAMS_ALL_GATHER, Op.FORWARD_SEND,
     st.lists(
         st.tuples(st.sampled_from((*WORK, *COMMUNICATION)), st.integers(0, 40), st.integers(0, 15)),
         max_size=12,
-        unique_by=lambda drawn: drawn[1] + drawn[2],  # of two that end together either may be named
+        unique_by=lambda drawn: drawn[1] + drawn[2],  # of two exchanges that end together, either may count as exposed
     )
 )
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])

@@ -1,4 +1,4 @@
-"""Untrusted Parquet files: small ones that would become gigabytes are refused with a message before they are read."""
+"""Untrusted Parquet files: small files that would unpack to gigabytes are refused before they are read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = 1 << 20
 
 
 def same_rows(kind: type[Table], count: int, text: str = "x" * 1000) -> pa.Table:
-    """Return rows that are all alike: they take next to nothing in a file."""
+    """Return equal rows, which take almost no space in a file."""
 
     def column(field: pa.Field) -> pa.Array:
         if pa.types.is_dictionary(field.type):
@@ -84,7 +84,7 @@ def test_compressed_bomb_takes_no_memory(tmp_path: Path, kind: type[Table], num_
 def test_limit_counts_rows_and_texts_that_rows_share(
     tmp_path: Path, kind: type[Table], is_named_by_a_store: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of LogLines the fixed columns are far below the limit: it is the one text of 1,000 bytes in each row."""
+    """The fixed columns of LogLines are far below the limit: the text of 1,000 bytes in each row exceeds it."""
     events = tmp_path / "events"
     monkeypatch.setattr(parquet_limits, "MAX_PLAIN_BYTES", 64 << 20)
     path = write_bomb(events, kind, 1)
@@ -94,7 +94,7 @@ def test_limit_counts_rows_and_texts_that_rows_share(
     assert num_rows(stored.read(kind)) == 0
     (problem,) = stored.problems()
     assert "its rows unpack to" in problem
-    if kind is Spans:  # of a million log lines an answer would be too large
+    if kind is Spans:  # a million log lines would be too large for an answer
         monkeypatch.setattr(parquet_limits, "MAX_PLAIN_BYTES", 2 << 30)
         assert num_rows(StoredEvents(events).read(kind)) == 1, "all alike, so one row: it can be read"
 
@@ -120,7 +120,7 @@ def lying_page(path: Path) -> None:
     """Overwrite the header of the first page: it now unpacks to 2 GB, other than in the footer."""
     content = bytearray(path.read_bytes())
     place = pq.read_metadata(path).row_group(0).column(0).data_page_offset
-    # field 1 (type 0), then field 2 as a zigzag varint: overwrite both lengths and what follows with a head of our own
+    # field 1 (type 0), then field 2 as a zigzag varint: overwrite both lengths and the rest of the header
     head = bytes([0x15, 0x00, 0x15, 0xFE, 0xFF, 0xFF, 0xFF, 0x0F, 0x15, 0x20, 0x00])
     content[place : place + len(head)] = head
     path.write_bytes(content)

@@ -147,7 +147,7 @@ def test_readers_see_every_row_during_compaction(tmp_path: Path) -> None:
     reader.start()
     for _ in range(4):
         compact(tmp_path, LATER_NS)
-        # without the grace: readers then meet files that are gone, and must list again
+        # without the grace period: readers find files removed, and must list the directory again
         grown_old(tmp_path)
         compact(tmp_path, LATER_NS)
         with SegmentStore(tmp_path, now_ns=lambda: START_NS) as store:

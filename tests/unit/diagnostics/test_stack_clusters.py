@@ -92,7 +92,7 @@ def test_small_groups_are_outliers_where_no_rank_waits() -> None:
 
 
 def test_waits_of_many_kinds_are_still_waits() -> None:
-    # every stage waits somewhere else, so no group is large; who does not wait is still the odd one
+    # each stage waits at another place, so no cluster is large; ranks that do not wait are still the outliers
     stacks = {rank: WAIT.format(1).replace("step_loop.py", f"stage_{'abcd'[rank // 2]}.py") for rank in range(8)}
     stacks |= {6: LOADER.format(1), 7: LOADER.format(1)}
     found = find_outliers(stacks, roster(Layout(pp_size=4, dp_size=2)))

@@ -194,7 +194,7 @@ def test_damaged_segment_is_set_aside_and_nothing_else_lost(directory: Path, nam
 
 
 def test_foreign_file_whose_pages_are_damaged_is_set_aside(directory: Path) -> None:
-    # without a checksum in its name the damage comes to light when its pages are read
+    # without a checksum in its name the damage is detected when its pages are read
     path = segment_paths(directory)[1]
     foreign = path.with_name("foreign.parquet")
     path.rename(foreign)

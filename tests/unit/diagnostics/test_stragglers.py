@@ -137,7 +137,7 @@ def test_single_signal_is_not_enough() -> None:
 
 @pytest.mark.parametrize("dp_size", [2, 4])
 def test_rank_that_waits_within_its_passes_is_a_victim(dp_size: int) -> None:
-    """The last stage waits for the token count within its first forward: for the rank whose data is late."""
+    """Within its first forward, the last stage waits for the token count of the rank whose data is late."""
     job = SyntheticJob(Layout(dp_size=dp_size), data_s={1: 0.4})
     live = LiveDetection(job.roster(), Thresholds())
     late = np.where(np.arange(dp_size) == 1, 0.0, 0.4)
@@ -207,7 +207,7 @@ def test_the_right_cause_is_named(job: SyntheticJob, change: Change, cause: Caus
 
 @pytest.mark.slow
 def test_slow_link_of_some_groups_is_certain() -> None:
-    """Pipeline stages on hosts of their own: the groups of one stage run through one host only."""
+    """Each pipeline stage has its own hosts, so only the groups of one stage include the slow host."""
     job = SyntheticJob(Layout(dp_size=4, pp_size=4), ranks_per_host=2)
 
     def slow(job: SyntheticJob) -> None:
@@ -259,7 +259,7 @@ def test_slow_host_with_longer_sequences_is_named() -> None:
 def watch_compute(
     seconds_of: Callable[[int], np.ndarray], work_of: Callable[[int], dict[int, float]], num_steps: int
 ) -> dict[int, StragglerAssessment]:
-    """Stream steps of three ranks with this own compute and these squared lengths; return the assessment after each."""
+    """Stream steps of three ranks with given compute times and squared lengths; return the assessment after each."""
     job = SyntheticJob(Layout(dp_size=3), ranks_per_host=1)
     live, assessments = LiveDetection(job.roster(), Thresholds()), {}
     for step in range(num_steps):
@@ -284,7 +284,7 @@ def watch_compute(
     return assessments
 
 
-# own compute by step and rank as a job measured it; the documents of rank 2 are twice as long
+# own compute by step and rank, measured in a job; the documents of rank 2 are twice as long
 MEASURED_S = 1e-3 * np.array(
     [
         [122, 140, 180],
@@ -419,7 +419,7 @@ def test_longer_sequences_are_distinguished_from_slow_hosts() -> None:
 
 @pytest.mark.parametrize("slow", [Operation.FORWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE])
 def test_tensor_parallel_neighbour_is_a_victim(slow: Operation) -> None:
-    """A rank that shares a layer with a slow rank has passes as long as those of the slow rank."""
+    """The passes of a rank are as long as those of a slow rank in its tensor-parallel group."""
     job = SyntheticJob(Layout(tp_size=2, dp_size=4), ranks_per_host=2, noise=0.01)
     live = LiveDetection(job.roster(), Thresholds())
     passes, waits = np.full(8, 0.3), np.full(8, 0.02)
@@ -442,7 +442,7 @@ def test_tensor_parallel_neighbour_is_a_victim(slow: Operation) -> None:
 
 
 def test_overlapping_collectives_count_a_wait_once() -> None:
-    """Reductions of many buckets are awaited together: their sum is many times the step, and as noisy."""
+    """Reductions of many buckets are awaited together: the sum of their times is many times the step, and noisy."""
     job = SyntheticJob(DP4)
     live = LiveDetection(job.roster(), Thresholds())
     random = np.random.default_rng(5)

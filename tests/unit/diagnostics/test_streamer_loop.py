@@ -63,7 +63,7 @@ class Collected:
 
 @pytest.fixture
 def idle_state() -> SenderState:
-    """The state of a sender that has nothing to do."""
+    """Return the state of an idle sender."""
     sender = Sender("host-1", FixedDaemon(None), None)
     try:
         return sender.state()

@@ -156,7 +156,7 @@ def test_times_are_exact_relative_to_the_base(job: Timeline, trace: dict[str, An
 
     begins = sorted(base + ns(event["ts"]) for event in of_kind(trace, "X"))
     assert begins == sorted(job.spans.start_ns.tolist())
-    assert base > 2**53  # which is why it is not part of the times
+    assert base > 2**53  # so it cannot be part of times that are floats
     assert sorted(ns(event["dur"]) for event in of_kind(trace, "X")) == sorted(job.spans.duration_ns.tolist())
 
 
@@ -168,7 +168,7 @@ def test_nanoseconds_are_kept() -> None:
     first, second = of_kind(read_trace(laid_out(drawing)), "X")
 
     assert (str(first["ts"]), str(first["dur"])) == ("0.000", "1234567.891")
-    assert (str(second["ts"]), str(second["dur"])) == ("1234567.891", "0.001")  # of 0 ns nothing would be seen
+    assert (str(second["ts"]), str(second["dur"])) == ("1234567.891", "0.001")  # a slice of 0 ns would be invisible
 
 
 def test_fields_of_a_slice() -> None:

@@ -204,7 +204,7 @@ def test_a_change_is_reported_with_its_cause(tmp_path: Path, capsys: pytest.Capt
         drawing.total(Op.STEP, 200_000 * step, forward + 10_000, step=step)
         drawing.total(Op.FORWARD_COMPUTE, 200_000 * step, forward, step=step)
         drawing.value(StepValue.MODEL_FLOPS, 200_000 * step, 1e12, step=step)
-        # what one says that is no number, or too much, is not the job's
+        # a peak that is not finite or impossibly high does not count
         peak = {10: float("nan"), 20: float("inf"), 30: 9e99}.get(step, 5e13)
         drawing.value(StepValue.PEAK_FLOPS, 200_000 * step, peak, step=step)
     place = stored(tmp_path / "events", drawing)

@@ -1,4 +1,4 @@
-"""The numbers of a job that a scrape reads, as rows make them."""
+"""The training metrics of a job, computed from rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.helpers.synthetic_steps import SyntheticJob, step_values
 
 
 def reading_of(*values: tuple[StepValue, float], step_us: int | None = 500_000) -> JobReading:
-    """Return what is read after one step of rank 0 that came to these values."""
+    """Return the reading after one step of rank 0 with these values."""
     drawing = Drawing()
     for kind, value in ((StepValue.LOSS, 2.5), *values):
         drawing.value(kind, 0, value, step=7)

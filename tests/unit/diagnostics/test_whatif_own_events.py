@@ -37,7 +37,7 @@ JOBS = {
 
 
 def recorded(job: PipelineJob) -> tuple[OperationTable, PipelineJob]:
-    """Return what really ran: a job that has nothing our spans cannot tell of."""
+    """Return the operations of a job, without features that recorded spans cannot represent."""
     exact = replace(job, is_overlapped=True, separate_s=0.0, noise=0.1)
     return exact.run(), exact
 
@@ -48,7 +48,7 @@ def of_spans(spans: Spans, job: PipelineJob) -> WhatIf:
 
 
 def test_queue_time_of_early_collectives_does_not_count() -> None:
-    """All of a step's reduce-scatters begin with its first one, and end as before: none takes longer for that."""
+    """All reduce-scatters of a step begin with the first one, and end as before: the time in the queue does not count."""
     table, job = recorded(JOBS["interleaved"])
     spans = recorded_spans(table, job.shape)
     expected = of_spans(spans, job)
@@ -59,7 +59,7 @@ def test_queue_time_of_early_collectives_does_not_count() -> None:
     for rows in by_cell:
         in_turn = rows[np.argsort(end[rows])]
         assert len(in_turn) > 1
-        # they follow one another without a pause, as those do that wait for their turn
+        # without pauses, as exchanges that wait in a queue
         start[in_turn[1:]] = end[in_turn[:-1]]
     back_to_back = replace(spans, start_ns=start.copy(), duration_ns=end - start)
     for rows in by_cell:
@@ -102,7 +102,7 @@ def test_spans_give_the_figures_of_what_they_record(name: str) -> None:
 def test_the_halves_of_a_backward_are_distinguished() -> None:
     table, job = recorded(replace(JOBS["zero bubble"], slow_cells={}))
     spans = recorded_spans(table, job.shape)
-    # all but one rank are faster at it: a longer span would reach into what comes after it
+    # all other ranks are made faster, because a longer span would overlap with the next one
     is_fast = (spans.rank != 1) & (spans.operation == Operation.BACKWARD_WEIGHT_COMPUTE.number)
     one_slow = replace(spans, duration_ns=np.where(is_fast, spans.duration_ns // 4, spans.duration_ns))
     even, uneven = (of_spans(each, job).parts.by_optype.overall for each in (spans, one_slow))
@@ -125,7 +125,7 @@ def test_slowest_tensor_parallel_rank_counts() -> None:
 @pytest.mark.parametrize("behind_s", [0.003, 0.2])
 @pytest.mark.parametrize("name", ["interleaved", "zero bubble"])
 def test_tensor_parallel_ranks_may_be_apart(name: str, behind_s: float) -> None:
-    """One rank sums its gradients, or receives, while another is in its last backward still: each has its place."""
+    """One rank already reduces its gradients, or receives, while another is still in its last backward."""
     table, job = recorded(replace(JOBS[name], tp_size=2))
     spans = recorded_spans(table, job.shape)
     behind = spans

@@ -1,4 +1,4 @@
-"""The file: created whole or not at all, read while it is written, and readable after kill -9."""
+"""The black box file: created whole or not at all, readable while it is written and after kill -9."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.unit.telemetry.conftest import IDENTITY, Boxed
 
 ROOT = Path(__file__).parents[3]
 
-# Records in which every field says the same number, so that any mixture of two records shows.
+# Records in which every field has the same number, so that a mixture of two records is detected.
 SPINNER = """
 import signal
 import sys
@@ -104,7 +104,7 @@ def test_records_are_whole_beside_the_writer_and_after_kill_9(spinner, num_recor
     assert box.num_torn <= 1
     numbers = sorted([record.sequence for record in box.records] + [total.sequence for total in box.totals])
     assert numbers[-1] >= box.cursor - 1
-    # a slot that it died in may still be all zeros, as one that was never used
+    # the slot that it wrote when it was killed may still be all zeros, like one that was never used
     assert num_records - 1 <= len(numbers) + box.num_torn <= num_records
     for record in box.records:
         assert_whole(record)

@@ -1,4 +1,4 @@
-"""`megatrain blackbox`: what people and programs get to see of a black box."""
+"""`megatrain blackbox`: the table and the JSON of a black box."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device timer on a device of our own: a queue that works later than the host asks, with its own clock."""
+"""The device timer on a simulated device: a queue that runs later than the host launches, with its own clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MS = 1_000_000
 
 
 class FakeDevice:
-    """Work is queued and done when `run` says so. Its clock may run fast or slow; the host's is `now_ns`."""
+    """A device that queues work until `run`. Its clock may run fast or slow; the host's clock is `now_ns`."""
 
     def __init__(self, drift: float = 0.0) -> None:
         self.now_ns = 5_000_000_000
@@ -33,7 +33,7 @@ class FakeDevice:
         self.queue.append(duration_ns)
 
     def run(self) -> None:
-        """Do all that was queued; the host sees it done at the end."""
+        """Carry out all queued work."""
         for item in self.queue:
             if isinstance(item, int):
                 self.now_ns += item
@@ -65,7 +65,7 @@ class FakeEvent:
         assert self.device_ns is not None
         assert end_event.device_ns is not None
         milliseconds = (end_event.device_ns - self.device_ns) / MS
-        (single,) = struct.unpack("f", struct.pack("f", milliseconds))  # what a device driver gives
+        (single,) = struct.unpack("f", struct.pack("f", milliseconds))  # a device driver returns single precision
         return float(single)
 
 

@@ -79,7 +79,7 @@ def test_ring_keeps_the_newest_records(boxed: Boxes) -> None:
     assert [record.microbatch for record in found.records] == list(range(24, 40))
     assert found.num_torn == 0
     assert found.progress.num_lost_ends == 1
-    # Its time is not lost for the sums.
+    # Its time is still part of the totals.
     assert recorder.complete_step().totals[Operation.CHECKPOINT].count == 1
 
 
@@ -265,7 +265,7 @@ def test_values_of_a_step_are_reported_beside_its_spans(boxed: Boxes) -> None:
     recorder.complete_step()
     recorder.note_value(StepValue.LOSS, 2.5)
     recorder.note_value(StepValue.GRAD_NORM, math.inf)
-    (all_ones,) = struct.unpack("<d", b"\xff" * 8)  # a NaN whose bits would say that the record is open
+    (all_ones,) = struct.unpack("<d", b"\xff" * 8)  # a NaN whose bits would mark the record as open
     recorder.note_value(StepValue.TOKENS, all_ones)
     found = box.read()
     assert [(value.sequence, value.step, value.kind_number) for value in found.values] == [
