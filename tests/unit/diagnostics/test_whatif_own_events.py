@@ -48,7 +48,7 @@ def of_spans(spans: Spans, job: PipelineJob) -> WhatIf:
 
 
 def test_queue_time_of_early_collectives_does_not_count() -> None:
-    """All reduce-scatters of a step begin with the first one, and end as before: the time in the queue does not count."""
+    """All reduce-scatters of a step begin with the first one, and end as before: time in the queue does not count."""
     table, job = recorded(JOBS["interleaved"])
     spans = recorded_spans(table, job.shape)
     expected = of_spans(spans, job)
