@@ -46,21 +46,14 @@ def other_process(script: str, *arguments: object) -> Iterator[subprocess.Popen[
             process.kill()
 
 
-JOIN = """
+HOLD = """
 import sys
 from pathlib import Path
 from megatrain.arena.directory import join_arena
-arena, lock = join_arena(Path(sys.argv[1]))
-print("in", flush=True)
-sys.stdin.read()
-"""
-WRITE = """
-import sys
-from pathlib import Path
-from megatrain.arena.directory import open_arena
 from megatrain.arena.locks import hold_alone
-lock = hold_alone(open_arena(Path(sys.argv[1])).writer_lock)
-print("writing" if lock else "another", flush=True)
+arena, workers = join_arena(Path(sys.argv[1]))
+writer = hold_alone(arena.writer_lock)
+print("holds both" if writer else "another writes", flush=True)
 sys.stdin.read()
 """
 
@@ -87,13 +80,12 @@ def test_workers_share_their_lock_and_the_writer_has_its_own(path: Path) -> None
     assert hold_alone(arena.writer_lock) is not None
 
 
-def test_lock_ends_with_its_process(path: Path) -> None:
+def test_locks_end_with_their_process(path: Path) -> None:
     arena = create_arena(path)
-    with other_process(JOIN, path), other_process(WRITE, path):
+    with other_process(HOLD, path):
         assert is_held(arena.workers_lock)
+        assert is_held(arena.writer_lock)
         assert hold_alone(arena.writer_lock) is None
-        with other_process(WRITE, path) as second:
-            assert second.poll() is None
     assert not is_held(arena.workers_lock)
     assert not is_held(arena.writer_lock)
 

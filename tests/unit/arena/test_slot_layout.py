@@ -84,6 +84,7 @@ def test_a_slot_is_read(slot: Path) -> None:
         assert reader.read_contents(1000, 0) == b""
 
 
+@settings(max_examples=50)
 @given(
     st.builds(
         SlotHeader,
@@ -222,7 +223,7 @@ def test_outcome_of_a_snapshot_is_recorded_once(slot: Path) -> None:
         write_persist(slot.with_name("gone"), 102, Persist.DONE)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 4095), st.binary(min_size=1, max_size=8))
 def test_a_damaged_header_is_refused_or_harmless(slot: Path, at: int, content: bytes) -> None:
     raw = slot_file_bytes(make_header(), WORDS, bytes(1000))

@@ -50,7 +50,7 @@ def plain_ends(edges, groups, is_shared, durations, delays):
 
 
 def test_replicas_end_as_in_plain_python() -> None:
-    for seed, has_delays in product(range(20), (False, True)):
+    for seed, has_delays in product(range(10), (False, True)):
         edges, groups, is_shared = random_pipeline(seed)
         rng = np.random.default_rng(seed)
         durations = rng.integers(0, 50, (NUM_OPERATIONS, NUM_REPLICAS, NUM_COLUMNS)).astype(float)

@@ -163,11 +163,11 @@ def test_the_typical_step_is_the_median_of_the_last_31(boxed: Boxes, monkeypatch
 
 def test_ended_spans_do_not_pile_up_between_steps(boxed: Boxes) -> None:
     recorder = boxed().recorder
-    for _ in range(3 * 4096):
+    for _ in range(2 * 4096):
         recorder.end(recorder.begin(FORWARD))
     assert len(recorder._totals.ended) <= 4096
     recorder.set_step(0)
-    assert recorder.complete_step().totals[FORWARD].count == 3 * 4096
+    assert recorder.complete_step().totals[FORWARD].count == 2 * 4096
 
 
 def test_spans_before_the_first_step_and_with_an_own_step(boxed: Boxes) -> None:
