@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrain_diagnostics.events.clocks import align, host_clocks
@@ -111,6 +111,7 @@ def test_alignment_without_rows_or_comparisons_changes_nothing() -> None:
     assert num_rows(align(spans_at([]), compared([(BEGIN, 5)]), {})) == 0
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(-2 * HOUR, 2 * HOUR), min_size=1, max_size=6),
     st.lists(st.integers(-4 * HOUR, 40 * HOUR), min_size=1, max_size=30),
@@ -124,6 +125,7 @@ def test_every_row_is_moved_by_a_measured_offset(offsets: list[int], times: list
     assert taken.max() <= max(offsets)
 
 
+@settings(max_examples=50)
 @given(
     st.integers(-HOUR, HOUR), st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**7)), min_size=1, max_size=9)
 )

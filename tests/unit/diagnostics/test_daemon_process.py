@@ -27,6 +27,7 @@ from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import JobRecord, Round
 from megatrain_diagnostics import daemon
+from megatrain_diagnostics.collector import event_server
 from megatrain_diagnostics.collector.configuration import Configuration
 from megatrain_diagnostics.collector.settings import DaemonSettings
 from megatrain_diagnostics.daemon import run_daemon
@@ -46,6 +47,12 @@ from tests.helpers.event_collector import span_rows
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+@pytest.fixture(autouse=True)
+def prompt_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the server look often whether it is being stopped."""
+    monkeypatch.setattr(event_server, "_ACCEPT_S", 0.02)
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +210,7 @@ def answer_of(port: int) -> int:
         connection.close()
 
 
+@pytest.mark.slow(kept=["False"])
 @pytest.mark.parametrize("is_launched", [True, False])
 def test_daemon_listens_only_as_configured(
     etcd: EtcdServers, client: EtcdClient, tmp_path: Path, is_launched: bool

@@ -190,6 +190,7 @@ def test_a_changed_byte_never_brings_down_more_than_its_batch(place: int, value:
     assert num_rows(found.live) + sum(found.refused.values()) <= 3
 
 
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1)),

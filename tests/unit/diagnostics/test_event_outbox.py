@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrain_diagnostics.wire.outbox import Outbox
@@ -142,6 +142,7 @@ STEPS = st.lists(
 )
 
 
+@settings(max_examples=50)
 @given(STEPS)
 def test_every_batch_is_acknowledged_dropped_or_still_there(steps: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from megatrain.contracts.records.record import encode
+from megatrain_diagnostics.collector import event_server
 from megatrain_diagnostics.collector.counters import RejectionReason
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import Clocks, LogLines, Spans, Table, from_columns, num_rows
@@ -26,6 +27,12 @@ from megatrain_diagnostics.wire.sender import Sender, SenderLimits
 from tests.helpers.event_collector import RunningCollector, span_rows
 from tests.helpers.fixed_daemon import FixedDaemon
 from tests.helpers.waiting import DEADLINE_S, wait_until
+
+
+@pytest.fixture(autouse=True)
+def prompt_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the server look often whether it is being stopped."""
+    monkeypatch.setattr(event_server, "_ACCEPT_S", 0.02)
 
 
 class HeldStore:
@@ -135,7 +142,7 @@ def test_rows_of_an_ended_sender_are_sent_by_the_next(tmp_path: Path) -> None:
 def test_daemon_restarts_lose_and_repeat_no_row(tmp_path: Path) -> None:
     finder = FixedDaemon(None)
     with Sender("host-1", finder, tmp_path / "spool") as sender:
-        for life in range(3):
+        for life in range(2):
             with RunningCollector(tmp_path / "events", session=f"life-{life}") as collector:
                 finder.replace(collector.record)
                 for first in range(1000 * life, 1000 * life + 800, 100):
@@ -146,8 +153,8 @@ def test_daemon_restarts_lose_and_repeat_no_row(tmp_path: Path) -> None:
         with RunningCollector(tmp_path / "events", session="last") as collector:
             finder.replace(collector.record)
             assert sender.flush(DEADLINE_S)
-            assert collector.read(Spans).sequence.tolist() == list(range(3000))
-        assert sender.state().num_connections >= 4
+            assert collector.read(Spans).sequence.tolist() == list(range(2000))
+        assert sender.state().num_connections >= 3
 
 
 def test_repeated_batches_are_recognised_by_number(tmp_path: Path) -> None:

@@ -40,6 +40,12 @@ with RunningCollector(Path(sys.argv[1])) as collector:
 """
 
 
+@pytest.fixture(autouse=True)
+def prompt_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the server look often whether it is being stopped."""
+    monkeypatch.setattr(event_server, "_ACCEPT_S", 0.02)
+
+
 @contextmanager
 def served(events: Path) -> Iterator[tuple[subprocess.Popen[str], DaemonRecord]]:
     """Run a collector in a process of its own."""

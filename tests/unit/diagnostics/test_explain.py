@@ -289,7 +289,7 @@ def count_every_ns(spans: list[tuple[Op, int, int]], length: int) -> dict[str, i
         unique_by=lambda drawn: drawn[1] + drawn[2],  # of two exchanges that end together, either may get the time
     )
 )
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 def test_time_agrees_with_a_count_of_every_nanosecond(drawn: list[tuple[Op, int, int]]) -> None:
     # an all-reduce inside of clip is counted by another rule, which is tested by hand
     clips = [(start, start + length) for operation, start, length in drawn if operation in (Op.CLIP, Op.OPTIMIZER)]

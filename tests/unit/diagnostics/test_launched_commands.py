@@ -75,6 +75,7 @@ def test_commands_import_no_heavy_package() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_streamer_with_invalid_settings_names_the_error() -> None:
     arguments = [sys.executable, "-m", "megatrain_diagnostics.streamer", "--settings", "{}", *ETCD]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)

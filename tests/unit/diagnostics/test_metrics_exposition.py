@@ -126,18 +126,6 @@ def get(port: int, path: str, token: str | None = None) -> tuple[int, bytes]:
         return error.code, error.read()
 
 
-def test_a_scraper_without_the_token_gets_no_metrics() -> None:
-    with server("s3cret") as listening:
-        assert get(listening.port, "/metrics")[0] == 401
-        assert get(listening.port, "/metrics", "wrong")[0] == 401
-        assert get(listening.port, "/metrics", "s3cret-and-more")[0] == 401
-        code, body = get(listening.port, "/metrics", "s3cret")
-        assert code == 200
-        assert b"megatrain_rank_info{" in body
-        assert get(listening.port, "/healthz") == (200, b"ok\n")
-        assert get(listening.port, "/etc/passwd", "s3cret")[0] == 404
-
-
 def test_beyond_the_machine_a_token_is_needed() -> None:
     with (
         pytest.raises(ConfigError, match=r"metrics_address='0.0.0.0' .*metrics_token_file"),
@@ -145,12 +133,15 @@ def test_beyond_the_machine_a_token_is_needed() -> None:
     ):
         pass
     with server("s3cret", address="0.0.0.0") as listening:
-        assert get(listening.port, "/metrics")[0] == 401
-
-
-def test_a_port_that_is_taken_is_named() -> None:
-    with server() as first, pytest.raises(ConfigError, match=f"metrics_port={first.port}: cannot listen"):
-        MetricsServer(registry_of(HostCollector(make_host_reading)), "127.0.0.1", first.port)
+        for token in (None, "wrong", "s3cret-and-more"):
+            assert get(listening.port, "/metrics", token)[0] == 401, token
+        code, body = get(listening.port, "/metrics", "s3cret")
+        assert code == 200
+        assert b"megatrain_rank_info{" in body
+        assert get(listening.port, "/healthz") == (200, b"ok\n")
+        assert get(listening.port, "/etc/passwd", "s3cret")[0] == 404
+        with pytest.raises(ConfigError, match=f"metrics_port={listening.port}: cannot listen"):
+            MetricsServer(registry_of(HostCollector(make_host_reading)), "127.0.0.1", listening.port)
 
 
 def test_a_token_file_must_hold_a_token(tmp_path: Path) -> None:

@@ -187,8 +187,10 @@ def test_unfinished_files_are_removed_at_the_start(tmp_path: Path) -> None:
     assert written.exists()
 
 
-def test_kill_loses_nothing_that_was_committed(tmp_path: Path) -> None:
-    for life in range(3):
+@pytest.mark.slow(kept=["1"])
+@pytest.mark.parametrize("num_kills", [1, 3])
+def test_kill_loses_nothing_that_was_committed(tmp_path: Path, num_kills: int) -> None:
+    for life in range(num_kills):
         process = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
         )

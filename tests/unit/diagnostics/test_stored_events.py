@@ -95,7 +95,7 @@ wheres = st.builds(
 
 
 @given(where=wheres)
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_rows_are_those_that_memory_gives(stored: StoredEvents, where: Where) -> None:
     expected = MemoryEvents({StepTotals: joined(StepTotals, PARTS)}).read(StepTotals, where)
 

@@ -112,7 +112,7 @@ def test_two_slow_hosts_are_one_finding() -> None:
 
 def test_slow_rank_with_one_peer_is_uncertain() -> None:
     job = SyntheticJob(Layout(dp_size=2, pp_size=2), compute_factor={1: 1.3})
-    _, assessments = watch(job, 80)
+    _, assessments = watch(job, 50)
     found = all_findings(assessments)
     assert {one.cause for one in found} == {Cause.COMPUTE}
     assert {one.confidence for one in found} == {LOW}

@@ -251,7 +251,7 @@ def test_limit_that_allows_nothing_still_gives_a_note() -> None:
         max_size=25,
     )
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 def test_any_spans_make_tracks_that_nest(drawn: list[tuple[Op, int, int, int]]) -> None:
     drawing = Drawing(layout=Layout(dp_size=2))
     for operation, start, length, rank in drawn:

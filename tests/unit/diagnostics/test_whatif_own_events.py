@@ -75,6 +75,7 @@ def test_queue_time_of_early_collectives_does_not_count() -> None:
     assert found.worst_ranks == expected.worst_ranks
 
 
+@pytest.mark.slow(kept=["1f1b", "interleaved", "no pipeline", "zero bubble"])
 @pytest.mark.parametrize("name", list(JOBS))
 def test_spans_give_the_figures_of_what_they_record(name: str) -> None:
     table, job = recorded(JOBS[name])
@@ -122,6 +123,7 @@ def test_slowest_tensor_parallel_rank_counts() -> None:
     )
 
 
+@pytest.mark.slow(kept=["interleaved-0.003", "zero bubble-0.2"])
 @pytest.mark.parametrize("behind_s", [0.003, 0.2])
 @pytest.mark.parametrize("name", ["interleaved", "zero bubble"])
 def test_tensor_parallel_ranks_may_be_apart(name: str, behind_s: float) -> None:
@@ -250,18 +252,15 @@ def test_contradictory_arguments_are_refused(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("made.yaml", "would have the same name"), ("trace.parquet", "overwrite the trace")],
-)
 def test_export_never_overwrites_its_source(
-    run_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
+    run_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace.parquet"
     figures_printed(capsys, str(run_directory), "--export-trace", str(trace))
     before = trace.read_bytes(), trace.with_suffix(".yaml").read_bytes()
 
-    assert main(["diag", "whatif", "--trace", str(trace), "--export-trace", str(tmp_path / name)]) != 0
+    for name, message in (("made.yaml", "would have the same name"), ("trace.parquet", "overwrite the trace")):
+        assert main(["diag", "whatif", "--trace", str(trace), "--export-trace", str(tmp_path / name)]) != 0
 
-    assert message in capsys.readouterr().err
-    assert (trace.read_bytes(), trace.with_suffix(".yaml").read_bytes()) == before
+        assert message in capsys.readouterr().err
+        assert (trace.read_bytes(), trace.with_suffix(".yaml").read_bytes()) == before, name
