@@ -265,7 +265,7 @@ def test_any_spans_make_tracks_that_nest(drawn: list[tuple[Op, int, int, int]]) 
 
 
 @pytest.mark.slow
-def test_256_ranks_are_drawn_in_seconds(tmp_path: Path) -> None:
+def test_timeline_of_256_ranks_is_written(tmp_path: Path) -> None:
     timeline = laid_out(draw_job(Layout(tp_size=8, pp_size=4, dp_size=8), range(2), 6), max_slices=2_000_000)
     path = tmp_path / "timeline.json.gz"
 
