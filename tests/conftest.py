@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -19,6 +20,7 @@ from tests.helpers.outside_data import absent_data
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.run_record import RunRecorder
 from tests.helpers.selection import quick_and_slow
+from tests.helpers.shared_compilation import import_share
 from tests.helpers.waiting import PATIENCE
 
 TIMEOUT_S = 300.0
@@ -88,6 +90,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return SharedFixtureScheduling(config, log)
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    """Import a share of the test modules first, in a process of several: see shared_compilation."""
+    if worker := getattr(session.config, "workerinput", None):
+        number = int(worker["workerid"].removeprefix("gw"))
+        import_share(session.config.args, number, worker["workercount"])
+
+
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Name a test of binary data by its argument: processes must agree on its name, and gzip's data hold the time."""
     is_binary = isinstance(val, bytes) and not val.decode("latin-1").isprintable()
@@ -115,8 +124,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Let the interpreter end as usual: extensions tell at length of each object that outlives them."""
-    gc.unfreeze()
+    """Let the interpreter exit as usual: extensions print a warning for each object that outlives them."""
+    # at exit, because pytest collects garbage several times before, and each time it would walk all that is frozen
+    atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

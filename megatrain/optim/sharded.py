@@ -38,7 +38,7 @@ class ShardedOptimizer:
         self._muon = Muon(of_muon, config, mesh.along[NEAREST]) if of_muon else None
 
     def gradient_square_sum(self) -> Tensor:
-        """Return this rank's part of the squared gradient norm, in fp64. Of several holders, only the first contributes."""
+        """Return this rank's part of the squared gradient norm, in fp64; only the first of several holders has one."""
         parts = []
         for chunk, state in self.states:
             shard = chunk.gradient_shard(state.bucket)

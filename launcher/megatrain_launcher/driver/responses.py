@@ -206,7 +206,7 @@ def _for_network(
 def _evict_if_recurring(
     response: Response, facts: Facts, history: Sequence[Incident], policy: Policy, now: float
 ) -> Response:
-    """Evict hosts that failed too often, for any reasons, if the job can continue without them."""
+    """Evict hosts that were lost or failed too often by their own fault, if the job can continue without them."""
     most = max(1.0, policy.max_vanished_fraction * len(set(facts.host_of.values())))
 
     def counts_against_host(kind: IncidentKind, label: str, num_culprits: int) -> bool:

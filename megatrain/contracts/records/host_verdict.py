@@ -106,7 +106,7 @@ class VerdictOutcome:
     gain_s: float = 0.0
     """Expected gain over the rest of the job."""
     price_s: float = 0.0
-    """Cost of a restart: the seconds without a step, and the steps to repeat."""
+    """Cost of a restart: the time without a step, and that of the steps to repeat."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class Incident:
     resumed_step: int | None = None
     driver: str = ""
     effective_time_ratio: float | None = None
-    """The ratio of the whole job until the incident was closed."""
+    """The share of the job's time that was training, until the incident was closed."""
     verdict: str = ""
     """The id of the verdict that caused it."""
     rollback: Rollback | None = None

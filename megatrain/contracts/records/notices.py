@@ -27,7 +27,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverRecord:
-    """One receiver. Only the elected driver's host writes it, after each message that the receiver has accepted."""
+    """One receiver. Only the elected driver's host writes it, after each attempt to send it a message."""
 
     receiver: str
     """Its kind: slack, pagerduty, email, alertmanager or webhook."""

@@ -102,7 +102,7 @@ def test_copy_of_another_size_plan_or_owner_is_refused(
     before = [slot.path.read_bytes() for slot in slots]
     with serving(CopyKeeper(replace(hosts.planned, **change), slots).serve) as address, sending(address) as sender:
         sender.offer(hosts.own.slot(OWNER, 0))
-        wait_for_problem(sender, "the keeper refused the copy: PlannedSlot(owner=")
+        wait_for_problem(sender, "the keeper refused the copy: this rank keeps copies of PlannedSlot(owner=")
     assert [slot.path.read_bytes() for slot in slots] == before
 
 

@@ -40,8 +40,8 @@ FP8 = ["--fp8.recipe=tensorwise", "--train.precision=bf16", "--fp8.backend=trans
             ["--parallel.dp_size=16"],
             (
                 "batch.global_batch_size=48: num_microbatches=3 (batch.global_batch_size / (batch.micro_batch_size * "
-                'dp_size)) must be at least parallel.pp_size=4 for parallel.schedule="zero_bubble", or there is too '
-                "little to fill the bubble with; raise batch.global_batch_size to 4 micro-batches or use "
+                'dp_size)) must be at least parallel.pp_size=4 for parallel.schedule="zero_bubble", or there are too '
+                "few wgrads to fill the bubble; raise batch.global_batch_size to 4 micro-batches or use "
                 'schedule="1f1b"; the smallest batch that fits is 64'
             ),
         ),

@@ -130,7 +130,7 @@ def test_progress_of_another_build_is_removed(source: Path, tmp_path: Path, chan
         (source / "d.txt").write_text("added")
     options = {"seed": 9} if change == "seed" else {}
     lines = build(source, tmp_path / "out", **options)
-    assert not any("going on" in line for line in lines)
+    assert not any("continuing a build" in line for line in lines)
     build(source, tmp_path / "whole", **options)
     assert content(tmp_path / "out") == content(tmp_path / "whole")
     assert sorted(os.listdir(tmp_path)) == ["out", "source", "whole"]
@@ -158,7 +158,7 @@ def test_spool_cut_by_a_crash_begins_again(source: Path, tmp_path: Path) -> None
     assert in_child(be_killed) == -signal.SIGKILL
     (left,) = tmp_path.glob(".out.part-*")
     os.truncate(left / "kept" / "tokens", 3)
-    assert not any("going on" in line for line in build(source, tmp_path / "out"))
+    assert not any("continuing a build" in line for line in build(source, tmp_path / "out"))
 
 
 @pytest.mark.parametrize("num_workers", [2, pytest.param(5, marks=pytest.mark.slow)])

@@ -80,7 +80,7 @@ def test_inputs_that_do_not_fit_are_refused(tmp_path: Path, write_tokens: Callab
     one = built(tmp_path, "a", 9)
     other = built(tmp_path, "b", 9)
     pair = write_tokens([[1]], "pair")
-    with pytest.raises(DataError, match=r"pair: is no directory, but other inputs are"):
+    with pytest.raises(DataError, match=r"pair: is not a directory, but other inputs are"):
         merge([one, pair], tmp_path / "out")
     (other / "meta.json").write_text(
         (other / "meta.json").read_text().replace('"tokenizer_sha256": "', '"tokenizer_sha256": "f')
@@ -88,7 +88,7 @@ def test_inputs_that_do_not_fit_are_refused(tmp_path: Path, write_tokens: Callab
     with pytest.raises(DataError, match=r"input 2='.*b/train': its tokens were made with another tokenizer"):
         merge([one, other], tmp_path / "out")
     (other / "meta.json").unlink()
-    with pytest.raises(DataError, match=r"b: has no meta\.json, so it is no data directory"):
+    with pytest.raises(DataError, match=r"b: has no meta\.json, so it is not a data directory"):
         merge([one, other], tmp_path / "out")
     with pytest.raises(DataError, match="a: already holds a data set"):
         merge([one, one], one)

@@ -108,7 +108,7 @@ def test_damage_is_named_and_the_rest_verified(built: Path, damage: str) -> None
 
 def test_index_beside_other_tokens_names_both_files(built: Path) -> None:
     shutil.copyfile(built / "validation.idx", built / "train.idx")
-    with pytest.raises(DataError, match=r"train\.bin: the tokens that .*train\.idx lists .* not of the same data"):
+    with pytest.raises(DataError, match=r"train\.bin: the tokens that .*train\.idx lists .* belong to different data"):
         IndexedDataset(built / "train")
 
 

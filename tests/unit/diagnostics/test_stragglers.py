@@ -13,8 +13,6 @@ from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 from megatrain_diagnostics.analysis.candidates import least_score
 from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds
 from megatrain_diagnostics.analysis.live import LiveDetection
-from megatrain_diagnostics.analysis.workload import MIN_WORK_CORRELATION, pass_correlations, pearson
-from megatrain_diagnostics.events.tables import Spans, from_columns
 from tests.helpers.synthetic_steps import SyntheticJob
 
 HIGH, LOW = VerdictConfidence.HIGH, VerdictConfidence.LOW
@@ -256,82 +254,6 @@ def test_slow_host_with_longer_sequences_is_named() -> None:
     assert live.assessment.findings[0].cause is Cause.COMPUTE
 
 
-def watch_compute(
-    seconds_of: Callable[[int], np.ndarray], work_of: Callable[[int], dict[int, float]], num_steps: int
-) -> dict[int, StragglerAssessment]:
-    """Stream steps of three ranks with given compute times and squared lengths; return the assessment after each."""
-    job = SyntheticJob(Layout(dp_size=3), ranks_per_host=1)
-    live, assessments = LiveDetection(job.roster(), Thresholds()), {}
-    for step in range(num_steps):
-        seconds = seconds_of(step)
-        job.work_factor = work_of(step)
-        passes = {Operation.FORWARD_COMPUTE: seconds / 3, Operation.BACKWARD_COMPUTE: seconds * 2 / 3}
-        waits = seconds.max() - seconds
-        step_s = np.full(3, seconds.max() + 0.01)
-        totals, values = job.step(
-            step,
-            {
-                **passes,
-                Operation.GRADS_REDUCE_SCATTER: waits,
-                Operation.OPTIMIZER: step_s * 0.0,
-                Operation.STEP: step_s,
-            },
-        )
-        live.add_values(values)
-        live.add_totals(totals, float(step))
-        live.advance(float(step))
-        assessments[step] = live.assessment
-    return assessments
-
-
-# own compute by step and rank, measured in a job; the documents of rank 2 are twice as long
-MEASURED_S = 1e-3 * np.array(
-    [
-        [122, 140, 180],
-        [112, 114, 181],
-        [116, 135, 194],
-        [114, 121, 182],
-        [118, 123, 182],
-        [129, 115, 181],
-        [114, 114, 181],
-        [118, 143, 182],
-    ]
-)
-
-
-STALLS = [((), 0.0), *((ranks, stall_s) for ranks in ((0,), (0, 1), (2,)) for stall_s in (0.056, 0.3, 5.0))]
-
-
-@pytest.mark.slow(kept=["()-0.0", "(0,)-0.056", "(0, 1)-0.3", "(2,)-5.0"])
-@pytest.mark.parametrize(("stalled", "stall_s"), STALLS, ids=str)
-def test_busy_core_does_not_hide_compute_that_follows_samples(stalled: tuple[int, ...], stall_s: float) -> None:
-    def seconds(step: int) -> np.ndarray:
-        found = MEASURED_S[step % len(MEASURED_S)].copy()
-        for place, rank in enumerate(stalled):
-            found[rank] += stall_s if step % 8 == 2 + 3 * place else 0.0
-        return found
-
-    assessments = watch_compute(seconds, lambda _: {2: 4.0}, 40)
-    sure = {(one.cause, one.ranks) for one in all_findings(assessments) if one.confidence is HIGH}
-    assert sure == {(Cause.LENGTHS, (2,))}
-
-
-def test_host_that_stays_slow_without_its_samples_is_named() -> None:
-    equal_from = 20
-    assessments = watch_compute(
-        lambda step: MEASURED_S[step % len(MEASURED_S)], lambda step: {2: 4.0} if step < equal_from else {}, 60
-    )
-    causes = {step: [(one.cause, one.confidence) for one in found.findings] for step, found in assessments.items()}
-    explained = [step for step, found in causes.items() if found == [(Cause.LENGTHS, HIGH)]]
-    doubtful = [step for step, found in causes.items() if found == [(Cause.COMPUTE, LOW)] and step >= equal_from]
-    sure = [step for step, found in causes.items() if found == [(Cause.COMPUTE, HIGH)]]
-    assert doubtful == list(range(max(explained) + 1, max(explained) + 1 + len(doubtful)))
-    assert sure == list(range(doubtful[-1] + 1, 60))
-    assert len(doubtful) == Thresholds().num_steps - 1
-    assert "its samples explained this" in assessments[doubtful[0]].findings[0].evidence[-1]
-    assert not any("its samples explained" in one for one in assessments[59].findings[0].evidence)
-
-
 def test_steps_with_checkpoints_and_the_first_ones_are_left_out() -> None:
     job = SyntheticJob(DP4)
     live = LiveDetection(job.roster(), Thresholds())
@@ -372,49 +294,6 @@ def test_more_ranks_need_a_higher_score() -> None:
     # the greatest of 12,288 normal numbers is above 4 more often than not
     greatest = np.median([np.abs(np.random.default_rng(seed).normal(size=12288)).max() for seed in range(20)])
     assert least_score(thresholds, 12288) > greatest > thresholds.score
-
-
-def test_pearson_agrees_with_numpy() -> None:
-    random = np.random.default_rng(1)
-    first = random.normal(size=50)
-    second = first + random.normal(size=50)
-    assert pearson(first, second) == pytest.approx(np.corrcoef(first, second)[0, 1])
-    assert pearson(first, np.ones(50)) == 0.0
-
-
-def passes(times: np.ndarray, *, factor: np.ndarray) -> Spans:
-    """Return forward and backward of micro-batches: times [ranks, micro-batches], factors of each pass [2, ...]."""
-    rank, micro = (grid.ravel() for grid in np.meshgrid(*map(range, times.shape), indexing="ij"))
-    rows = 2 * len(rank)
-    return from_columns(
-        Spans,
-        {
-            "round": [1] * rows,
-            "rank": np.tile(rank, 2),
-            "sequence": range(rows),
-            "step": [10] * rows,
-            "operation": np.repeat([Operation.FORWARD_COMPUTE.number, Operation.BACKWARD_COMPUTE.number], rows // 2),
-            "microbatch": np.tile(micro, 2),
-            "chunk": [0] * rows,
-            "group": [0] * rows,
-            "collective": [0] * rows,
-            "start_ns": [0] * rows,
-            "duration_ns": (np.concatenate([times.ravel(), 2 * times.ravel()]) * factor.ravel() * 1e9).astype(int),
-            "launch_ns": [0] * rows,
-            "num_bytes": [0] * rows,
-            "flags": [0] * rows,
-        },
-    )
-
-
-def test_longer_sequences_are_distinguished_from_slow_hosts() -> None:
-    random = np.random.default_rng(2)
-    lengths = np.exp(0.4 * random.normal(size=(2, 32)))
-    steady = 1.0 + 0.0 * lengths
-    noise = 1.0 + 0.1 * random.normal(size=(2, 2, 32))
-    assert (pass_correlations(passes(lengths, factor=np.ones((2, 2, 32))), 3)[:2] >= MIN_WORK_CORRELATION).all()
-    assert (pass_correlations(passes(steady, factor=noise), 3) < MIN_WORK_CORRELATION).all()
-    assert (pass_correlations(passes(steady, factor=np.ones((2, 2, 32))), 3) == 0.0).all()
 
 
 @pytest.mark.parametrize("slow", [Operation.FORWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE])

@@ -67,7 +67,7 @@ def test_bad_numbers_go_back_at_once_without_saving() -> None:
 )
 def test_steps_that_cannot_be_are_declined(changes: dict[str, Any]) -> None:
     job = begin()
-    assert "go back to" in declined(job, NUMERICS, **changes)
+    assert "roll back to" in declined(job, NUMERICS, **changes)
     go_on(job, 1.0)
     assert list(job.rounds()) == [1]
 

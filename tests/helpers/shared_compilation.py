@@ -1,0 +1,30 @@
+"""The processes of a run share the work of compiling the test modules.
+
+pytest rewrites and compiles each test module when it is first imported, and every process of xdist imports all of them
+in the same order. In a fresh clone, where nothing is compiled, each would compile everything. So each process first
+imports every n-th module: then most modules are compiled when the collection comes to them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+
+def import_share(arguments: Sequence[str], number: int, count: int) -> None:
+    """Import every `count`-th test module of the directories among `arguments`, beginning with module `number`.
+
+    What a module raises is left to the collection, which imports it again and reports it.
+    """
+    folders = [Path(one) for one in arguments if Path(one).is_dir()]
+    files = sorted(file for folder in folders for file in folder.rglob("test_*.py"))
+    for file in files[number::count]:
+        # as pytest does for a file outside any package
+        sys.path.insert(0, str(file.parent.absolute()))
+        with suppress(Exception, pytest.skip.Exception):
+            import_module(file.stem)
