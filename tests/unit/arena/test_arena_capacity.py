@@ -1,4 +1,4 @@
-"""Whether the snapshots of a host's ranks fit into its memory, and the error where they do not."""
+"""The check that the snapshots of a host's ranks fit into its memory, and its error message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def own(*sizes: int) -> list[MemoryNeeded]:
     return [MemoryNeeded(size) for size in sizes]
 
 
-def test_memory_is_counted_by_host() -> None:
+def test_memory_is_counted_by_host_with_a_reserve() -> None:
     hosts = ["a", "a", "b"]
     assert capacity_problem(hosts, own(GB, GB, 3 * GB), [3 * GB, 2 * GB, 4 * GB], 2, "/dev/shm") is None
     assert capacity_problem(hosts, own(0, 0, 0), [0, 0, 0], 2, "/dev/shm") is None
@@ -31,14 +31,11 @@ def test_memory_is_counted_by_host() -> None:
         "checkpoint.slots=2: host b with 1 rank needs 3 GB more for snapshots in /dev/shm, and 67.1 MB must stay "
         "free, but only 2 GB are free; use checkpoint.slots=1, fewer ranks"
     )
-
-
-def test_the_spare_bytes_count() -> None:
     assert capacity_problem(["a"], own(GB), [GB + (64 << 20)], 1, "/dev/shm") is None
     assert capacity_problem(["a"], own(GB), [GB + (64 << 20) - 1], 1, "/dev/shm") is not None
 
 
-def test_copies_count_and_are_reported() -> None:
+def test_peer_copies_need_memory_and_are_reported() -> None:
     needed = [MemoryNeeded(2 * GB, GB), MemoryNeeded(2 * GB, 2 * GB)]
     assert capacity_problem(["a", "a"], needed, [7 * GB + (64 << 20)] * 2, 2, "/dev/shm") is None
     problem = capacity_problem(["a", "a"], needed, [6 * GB] * 2, 2, "/dev/shm")
@@ -50,11 +47,11 @@ def test_copies_count_and_are_reported() -> None:
     )
 
 
-def test_a_start_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_start_with_too_little_memory_is_refused(tmp_path: Path) -> None:
     arena = create_arena(tmp_path / "arena")
     cpu_groups = CpuGroups({axis: simulated_group(axis, 1, 0) for axis in Layout().grid}, Layout().grid)
     check_capacity(arena, ["a"], MemoryNeeded(1000, 1000), 2, 0, cpu_groups)
     with pytest.raises(ConfigError, match="needs 1000 PB more"):
         check_capacity(arena, ["a"], MemoryNeeded(GB * GB), 2, 0, cpu_groups)
-    # what goes before copies are made is as good as free
+    # memory that is released before copies are made counts as free
     check_capacity(arena, ["a"], MemoryNeeded(GB * GB), 2, 0, cpu_groups, leaving_bytes=GB * GB + (64 << 20))

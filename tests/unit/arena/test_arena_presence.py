@@ -1,5 +1,4 @@
-"""Who is in an arena: locks that go with their process, writers that are woken, removal only when no process is
-left."""
+"""The locks of an arena, the wake-up of its writer, and its removal, which needs both locks."""
 
 from __future__ import annotations
 
@@ -47,21 +46,14 @@ def other_process(script: str, *arguments: object) -> Iterator[subprocess.Popen[
             process.kill()
 
 
-JOIN = """
+HOLD = """
 import sys
 from pathlib import Path
 from megatrain.arena.directory import join_arena
-arena, lock = join_arena(Path(sys.argv[1]))
-print("in", flush=True)
-sys.stdin.read()
-"""
-WRITE = """
-import sys
-from pathlib import Path
-from megatrain.arena.directory import open_arena
 from megatrain.arena.locks import hold_alone
-lock = hold_alone(open_arena(Path(sys.argv[1])).writer_lock)
-print("writing" if lock else "another", flush=True)
+arena, workers = join_arena(Path(sys.argv[1]))
+writer = hold_alone(arena.writer_lock)
+print("holds both" if writer else "another writes", flush=True)
 sys.stdin.read()
 """
 
@@ -88,13 +80,12 @@ def test_workers_share_their_lock_and_the_writer_has_its_own(path: Path) -> None
     assert hold_alone(arena.writer_lock) is not None
 
 
-def test_a_lock_goes_with_its_process(path: Path) -> None:
+def test_locks_end_with_their_process(path: Path) -> None:
     arena = create_arena(path)
-    with other_process(JOIN, path), other_process(WRITE, path):
+    with other_process(HOLD, path):
         assert is_held(arena.workers_lock)
+        assert is_held(arena.writer_lock)
         assert hold_alone(arena.writer_lock) is None
-        with other_process(WRITE, path) as second:
-            assert second.poll() is None
     assert not is_held(arena.workers_lock)
     assert not is_held(arena.writer_lock)
 
@@ -103,7 +94,7 @@ def test_a_lock_goes_with_its_process(path: Path) -> None:
 def test_query_does_not_count_as_a_holder(
     path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], Any]
 ) -> None:
-    """To ask is to have the lock for a moment: that must neither look like a writer nor keep one out."""
+    """A query takes the lock for a moment: it must neither look like a writer nor keep one out."""
     arena = create_arena(path)
     asker = os.open(arena.writer_lock, os.O_RDWR | os.O_CREAT)
     try:
@@ -122,15 +113,11 @@ def test_query_does_not_count_as_a_holder(
         os.close(asker)
 
 
-def test_a_lock_that_is_not_there_is_not_held(tmp_path: Path) -> None:
+def test_missing_lock_is_not_held_and_a_link_is_refused(tmp_path: Path) -> None:
     assert not is_held(tmp_path / "gone")
-    assert not is_held(tmp_path / "gone" / "lock")
-    assert hold_alone(tmp_path / "gone" / "lock") is None
-    assert hold_shared(tmp_path / "gone" / "lock") is None
+    for use in (is_held, hold_alone, hold_shared):
+        assert not use(tmp_path / "gone" / "lock"), use
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "victim")
     for use in (is_held, hold_alone, hold_shared):
         with pytest.raises(CheckpointError, match="link: the lock cannot be opened: Too many levels of symbolic links"):
@@ -138,8 +125,8 @@ def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "victim").exists()
 
 
-def test_a_lock_on_a_file_that_was_removed_counts_for_nothing(tmp_path: Path) -> None:
-    """One waits for a lock while its holder removes the file: the lock it then gets is no longer of that name."""
+def test_lock_on_a_removed_file_is_not_granted(tmp_path: Path) -> None:
+    """The holder of a lock removes its file while another waits: the other then locks a file without a name."""
     path = tmp_path / "lock"
     holder = hold_alone(path)
     assert holder is not None
@@ -160,7 +147,7 @@ def test_a_lock_on_a_file_that_was_removed_counts_for_nothing(tmp_path: Path) ->
 
 
 def num_waiting(path: Path) -> int:
-    """Return how many wait for a lock, as the kernel tells it; 1 where it does not tell."""
+    """Return the number of processes that wait for a lock, by /proc/locks; 1 on a system without it."""
     locks = Path("/proc/locks")
     if not locks.exists():
         return 1
@@ -176,8 +163,10 @@ def test_arena_in_use_is_not_removed(path: Path) -> None:
     arena.host_plan.write_text("{}")
     assert not remove_arena(path)
     lock.release()
-    with other_process(WRITE, path):
-        assert not remove_arena(path)
+    writer = hold_alone(arena.writer_lock)
+    assert writer is not None
+    assert not remove_arena(path)
+    writer.release()
     assert arena.host_plan.exists()
     assert remove_arena(path)
     assert not path.exists()
@@ -220,7 +209,7 @@ REMOVE = "from pathlib import Path; from megatrain.arena.directory import remove
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(8))
-def test_a_removal_that_is_cut_short_is_finished_by_the_next(path: Path, number: int) -> None:
+def test_interrupted_removal_is_finished_by_the_next(path: Path, number: int) -> None:
     arena, lock = join_arena(path)
     for slot in range(2):
         arena.slot(0, slot).write_text("")
@@ -294,7 +283,7 @@ for number in range(num_rounds):
     arena, lock = join_arena(path)
     file = arena.slot(os.getpid(), 0)
     file.write_text(str(number))
-    # No process may remove our files while we hold the lock.
+    # no process may remove files of an arena while this process holds the lock
     for _ in range(3):
         assert file.read_text() == str(number)
         assert arena.workers_lock.exists() and arena.wake.exists()
@@ -303,7 +292,7 @@ for number in range(num_rounds):
 
 
 @pytest.mark.slow
-def test_joining_and_removing_at_the_same_time(path: Path) -> None:
+def test_workers_join_while_others_remove(path: Path) -> None:
     roles = (("worker", 200), ("worker", 200), ("remover", 500), ("remover", 500))
     with ExitStack() as stack:
         processes = [stack.enter_context(other_process(CHURN, path, *role)) for role in roles]
@@ -326,7 +315,7 @@ def test_a_writer_is_woken(path: Path) -> None:
         for _ in range(3):
             assert wake_writer(arena)
         assert reader.wait(DEADLINE_S)
-        # Three at once are one wake-up: the writer then reads everything.
+        # Three wake-ups in a row are one: the writer then reads everything.
         assert not reader.wait(0)
         waker = threading.Timer(0.05, wake_writer, [arena])
         waker.start()
@@ -336,7 +325,7 @@ def test_a_writer_is_woken(path: Path) -> None:
     lock.release()
 
 
-def test_a_full_fifo_neither_blocks_nor_fails(path: Path) -> None:
+def test_full_fifo_does_not_block_the_waker(path: Path) -> None:
     arena, lock = join_arena(path)
     with WakeReader(arena.wake) as reader:
         fcntl.fcntl(reader._file, fcntl.F_SETPIPE_SZ, 4096)

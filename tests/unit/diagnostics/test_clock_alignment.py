@@ -1,4 +1,4 @@
-"""Moving times to the daemon's clock: drift, steps of an hour either way, and hosts that were never compared."""
+"""Conversion of times to the daemon's clock: drift, jumps of an hour, and hosts whose clock was never compared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrain_diagnostics.events.clocks import align, host_clocks
@@ -54,7 +54,7 @@ def test_drift_between_two_comparisons_is_interpolated() -> None:
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR, 2 * SECOND, -2 * SECOND])
 def test_rows_are_moved_by_the_offset_of_their_time(jump: int) -> None:
-    """Two hours either side of the jump, a comparison each half a minute, the jump between two of them."""
+    """Two hours before and after the jump, with a comparison every 30 s; the jump is between two of them."""
     times = BEGIN + np.arange(-7200, 7200, 30) * SECOND
     clocks = compared([(int(time), 40 if time < BEGIN + 10 * SECOND else 40 + jump) for time in times])
     true = BEGIN + np.arange(-7200, 7200, 7) * SECOND
@@ -111,6 +111,7 @@ def test_alignment_without_rows_or_comparisons_changes_nothing() -> None:
     assert num_rows(align(spans_at([]), compared([(BEGIN, 5)]), {})) == 0
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(-2 * HOUR, 2 * HOUR), min_size=1, max_size=6),
     st.lists(st.integers(-4 * HOUR, 40 * HOUR), min_size=1, max_size=30),
@@ -124,11 +125,12 @@ def test_every_row_is_moved_by_a_measured_offset(offsets: list[int], times: list
     assert taken.max() <= max(offsets)
 
 
+@settings(max_examples=50)
 @given(
     st.integers(-HOUR, HOUR), st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**7)), min_size=1, max_size=9)
 )
 def test_the_true_offset_is_within_the_error_of_a_reading(offset: int, ways: list[tuple[int, int]]) -> None:
-    """`ways`: how long each question and its answer were under way."""
+    """`ways`: the travel times of each question and its answer."""
     own = [BEGIN]
     left = iter(ways)
 

@@ -1,4 +1,4 @@
-"""Bandwidths by hand, waiting that is not slowness, slow links and hosts, and what is overlapped with compute."""
+"""Bandwidths, waiting times, slow links and hosts, and overlap with compute, on drawn spans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def analyse(drawing: Drawing, first: int = 1, last: int = 1) -> Communication:
 
 def exchange(drawing: Drawing, operation: Op, name: str, members: tuple[int, ...], starts: tuple[float, ...],
              transfer_us: float, number: int, **more: Any) -> None:  # fmt: skip
-    """Draw a collective whose data moves `transfer_us` once the last has come."""
+    """Draw a collective whose transfer takes `transfer_us` after the last rank has entered."""
     group = drawing.group(name, members)
     end = max(starts) + transfer_us
     for rank, start in zip(members, starts, strict=True):
@@ -37,7 +37,7 @@ def exchange(drawing: Drawing, operation: Op, name: str, members: tuple[int, ...
         # 4 ranks, 4 MB of the whole vector in 1 ms
         (Op.DP_ALL_REDUCE, 4 * MB, 4.0, 4.0 * 2 * 3 / 4),
         (Op.GRADS_REDUCE_SCATTER, 4 * MB, 4.0, 4.0 * 3 / 4),
-        (Op.PARAMS_ALL_GATHER, 1 * MB, 4.0, 4.0 * 3 / 4),  # each gives a quarter
+        (Op.PARAMS_ALL_GATHER, 1 * MB, 4.0, 4.0 * 3 / 4),  # each rank contributes a quarter
     ],
 )
 def test_bandwidths_of_collectives(operation: Op, num_bytes: int, algorithm_gb_s: float, bus_gb_s: float) -> None:
@@ -69,13 +69,13 @@ def test_bandwidth_of_a_link_and_its_direction() -> None:
     assert found.algorithm_bandwidth == found.bus_bandwidth == pytest.approx(2 * MB / 200e-6)
 
 
-def test_factors_are_those_of_nccl_tests() -> None:
+def test_bus_factors_are_those_of_nccl_tests() -> None:
     assert bus_factor(Op.TP_ALL_REDUCE.number, 8) == 1.75
     assert bus_factor(Op.TP_ALL_GATHER.number, 8) == 0.875
     assert bus_factor(Op.FORWARD_SEND.number, 2) == 1.0
 
 
-def test_exposed_and_overlapped() -> None:
+def test_exposed_overlapped_and_waiting_time() -> None:
     drawing = Drawing(layout=Layout(dp_size=2))
     for rank, compute in ((0, 100), (1, 160)):
         drawing.span(Op.STEP, 0, 300, rank=rank)
@@ -85,7 +85,7 @@ def test_exposed_and_overlapped() -> None:
     found = analyse(drawing)
     (one,) = found.overlaps
 
-    # both until 200: rank 0 from 100 on without work, 20 of it before rank 1 had come; rank 1 from 160 on
+    # both end at 200: rank 0 has no compute from 100 on, 20 of it before rank 1 entered; rank 1 has none from 160 on
     assert (one.num_windows, one.count) == (2, 2)
     assert one.total_ns == (150 + 80) * 1000
     assert one.exposed_ns == (100 + 40) * 1000
@@ -134,7 +134,7 @@ def test_two_groups_alone_are_not_compared() -> None:
     assert (slow.groups, slow.num_compared) == ((), 0)
 
 
-def test_hot_spot_and_unequal_load() -> None:
+def test_hot_spot_and_unequal_load_are_found() -> None:
     drawing = Drawing(layout=Layout(dp_size=4))
     for rank in range(drawing.layout.world_size):
         drawing.span(Op.STEP, 0, 100_000, rank=rank)
@@ -163,7 +163,7 @@ def test_missing_and_short_exchanges_are_counted() -> None:
     drawing.span(Op.GRADS_REDUCE_SCATTER, 0, 10, group=dp, collective=1, num_bytes=MB)
     drawing.span(Op.GRADS_REDUCE_SCATTER, 100, None, group=dp, collective=2, num_bytes=MB)
     drawing.span(Op.GRADS_REDUCE_SCATTER, 100, 10, rank=1, group=dp, collective=2, num_bytes=MB)
-    # by rank 0's clock over before rank 1 began
+    # by the clocks, rank 0 ended before rank 1 began
     drawing.span(Op.GRADS_REDUCE_SCATTER, 200, 10, group=dp, collective=3, num_bytes=MB)
     drawing.span(Op.GRADS_REDUCE_SCATTER, 220, 10, rank=1, group=dp, collective=3, num_bytes=MB)
 
@@ -198,29 +198,29 @@ def test_ends_of_exchanges_on_hosts_and_devices() -> None:
         for rank, compute, length in ((0, 100, 80), (1, 20, 150)):
             drawing.span(Op.STEP, 0, 400, rank=rank)
             drawing.span(Op.BACKWARD_COMPUTE, 0, compute, rank=rank)
-            # rank 0 computes until after the end that it tells
+            # rank 0 computes until after the end that it reports
             drawing.span(Op.GRADS_REDUCE_SCATTER, 15, length, rank=rank, group=dp, collective=1, num_bytes=MB,
                          flags=flags)  # fmt: skip
 
         (found,) = analyse(drawing).bandwidths
 
-        assert found.transfer_s == pytest.approx(transfer_us * 1e-6)
+        assert found.transfer_s == pytest.approx(transfer_us * 1e-6), flags
         assert found.is_device_clock == bool(flags)
 
 
-@pytest.mark.parametrize(("flags", "transfer_us"), [(0, 200), (2, 10)])
-def test_end_of_the_last_host_to_begin_does_not_count(flags: int, transfer_us: float) -> None:
-    drawing = Drawing(layout=Layout(dp_size=2))
-    dp = drawing.group("dp", (0, 1))
-    # rank 1 begins at 100 and finds what rank 0 sent before in its host's buffers
-    for rank, start, end in ((0, 0, 300), (1, 100, 110)):
-        drawing.span(Op.STEP, 0, 400, rank=rank)
-        drawing.span(Op.GRADS_REDUCE_SCATTER, start, end - start, rank=rank, group=dp, collective=1, num_bytes=MB,
-                     flags=flags)  # fmt: skip
+def test_end_of_the_last_host_to_begin_does_not_count() -> None:
+    for flags, transfer_us in ((0, 200), (2, 10)):
+        drawing = Drawing(layout=Layout(dp_size=2))
+        dp = drawing.group("dp", (0, 1))
+        # rank 1 begins at 100 and finds what rank 0 sent before in its host's buffers
+        for rank, start, end in ((0, 0, 300), (1, 100, 110)):
+            drawing.span(Op.STEP, 0, 400, rank=rank)
+            drawing.span(Op.GRADS_REDUCE_SCATTER, start, end - start, rank=rank, group=dp, collective=1, num_bytes=MB,
+                         flags=flags)  # fmt: skip
 
-    (found,) = analyse(drawing).bandwidths
+        (found,) = analyse(drawing).bandwidths
 
-    assert found.transfer_s == pytest.approx(transfer_us * 1e-6)
+        assert found.transfer_s == pytest.approx(transfer_us * 1e-6), flags
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(dp_size=2), Layout(tp_size=2, pp_size=2, dp_size=2)])

@@ -1,4 +1,4 @@
-"""The judge of a running job, with a real etcd: synthetic rows in, verdicts out."""
+"""The controller of a running job, with a real etcd: it reads synthetic rows and writes verdicts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
 
 
 class Stream:
-    """A controller that is fed step by step, one second each."""
+    """A controller that gets one step per second."""
 
     def __init__(self, client: EtcdClient, config: DiagnosticsConfig | None = None) -> None:
         self.client = client
@@ -99,18 +99,13 @@ def test_a_slow_host_gets_one_verdict(client: EtcdClient) -> None:
     assert verdict.gain_s_per_step == pytest.approx(0.27, rel=0.25)
     assert verdict.step_s is not None
     assert verdict.by == "daemon-1"
-
-
-def test_restarted_daemon_repeats_no_verdict(client: EtcdClient) -> None:
-    stream = Stream(client)
-    job = slowed(stream)
     stream.controller = stream.new_controller()
     stream.begin(job)
     stream.run(job, 40)
-    assert len(stream.verdicts()) == 1
+    assert stream.verdicts() == [verdict], "a restarted daemon repeats no verdict"
 
 
-def test_facts_of_another_round_are_unknown(client: EtcdClient) -> None:
+def test_findings_of_another_round_are_dropped(client: EtcdClient) -> None:
     stream = Stream(client)
     old = slowed(stream)
     new = replace(old, round=2, compute_factor={})
@@ -126,7 +121,7 @@ def test_facts_of_another_round_are_unknown(client: EtcdClient) -> None:
     assert [verdict.round for verdict in stream.verdicts()] == [1, 2]
 
 
-def test_a_suspicion_asks_for_all_spans_and_lets_that_end(client: EtcdClient) -> None:
+def test_suspicion_requests_all_spans_for_a_limited_time(client: EtcdClient) -> None:
     stream = Stream(client)
     mine = DiagSettings(sample_period=25, off_operations=("gc",), by="ops")
     client.put(stream.keys.diag_settings, encode(mine))
@@ -155,7 +150,7 @@ def test_spans_that_a_person_switched_off_stay_off(client: EtcdClient) -> None:
     assert decode(DiagSettings, item.value, "here").by == "ops"
 
 
-def test_a_loss_that_is_no_number_is_a_verdict(client: EtcdClient) -> None:
+def test_loss_that_is_not_finite_is_a_verdict(client: EtcdClient) -> None:
     stream = Stream(client)
     job = SyntheticJob(Layout(dp_size=4))
     stream.begin(job)
@@ -232,7 +227,7 @@ def test_silent_ranks_are_reported_once_a_minute(client: EtcdClient, caplog: pyt
 
 
 @pytest.mark.slow
-def test_while_etcd_is_away_verdicts_wait(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_verdicts_wait_while_etcd_is_away(tmp_path_factory: pytest.TempPathFactory) -> None:
     with (
         EtcdServers(tmp_path_factory.mktemp("away")) as servers,
         EtcdClient(EtcdSettings.of(servers.urls, attempt_s=0.2, call_s=0.2)) as client,
@@ -253,7 +248,7 @@ def test_while_etcd_is_away_verdicts_wait(tmp_path_factory: pytest.TempPathFacto
 
 
 def test_steps_that_come_all_at_once_are_judged_one_by_one(client: EtcdClient) -> None:
-    """A verdict says what was known when it became sure, also where a batch or a spool brought more."""
+    """A verdict has the facts of the step at which it became certain, even if a batch or spool brought later steps."""
     stream = Stream(client)
     job = SyntheticJob(Layout(dp_size=4), noise=0.02)
     stream.begin(job)

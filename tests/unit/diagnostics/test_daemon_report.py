@@ -1,4 +1,4 @@
-"""What the daemon reports in etcd about its streams, and what /metrics shows of the same state."""
+"""The daemon's report in etcd about its streams, and the metrics of the same state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STREAMED = make_snapshot(statuses={f"host-{n}": make_status(n, is_streamed=True)
 
 
 class Etcd:
-    """Takes what is put, unless it is away."""
+    """Keeps the reports that are put, and fails while `is_away` is set."""
 
     def __init__(self) -> None:
         self.written: list[DaemonReport] = []
@@ -87,13 +87,10 @@ def test_changes_are_reported_at_once_other_values_periodically(etcd: Etcd) -> N
     assert etcd.written[-1].num_away_hosts == 0
 
 
-def test_hosts_get_time_to_find_a_new_daemon(etcd: Etcd) -> None:
+def test_only_hosts_that_stream_are_away_and_only_after_a_while(etcd: Etcd) -> None:
     young = reporter(etcd, Judge(), Ledger(), replace(RECORD, started_unix_s=NOW_S - 5))
     young.write(NOW_S)
-    assert etcd.written[0].num_away_hosts == 0
-
-
-def test_only_hosts_that_stream_are_missed() -> None:
+    assert etcd.written[0].num_away_hosts == 0, "hosts need time to find a new daemon"
     assert away_hosts(STREAMED, ["host-2"]) == ("host-1",)
     assert away_hosts(make_snapshot(), []) == ()
     assert away_hosts(make_snapshot(rounds={}), []) == ()

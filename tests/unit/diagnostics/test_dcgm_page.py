@@ -1,4 +1,4 @@
-"""GPUs by the page of NVIDIA's DCGM exporter, made from DCGM's documentation: no real one has been recorded yet."""
+"""GPUs from pages of NVIDIA's DCGM exporter. The pages follow DCGM's documentation; none is recorded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def reading(text: str) -> DriverReading:
     return reading_of(read_samples(text)[0])
 
 
-def test_each_field_in_our_units() -> None:
+def test_fields_are_converted_to_base_units() -> None:
     found = reading(page(0, 1))
     assert (found.source, found.error, [gpu.index for gpu in found.gpus]) == ("dcgm", "", [0, 1])
     assert found.gpus[0] == GpuReading(
@@ -53,35 +53,37 @@ def test_each_field_in_our_units() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["", "go_goroutines 9\n", "<html>not this</html>"])
+@pytest.mark.parametrize("text", ["", "go_goroutines 9\n"])
 def test_another_page_is_no_reading(text: str) -> None:
     with pytest.raises(ValueError, match="the page has no GPU fields; is this the URL of NVIDIA's DCGM exporter"):
         reading(text)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        'DCGM_FI_DEV_GPU_TEMP{gpu="1"}',
-        'DCGM_FI_DEV_GPU_TEMP{gpu="1",UUID="GPU-1"} N/A',
-        'DCGM_FI_DEV_GPU_TEMP{gpu="1" 62',
-        'DCGM_FI_DEV_GPU_TEMP{gpu="1",err_msg="No \\"} 3',
-        "DCGM_FI_DEV_GPU_TEMP{",
-        'DCGM_FI_DEV_XID_ERRORS{gpu="1",err_code="63",err_msg="a\x00b"} 63 not-a-time',
-    ],
+UNREADABLE = (
+    'DCGM_FI_DEV_GPU_TEMP{gpu="1"}',
+    'DCGM_FI_DEV_GPU_TEMP{gpu="1",UUID="GPU-1"} N/A',
+    'DCGM_FI_DEV_GPU_TEMP{gpu="1" 62',
+    'DCGM_FI_DEV_GPU_TEMP{gpu="1",err_msg="No \\"} 3',
+    "DCGM_FI_DEV_GPU_TEMP{",
+    'DCGM_FI_DEV_XID_ERRORS{gpu="1",err_code="63",err_msg="a\x00b"} 63 not-a-time',
 )
-@pytest.mark.parametrize("is_first", [True, False])
-def test_a_line_that_cannot_be_read_costs_no_gpu(line: str, is_first: bool, caplog: pytest.LogCaptureFixture) -> None:
-    text = f"{line}\n{page(0, 1)}" if is_first else f"{page(0, 1)}{line}\n{line}\n"
-    exporter = DcgmExporter("http://localhost:9400/metrics", lambda url: text)
-    found = exporter.read()
-    assert (found.error, found.gpus) == ("", reading(page(0, 1)).gpus)
-    exporter.read()
-    (message,) = caplog.messages
-    assert f"{1 if is_first else 2} lines of the page cannot be read and are skipped, the first: {line!r}" in message
 
 
-def test_a_gpu_of_which_only_mig_instances_are_reported() -> None:
+def test_a_line_that_cannot_be_read_costs_no_gpu(caplog: pytest.LogCaptureFixture) -> None:
+    good = page(0, 1)
+    expected = reading(good).gpus
+    for line in UNREADABLE:
+        for text, count in ((f"{line}\n{good}", 1), (f"{good}{line}\n{line}\n", 2)):
+            caplog.clear()
+            exporter = DcgmExporter("http://localhost:9400/metrics", lambda url, text=text: text)
+            found = exporter.read()
+            assert (found.error, found.gpus) == ("", expected), line
+            exporter.read()
+            (message,) = caplog.messages
+            assert f"{count} lines of the page cannot be read and are skipped, the first: {line!r}" in message
+
+
+def test_gpu_is_put_together_from_its_mig_instances() -> None:
     text = "\n".join(
         f'DCGM_FI_DEV_{field}{{gpu="{gpu}",UUID="GPU-{gpu}",GPU_I_PROFILE="3g.40gb",GPU_I_ID="{instance}"}} {value}'
         for gpu in (0, 1)
@@ -104,12 +106,12 @@ def test_proxy_is_not_used_for_the_own_machine(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 @settings(max_examples=300, derandomize=True)
 @given(st.lists(st.text(st.sampled_from('DCGM_FI_DEV{}=",0 \\NaInf.-+e\n'), max_size=40), max_size=5))
-def test_whatever_a_line_holds_the_others_are_read(texts: list[str]) -> None:
+def test_lines_beside_any_garbage_are_read(texts: list[str]) -> None:
     lines = [f"DCGM_FI_DEV_{text}" for text in texts] + [f'DCGM_FI_DEV_FB_USED{{gpu="0",x="{text}' for text in texts]
     assert 1 in [gpu.index for gpu in reading("\n".join([*lines, page(1)])).gpus]
 
 
-def test_only_another_number_is_news() -> None:
+def test_only_a_changed_xid_is_an_event() -> None:
     pages = iter([page(0), page(0), page(0, XID_ERRORS=94), page(0, XID_ERRORS=0), page(0, XID_ERRORS=94)])
     exporter = DcgmExporter("http://localhost:9400/metrics", lambda url: next(pages))
     reported = []
@@ -131,7 +133,7 @@ def served(status: int, body: str) -> Iterator[str]:
             return None
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/metrics"
@@ -141,7 +143,7 @@ def served(status: int, body: str) -> Iterator[str]:
         thread.join()
 
 
-def test_over_http() -> None:
+def test_page_is_fetched_and_errors_are_reported() -> None:
     with served(200, page(0)) as url:
         assert [gpu.uuid for gpu in DcgmExporter(url).read().gpus] == ["GPU-0"]
     gone: DriverReading = DcgmExporter(url).read()

@@ -1,4 +1,4 @@
-"""What GPUs and links say beside a straggler."""
+"""Readings of GPUs and links as evidence in the finding of a straggler."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_device_evidence_of_a_finding(cause: Cause, readings: list[Any], sentenc
     assert found.evidence == ("rank 5 computes longer", *([sentence] if sentence else []))
 
 
-def test_other_ranks_and_rounds_say_nothing() -> None:
+def test_devices_of_other_ranks_and_rounds_are_no_evidence() -> None:
     readings = events((1100, GPU), (1200, HOT))
     assert with_devices(readings, FINDING, 2).evidence == FINDING.evidence
     assert with_devices(readings, replace(FINDING, ranks=(6,)), 1).evidence == FINDING.evidence

@@ -1,4 +1,4 @@
-"""What a scraper reads of GPUs and links, by Prometheus' own parser."""
+"""Metrics of GPUs and links, read with Prometheus' own parser."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def families(devices: DevicesReading | None) -> dict[str, Metric]:
 
 
 def values(name: str, devices: DevicesReading = DEVICES) -> dict[tuple[str, ...], float]:
-    """Return the samples of a metric by their labels but the host's."""
+    """Return the samples of a metric by their labels, without those of job and host."""
     found = families(devices)[name].samples
     return {tuple(value for key, value in one.labels.items() if key not in ("job_name", "host")): one.value
             for one in found}  # fmt: skip
 
 
-def test_values_in_base_units() -> None:
+def test_device_values_are_exposed_in_base_units() -> None:
     assert values("megatrain_gpu_sm_clock_hertz") == {("3",): 1.05e9}
     assert values("megatrain_gpu_temperature_celsius") == {("3",): 91.0}
     assert values("megatrain_gpu_power_watts") == {("3",): 412.5}
@@ -79,7 +79,7 @@ def test_number_of_device_series_is_bounded() -> None:
     assert sum(len(family.samples) for family in found.values()) < 1000
 
 
-def test_silence_is_a_metric_too() -> None:
+def test_unanswered_driver_is_exposed() -> None:
     assert values("megatrain_telemetry_up") == {(): 1.0}
     assert values("megatrain_telemetry_up", replace(DEVICES, problem="no answer")) == {(): 0.0}
     assert values("megatrain_telemetry_up", DevicesReading()) == {(): 0.0}

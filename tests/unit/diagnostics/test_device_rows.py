@@ -55,20 +55,20 @@ def test_number_of_device_rows_is_bounded() -> None:
     assert (gpus.gpu[-1], gpus.error[-1]) == (-1, "one is lost")
 
 
-@pytest.mark.parametrize("place", [PLACE, HostPlace("host-2")])
-def test_the_daemon_takes_rows_of_hosts_with_and_without_a_round(place: HostPlace) -> None:
+def test_daemon_admits_device_rows_with_and_without_a_round() -> None:
     rounds = KnownRounds()
     rounds.note(9, 32)  # the host's round is long over: its devices still count
     admission = Admission(rounds, RowRateLimiter())
-    for kind, table in device_tables(SAMPLE, place):
-        header = BatchHeader(kind.NAME, 0, 1_800_000_001 * 10**9)
-        admitted = admission.admit("host-2", header, batch_bytes(table))
-        assert dict(admitted.refused) == {}
-        assert num_rows(admitted.live) == num_rows(table)
+    for place in (PLACE, HostPlace("host-2")):
+        for kind, table in device_tables(SAMPLE, place):
+            header = BatchHeader(kind.NAME, 0, 1_800_000_001 * 10**9)
+            admitted = admission.admit("host-2", header, batch_bytes(table))
+            assert dict(admitted.refused) == {}, (place, kind)
+            assert num_rows(admitted.live) == num_rows(table)
 
 
 class Source:
-    """Says one sample after the other."""
+    """Returns prepared samples, each once."""
 
     problem = ""
 
@@ -100,8 +100,8 @@ def test_ranks_are_found_by_the_gpus_that_they_see(visible: str | None, ranks: l
     assert dict(devices.reading.xids) == {("GPU-c", 79): 1}
 
 
-def test_a_lost_gpu_is_still_its_ranks() -> None:
-    """NVML does not say the UUID of a GPU that it cannot reach."""
+def test_lost_gpu_still_belongs_to_its_rank() -> None:
+    """NVML does not report the UUID of a GPU that it cannot reach."""
     first = replace(
         SAMPLE, driver=DriverReading("nvml", gpus=(GpuReading(0, "GPU-a"), GpuReading(1, "GPU-b"))), xids=()
     )

@@ -1,4 +1,4 @@
-"""A driver that never answers holds up nothing but the program that asks it."""
+"""A driver that never answers blocks only the process that queries it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_driver_that_hangs_is_reported_and_heard_again(tmp_path: Path) -> None
         wait_until(lambda: running.problem != "", "the silence")
         assert "the GPU driver has not answered for 2 s" in running.problem
         running.take()
-        # streaming does not wait for the driver, which answers only after the end of the hang below
+        # the streamer does not wait for the driver, which answers only after the hang ends below
         (kind, table) = devices.poll((), 0, 10**18)[0]
         assert kind is Gpus
         assert (table.gpu.tolist(), table.error.tolist()) == ([-1], [running.problem])

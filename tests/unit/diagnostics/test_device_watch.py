@@ -43,7 +43,7 @@ def sample(at_s: float, reading: Step) -> HostSample:
 
 
 def watched(readings: Sequence[Step], interval_s: float = INTERVAL_S) -> DeviceWatch:
-    """Return a watch that has heard readings, one each interval, the last of them now."""
+    """Return a watch after readings, one each interval, the last of them now."""
     watch = DeviceWatch(lambda: interval_s)
     for number, one in enumerate(readings):
         at_s = NOW_S - interval_s * (len(readings) - 1 - number)
@@ -59,7 +59,6 @@ def xid(number: int) -> XidEvent:
 
 CASES: dict[str, tuple[Sequence[Step], DeviceProblemKind | None, str]] = {
     "all is well": ([GPU, GPU, LINK, LINK], None, ""),
-    "errors from before the watch": ([GPU], None, ""),
     "a power limit is no fault": ([replace(GPU, throttle_reasons=0x4)] * 9, None, ""),
     "heat for a moment": ([HOT, HOT, GPU], None, ""),
     "heat that lasts": (
@@ -129,7 +128,7 @@ def test_an_error_is_reported_for_an_hour() -> None:
     [(10.0, 59.0, "host-2", 0), (10.0, 61.0, "host-2", 1), (60.0, 290.0, "host-2", 0), (60.0, 301.0, "host-2", 1),
      (10.0, 61.0, "host-1", 0), (10.0, 8000.0, "host-2", 0)],
 )  # fmt: skip
-def test_silence_is_reported_while_the_host_is_heard(
+def test_silence_is_reported_while_the_host_is_connected(
     interval_s: float, passed_s: float, connected: str, count: int
 ) -> None:
     watch = watched([GPU, LINK], interval_s)
@@ -138,7 +137,7 @@ def test_silence_is_reported_while_the_host_is_heard(
     assert [one.kind for one in found] == [SILENT] * count
 
 
-def test_the_worst_comes_first() -> None:
+def test_problems_are_listed_worst_first() -> None:
     watch = watched([LINK, replace(LINK, is_up=False, state="DOWN"), HOT, HOT, HOT, HOT, xid(48)])
     found: tuple[DeviceProblem, ...] = watch.problems({"host-2"})
     kinds: list[Any] = [one.kind for one in found]

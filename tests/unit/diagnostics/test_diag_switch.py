@@ -1,4 +1,4 @@
-"""`megatrain diag on|off|set`: what lands in etcd, from what holds and from the configuration, and what is refused."""
+"""`megatrain diag on|off|set`: the settings that it writes to etcd, from current ones and the configuration."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def diag(client: EtcdClient, capsys: pytest.CaptureFixture[str]) -> Switch:
     return run
 
 
-def test_off_and_on(diag: Switch, client: EtcdClient) -> None:
+def test_off_and_on_use_the_configured_period(diag: Switch, client: EtcdClient) -> None:
     before = time.time()
     settings = diag("off", "--reason=too slow")
     assert (settings.is_on, settings.span_mask(), settings.sample_period, settings.reason) == (False, 0, 7, "too slow")
@@ -54,9 +54,6 @@ def test_off_and_on(diag: Switch, client: EtcdClient) -> None:
     assert before <= settings.at_unix_s <= time.time()
     settings = diag("on")
     assert (settings.is_on, settings.sample_period, settings.off_operations) == (True, 7, ())
-
-
-def test_the_longest_period_of_a_configuration_holds(diag: Switch, client: EtcdClient) -> None:
     config = {"diagnostics.sample_period": str(2**31 - 1)}
     client.put(KEYS.record, encode(JobRecord("demo", "", "", config, 1, 1, 1, "run", "a", 0.0)))
     assert diag("on").sample_period == 2**31 - 1
@@ -100,7 +97,7 @@ def test_unreadable_switch_is_replaced_only_on_request(
 def test_two_requests_at_once_both_take_effect(
     diag: Switch, client: EtcdClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The daemon requests full steps between our read and our write."""
+    """The daemon requests full steps between the read and the write of the command."""
     others = [DiagSettings(full_until_unix_s=5e9, sample_period=9)]
 
     def interrupt(request: bytes) -> None:
@@ -124,9 +121,7 @@ def test_two_requests_at_once_both_take_effect(
         (["off", "--sample-period=3"], "unknown argument '--sample-period=3'"),
     ],
 )
-def test_contradictory_switch_is_refused(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_request_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diag", *arguments, "demo"]) == ExitCode.USAGE
     assert message in capsys.readouterr().err
 

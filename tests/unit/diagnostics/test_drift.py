@@ -1,4 +1,4 @@
-"""Drift of a job whose pace is known: what changed, since when, why; and nothing where nothing changed."""
+"""Drift of jobs with known changes: which step, which cause; and no alarm in jobs without changes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LAYOUT = Layout(tp_size=1, pp_size=2, dp_size=4)
 CHANGE = 120
 OWN_WORK = {Op.FORWARD_COMPUTE: 20.0, Op.BACKWARD_COMPUTE: 40.0, Op.BACKWARD_WEIGHT_COMPUTE: 0.0, Op.DATA_WAIT: 1.0,
             Op.OPTIMIZER: 4.0}  # fmt: skip
-"""ms a step."""
+"""In ms per step."""
 TRANSFERS = {Op.GRADS_REDUCE_SCATTER: 6.0, Op.FORWARD_RECV: 2.0}
 Costs = Callable[[Op, int, int], float]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job of many steps as sums: `cost(operation, rank, step)` says what more each takes, in ms."""
+    """A job of many steps as sums: `cost(operation, rank, step)` is additional time in ms."""
 
     cost: Costs = lambda operation, rank, step: 0.0
     num_steps: int = 240
@@ -39,7 +39,7 @@ class Job:
     checkpoints: Sequence[int] = ()
 
     def source(self) -> MemoryEvents:
-        """Return the events: a slow rank makes its group wait in the reduce-scatter, and the other in the norm."""
+        """Return the events: its group waits for a slow rank in the reduce-scatter, the other group in the norm."""
         random = np.random.default_rng(self.seed)
         columns: dict[str, list[float]] = {name: [] for name in ("rank", "step", "operation", "start_ns", "sum_ns")}
         values: dict[str, list[float]] = {name: [] for name in ("rank", "step", "kind", "at_ns", "value")}
@@ -54,7 +54,7 @@ class Job:
                         Op.PP_ALL_REDUCE: step_ms - of_group, Op.STEP: step_ms - own[Op.DATA_WAIT]}  # fmt: skip
                 if step in self.checkpoints:
                     sums[Op.CHECKPOINT] = 300.0
-                    sums[Op.STEP] += 200.0  # a snapshot on its way makes the next step slow
+                    sums[Op.STEP] += 200.0  # the transfer of a snapshot slows the next step
                 for operation, amount in sums.items():
                     for name, value in zip(columns, (rank, step, operation.number, now_ns, amount * 1e6), strict=True):
                         columns[name].append(value)
@@ -168,7 +168,7 @@ def test_slow_collectives_are_not_blamed_on_compute() -> None:
     assert change.moved[0].explained == pytest.approx(1.0)
 
 
-def test_faster_again() -> None:
+def test_change_to_a_faster_pace_names_its_cause() -> None:
     found = drift(Job(cost=lambda op, rank, step: 20.0 * (op is Op.FORWARD_COMPUTE and rank == 3 and step < CHANGE)))
 
     (change,) = found.changes
@@ -192,7 +192,7 @@ def test_larger_batch_is_no_fault() -> None:
     assert found.rate_changes == ()
 
 
-def test_less_work_in_the_same_time_is_a_change_of_mfu() -> None:
+def test_less_work_in_the_same_time_changes_the_mfu() -> None:
     found = drift(Job(work=lambda step: 0.7e12 if step >= CHANGE else 1e12))
 
     assert found.changes == ()
@@ -282,7 +282,7 @@ def test_stagger_of_one_rank_is_a_straggler() -> None:
     assert not found.stagger.trend.is_rising
 
 
-def test_issue_latency_and_void() -> None:
+def test_issue_latency_and_idle_device_time() -> None:
     found = analyse_drift(draw_scatters(lambda step: (0.0, 0.0, 0.0), range(0, 300, 10)), 1)
 
     (latency,) = found.latencies
@@ -292,7 +292,7 @@ def test_issue_latency_and_void() -> None:
     assert found.void == pytest.approx(1 / 8)
 
 
-def test_unknown_causes_are_reported() -> None:
+def test_sums_alone_give_no_stagger_or_latency() -> None:
     found = drift(Job(num_steps=30))
 
     assert found.stagger is None
@@ -303,12 +303,12 @@ def test_unknown_causes_are_reported() -> None:
 
 
 @pytest.mark.parametrize(("num_steps", "message"), [(0, "has no step"), (2, "except 2 at the beginning")])
-def test_too_few_steps(num_steps: int, message: str) -> None:
+def test_too_few_steps_are_refused(num_steps: int, message: str) -> None:
     with pytest.raises(DataError, match=message):
         drift(Job(num_steps=num_steps))
 
 
-def test_hours_of_the_day() -> None:
+def test_slowest_hour_of_the_day() -> None:
     hours = np.arange(48 * 60)  # a step a minute for two days
     at_ns = BASE_NS + hours * 60 * 10**9
     of_day = at_ns // (3600 * 10**9) % 24

@@ -1,4 +1,4 @@
-"""Who does not know the token costs the daemon neither memory nor a place; the process is measured."""
+"""Connections without the token take no memory of the daemon and keep no host out; the process is measured."""
 
 from __future__ import annotations
 
@@ -40,6 +40,12 @@ with RunningCollector(Path(sys.argv[1])) as collector:
 """
 
 
+@pytest.fixture(autouse=True)
+def prompt_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the server look often whether it is being stopped."""
+    monkeypatch.setattr(event_server, "_ACCEPT_S", 0.02)
+
+
 @contextmanager
 def served(events: Path) -> Iterator[tuple[subprocess.Popen[str], DaemonRecord]]:
     """Run a collector in a process of its own."""
@@ -53,7 +59,7 @@ def served(events: Path) -> Iterator[tuple[subprocess.Popen[str], DaemonRecord]]
 
 
 def peak_bytes(pid: int) -> int:
-    """Return the most memory that a process has had."""
+    """Return the peak memory of a process."""
     line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) << 10
 
@@ -75,7 +81,7 @@ def greet_by_flight(record: DaemonRecord) -> None:
 
 
 def greet_by_frame(record: DaemonRecord) -> None:
-    """Say that a header has 400 MiB, and send them."""
+    """Announce a header of 400 MiB, and send it."""
     start = struct.pack("<BQQ", FrameKind.HANDSHAKE, GREETING_BYTES, 0)
     with socket.create_connection((record.address, record.port)) as connection, suppress(ConnectionError):
         connection.sendall(start)
@@ -84,7 +90,7 @@ def greet_by_frame(record: DaemonRecord) -> None:
 
 
 def greet_by_content(record: DaemonRecord) -> None:
-    """Say that there is a content, which only an admitted host may send."""
+    """Announce content, which only an admitted host may send, and send it."""
     start = struct.pack("<BQQ", FrameKind.BATCH, 2, GREETING_BYTES)
     with socket.create_connection((record.address, record.port)) as connection, suppress(ConnectionError):
         connection.sendall(start + b"{}")
@@ -106,7 +112,7 @@ def test_a_greeting_of_400_mib_takes_no_memory(tmp_path: Path, greet: Callable[[
 
 @pytest.mark.slow
 def test_strangers_that_say_nothing_keep_no_host_out(tmp_path: Path) -> None:
-    """All places of strangers are taken, ten times over; the oldest goes when one more comes."""
+    """Ten times as many strangers as allowed connect; each new one disconnects the oldest."""
     with RunningCollector(tmp_path / "events") as collector, ExitStack() as opened:
         address = ("127.0.0.1", collector.server.port)
         silent = [opened.enter_context(socket.create_connection(address)) for _ in range(10 * 128)]
@@ -127,14 +133,15 @@ def test_slow_handshake_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with RunningCollector(tmp_path / "events") as collector:
         with socket.create_connection(("127.0.0.1", collector.server.port)) as slow:
             slow.sendall(struct.pack("<BQQ", FrameKind.HANDSHAKE, 4096, 0))
-            # a byte now and then: no receive of the daemon's ever waits long
+            # a byte at a time, so that no receive of the daemon waits long
             wait_until(lambda: is_ended_when_sent(slow, b" "), "the daemon to end the handshake")
         wait_until(lambda: collector.ledger.counters().refused_handshakes > 0, "the count")
         assert collector.ledger.counters().refused_handshakes == 1
 
 
+@pytest.mark.slow
 def test_admitted_host_is_read_within_the_limit(tmp_path: Path) -> None:
-    """Its token is right; a frame of 400 MiB is refused, counted, and its stream goes on."""
+    """A host with the right token sends a frame of 400 MiB: the daemon does not hold it in memory."""
     with served(tmp_path / "events") as (process, record):
         connection = FrameSocket(socket.create_connection((record.address, record.port)))
         enter(connection, SenderName("host-1", "s"), record.token)

@@ -1,7 +1,8 @@
-"""Flight Recorder dumps of torch 2.13 on gloo: the culprit, torch's own analyser agrees, and what is no dump."""
+"""Flight Recorder dumps of torch 2.13 on gloo: the culprit, as torch's own analyser finds it, and invalid dumps."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import re
@@ -53,7 +54,7 @@ def test_missing_rank_is_found_in_gloo_dumps() -> None:
     assert {entry["state"] for entry in golden(0)["entries"]} == {"scheduled"}
 
 
-def test_torchs_own_analyser_names_the_same_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyser_of_torch_names_the_same_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # it does not read what gloo writes: groups without members, and other names
     for rank in range(3):
         dump = golden(rank)
@@ -89,7 +90,7 @@ def test_members_without_a_dump_count(tmp_path: Path) -> None:
     assert finding.suspects[0].evidence == "logs nothing"
 
 
-def test_ranks_that_call_different_things_are_reported(tmp_path: Path) -> None:
+def test_ranks_that_call_different_collectives_are_reported(tmp_path: Path) -> None:
     for rank in range(3):
         dump = golden(rank)
         if rank == 2:
@@ -102,23 +103,24 @@ def test_ranks_that_call_different_things_are_reported(tmp_path: Path) -> None:
     assert disagreements(read_dumps(GOLDEN)[0]) == ()
 
 
-@pytest.mark.parametrize("config", ["named", "empty", "nameless group"])
-@pytest.mark.parametrize("lost", [None, 0, 1, 2])
-def test_the_default_group_has_all_ranks_though_one_left_no_dump(tmp_path: Path, lost: int | None, config: str) -> None:
-    for rank in {0, 1, 2} - {lost}:
-        dump = json.loads((DEFAULT / f"rank_{rank}.json").read_text())
-        if config == "empty":  # as gloo writes it once the job has made another group
-            dump["pg_config"] = {"": {"name": "", "desc": "", "ranks": "[]"}}
-        if config == "nameless group":
-            for entry in dump["entries"]:
-                entry["process_group"] = ["", "default_pg"]
-            dump["pg_status"] = {}
-        (tmp_path / f"trace_{rank}.json").write_text(json.dumps(dump))
-    dumps, _ = read_dumps(tmp_path)
-    assert known_ranks(dumps) == (3, True)
-    finding = find_hang(flight_standings(dumps), flight_groups(dumps, 3), NO_RANKS)
-    assert [one.rank for one in finding.suspects] == [1], finding.report
-    assert finding.silent == (frozenset() if lost is None else {lost})
+def test_default_group_has_all_ranks_though_one_left_no_dump(tmp_path: Path) -> None:
+    for config, lost in itertools.product(("named", "empty", "nameless group"), (None, 0, 1, 2)):
+        directory = tmp_path / f"{config} without {lost}"
+        directory.mkdir()
+        for rank in {0, 1, 2} - {lost}:
+            dump = json.loads((DEFAULT / f"rank_{rank}.json").read_text())
+            if config == "empty":  # as gloo writes it once the job has made another group
+                dump["pg_config"] = {"": {"name": "", "desc": "", "ranks": "[]"}}
+            if config == "nameless group":
+                for entry in dump["entries"]:
+                    entry["process_group"] = ["", "default_pg"]
+                dump["pg_status"] = {}
+            (directory / f"trace_{rank}.json").write_text(json.dumps(dump))
+        dumps, _ = read_dumps(directory)
+        assert known_ranks(dumps) == (3, True), directory.name
+        finding = find_hang(flight_standings(dumps), flight_groups(dumps, 3), NO_RANKS)
+        assert [one.rank for one in finding.suspects] == [1], (directory.name, finding.report)
+        assert finding.silent == (frozenset() if lost is None else {lost}), directory.name
 
 
 def test_number_of_ranks_is_uncertain_without_members() -> None:
@@ -193,7 +195,7 @@ JSON = st.recursive(
 @pytest.mark.slow
 @settings(max_examples=200, derandomize=True)
 @given(JSON, JSON, JSON)
-def test_whatever_is_in_a_dump_it_is_read_or_refused(entries: Any, config: Any, status: Any) -> None:
+def test_dump_of_any_content_is_read_or_refused(entries: Any, config: Any, status: Any) -> None:
     dump = {"version": "2.10", "entries": [entries], "pg_config": config, "pg_status": {"1": status}}
     try:
         found = parse_dump(json.dumps(dump).encode(), 0, "file")

@@ -21,20 +21,14 @@ def driver_files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("visible", "expected"),
-    [
+def test_gpus_are_counted_as_cuda_does(driver_files: Path) -> None:
+    for visible, expected in (
         (None, (A, B, C)),
         ("2,0", (C, A)),
         (f" {B} ,GPU-cccccccc", (B, C)),
         ("", ()),
         ("1,7,0", (B,)),
         (f"MIG-1,MIG-2,MIG-{C}/1/0", (B, "", C)),
-    ],
-)
-def test_gpus_are_counted_as_cuda_does(visible: str | None, expected: tuple[str, ...], driver_files: Path) -> None:
-    assert gpu_uuids(visible, driver_uuids(driver_files), {"MIG-1": B}) == expected
-
-
-def test_without_a_driver_there_are_none(tmp_path: Path) -> None:
-    assert gpu_uuids(None, driver_uuids(tmp_path / "nothing")) == ()
+    ):
+        assert gpu_uuids(visible, driver_uuids(driver_files), {"MIG-1": B}) == expected, visible
+    assert gpu_uuids(None, driver_uuids(driver_files / "nothing")) == (), "without a driver"

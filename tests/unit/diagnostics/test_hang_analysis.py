@@ -1,4 +1,4 @@
-"""Who holds up a job, from spans and standings: real layouts, thousands of ranks, and ranks that say nothing."""
+"""The rank that holds up a job, from spans and standings: real layouts, thousands of ranks, and silent ranks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def key(roster: Roster, rank: int, group: int) -> str:
 
 
 def make_spans(rows: list[Mapping[str, Any]]) -> Spans:
-    """Return spans; what a row does not say is 0, and an open one has no duration."""
+    """Return spans; a value that a row does not have is 0, and an open span has no duration."""
     base = {"round": 1, "microbatch": -1, "chunk": -1, "duration_ns": 10}
     return from_columns(
         Spans,
@@ -57,7 +57,7 @@ def make_spans(rows: list[Mapping[str, Any]]) -> Spans:
 
 
 def stuck(roster: Roster, late: int) -> dict[int, RankStanding]:
-    """Return a job whose rank `late` never came to its tensor group: its row waits there, all others in dp."""
+    """Return a job whose rank `late` never entered its tensor group: that group waits there, all others in dp."""
     row = set(roster.layout.ranks_along(late, "tp"))
     standings = {}
     for rank in range(roster.layout.world_size):
@@ -70,7 +70,7 @@ def stuck(roster: Roster, late: int) -> dict[int, RankStanding]:
 
 
 @pytest.mark.slow
-def test_the_late_one_of_12288_ranks_is_found() -> None:
+def test_late_rank_of_12288_is_found() -> None:
     roster = make_roster(Layout(tp_size=8, pp_size=8, dp_size=192))
     groups = roster_groups(roster)
     standings = stuck(roster, 7001)
@@ -109,19 +109,15 @@ def test_a_rank_without_any_record_is_the_suspect_of_the_others() -> None:
     assert finding.silent == {5}
 
 
-def test_a_stopped_process_is_the_plainest_sign() -> None:
+def test_stopped_process_is_the_suspect() -> None:
     roster = make_roster(Layout(dp_size=4), hosts_of=2)
-    waiting = {rank: RankStanding(rank, {key(roster, rank, DP): Position(5, 4)}) for rank in range(4)}
-    waiting[3] = RankStanding(3, {key(roster, 3, DP): Position(5, 4)}, process_state="T")
-    finding = find_hang(waiting, roster_groups(roster), roster)
+    standings = {rank: RankStanding(rank, {key(roster, rank, DP): Position(5, 4)}) for rank in range(4)}
+    standings[3] = RankStanding(3, {key(roster, 3, DP): Position(5, 4)}, process_state="T")
+    finding = find_hang(standings, roster_groups(roster), roster)
 
     assert ([one.rank for one in finding.suspects], finding.hosts) == ([3], ("host-1",))
     assert finding.report.confidence is Confidence.CERTAIN
 
-
-def test_ranks_that_wait_for_a_stopped_process_are_listed() -> None:
-    roster = make_roster(Layout(dp_size=4), hosts_of=2)
-    standings = {rank: RankStanding(rank, {key(roster, rank, DP): Position(5, 4)}) for rank in range(4)}
     standings[3] = RankStanding(3, {key(roster, 3, DP): Position(4, 4)}, process_state="T")
     finding = find_hang(standings, roster_groups(roster), roster)
 
@@ -155,7 +151,7 @@ def test_positions_come_from_the_newest_exchange_of_each_group() -> None:
     rows.append({"rank": 1, "group": TP, "collective": 8, "operation": Operation.TP_ALL_GATHER.number, "step": 4})
     rows.append({"rank": 1, "operation": Operation.DATA_WAIT.number, "duration_ns": NO_DURATION, "step": 4})
     rows.append({"rank": 1, "group": DP, "collective": 77, "round": 2})
-    rows.append({"rank": 1, "group": 63, "collective": 5})  # a group that its table has not
+    rows.append({"rank": 1, "group": 63, "collective": 5})  # a group that is not in its table
     found = standings_of_spans(make_spans(rows), roster)
 
     assert found[0].positions == {key(roster, 0, DP): Position(5, 4), key(roster, 0, TP): Position(9, 9)}
@@ -165,7 +161,7 @@ def test_positions_come_from_the_newest_exchange_of_each_group() -> None:
 
 
 def test_earlier_exchange_of_a_computing_rank_breaks_the_cycle() -> None:
-    # rank 1 started a reduction and computes; rank 0 waits for its forward, and never comes to that reduction
+    # rank 1 started a reduction and computes; rank 0 waits for its forward, and so does not enter the reduction
     roster = make_roster(Layout(dp_size=2, pp_size=1, tp_size=1))
     one, other = GroupMembers("dp", 0, 1, 2), GroupMembers("pp-forward", 1, -1, 2)
     roster = Roster(
@@ -185,11 +181,11 @@ def test_earlier_exchange_of_a_computing_rank_breaks_the_cycle() -> None:
     assert finding.report.confidence is Confidence.LIKELY
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(dp_size=3), Layout(tp_size=2, pp_size=3, dp_size=2)])
-def test_the_grid_has_a_letter_for_each_rank(layout: Layout) -> None:
-    letters = rank_letters(layout, [0], [0, layout.world_size - 1, -1, 10**6], [], range(layout.world_size))
-    lines = grid_lines(layout, letters)
-    assert letters[0] == "X"
-    assert len(letters) == layout.world_size
-    assert len(lines[0].split("pp ")) == layout.pp_size + 1
-    assert lines[1].split()[-layout.pp_size][0] == "X"
+def test_the_grid_has_a_letter_for_each_rank() -> None:
+    for layout in (Layout(), Layout(dp_size=3), Layout(tp_size=2, pp_size=3, dp_size=2)):
+        letters = rank_letters(layout, [0], [0, layout.world_size - 1, -1, 10**6], [], range(layout.world_size))
+        lines = grid_lines(layout, letters)
+        assert letters[0] == "X", layout
+        assert len(letters) == layout.world_size
+        assert len(lines[0].split("pp ")) == layout.pp_size + 1
+        assert lines[1].split()[-layout.pp_size][0] == "X", layout

@@ -1,4 +1,4 @@
-"""`megatrain diag hang`: black boxes, what is kept of a broken round, spans, and damage beside them."""
+"""`megatrain diag hang`: from black boxes, from files kept of a broken round, and from spans; damaged files too."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LATE = 2
 
 @pytest.fixture
 def boxes(tmp_path: Path) -> Iterator[Path]:
-    """Return a directory with the boxes of four ranks, of which rank 2 never came to the reduction."""
+    """Return a directory with the boxes of four ranks, of which rank 2 never entered the reduction."""
     directory = tmp_path / "boxes"
     directory.mkdir()
     recorders = [stuck_rank(directory, rank) for rank in range(4)]
@@ -57,7 +57,7 @@ def stuck_rank(directory: Path, rank: int, round_number: int = 3, run_key: str =
     if rank == LATE:
         recorder.begin(Operation.FORWARD_COMPUTE)
         return recorder
-    # the neighbour of the late one waits for it in their tensor group, so it never comes to the reduction of rank 1
+    # the neighbour of the late rank waits for it in their tensor group, so it does not enter the reduction of rank 1
     is_neighbour = rank == LATE + 1
     group = numbers["tp" if is_neighbour else "dp"]
     token = recorder.begin(Operation.TP_ALL_GATHER if is_neighbour else Operation.DP_ALL_REDUCE, group=group)
@@ -92,7 +92,7 @@ def test_damaged_and_foreign_boxes_are_reported_and_left_out(
         run_key="k",
         num_records=64,
     )
-    newest = stuck_rank(boxes, 0)  # of this job, and newer than the other's; the one before is set aside
+    newest = stuck_rank(boxes, 0)  # newer than the box of the other job; the earlier box of rank 0 is set aside
     found = printed(capsys, str(tmp_path), "--blackbox", str(boxes))
     other.close()
     newest.close()
@@ -102,12 +102,12 @@ def test_damaged_and_foreign_boxes_are_reported_and_left_out(
     assert any("truncated" in problem for problem in found["problems"])
 
 
-def test_boxes_of_the_run_that_is_named_count_and_no_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_boxes_of_the_given_run_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, directory = RunDirectory(tmp_path / "run"), tmp_path / "boxes"
     run.create()
     directory.mkdir()
     recorders = [stuck_rank(directory, rank, round_number=1, run_key=run.key) for rank in range(4)]
-    # what a run of the same job has left, which got further, and a job that began later
+    # boxes of an earlier run of the same job, of a later round, and of a job that began later
     recorders += [stuck_rank(directory, rank, round_number=8) for rank in (0, 1)]
     other = Identity("other", "main", 9, 0, Layout(), os.getpid(), "host-9")
     recorders.append(open_recorder(other, directory=str(directory), run_key="k", num_records=64))

@@ -1,4 +1,4 @@
-"""The commands that a launch runs for the diagnosis, and when there are none."""
+"""The commands that a launch runs for the diagnosis, and when it runs none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG = make_config(
 ETCD = ["--rdzv-endpoint=http://127.0.0.1:1"]
 
 
-def test_both_are_installed() -> None:
+def test_commands_are_entry_points() -> None:
     for group, function in (("megatrain.job_programs", job_commands), ("megatrain.host_program", streamer_command)):
         assert function in [one.load() for one in importlib.metadata.entry_points(group=group)]
 
@@ -35,15 +35,12 @@ def test_the_daemon_gets_the_run_and_its_etcd() -> None:
     assert found["diagnostics"][1:-1] == ["-m", "megatrain_diagnostics.daemon", *place, "--section"]
     assert decode(DiagnosticsConfig, found["diagnostics"][-1], "--section") == CONFIG.diagnostics
     assert found.keys() == {"diagnostics"}
-
-
-def test_daemon_gets_the_checkpoint_directory() -> None:
     config = replace(CONFIG, checkpoint=replace(CONFIG.checkpoint, directory="/elsewhere"))
     found = job_commands(config=config, run=Path("/run"), etcd=ETCD)
     assert found["diagnostics"][-2:] == ["--checkpoints", "/elsewhere"]
 
 
-def test_the_streamer_learns_where_its_ranks_leave_their_traces(tmp_path: Path) -> None:
+def test_the_streamer_gets_the_files_of_its_ranks(tmp_path: Path) -> None:
     arguments = streamer_command(config=CONFIG, run=tmp_path, host="h 1", logs=tmp_path / "logs" / "h", etcd=ETCD)
     assert arguments[1:4] == ["-m", "megatrain_diagnostics.streamer", "--settings"]
     assert arguments[5:] == ETCD
@@ -69,7 +66,7 @@ def test_no_program_runs_where_none_is_configured(monkeypatch: pytest.MonkeyPatc
     assert job_commands(config=CONFIG, run=tmp_path, etcd=ETCD) == {}
 
 
-def test_an_executor_loads_nothing_of_it_but_the_command() -> None:
+def test_commands_import_no_heavy_package() -> None:
     source = (
         "import sys, megatrain_diagnostics.launched\n"
         "print([name for name in ('numpy', 'pyarrow', 'duckdb', 'torch') if name in sys.modules])"
@@ -78,7 +75,8 @@ def test_an_executor_loads_nothing_of_it_but_the_command() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_a_streamer_with_settings_that_make_no_sense_says_so() -> None:
+@pytest.mark.slow
+def test_streamer_with_invalid_settings_names_the_error() -> None:
     arguments = [sys.executable, "-m", "megatrain_diagnostics.streamer", "--settings", "{}", *ETCD]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode != 0

@@ -1,4 +1,4 @@
-"""Searching and judging the output of all ranks."""
+"""`megatrain logs`: searches and classifies the output of all ranks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_lines_match_in_order_of_time() -> None:
     assert len(matching_lines(logs, re.compile("no such"))) == 0
 
 
-def test_the_root_comes_before_what_followed_from_it() -> None:
+def test_root_failure_is_distinguished_from_its_consequences() -> None:
     found = classify_logs(log_lines(sorted(FAILED, key=lambda row: row[1])), ROSTER)
     assert found.culprit.ranks == (2,)
     assert (found.num_ranks, found.num_lines) == (4, 6)
@@ -95,34 +95,25 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_verb_searches(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_are_searched(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(capsys, place, "--grep", "closed by peer", "--ranks", "0,3", "--last", "1")
     assert (found["num_matching"], [one["rank"] for one in found["lines"]]) == (2, [3])
     assert found["lines"][0]["line"] == LOST
     assert main(["logs", place, "--grep", "ECC"]) == 0
     assert capsys.readouterr().out == f"1970-01-01 00:00:10 UTC rank 2 host-1: {ERROR}\n"
-
-
-def test_a_search_that_finds_nothing_says_so(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert {one["host"] for one in printed(capsys, place, "--host", "host-1")["lines"]} == {"host-1"}
     assert main(["logs", place, "--grep", "no such"]) == 0
     output = capsys.readouterr()
     assert (output.out, output.err) == ("", "megatrain: none of 6 lines matches\n")
 
 
-def test_the_verb_judges(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_are_classified(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(capsys, "classify", place)
     assert (found["label"], found["root_rank"], found["failures"][0]["rank"]) == ("gpu_hardware", 2, 2)
     assert main(["logs", "classify", place]) == 0
     text = capsys.readouterr().out
     assert "began at  rank 2 on host-1" in text
     assert re.search(r"2 +host-1 +root +gpu_hardware", text)
-
-
-def test_the_lines_of_one_host(place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    hosts = {one["host"] for one in printed(capsys, place, "--host", "host-1")["lines"]}
-    assert hosts == {"host-1"}
-    assert main(["logs", place, "--host", "unknown"]) == 72
-    assert "no line is from host 'unknown'; there are host-0" in capsys.readouterr().err
 
 
 def test_rounds_that_failed_before_they_had_ranks_are_found(place: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +129,9 @@ def test_rounds_that_failed_before_they_had_ranks_are_found(place: str, capsys: 
     assert printed(capsys, place, "--round", "1")["num_matching"] == len(FAILED)
 
 
-def test_contradictory_search_is_refused(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_that_cannot_match_is_an_error(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", place, "--host", "unknown"]) == 72
+    assert "no line is from host 'unknown'; there are host-0" in capsys.readouterr().err
     assert main(["logs", "classify", place, "--text"]) == 2
     assert "--text is for a FILE" in capsys.readouterr().err
     assert main(["logs", place, "--round", "9"]) == 72
@@ -149,8 +142,8 @@ def test_contradictory_search_is_refused(place: str, tmp_path: Path, capsys: pyt
     assert "no line of output" in capsys.readouterr().err
 
 
-def test_lines_of_others_follow_the_incidents_culprit() -> None:
-    # rank 3 was killed and says nothing, its neighbour was killed with the round: the logs alone would blame rank 0
+def test_culprit_of_the_incident_is_the_root() -> None:
+    # rank 3 was killed without output, rank 2 was killed with the round: the logs alone would blame rank 0
     lines = log_lines([(0, 11, LOST), (1, 12, LOST), (2, 1, "step 1"), (3, 1, "step 1")])
     assert classify_logs(lines, ROSTER).culprit.hosts == ("host-0",), "the case in which they do"
     recorded = Culprit((3,), ("host-1",), "rank 3 was killed by SIGKILL (9)", action="restart", incident="20260101-1",
@@ -174,14 +167,14 @@ def test_own_line_of_the_culprit_gives_the_cause() -> None:
     assert found.failures[0].line == ERROR
 
 
-def test_a_failure_of_its_own_beside_the_culprits_is_a_cause() -> None:
+def test_other_failure_beside_the_culprit_is_a_cause() -> None:
     recorded = Culprit((0,), ("host-0",), "rank 0 ended with 1", incident="20260101-1", kind=IncidentKind.FAILURE)
     found = classify_logs(log_lines(FAILED), ROSTER, recorded)
     roles = {one.rank: one.role for one in found.failures}
     assert roles == {0: FailureRole.ROOT, 1: FailureRole.FOLLOWS, 2: FailureRole.CAUSE, 3: FailureRole.FOLLOWS}
 
 
-def test_the_verb_reads_the_incident_of_the_run(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_classification_uses_the_incident(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunDirectory(tmp_path)
     run.create()
     incident = make_incident(round=1, culprit_ranks=(3,), culprit_hosts=("host-1",))

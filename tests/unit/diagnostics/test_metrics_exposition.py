@@ -1,4 +1,4 @@
-"""What a scraper reads: names, labels and values, by Prometheus' own parser."""
+"""Names, labels and values of the metrics, read with Prometheus' own parser."""
 
 from __future__ import annotations
 
@@ -42,17 +42,15 @@ def both() -> dict[str, Metric]:
 
 
 def test_every_name_and_label_follows_the_rules() -> None:
-    for name, family in both().items():
+    found = both()
+    for name, family in found.items():
         assert name.startswith("megatrain_")
         assert family.documentation
         for sample in family.samples:
             assert set(sample.labels) <= LABELS_ALLOWED, sample
             if family.type == "counter":
                 assert sample.name.endswith("_total")
-
-
-def test_rank_is_a_label_of_few_gauges_and_of_nothing_else() -> None:
-    of_ranks = [family for family in both().values() if any("rank" in one.labels for one in family.samples)]
+    of_ranks = [family for family in found.values() if any("rank" in one.labels for one in family.samples)]
     assert all(family.type == "gauge" for family in of_ranks)
     assert len(of_ranks) <= MAX_RANK_GAUGES
 
@@ -66,7 +64,7 @@ def test_unknown_value_has_no_sample() -> None:
     assert "megatrain_clock_offset_seconds" not in found
 
 
-def test_a_restart_mints_no_series() -> None:
+def test_restart_adds_no_series() -> None:
     def series(reading_step: int) -> set[str]:
         ranks = tuple(replace(one, step=reading_step) for one in make_host_reading().ranks)
         text = generate_latest(registry_of(HostCollector(lambda: replace(make_host_reading(), ranks=ranks)))).decode()
@@ -75,7 +73,7 @@ def test_a_restart_mints_no_series() -> None:
     assert series(10) == series(500)
 
 
-def test_a_loss_that_is_no_number_is_the_news() -> None:
+def test_loss_that_is_nan_is_exposed() -> None:
     found = families(JobCollector(lambda: replace(make_job_reading(), loss=math.nan)))
     assert math.isnan(found["megatrain_loss"].samples[0].value)
 
@@ -101,7 +99,7 @@ def test_health_is_a_level_with_reason_codes() -> None:
     assert "megatrain_job_health" not in unknown
 
 
-def test_the_histogram_counts_up_to_all_steps() -> None:
+def test_histogram_of_step_times_counts_all_steps() -> None:
     reading = make_job_reading()
     samples = families(JobCollector(lambda: reading))["megatrain_step_duration_seconds"].samples
     buckets = [one.value for one in samples if one.name.endswith("_bucket")]
@@ -128,18 +126,6 @@ def get(port: int, path: str, token: str | None = None) -> tuple[int, bytes]:
         return error.code, error.read()
 
 
-def test_a_scraper_without_the_token_gets_no_metrics() -> None:
-    with server("s3cret") as listening:
-        assert get(listening.port, "/metrics")[0] == 401
-        assert get(listening.port, "/metrics", "wrong")[0] == 401
-        assert get(listening.port, "/metrics", "s3cret-and-more")[0] == 401
-        code, body = get(listening.port, "/metrics", "s3cret")
-        assert code == 200
-        assert b"megatrain_rank_info{" in body
-        assert get(listening.port, "/healthz") == (200, b"ok\n")
-        assert get(listening.port, "/etc/passwd", "s3cret")[0] == 404
-
-
 def test_beyond_the_machine_a_token_is_needed() -> None:
     with (
         pytest.raises(ConfigError, match=r"metrics_address='0.0.0.0' .*metrics_token_file"),
@@ -147,12 +133,15 @@ def test_beyond_the_machine_a_token_is_needed() -> None:
     ):
         pass
     with server("s3cret", address="0.0.0.0") as listening:
-        assert get(listening.port, "/metrics")[0] == 401
-
-
-def test_a_port_that_is_taken_is_named() -> None:
-    with server() as first, pytest.raises(ConfigError, match=f"metrics_port={first.port}: cannot listen"):
-        MetricsServer(registry_of(HostCollector(make_host_reading)), "127.0.0.1", first.port)
+        for token in (None, "wrong", "s3cret-and-more"):
+            assert get(listening.port, "/metrics", token)[0] == 401, token
+        code, body = get(listening.port, "/metrics", "s3cret")
+        assert code == 200
+        assert b"megatrain_rank_info{" in body
+        assert get(listening.port, "/healthz") == (200, b"ok\n")
+        assert get(listening.port, "/etc/passwd", "s3cret")[0] == 404
+        with pytest.raises(ConfigError, match=f"metrics_port={listening.port}: cannot listen"):
+            MetricsServer(registry_of(HostCollector(make_host_reading)), "127.0.0.1", listening.port)
 
 
 def test_a_token_file_must_hold_a_token(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.helpers.slow_peer import is_ended_when_sent
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     listening = MetricsServer(registry_of(HostCollector(make_host_reading)), "127.0.0.1", 0)
     yield listening.port

@@ -1,11 +1,10 @@
-"""What the diagnosis says of a job that is cut along cp and ep too: rows, groups, places and names of all axes."""
+"""Diagnosis of a job that is sharded along cp and ep too: rows, groups, places and names of all axes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -31,30 +30,27 @@ def test_the_rows_of_ranks_give_the_layout() -> None:
     assert ROSTER.layout == LAYOUT
 
 
-@pytest.mark.parametrize("axis", LAYOUT.axes)
-def test_places_are_those_of_the_layout(axis: str) -> None:
-    assert places_along(LAYOUT, axis).tolist() == [LAYOUT.index(axis, rank) for rank in RANKS.tolist()]
+def test_places_and_groups_are_those_of_the_layout() -> None:
+    for axis in LAYOUT.axes:
+        expected = [LAYOUT.index(axis, rank) for rank in RANKS.tolist()]
+        assert places_along(LAYOUT, axis).tolist() == expected, axis
+    for axis in ("dp", "cp", "tp"):
+        groups = groups_along(LAYOUT, axis)
+        assert groups.shape == (2, 4, 2)
+        for stage, of_stage in enumerate(groups.tolist()):
+            for members in of_stage:
+                assert tuple(members) == LAYOUT.ranks_along(members[0], axis), axis
+                assert LAYOUT.index("pp", members[0]) == stage, axis
+        assert sorted(groups.ravel().tolist()) == RANKS.tolist(), axis
 
 
-@pytest.mark.parametrize("axis", ["dp", "cp", "tp"])
-def test_groups_inside_stages_are_those_of_the_layout(axis: str) -> None:
-    groups = groups_along(LAYOUT, axis)
-    assert groups.shape == (2, 4, 2)
-    for stage, of_stage in enumerate(groups.tolist()):
-        for members in of_stage:
-            assert tuple(members) == LAYOUT.ranks_along(members[0], axis)
-            assert LAYOUT.index("pp", members[0]) == stage
-    assert sorted(groups.ravel().tolist()) == RANKS.tolist()
-
-
-@pytest.mark.parametrize(
-    ("operation", "axis"),
-    [(Operation.TP_ALL_GATHER, "tp"), (Operation.GRADS_REDUCE_SCATTER, "dp"), (Operation.FORWARD_RECV, "pp")],
-)
-def test_ranks_that_exchange_share_a_number(operation: Operation, axis: str) -> None:
-    numbers = _groups_of(operation, ROSTER)
-    for rank in RANKS.tolist():
-        assert tuple(np.flatnonzero(numbers == numbers[rank])) == LAYOUT.ranks_along(rank, axis)
+def test_ranks_that_exchange_share_a_number() -> None:
+    for operation, axis in (
+        (Operation.TP_ALL_GATHER, "tp"), (Operation.GRADS_REDUCE_SCATTER, "dp"), (Operation.FORWARD_RECV, "pp"),
+    ):  # fmt: skip
+        numbers = _groups_of(operation, ROSTER)
+        for rank in RANKS.tolist():
+            assert tuple(np.flatnonzero(numbers == numbers[rank])) == LAYOUT.ranks_along(rank, axis), operation
 
 
 def test_a_rank_is_named_by_its_place_on_every_axis() -> None:
@@ -62,9 +58,8 @@ def test_a_rank_is_named_by_its_place_on_every_axis() -> None:
     assert rank_name(ROSTER, 13) == "rank 13 pp=1 dp=1 cp=0 tp=1 edp=2 ep=1 host-13"
 
 
-@pytest.mark.parametrize(
-    ("odd", "kind", "name"),
-    [
+def test_the_smallest_group_of_outliers() -> None:
+    for odd, kind, name in (
         ((8, 10), "cp", "cp group of stage 1, dp 0, tp 0"),
         ((8, 12), "dp", "dp group of stage 1, cp 0, tp 0"),
         ((2, 10), "pp", "pipeline of dp 0, cp 1, tp 0"),
@@ -72,13 +67,11 @@ def test_a_rank_is_named_by_its_place_on_every_axis() -> None:
         ((8, 10, 12), "edp", "edp group of stage 1, ep 0"),
         ((8, 11, 12), "stage", "stage 1"),
         ((3, 8), "replica", "dp 0"),
-    ],
-)
-def test_the_smallest_group_of_outliers(odd: tuple[int, ...], kind: str, name: str) -> None:
-    found = smallest_group(odd, ROSTER)
-    assert found is not None
-    assert (found.kind, found.name) == (kind, name)
-    assert set(odd) <= set(found.ranks)
+    ):
+        found = smallest_group(odd, ROSTER)
+        assert found is not None
+        assert (found.kind, found.name) == (kind, name)
+        assert set(odd) <= set(found.ranks), odd
 
 
 def test_drawn_grid_has_a_letter_for_each_rank() -> None:

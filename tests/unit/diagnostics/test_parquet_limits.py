@@ -1,4 +1,4 @@
-"""Untrusted Parquet files: small ones that would become gigabytes are refused with a message before they are read."""
+"""Untrusted Parquet files: small files that would unpack to gigabytes are refused before they are read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = 1 << 20
 
 
 def same_rows(kind: type[Table], count: int, text: str = "x" * 1000) -> pa.Table:
-    """Return rows that are all alike: they take next to nothing in a file."""
+    """Return equal rows, which take almost no space in a file."""
 
     def column(field: pa.Field) -> pa.Array:
         if pa.types.is_dictionary(field.type):
@@ -81,10 +81,10 @@ def test_compressed_bomb_takes_no_memory(tmp_path: Path, kind: type[Table], num_
 @pytest.mark.slow(kept=["LogLines-False", "LogLines-True"])
 @pytest.mark.parametrize("is_named_by_a_store", [False, True])
 @pytest.mark.parametrize("kind", [Spans, LogLines])
-def test_the_limit_holds_for_rows_and_for_texts_that_rows_share(
+def test_limit_counts_rows_and_texts_that_rows_share(
     tmp_path: Path, kind: type[Table], is_named_by_a_store: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of LogLines the fixed columns are far below the limit: it is the one text of 1,000 bytes in each row."""
+    """The fixed columns of LogLines are far below the limit: the text of 1,000 bytes in each row exceeds it."""
     events = tmp_path / "events"
     monkeypatch.setattr(parquet_limits, "MAX_PLAIN_BYTES", 64 << 20)
     path = write_bomb(events, kind, 1)
@@ -94,7 +94,7 @@ def test_the_limit_holds_for_rows_and_for_texts_that_rows_share(
     assert num_rows(stored.read(kind)) == 0
     (problem,) = stored.problems()
     assert "its rows unpack to" in problem
-    if kind is Spans:  # of a million log lines an answer would be too large
+    if kind is Spans:  # a million log lines would be too large for an answer
         monkeypatch.setattr(parquet_limits, "MAX_PLAIN_BYTES", 2 << 30)
         assert num_rows(StoredEvents(events).read(kind)) == 1, "all alike, so one row: it can be read"
 
@@ -106,7 +106,7 @@ def test_an_answer_has_a_limit_whatever_its_files_promise(tmp_path: Path) -> Non
         stored.read(Spans)
 
 
-def test_a_footer_as_long_as_a_large_file_is_not_begun(tmp_path: Path) -> None:
+def test_long_footer_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "events" / "logs" / "foreign.parquet"
     path.parent.mkdir(parents=True)
     footer = 17 << 20
@@ -117,10 +117,10 @@ def test_a_footer_as_long_as_a_large_file_is_not_begun(tmp_path: Path) -> None:
 
 
 def lying_page(path: Path) -> None:
-    """Have the head of the first page say that it unpacks to 2 GB, in place of what the footer says."""
+    """Overwrite the header of the first page: it now unpacks to 2 GB, other than in the footer."""
     content = bytearray(path.read_bytes())
     place = pq.read_metadata(path).row_group(0).column(0).data_page_offset
-    # field 1 (type 0), then field 2 as a zigzag varint: overwrite both lengths and what follows with a head of our own
+    # field 1 (type 0), then field 2 as a zigzag varint: overwrite both lengths and the rest of the header
     head = bytes([0x15, 0x00, 0x15, 0xFE, 0xFF, 0xFF, 0xFF, 0x0F, 0x15, 0x20, 0x00])
     content[place : place + len(head)] = head
     path.write_bytes(content)
@@ -167,7 +167,7 @@ def write_trace_of(path: Path, count: int) -> None:
 
 
 def write_trace_of_long_names(path: Path, count: int) -> None:
-    write_trace_of(path, count // 100)
+    write_trace_of(path, count)
     table = pq.read_table(path)
     zeros = pa.array(np.zeros(table.num_rows, np.int32))
     kinds = pa.DictionaryArray.from_arrays(zeros, pa.array(["x" * 100_000]))
@@ -181,11 +181,11 @@ def test_a_public_trace_has_the_same_limit(tmp_path: Path, monkeypatch: pytest.M
         read_trace(tmp_path / "trace.parquet")
 
 
-def test_a_name_of_an_operation_that_all_rows_share_is_held_once(tmp_path: Path) -> None:
-    """A million rows with one name of 100,000 bytes: 100 GB if each had its own."""
-    write_trace_of_long_names(tmp_path / "trace.parquet", 100 * ROWS)
+def test_operation_name_that_rows_share_is_held_once(tmp_path: Path) -> None:
+    """A hundred thousand rows with one name of 100,000 bytes: 10 GB if each had its own."""
+    write_trace_of_long_names(tmp_path / "trace.parquet", 100_000)
     before = pa.total_allocated_bytes()
     table = read_trace(tmp_path / "trace.parquet")
-    assert len(table.kind) == ROWS
+    assert len(table.kind) == 100_000
     assert table.kinds == ("x" * 100_000,)
     assert pa.total_allocated_bytes() - before < 64 << 20

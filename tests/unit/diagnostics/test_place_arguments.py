@@ -1,4 +1,4 @@
-"""Where the events are and which of them, as verbs of `megatrain diag` take it from the command line."""
+"""Arguments of `megatrain diag` subcommands: the place of the events, rounds, steps and ranks."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return run
 
 
-@pytest.mark.parametrize("place", ["demo", "runs/demo", "runs/demo/", "runs/demo/events", "runs/demo/events/totals"])
-def test_place_is_a_run_or_any_directory_of_segments(run: Path, place: str) -> None:
-    assert num_rows(open_source(parsed(place)).read(StepTotals)) == 12
+def test_place_is_a_run_or_any_directory_of_segments(run: Path) -> None:
+    for place in ("demo", "runs/demo", "runs/demo/", "runs/demo/events", "runs/demo/events/totals"):
+        assert num_rows(open_source(parsed(place)).read(StepTotals)) == 12, place
 
 
 def test_place_without_events_is_an_error(run: Path) -> None:
@@ -61,14 +61,14 @@ def test_place_without_events_is_an_error(run: Path) -> None:
         open_source(parsed("runs/demo/logs"))
 
 
-def test_without_a_word_it_is_the_only_run(run: Path) -> None:
+def test_place_may_be_omitted_for_the_only_run(run: Path) -> None:
     assert num_rows(open_source(parsed()).read(StepTotals)) == 12
     (run.parent / "other" / "events").mkdir(parents=True)
     with pytest.raises(UsageError, match="which run\\? There are runs/demo and runs/other; name one of them"):
         open_source(parsed())
 
 
-def test_missing_directory_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_place_cannot_be_omitted_without_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(NotFoundError, match="which run\\? There is none below runs/"):
         open_source(parsed())
@@ -85,16 +85,12 @@ def test_round_is_the_newest_or_the_one_that_is_named(run: Path) -> None:
         chosen_round(parsed("runs/demo/events/totals"), open_source(parsed("runs/demo/events/totals")))
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("10:20", (10, 20)), ("10:", (10, None)), (":20", (None, 20)), ("15", (15, 15)), (":", (None, None))],
-)
-def test_steps(text: str, expected: tuple[int | None, int | None]) -> None:
-    assert parsed("x", "--steps", text).steps == expected
+def test_steps_and_ranks_are_parsed() -> None:
+    for text, expected in (
+        ("10:20", (10, 20)), ("10:", (10, None)), (":20", (None, 20)), ("15", (15, 15)), (":", (None, None)),
+    ):  # fmt: skip
+        assert parsed("x", "--steps", text).steps == expected, text
     assert parsed("x").steps == (None, None)
-
-
-def test_ranks() -> None:
     assert parsed("x").ranks is None
     assert parsed("x", "--ranks", "5").ranks == (5,)
     assert parsed("x", "--ranks", "0:3,16, 2:4").ranks == (0, 1, 2, 3, 4, 16)
@@ -112,7 +108,7 @@ def test_ranks() -> None:
         (["--round", "-1"], "'-1' is not a whole number of at least 0"),
     ],
 )
-def test_contradictory_arguments_are_refused(arguments: list[str], message: str) -> None:
+def test_invalid_arguments_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(argparse.ArgumentError, match=message):
         parsed("x", *arguments)
 
@@ -132,7 +128,7 @@ def test_problems_are_reported_on_stderr(run: Path, capsys: pytest.CaptureFixtur
     assert captured.err.isascii()
 
 
-def test_problems_are_reported_where_they_leave_no_answer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_problems_are_reported_before_an_error(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with SegmentStore(run / "events") as store:
         store.append(Ranks, to_arrow(SyntheticJob(Layout(dp_size=2), round=5).ranks()))
         store.commit()

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes us, knows every series that alerts and dashboards name, and judges the alert rules."""
+"""A real Prometheus scrapes megatrain and evaluates its alerts; alerts and dashboards name series that exist."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def expressions(dashboard: Path) -> list[str]:
     return found
 
 
-def test_the_rules_are_rules() -> None:
+def test_rules_and_configuration_are_valid() -> None:
     num_rules = len(re.findall(r"- (?:alert|record): ", rule_file()))
     assert f"SUCCESS: {num_rules} rules found" in promtool("check", "rules", "alerts.yaml")
     assert "SUCCESS" in promtool("check", "config", "--syntax-only", "prometheus.yaml")

@@ -1,4 +1,4 @@
-"""Who the ranks of a round are, where some of them lie."""
+"""The ranks of a round and their layout, where some ranks send wrong rows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ def test_majority_of_ranks_decides_the_layout() -> None:
     roster = make_roster(replace(RANKS, dp_size=lie), empty_groups(), 1)
     assert roster.layout == Layout(tp_size=2, dp_size=2)
     assert sorted(roster.hosts) == [0, 1, 2]
-
-
-def test_ranks_beyond_the_layout_are_none_of_it() -> None:
     stranger = replace(select(RANKS, [0]), rank=np.array([9], dtype=np.int32))
     assert sorted(make_roster(joined(type(RANKS), [RANKS, stranger]), empty_groups(), 1).hosts) == [0, 1, 2, 3]
 
@@ -33,19 +30,19 @@ def test_a_rank_that_corrects_itself_counts_once() -> None:
     assert make_roster(joined(type(RANKS), [RANKS, wrong]), empty_groups(), 1).layout.dp_size == 2
 
 
-def test_without_a_majority_there_is_no_answer() -> None:
+def test_layout_without_a_majority_is_an_error() -> None:
     split = np.where(RANKS.rank < 2, 4, RANKS.dp_size).astype(np.int32)
     with pytest.raises(DataError, match=r"different layouts .*\(1, 2, 1, 2, 1\), \(1, 4, 1, 2, 1\)"):
         make_roster(replace(RANKS, dp_size=split), empty_groups(), 1)
 
 
-def test_a_layout_that_no_job_has_is_not_believed() -> None:
+def test_impossibly_large_layout_is_refused() -> None:
     """An untrusted directory must not make its reader build tables of two billion ranks."""
     with pytest.raises(DataError, match="no job is that large"):
         make_roster(replace(RANKS, dp_size=np.full_like(RANKS.dp_size, 2**31 - 1)), empty_groups(), 1)
 
 
-def test_the_newest_round_is_one_that_half_of_its_ranks_report() -> None:
+def test_newest_round_is_reported_by_half_of_its_ranks() -> None:
     def ranks_of(round_number: int, count: int) -> Ranks:
         some = select(RANKS, list(range(count)))
         return replace(some, round=np.full_like(some.round, round_number))

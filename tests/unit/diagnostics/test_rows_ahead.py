@@ -1,4 +1,4 @@
-"""Rows of rounds that there are not yet wait for them, and end nothing."""
+"""Rows of a round that has not begun yet wait for it, and end no round."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.helpers.event_collector import span_rows
 
 
 def places_of(ahead: RowsAhead, *tables: Spans) -> list[tuple[int, int]]:
-    """Return (round, sequence) of the rows that are handed on."""
+    """Return (round, sequence) of the rows that are passed on."""
     found = []
     for _, table in ahead.take([(Spans, one) for one in tables]):
         assert isinstance(table, Spans)

@@ -1,4 +1,4 @@
-"""Merging segments: fewer files, the same rows, also for those who read meanwhile and after a kill at any point."""
+"""Merging segments: fewer files with the same rows, also for concurrent readers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LATER_NS = START_NS + HOUR_NS + HOUR_IS_OVER_NS
 
 
 def filled(directory: Path, num_files: int) -> StepTotals:
-    """Write an hour of segments, of a step each, with rows that come twice; return the rows."""
+    """Write the segments of an hour, one step each, with some rows twice; return the rows."""
     with SegmentStore(directory, now_ns=lambda: START_NS) as store:
         for step in range(num_files):
             committed(store, step_totals(range(6), range(max(0, step - 1), step + 1)))
@@ -39,7 +39,7 @@ def filled(directory: Path, num_files: int) -> StepTotals:
 
 
 def grown_old(directory: Path) -> None:
-    """Have the files of a directory be of an earlier time."""
+    """Set the times of files to before the grace period."""
     moment = time.time() - 2 * GRACE_S
     for path in segment_paths(directory):
         os.utime(path, (moment, moment))
@@ -90,7 +90,7 @@ def test_current_hour_is_merged_only_with_many_files(tmp_path: Path) -> None:
     assert compact(tmp_path, START_NS).num_written == 0
 
 
-def test_new_files_beside_merged_ones_are_read_and_numbered_on(tmp_path: Path) -> None:
+def test_new_files_continue_the_numbers_of_merged_ones(tmp_path: Path) -> None:
     filled(tmp_path, 3)
     compact(tmp_path, LATER_NS)
 
@@ -147,7 +147,7 @@ def test_readers_see_every_row_during_compaction(tmp_path: Path) -> None:
     reader.start()
     for _ in range(4):
         compact(tmp_path, LATER_NS)
-        # without the grace: readers then meet files that are gone, and must list again
+        # without the grace period: readers find files removed, and must list the directory again
         grown_old(tmp_path)
         compact(tmp_path, LATER_NS)
         with SegmentStore(tmp_path, now_ns=lambda: START_NS) as store:
@@ -164,9 +164,8 @@ def files(*sizes: int) -> list[SmallFile]:
     return [SmallFile(Path(str(n)), SegmentName(n, n, 0), size) for n, size in enumerate(sizes, 1)]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "is_over", "expected"),
-    [
+def test_neighbouring_small_files_are_merged() -> None:
+    cases: tuple[tuple[list[int], bool, list[tuple[int, ...]]], ...] = (
         ([], True, []),
         ([5], True, []),
         ([5, 5], True, [(1, 2)]),
@@ -176,15 +175,13 @@ def files(*sizes: int) -> list[SmallFile]:
         ([MAX_BYTES // 4, MAX_BYTES // 4], False, [(1, 2)]),
         ([MAX_BYTES // 2, 5, 5, MAX_BYTES, 5], True, [(2, 3)]),
         ([MAX_BYTES // 3] * 7, True, [(1, 2, 3), (4, 5, 6)]),
-    ],
-)
-def test_plan(sizes: list[int], is_over: bool, expected: list[tuple[int, ...]]) -> None:
-    plan = plan_merges(files(*sizes), is_over=is_over)
-
-    assert [tuple(file.name.first for file in run) for run in plan] == expected
+    )
+    for sizes, is_over, expected in cases:
+        plan = plan_merges(files(*sizes), is_over=is_over)
+        assert [tuple(file.name.first for file in run) for run in plan] == expected, (sizes, is_over)
 
 
-def test_runs_are_of_neighbours_and_bounded() -> None:
+def test_merged_files_are_neighbours_of_limited_size() -> None:
     sizes = np.random.default_rng(5).integers(1, MAX_BYTES // 2 + 10, 200).tolist()
 
     plan = plan_merges(files(*sizes), is_over=True)
@@ -196,7 +193,7 @@ def test_runs_are_of_neighbours_and_bounded() -> None:
     assert sum(len(run) for run in plan) > 100
 
 
-def test_file_counts_in_place_of_those_within_it() -> None:
+def test_merged_file_replaces_the_files_that_it_contains() -> None:
     def path(first: int, last: int, hour: str = "05") -> Path:
         return Path(hour) / SegmentName(first, last, 0).text
 

@@ -1,4 +1,4 @@
-"""Ranks that compute long because of their samples, which no host is blamed for."""
+"""Ranks that compute long because of their samples: no host is blamed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HIGH, LOW = VerdictConfidence.HIGH, VerdictConfidence.LOW
 def watch_compute(
     seconds_of: Callable[[int], np.ndarray], work_of: Callable[[int], dict[int, float]], num_steps: int
 ) -> dict[int, StragglerAssessment]:
-    """Stream steps of three ranks with this own compute and these squared lengths; return the assessment after each."""
+    """Stream steps of three ranks with given compute times and squared lengths; return the assessment after each."""
     job = SyntheticJob(Layout(dp_size=3), ranks_per_host=1)
     live, assessments = LiveDetection(job.roster(), Thresholds()), {}
     for step in range(num_steps):
@@ -51,7 +51,7 @@ def findings_of(assessments: dict[int, StragglerAssessment]) -> list[Finding]:
     return [one for assessment in assessments.values() for one in assessment.findings]
 
 
-# own compute by step and rank as a job measured it; the documents of rank 2 are twice as long
+# own compute by step and rank, measured in a job; the documents of rank 2 are twice as long
 MEASURED_S = 1e-3 * np.array(
     [
         [122, 140, 180],
@@ -66,9 +66,12 @@ MEASURED_S = 1e-3 * np.array(
 )
 
 
-@pytest.mark.parametrize("stall_s", [0.0, 0.056, 0.3, 5.0])
-@pytest.mark.parametrize("stalled", [(0,), (0, 1), (2,)], ids=str)
-def test_single_slow_steps_do_not_hide_the_samples(stall_s: float, stalled: tuple[int, ...]) -> None:
+STALLS = [((), 0.0), *((ranks, stall_s) for ranks in ((0,), (0, 1), (2,)) for stall_s in (0.056, 0.3, 5.0))]
+
+
+@pytest.mark.slow(kept=["()-0.0", "(0,)-0.056", "(0, 1)-0.3", "(2,)-5.0"])
+@pytest.mark.parametrize(("stalled", "stall_s"), STALLS, ids=str)
+def test_single_slow_steps_do_not_hide_the_samples(stalled: tuple[int, ...], stall_s: float) -> None:
     def seconds(step: int) -> np.ndarray:
         found = MEASURED_S[step % len(MEASURED_S)].copy()
         for place, rank in enumerate(stalled):
@@ -96,7 +99,7 @@ def test_host_is_named_when_samples_no_longer_explain_it() -> None:
     assert not any("its samples explained" in one for one in assessments[59].findings[0].evidence)
 
 
-def test_pearson_is_numpys_and_0_without_variation() -> None:
+def test_pearson_agrees_with_numpy() -> None:
     random = np.random.default_rng(1)
     first = random.normal(size=50)
     second = first + random.normal(size=50)
@@ -107,12 +110,10 @@ def test_pearson_is_numpys_and_0_without_variation() -> None:
 def passes(times: np.ndarray, *, factor: np.ndarray) -> Spans:
     """Return forward and backward of micro-batches: times [ranks, micro-batches], factors of each pass [2, ...]."""
     rank, micro = (grid.ravel() for grid in np.meshgrid(*map(range, times.shape), indexing="ij"))
-    columns = {name: [] for name in ()}
     rows = 2 * len(rank)
     return from_columns(
         Spans,
         {
-            **columns,
             "round": [1] * rows,
             "rank": np.tile(rank, 2),
             "sequence": range(rows),

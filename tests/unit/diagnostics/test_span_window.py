@@ -1,4 +1,4 @@
-"""What the controller keeps of whole spans: what a verdict's gain is reckoned from."""
+"""The spans that the controller keeps to compute the gain of a verdict."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""Stacks of many ranks: made alike, grouped, and the odd ones' smallest common group."""
+"""Stacks of many ranks: normalised, clustered, and the smallest common group of the outliers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from megatrain import comm
 from megatrain.contracts.layout import Layout
@@ -41,7 +39,7 @@ def roster(layout: Layout, per_host: int = 8) -> Roster:
     return Roster(1, layout, {rank: f"host-{rank // per_host}" for rank in range(layout.world_size)}, {})
 
 
-def test_line_numbers_paths_and_numbers_do_not_separate_ranks() -> None:
+def test_stacks_that_differ_only_in_numbers_are_the_same() -> None:
     assert normalised(WAIT.format(3)) == normalised(WAIT.format(4))
     assert normalised("/a/b/c/d.py:7 f")[0] == "c/d.py f"
     assert normalised("no answer within 2 s, process is asleep (S) in wait_17") == normalised(
@@ -61,9 +59,9 @@ def test_rank_that_does_not_wait_is_the_outlier() -> None:
     assert (found.shared.kind, found.shared.ranks) == ("rank", (9,))
 
 
-@pytest.mark.parametrize(
-    ("odd", "kind", "num_ranks"),
-    [
+def test_the_smallest_group_that_holds_all_outliers() -> None:
+    ranks = roster(Layout(tp_size=2, pp_size=2, dp_size=4), per_host=4)
+    for odd, kind, num_ranks in (
         ((0, 1), "tp", 2),
         ((0, 8), "pp", 2),
         ((0, 2), "host", 4),
@@ -71,17 +69,12 @@ def test_rank_that_does_not_wait_is_the_outlier() -> None:
         ((0, 3), "host", 4),
         ((0, 7), "stage", 8),
         ((0, 9), "replica", 4),
-    ],
-)
-def test_the_smallest_group_that_holds_all_outliers(odd: tuple[int, ...], kind: str, num_ranks: int) -> None:
-    found = smallest_group(odd, roster(Layout(tp_size=2, pp_size=2, dp_size=4), per_host=4))
-    assert found is not None
-    assert (found.kind, len(found.ranks)) == (kind, num_ranks)
-    assert set(odd) <= set(found.ranks)
-
-
-def test_stack_of_all_ranks_is_no_group() -> None:
-    assert smallest_group((0, 15), roster(Layout(tp_size=2, pp_size=2, dp_size=4), per_host=4)) is None
+    ):
+        found = smallest_group(odd, ranks)
+        assert found is not None, odd
+        assert (found.kind, len(found.ranks)) == (kind, num_ranks), odd
+        assert set(odd) <= set(found.ranks)
+    assert smallest_group((0, 15), ranks) is None, "only the whole job has both"
 
 
 def test_a_rank_without_a_dump_is_an_outlier() -> None:
@@ -99,7 +92,7 @@ def test_small_groups_are_outliers_where_no_rank_waits() -> None:
 
 
 def test_waits_of_many_kinds_are_still_waits() -> None:
-    # every stage waits somewhere else, so no group is large; who does not wait is still the odd one
+    # each stage waits at another place, so no cluster is large; ranks that do not wait are still the outliers
     stacks = {rank: WAIT.format(1).replace("step_loop.py", f"stage_{'abcd'[rank // 2]}.py") for rank in range(8)}
     stacks |= {6: LOADER.format(1), 7: LOADER.format(1)}
     found = find_outliers(stacks, roster(Layout(pp_size=4, dp_size=2)))

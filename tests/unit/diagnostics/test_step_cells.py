@@ -1,4 +1,4 @@
-"""What each rank took in each step, from the store; the oracle is a loop over all rows."""
+"""Time by rank and step, from the store; the oracle is a loop over all rows."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def rows(cells: Iterable[tuple[int, int, int, int]]) -> StepTotals:
 
 
 def cells(steps: range, ranks: range) -> list[tuple[int, int, int, int]]:
-    """Return two operations of each; the ns say which cell it is."""
+    """Return two operations of each; no two cells have the same ns."""
     return [
         (step, rank, operation, (step * 1000 + rank * 10 + operation) * 10**6)
         for step in steps
@@ -67,7 +67,7 @@ def test_rows_in_any_order_and_twice_come_to_the_same() -> None:
     assert ring.due(11.0, 10.0) == 29
 
 
-def test_a_step_waits_for_the_last_rank_but_not_for_ever() -> None:
+def test_step_waits_a_limited_time_for_the_last_rank() -> None:
     ring = StepRing(3)
     ring.add_totals(rows(cells(range(5, 8), range(2))), 100.0)
     assert ring.due(109.0, 10.0) is None
@@ -80,7 +80,7 @@ def test_a_step_waits_for_the_last_rank_but_not_for_ever() -> None:
     assert ring.due(110.0, 10.0) == 6
 
 
-def test_a_rank_that_says_nonsense_moves_nothing() -> None:
+def test_impossible_rows_are_counted_and_change_nothing() -> None:
     ring = StepRing(4, num_steps=16)
     ring.add_totals(rows(cells(range(100, 104), range(4))), 0.0)
     ring.add_totals(rows([(2**31 - 1, 3, FORWARD, 10), (99_999, 2, FORWARD, 10)]), 0.0)
@@ -92,7 +92,7 @@ def test_a_rank_that_says_nonsense_moves_nothing() -> None:
     np.testing.assert_allclose(ring.take(100).of(FORWARD), [100 + (rank * 10 + 3) / 1000 for rank in range(4)])
 
 
-def test_nonsense_that_comes_first_does_not_hold_up_the_others() -> None:
+def test_impossible_first_row_does_not_hold_up_the_others() -> None:
     ring = StepRing(4, num_steps=16)
     ring.add_totals(rows([(10**9, 3, FORWARD, 10)]), 0.0)
     ring.add_totals(rows(cells(range(100, 104), range(3))), 0.0)
@@ -121,7 +121,7 @@ def test_more_operations_than_expected_fit() -> None:
     assert row.of(20).tolist() == pytest.approx([20e-9] * 2)
 
 
-def test_values_say_what_ranks_had_to_do() -> None:
+def test_work_of_ranks_comes_from_values() -> None:
     ring = StepRing(2)
     ring.add_totals(rows(cells(range(2), range(2))), 0.0)
     ring.add_values(step_values(1, 0, {StepValue.LOSS: 3.0}, [10.0, float("nan")]))

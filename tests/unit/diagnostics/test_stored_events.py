@@ -1,8 +1,9 @@
-"""Reading segments: the same rows as memory gives, and nothing is lost by what is damaged beside them."""
+"""Reading segments: the same rows as from memory; a damaged file costs no rows of other files."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import zlib
 from dataclasses import astuple
@@ -58,13 +59,19 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredEvents:
     return StoredEvents(directory)
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """Return a directory with three segments, of one step each."""
-    with SegmentStore(tmp_path) as store:
+@pytest.fixture(scope="module")
+def three_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("steps")
+    with SegmentStore(directory) as store:
         for step in range(3):
             committed(store, step_totals(range(4), range(step, step + 1)))
-    return tmp_path
+    return directory
+
+
+@pytest.fixture
+def directory(three_steps: Path, tmp_path: Path) -> Path:
+    """Return a directory with three segments, of one step each."""
+    return shutil.copytree(three_steps, tmp_path, dirs_exist_ok=True)
 
 
 def assert_same_rows(found: StepTotals, expected: StepTotals) -> None:
@@ -88,7 +95,7 @@ wheres = st.builds(
 
 
 @given(where=wheres)
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_rows_are_those_that_memory_gives(stored: StoredEvents, where: Where) -> None:
     expected = MemoryEvents({StepTotals: joined(StepTotals, PARTS)}).read(StepTotals, where)
 
@@ -113,7 +120,7 @@ def test_texts_choose_rows_and_are_never_sql(tmp_path: Path) -> None:
     assert num_rows(events.read(Clocks, Where(hosts=()))) == 0
 
 
-def test_values_keep_what_is_no_number(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_read_back(tmp_path: Path) -> None:
     with SegmentStore(tmp_path) as store:
         rows = {"round": [1] * 3, "rank": [0] * 3, "sequence": [1, 2, 3], "step": [0] * 3, "kind": [1, 2, 99]}
         table = from_columns(Values, {**rows, "at_ns": [5] * 3, "value": [np.nan, np.inf, 1.5]})
@@ -125,7 +132,7 @@ def test_values_keep_what_is_no_number(tmp_path: Path) -> None:
     assert found.kind.tolist() == [1, 2, 99]
 
 
-def test_any_directory_of_segments_will_do(directory: Path, tmp_path: Path) -> None:
+def test_any_directory_of_segments_can_be_read(directory: Path, tmp_path: Path) -> None:
     flat = tmp_path / "copy [of] them?*"
     flat.mkdir()
     for number, path in enumerate(segment_paths(directory / "totals")):
@@ -187,7 +194,7 @@ def test_damaged_segment_is_set_aside_and_nothing_else_lost(directory: Path, nam
 
 
 def test_foreign_file_whose_pages_are_damaged_is_set_aside(directory: Path) -> None:
-    # without a checksum in its name the damage comes to light when its pages are read
+    # without a checksum in its name the damage is detected when its pages are read
     path = segment_paths(directory)[1]
     foreign = path.with_name("foreign.parquet")
     path.rename(foreign)
@@ -226,7 +233,7 @@ def changed(table: pa.Table, column: str, values: pa.Array) -> pa.Table:
     ids=["without values", "no text", "stored as numbers"],
 )
 @pytest.mark.parametrize("has_our_name", [False, True])
-def test_foreign_rows_cost_no_others(directory: Path, made: Any, message: str, has_our_name: bool) -> None:
+def test_invalid_foreign_rows_cost_no_others(directory: Path, made: Any, message: str, has_our_name: bool) -> None:
     place = segment_paths(directory)[0].with_name("foreign.parquet")
     pq.write_table(made(to_arrow(step_totals(range(2), range(7, 8)))), place)
     if has_our_name:
@@ -270,7 +277,7 @@ def test_operations_of_a_newer_program_are_reported(tmp_path: Path) -> None:
     assert events.problems() == ("totals: contains rows of a newer version of megatrain with an unknown operation",)
 
 
-def test_span_that_was_stored_open_and_ended_is_one(tmp_path: Path) -> None:
+def test_span_stored_open_and_ended_is_one_row(tmp_path: Path) -> None:
     def span(duration_ns: int) -> Spans:
         return from_columns(Spans, {name: [duration_ns if name == "duration_ns" else 1] for name in columns_of(Spans)})
 
@@ -282,14 +289,14 @@ def test_span_that_was_stored_open_and_ended_is_one(tmp_path: Path) -> None:
     assert StoredEvents(tmp_path).read(Spans).duration_ns.tolist() == [77]
 
 
-def test_no_progress_is_drawn_into_what_verbs_print(stored: StoredEvents) -> None:
+def test_queries_print_no_progress_bar(stored: StoredEvents) -> None:
     shown = stored.query(StepTotals, Where(), "SELECT current_setting('enable_progress_bar') AS shown FROM segments")
 
     assert shown is not None
     assert set(shown.column("shown").to_pylist()) == {False}
 
 
-def test_threads_read_at_once(stored: StoredEvents) -> None:
+def test_threads_can_read_at_the_same_time(stored: StoredEvents) -> None:
     expected = num_rows(stored.read(StepTotals))
     found: list[int] = []
 
@@ -305,7 +312,7 @@ def test_threads_read_at_once(stored: StoredEvents) -> None:
     assert found == [expected] * 20
 
 
-def test_texts_and_rows_of_ranks_come_back(tmp_path: Path) -> None:
+def test_rows_of_ranks_are_read_back(tmp_path: Path) -> None:
     columns = {
         name: [f"{name}\n\u4e16", ""] if dtype == "text" else [3, 4] for name, dtype in columns_of(Ranks).items()
     }

@@ -1,4 +1,4 @@
-"""Following logs: each line once with its place, through rotation, a restart, a flood and half a line."""
+"""Following logs: each line once with its offset, despite rotation, restarts, floods and unfinished lines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_lines_come_once_with_the_offset_of_their_end(path: Path) -> None:
     tail.close()
 
 
-def test_a_rotated_log_goes_on(path: Path) -> None:
+def test_rotated_log_is_followed(path: Path) -> None:
     file = RotatingFile(path, max_bytes=40, num_files=3)
     tail = LogTail(path, "host-1", 3, 7)
     written, seen = [], []
@@ -59,7 +59,7 @@ def test_a_rotated_log_goes_on(path: Path) -> None:
     file.close()
 
 
-def test_a_new_life_goes_on_where_the_last_one_was(path: Path) -> None:
+def test_restarted_tail_continues_at_its_position(path: Path) -> None:
     append(path, b"one\ntwo\nhal")
     tail = LogTail(path, "host-1", 3, 7)
     tail.poll(0)
@@ -86,7 +86,7 @@ def test_flood_of_lines_is_read_in_bounded_parts(path: Path) -> None:
     tail.close()
 
 
-def test_logs_of_the_newest_rounds_are_found_and_nothing_else(tmp_path: Path) -> None:
+def test_only_logs_of_the_newest_rounds_are_followed(tmp_path: Path) -> None:
     directory = tmp_path / "host-1"
     for number in (1, 2, 3):
         place = rank_log_path(directory, number, 0)
@@ -103,9 +103,6 @@ def test_logs_of_the_newest_rounds_are_found_and_nothing_else(tmp_path: Path) ->
     logs.find()
     assert lines_of(logs.poll(0)) == [(8, "round 4")]
     logs.close()
-
-
-def test_a_directory_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
-    logs = HostLogs(tmp_path / "none", "host-1", lambda name: None)
-    logs.find()
-    assert lines_of(logs.poll(0)) == []
+    missing = HostLogs(tmp_path / "none", "host-1", lambda name: None)
+    missing.find()
+    assert lines_of(missing.poll(0)) == [], "the directory may be created later"

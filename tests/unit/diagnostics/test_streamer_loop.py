@@ -1,4 +1,4 @@
-"""A host's streamer on the boxes and logs of this process's ranks: the rows that it sends, its reported problems."""
+"""A host's streamer on black boxes and logs of this process: the rows that it sends, the problems that it reports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SUMMED = Operation.FORWARD_COMPUTE
 
 @dataclass
 class Collected:
-    """Takes the place of the sender."""
+    """Replaces the sender."""
 
     state_now: SenderState
     tables: dict[Any, list[Any]] = field(default_factory=dict)
@@ -61,9 +61,9 @@ class Collected:
         return joined(kind, self.tables.get(kind, []))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def idle_state() -> SenderState:
-    """The state of a sender that has nothing to do."""
+    """Return the state of an idle sender."""
     sender = Sender("host-1", FixedDaemon(None), None)
     try:
         return sender.state()
@@ -128,7 +128,7 @@ def take_steps(recorder: Recorder, steps: range) -> None:
         recorder.note_value(StepValue.LOSS, float(step))
 
 
-def test_rows_and_lines_of_ranks_are_sent_in_time(host: Host) -> None:
+def test_rows_and_lines_are_sent_when_many_or_old(host: Host) -> None:
     first, second = host.rank(0), host.rank(1)
     host.rank(2, host="host-2")
     (host.root / "boxes" / host.path(3).name).write_bytes(b"no black box")
@@ -165,7 +165,7 @@ def test_rows_and_lines_of_ranks_are_sent_in_time(host: Host) -> None:
     streamer.end()
 
 
-def test_times_are_those_of_one_clock(host: Host) -> None:
+def test_times_are_those_of_the_system_clock(host: Host) -> None:
     before = time.time_ns()
     take_steps(host.rank(0), range(1))
     streamer, taken = host.streamer()
@@ -176,7 +176,7 @@ def test_times_are_those_of_one_clock(host: Host) -> None:
         assert ((times > before - tolerance_ns) & (times < time.time_ns() + tolerance_ns)).all()
 
 
-def test_a_new_life_goes_on_where_the_last_one_was_done(host: Host) -> None:
+def test_restarted_streamer_continues_at_its_positions(host: Host) -> None:
     recorder = host.rank(0)
     take_steps(recorder, range(3))
     open_token = recorder.begin(Operation.CHECKPOINT)
@@ -196,7 +196,7 @@ def test_a_new_life_goes_on_where_the_last_one_was_done(host: Host) -> None:
     assert taken.all(Ranks).rank.tolist() == [0]
 
 
-def test_damaged_notes_of_where_it_was_only_cost_a_repetition(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_positions_only_cost_a_repetition(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     host.settings.own_directory.mkdir(parents=True)
     (host.settings.own_directory / "positions.json").write_bytes(b'{"schema_version": 1, "boxes": {"x": "y"}}')
     take_steps(host.rank(0), range(2))
@@ -229,7 +229,7 @@ def test_a_rank_that_was_killed_leaves_all_its_newest_spans(host: Host) -> None:
     streamer.end()
 
 
-def test_ended_rank_sends_only_the_requested_rows(host: Host) -> None:
+def test_last_rows_of_an_ended_rank_are_sampled(host: Host) -> None:
     recorder = host.rank(0)
     write_control(host.path(0), ControlPage(sample_period=3))
     streamer, taken = host.streamer()
@@ -279,7 +279,7 @@ def test_silent_ranks_are_named_and_last_spans_are_sent(host: Host, caplog: pyte
     streamer.end()
 
 
-def test_stacks_are_asked_for_before_patience_is_over(host: Host) -> None:
+def test_stacks_are_requested_before_patience_is_over(host: Host) -> None:
     stuck = host.rank(0)
     take_steps(stuck, range(1, 4))
     streamer, _ = host.streamer()
@@ -321,7 +321,7 @@ def test_copy_of_a_box_makes_no_rank_silent(host: Host, caplog: pytest.LogCaptur
     assert taken.all(Values).step.tolist() == [0, 1, 2]
 
 
-def test_a_box_that_becomes_garbage_harms_no_other(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_box_that_becomes_invalid_harms_no_other(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     good, bad = host.rank(0), host.rank(1)
     streamer, taken = host.streamer()
     streamer.poll(LONG_S)
@@ -366,7 +366,7 @@ def test_replaced_box_is_streamed_once(host: Host) -> None:
 
 
 def put_box(host: Host, rank: int = 5, number: int = 1, dp_size: int = 8, at_ns: int = 1, step: int = 0) -> Path:
-    """Lay a box of this host with a whole header and an empty ring under the name that it has to have."""
+    """Write a box of this host under its right name, with a complete header and an empty ring."""
     path = host.path(rank, number)
     image = bytearray(box_bytes(16))
     identity = Identity("demo", "main", number, rank, Layout(dp_size=dp_size), os.getpid(), "host-1")
@@ -383,7 +383,7 @@ def put_box(host: Host, rank: int = 5, number: int = 1, dp_size: int = 8, at_ns:
     [{"dp_size": 2**31}, {"dp_size": 2**32 - 1}, {"at_ns": 2**64 - 1}, {"number": 2**32 - 1}, {"step": 2**63}],
     ids=str,
 )
-def test_a_box_full_of_nonsense_is_named_and_costs_no_other_rank(
+def test_invalid_box_is_named_and_costs_no_other_rank(
     host: Host, caplog: pytest.LogCaptureFixture, nonsense: dict[str, Any]
 ) -> None:
     recorder = host.rank(0)
@@ -416,7 +416,7 @@ def test_box_of_an_unstarted_round_hides_no_stalled_rank(host: Host) -> None:
 
 
 class OneReading:
-    """Has read two GPUs once."""
+    """A device source with one reading of two GPUs."""
 
     problem = ""
 

@@ -1,4 +1,4 @@
-"""Following a ring by the thousand: each record once, when it has ended, beside a writer and after its end."""
+"""Following the ring of a black box: each record once, when it has ended, while and after the rank writes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def numbers(tail: RingTail) -> list[int]:
     return [int(number) for number in poll(tail).ended["sequence"]]
 
 
-def test_the_array_has_the_layout_of_the_contract() -> None:
+def test_record_array_has_the_layout_of_the_contract() -> None:
     assert RECORD.fields is not None
     expected = field_offsets(RECORD_STRUCT, RECORD_FIELDS)
     assert {name: place[1] for name, place in RECORD.fields.items()} == {
@@ -62,7 +62,7 @@ def test_the_array_has_the_layout_of_the_contract() -> None:
     assert {name: place[0] for name, place in RECORD.fields.items()} == codes
 
 
-def test_each_record_comes_once_and_when_it_has_ended(open_box: OpenBox) -> None:
+def test_each_record_is_returned_once_after_its_end(open_box: OpenBox) -> None:
     recorder, path = open_box()
     with BlackBoxReader(path) as reader:
         tail = RingTail(reader)
@@ -142,7 +142,7 @@ def test_a_torn_record_is_waited_for(open_box: OpenBox) -> None:
         assert numbers(tail) == [2]
 
 
-def test_a_cursor_that_cannot_be_is_an_error_and_nothing_worse(open_box: OpenBox) -> None:
+def test_impossible_cursor_is_an_error(open_box: OpenBox) -> None:
     _, path = open_box()
     with path.open("r+b") as file:
         file.seek(Word.CURSOR * 8)
@@ -205,8 +205,8 @@ def test_a_rank_becomes_rows(open_box: OpenBox) -> None:
     tail.close()
 
 
-def test_a_full_step_has_the_gathers_that_it_waits_for(open_box: OpenBox) -> None:
-    """They are started behind the update of the step before; and those for the step after it come with it, too."""
+def test_sampled_step_includes_the_gathers_that_it_awaits(open_box: OpenBox) -> None:
+    """They start after the update of the step before; those that the next step awaits are included, too."""
     recorder, path = open_box(num_records=512)
     write_control(path, ControlPage(sample_period=3))
     group = recorder.add_group("dp", [2, 3])
@@ -223,7 +223,7 @@ def test_a_full_step_has_the_gathers_that_it_waits_for(open_box: OpenBox) -> Non
     tail.close()
 
 
-def test_a_control_page_full_of_nonsense_costs_no_rank(open_box: OpenBox) -> None:
+def test_impossible_sample_period_costs_no_totals(open_box: OpenBox) -> None:
     recorder, path = open_box(num_records=512)
     write_control(path, ControlPage(sample_period=2**32 - 1))
     take_steps(recorder, range(3), recorder.add_group("tp", [2, 3]))
@@ -257,7 +257,7 @@ def test_evidence_holds_all_newest_spans_and_what_is_open(open_box: OpenBox) -> 
     tail.close()
 
 
-def test_nonsense_of_a_rank_is_left_out_and_counted(open_box: OpenBox) -> None:
+def test_impossible_records_are_left_out_and_counted(open_box: OpenBox) -> None:
     recorder, path = open_box()
     recorder.note_value(StepValue.GRAD_NORM, math.nan)
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Stacks of real processes: one that holds the interpreter's lock, stopped, dead, and one that offers none."""
+"""Stacks of real processes: with the GIL held, stopped, dead, and without support for stack dumps."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_unresponsive_process_is_reported_and_not_ended(start: Start) -> None:
     assert deaf.poll() is None, "a signal that it has no handler for ends a process"
 
 
-def test_the_handler_does_not_disturb_who_is_asked(start: Start) -> None:
+def test_dump_does_not_disturb_the_process(start: Start) -> None:
     asked = start(WORKER, "reads")
     for number in range(3):
         stacks = collect_stacks([target(asked)], "host-a", number, time.time_ns)
@@ -129,7 +129,7 @@ def test_the_handler_does_not_disturb_who_is_asked(start: Start) -> None:
     assert output == "a word", "the read is not cut short"
 
 
-def test_a_watch_asks_the_ranks_whose_boxes_are_here(start: Start, tmp_path: Path) -> None:
+def test_watch_dumps_the_ranks_of_this_host_and_round(start: Start, tmp_path: Path) -> None:
     process = start(WORKER, "sleeps")
     layout = Layout(dp_size=3)
     recorders = [

@@ -1,11 +1,9 @@
-"""What of the findings becomes a verdict: a pure decision."""
+"""Which findings become verdicts. Pure functions: no I/O and no clock."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-
-import pytest
 
 from megatrain.contracts.records.host_verdict import Cause, HostVerdict, VerdictConfidence, VerdictKind
 from megatrain.contracts.records.record import decode, encode
@@ -118,10 +116,11 @@ def test_alarms_come_first_and_numbers_are_all_different() -> None:
     assert len({verdict.verdict_id for _, verdict in found}) == 3
 
 
-@pytest.mark.parametrize("confidence", list(VerdictConfidence))
-def test_no_figure_of_a_verdict_is_nan(confidence: VerdictConfidence) -> None:
-    for _, verdict in verdicts_to_write(
-        NOW_S, [replace(FINDING, confidence=confidence, num_seen=99)], [], WrittenVerdicts(3), AUTHOR
-    ):
-        assert math.isfinite(verdict.gain_s_per_step)
-        assert all(math.isfinite(score) for score in verdict.scores.values())
+def test_figures_of_a_verdict_are_finite() -> None:
+    for confidence in (VerdictConfidence.HIGH, VerdictConfidence.LOW):
+        finding = replace(FINDING, confidence=confidence, num_seen=99)
+        ((_, verdict),) = verdicts_to_write(NOW_S, [finding], [], WrittenVerdicts(3), AUTHOR)
+        assert math.isfinite(verdict.gain_s_per_step), confidence
+        assert all(math.isfinite(score) for score in verdict.scores.values()), confidence
+    insufficient = replace(FINDING, confidence=VerdictConfidence.INSUFFICIENT, num_seen=99)
+    assert verdicts_to_write(NOW_S, [insufficient], [], WrittenVerdicts(3), AUTHOR) == ()

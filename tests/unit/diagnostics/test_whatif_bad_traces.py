@@ -1,8 +1,9 @@
-"""Traces that are damaged, foreign or lie: refused in words, or their bad steps left out; and never a NaN."""
+"""Damaged, foreign and contradictory traces: refused with a message, or without their bad steps; never a NaN."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -54,40 +55,32 @@ def assert_all_numbers(value: Any) -> None:
         assert math.isfinite(value)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
-def test_step_with_a_duration_that_cannot_be_is_left_out(bad: float) -> None:
-    used, notes = steps_used(changed(in_step(20)[:1], duration_s=bad))
-    assert used == [10, 30, 40]
-    assert "step 20 is left out: 1 operation with a time that is negative or not a number" in notes
-
-
-def test_step_in_which_a_rank_is_missing_is_left_out() -> None:
-    used, notes = steps_used(TABLE.where(~((TABLE.step == 30) & (TABLE.dp_rank == 2))))
-    assert used == [10, 20, 40]
-    assert "step 30 is left out" in notes
-    assert "of dp rank 2" in notes
-
-
-def test_step_with_an_operation_twice_is_left_out() -> None:
+def bad_steps() -> Iterator[tuple[OperationTable, list[int], tuple[str, ...]]]:
+    """Yield tables, the steps of each that can be analysed, and texts in the notes."""
+    for bad in (float("nan"), float("inf"), -1.0):
+        note = "step 20 is left out: 1 operation with a time that is negative or not a number"
+        yield changed(in_step(20)[:1], duration_s=bad), [10, 30, 40], (note,)
+    without_a_rank = TABLE.where(~((TABLE.step == 30) & (TABLE.dp_rank == 2)))
+    yield without_a_rank, [10, 20, 40], ("step 30 is left out", "of dp rank 2")
     twice = np.concatenate([np.arange(TABLE.num_rows), in_step(10)[:1]])
-    table = OperationTable(
-        kinds=TABLE.kinds, **{one.name: getattr(TABLE, one.name)[twice] for one in fields(TABLE) if one.name != "kinds"}
-    )
-    used, notes = steps_used(table)
-    assert used == [20, 30, 40]
-    assert "1 operation that most steps do not have" in notes
-
-
-def test_first_step_may_be_the_bad_one() -> None:
-    used, _ = steps_used(TABLE.where(~((TABLE.step == 10) & (TABLE.dp_rank == 0))))
-    assert used == [20, 30, 40]
-
-
-def test_clock_that_jumps_by_an_hour_costs_its_step() -> None:
+    columns = {one.name: getattr(TABLE, one.name)[twice] for one in fields(TABLE) if one.name != "kinds"}
+    with_one_twice = OperationTable(kinds=TABLE.kinds, **columns)
+    yield with_one_twice, [20, 30, 40], ("1 operation that most steps do not have",)
+    yield TABLE.where(~((TABLE.step == 10) & (TABLE.dp_rank == 0))), [20, 30, 40], ("step 10 is left out",)
     rows = (TABLE.step == 40) & (TABLE.dp_rank == 1) & (TABLE.start_s > 0.5)
-    used, notes = steps_used(changed(rows, start_s=TABLE.start_s[rows] + 3600.0))
-    assert used == [10, 20, 30]
-    assert "step 40 is left out: its times span 36" in notes
+    an_hour_later = changed(rows, start_s=TABLE.start_s[rows] + 3600.0)
+    yield an_hour_later, [10, 20, 30], ("step 40 is left out: its times span 36",)
+    with_unknown_kind = replace(TABLE, kinds=tuple("prophecy" if kind == "gc" else kind for kind in TABLE.kinds))
+    yield with_unknown_kind, [10, 20, 30, 40], ("'prophecy'",)
+    yield TABLE.where(TABLE.dp_rank < 2), [10, 20, 30, 40], ("2 of 3 data-parallel ranks",)
+
+
+def test_bad_steps_are_left_out_with_a_note() -> None:
+    for table, expected, texts in bad_steps():
+        used, notes = steps_used(table)
+        assert used == expected, texts
+        for text in texts:
+            assert text in notes
 
 
 def test_times_of_a_step_may_count_from_anywhere() -> None:
@@ -96,22 +89,11 @@ def test_times_of_a_step_may_count_from_anywhere() -> None:
     assert there.slowdown == pytest.approx(here.slowdown, rel=1e-5)
 
 
-def test_unknown_operations_are_left_out_and_named() -> None:
-    used, notes = steps_used(replace(TABLE, kinds=tuple("prophecy" if kind == "gc" else kind for kind in TABLE.kinds)))
-    assert used == [10, 20, 30, 40]
-    assert "'prophecy'" in notes
-
-
 def test_job_where_nothing_takes_time_has_no_slowdown() -> None:
     still = replace(TABLE, start_s=np.zeros_like(TABLE.start_s), duration_s=np.zeros_like(TABLE.duration_s))
     result = what_if(make_model(still, JOB.shape))
     assert (result.slowdown, result.waste, result.workers.rem) == (1.0, 0.0, 0.0)
     assert_all_numbers(public_figures(result, JOB.shape))
-
-
-def test_fewer_ranks_than_expected_are_reported() -> None:
-    _, notes = steps_used(TABLE.where(TABLE.dp_rank < 2))
-    assert "2 of 3 data-parallel ranks" in notes
 
 
 @pytest.mark.parametrize(
@@ -130,7 +112,7 @@ def test_fewer_ranks_than_expected_are_reported() -> None:
         ),
     ],
 )
-def test_traces_without_sense_are_refused(table: OperationTable, message: str) -> None:
+def test_contradictory_traces_are_refused(table: OperationTable, message: str) -> None:
     with pytest.raises(DataError, match=message):
         make_model(table, JOB.shape)
 
@@ -152,25 +134,6 @@ def test_any_few_values_changed_give_figures_or_a_refusal(data: st.DataObject, c
         used, notes = steps_used(changed(rows, **{column: value}))
         assert set(used) <= {10, 20, 30, 40}
         assert len(used) == 4 or "is left out" in notes
-
-
-def test_trace_file_keeps_every_column(tmp_path: Path) -> None:
-    write_trace(tmp_path / "t.parquet", TABLE)
-    again = read_trace(tmp_path / "t.parquet")
-    names = [np.array(table.kinds)[table.kind].tolist() for table in (TABLE, again)]
-    assert names[0] == names[1]
-    for one in fields(TABLE):
-        if one.name not in ("kinds", "kind"):
-            assert np.array_equal(getattr(TABLE, one.name), getattr(again, one.name))
-
-
-def test_optype_may_be_plain_text_and_chunks_null(tmp_path: Path) -> None:
-    write_trace(tmp_path / "t.parquet", TABLE)
-    table = pq.read_table(tmp_path / "t.parquet")
-    table = table.set_column(table.schema.get_field_index("optype"), "optype", table["optype"].cast(pa.string()))
-    mc = pa.array([None if value < 0 else value for value in table["mc"].to_pylist()], pa.int8())
-    pq.write_table(table.set_column(table.schema.get_field_index("mc"), "mc", mc), tmp_path / "u.parquet")
-    assert np.array_equal(read_trace(tmp_path / "u.parquet").chunk, TABLE.chunk)
 
 
 def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
@@ -196,6 +159,9 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
         ("start_ts", pa.array(["now"]), "start_ts must be seconds, found string"),
         ("optype", pa.array([None], pa.string()), "optype must be text"),
         ("optype", pa.array([7]), "optype must be text"),
+        ("seq_id", pa.array([0.5]), "seq_id must be whole numbers"),
+        ("seq_id", pa.array([math.inf]), "seq_id must be whole numbers"),
+        ("seq_id", pa.array([1e300]), "seq_id must be whole numbers"),
     ],
 )
 def test_columns_of_another_type_are_refused(tmp_path: Path, column: str, values: pa.Array, message: str) -> None:
@@ -206,7 +172,7 @@ def test_columns_of_another_type_are_refused(tmp_path: Path, column: str, values
         read_trace(tmp_path / "u.parquet")
 
 
-def test_metadata_comes_back(tmp_path: Path) -> None:
+def test_metadata_is_read_as_written(tmp_path: Path) -> None:
     write_meta(tmp_path / "m.yaml", JOB.shape)
     assert read_meta(tmp_path / "m.yaml") == JOB.shape
     (tmp_path / "m.yaml").write_text("---\n# a comment\n" + META.replace("made", "'made'  # its name") + "extra: yes\n")
@@ -224,50 +190,38 @@ def test_metadata_comes_back(tmp_path: Path) -> None:
         ("\x00\xff" * 9, "is not a line|cannot be read"),
     ],
 )
-def test_metadata_without_sense_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_metadata_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "m.yaml").write_text(text)
     with pytest.raises(DataError, match=message):
         read_meta(tmp_path / "m.yaml")
 
 
+def without_negatives(column: pa.ChunkedArray, missing: float | None, kind: pa.DataType) -> pa.Array:
+    return pa.array([missing if one < 0 else one for one in column.to_pylist()], kind)
+
+
 FORMS = {
+    "optype as text": ("optype", lambda column: column.cast(pa.string())),
     "optype as large text": ("optype", lambda column: column.cast(pa.string()).cast(pa.large_string())),
     "optype as views": ("optype", lambda column: column.cast(pa.string()).cast(pa.string_view())),
     "seq_id as floats": ("seq_id", lambda column: column.cast(pa.float64())),
-    "mb_id as floats with gaps": (
-        "mb_id",
-        lambda column: pa.array([None if one < 0 else float(one) for one in column.to_pylist()], pa.float32()),
-    ),
-    "gmc as floats, no number": (
-        "gmc",
-        lambda column: pa.array([math.nan if one < 0 else float(one) for one in column.to_pylist()], pa.float64()),
-    ),
+    "mc as integers with gaps": ("mc", lambda column: without_negatives(column, None, pa.int8())),
+    "mb_id as floats with gaps": ("mb_id", lambda column: without_negatives(column, None, pa.float32())),
+    "gmc as floats with NaN": ("gmc", lambda column: without_negatives(column, math.nan, pa.float64())),
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_columns_in_the_forms_of_other_writers_are_read(form: str, tmp_path: Path) -> None:
-    path = tmp_path / "trace.parquet"
-    write_trace(path, TABLE)
-    name, changed_form = FORMS[form]
-    written = pq.read_table(path)
-    place = written.column_names.index(name)
-    pq.write_table(written.set_column(place, name, changed_form(written.column(name))), path)
+def test_columns_are_read_in_the_forms_of_all_writers(tmp_path: Path) -> None:
+    write_trace(tmp_path / "trace.parquet", TABLE)
+    written = pq.read_table(tmp_path / "trace.parquet")
+    found = {"as written": read_trace(tmp_path / "trace.parquet")}
+    for form, (name, change) in FORMS.items():
+        place = written.column_names.index(name)
+        pq.write_table(written.set_column(place, name, change(written.column(name))), tmp_path / "other.parquet")
+        found[form] = read_trace(tmp_path / "other.parquet")
 
-    found, usual = read_trace(path), TABLE
-    for one in fields(usual):
-        if one.name not in ("kinds", "kind"):
-            assert np.array_equal(getattr(found, one.name), getattr(usual, one.name)), one.name
-    assert [found.kinds[kind] for kind in found.kind] == [usual.kinds[kind] for kind in usual.kind]
-
-
-@pytest.mark.parametrize("value", [0.5, math.inf, 1e300])
-def test_floats_that_are_no_whole_numbers_are_refused(value: float, tmp_path: Path) -> None:
-    path = tmp_path / "trace.parquet"
-    write_trace(path, TABLE)
-    written = pq.read_table(path)
-    values = np.full(written.num_rows, value)
-    pq.write_table(written.set_column(written.column_names.index("seq_id"), "seq_id", pa.array(values)), path)
-
-    with pytest.raises(DataError, match="seq_id must be whole numbers"):
-        read_trace(path)
+    for form, table in found.items():
+        for one in fields(TABLE):
+            if one.name not in ("kinds", "kind"):
+                assert np.array_equal(getattr(table, one.name), getattr(TABLE, one.name)), (form, one.name)
+        assert [table.kinds[kind] for kind in table.kind] == [TABLE.kinds[kind] for kind in TABLE.kind], form

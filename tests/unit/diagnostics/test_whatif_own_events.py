@@ -1,4 +1,4 @@
-"""What-if analysis of our own spans: the same figures as of the steps they were made from, and a trace of them."""
+"""What-if analysis of recorded spans: the same figures as of the job that they record; export as a trace."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ JOBS = {
 
 
 def recorded(job: PipelineJob) -> tuple[OperationTable, PipelineJob]:
-    """Return what really ran: a job that has nothing our spans cannot tell of."""
+    """Return the operations of a job, without features that recorded spans cannot represent."""
     exact = replace(job, is_overlapped=True, separate_s=0.0, noise=0.1)
     return exact.run(), exact
 
@@ -48,7 +48,7 @@ def of_spans(spans: Spans, job: PipelineJob) -> WhatIf:
 
 
 def test_queue_time_of_early_collectives_does_not_count() -> None:
-    """All of a step's reduce-scatters begin with its first one, and end as before: none takes longer for that."""
+    """All reduce-scatters of a step begin with the first one, and end as before: time in the queue does not count."""
     table, job = recorded(JOBS["interleaved"])
     spans = recorded_spans(table, job.shape)
     expected = of_spans(spans, job)
@@ -59,7 +59,7 @@ def test_queue_time_of_early_collectives_does_not_count() -> None:
     for rows in by_cell:
         in_turn = rows[np.argsort(end[rows])]
         assert len(in_turn) > 1
-        # they follow one another without a pause, as those do that wait for their turn
+        # without pauses, as exchanges that wait in a queue
         start[in_turn[1:]] = end[in_turn[:-1]]
     back_to_back = replace(spans, start_ns=start.copy(), duration_ns=end - start)
     for rows in by_cell:
@@ -75,6 +75,7 @@ def test_queue_time_of_early_collectives_does_not_count() -> None:
     assert found.worst_ranks == expected.worst_ranks
 
 
+@pytest.mark.slow(kept=["1f1b", "interleaved", "no pipeline", "zero bubble"])
 @pytest.mark.parametrize("name", list(JOBS))
 def test_spans_give_the_figures_of_what_they_record(name: str) -> None:
     table, job = recorded(JOBS[name])
@@ -102,7 +103,7 @@ def test_spans_give_the_figures_of_what_they_record(name: str) -> None:
 def test_the_halves_of_a_backward_are_distinguished() -> None:
     table, job = recorded(replace(JOBS["zero bubble"], slow_cells={}))
     spans = recorded_spans(table, job.shape)
-    # all but one rank are faster at it: a longer span would reach into what comes after it
+    # all other ranks are made faster, because a longer span would overlap with the next one
     is_fast = (spans.rank != 1) & (spans.operation == Operation.BACKWARD_WEIGHT_COMPUTE.number)
     one_slow = replace(spans, duration_ns=np.where(is_fast, spans.duration_ns // 4, spans.duration_ns))
     even, uneven = (of_spans(each, job).parts.by_optype.overall for each in (spans, one_slow))
@@ -122,10 +123,11 @@ def test_slowest_tensor_parallel_rank_counts() -> None:
     )
 
 
+@pytest.mark.slow(kept=["interleaved-0.003", "zero bubble-0.2"])
 @pytest.mark.parametrize("behind_s", [0.003, 0.2])
 @pytest.mark.parametrize("name", ["interleaved", "zero bubble"])
-def test_tensor_parallel_ranks_that_are_not_abreast_cost_no_step(name: str, behind_s: float) -> None:
-    """One rank sums its gradients, or receives, while another is in its last backward still: each has its place."""
+def test_tensor_parallel_ranks_may_be_apart(name: str, behind_s: float) -> None:
+    """One rank already reduces its gradients, or receives, while another is still in its last backward."""
     table, job = recorded(replace(JOBS[name], tp_size=2))
     spans = recorded_spans(table, job.shape)
     behind = spans
@@ -138,7 +140,7 @@ def test_tensor_parallel_ranks_that_are_not_abreast_cost_no_step(name: str, behi
     assert found.worst_ranks == reported.worst_ranks
 
 
-def test_rank_that_says_nothing_costs_the_step_it_is_silent_in() -> None:
+def test_step_with_a_silent_rank_is_left_out() -> None:
     table, job = recorded(JOBS["interleaved"])
     spans = recorded_spans(table, job.shape)
     silent = select(spans, ~((spans.rank == 11) & (spans.step == 20)))
@@ -194,13 +196,15 @@ def stored(name: str, run: Path) -> Path:
     return run
 
 
-@pytest.fixture
-def run_directory(tmp_path: Path) -> Path:
-    return stored("interleaved", tmp_path / "run")
+@pytest.fixture(scope="module")
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stored("interleaved", tmp_path_factory.mktemp("run"))
 
 
-def test_exported_trace_has_the_same_figures(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    exported = run_directory.parent / "exported.parquet"
+def test_exported_trace_has_the_same_figures(
+    run_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exported = tmp_path / "exported.parquet"
     own = figures_printed(capsys, str(run_directory), "--export-trace", str(exported))
     again = figures_printed(capsys, "--trace", str(exported))
 
@@ -209,7 +213,7 @@ def test_exported_trace_has_the_same_figures(run_directory: Path, capsys: pytest
     assert not list(differences(own, again, 1e-9))
 
 
-def test_summary_for_people(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_names_the_worst_ranks_and_stages(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diag", "whatif", str(run_directory), "--steps", "10:20"]) == 0
     printed = capsys.readouterr().out
     assert "24 ranks (dp 3, pp 4)" in printed
@@ -240,7 +244,7 @@ def test_a_job_of_one_stage_has_no_last_stage(tmp_path: Path, capsys: pytest.Cap
         (["RUN", "--steps", "500:600"], "no step was recorded in full"),
     ],
 )
-def test_refusals_say_what_to_do(
+def test_contradictory_arguments_are_refused(
     arguments: list[str], message: str, run_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = main(["diag", "whatif", *(str(run_directory) if word == "RUN" else word for word in arguments)])
@@ -248,18 +252,15 @@ def test_refusals_say_what_to_do(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("made.yaml", "would have the same name"), ("trace.parquet", "overwrite the trace")],
-)
 def test_export_never_overwrites_its_source(
-    run_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
+    run_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace.parquet"
     figures_printed(capsys, str(run_directory), "--export-trace", str(trace))
     before = trace.read_bytes(), trace.with_suffix(".yaml").read_bytes()
 
-    assert main(["diag", "whatif", "--trace", str(trace), "--export-trace", str(tmp_path / name)]) != 0
+    for name, message in (("made.yaml", "would have the same name"), ("trace.parquet", "overwrite the trace")):
+        assert main(["diag", "whatif", "--trace", str(trace), "--export-trace", str(tmp_path / name)]) != 0
 
-    assert message in capsys.readouterr().err
-    assert (trace.read_bytes(), trace.with_suffix(".yaml").read_bytes()) == before
+        assert message in capsys.readouterr().err
+        assert (trace.read_bytes(), trace.with_suffix(".yaml").read_bytes()) == before, name

@@ -1,4 +1,4 @@
-"""Every figure of the public tool, on traces that ByteDance published and on traces of jobs that never ran."""
+"""Every figure of the public tool, on traces that ByteDance published and on traces of simulated jobs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_made_traces_have_what_public_ones_lack() -> None:
 
 
 def made_job(reported: dict[str, Any]) -> PipelineJob:
-    """Return a job as the golden file tells of it: what is slow is a list there, JSON has no other keys than texts."""
+    """Return a job of the golden file, which has slow cells as lists, because keys in JSON are strings."""
     slow_cells = {(dp, stage): factor for dp, stage, factor in reported.get("slow_cells", [])}
     others = {name: dict(reported[name]) for name in ("slow_stages", "slow_dp_ranks") if name in reported}
     return PipelineJob(**{**reported, **others, "slow_cells": slow_cells})

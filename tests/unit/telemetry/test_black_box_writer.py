@@ -1,4 +1,4 @@
-"""The file: created whole or not at all, read while it is written, and readable after kill -9."""
+"""The black box file: created whole or not at all, readable while it is written and after kill -9."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from megatrain.contracts.black_box.encoding import box_bytes
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.reader import BlackBoxReader, read_black_box, write_control
-from megatrain.contracts.black_box.values import ControlPage, Record, State, read_clock_base
+from megatrain.contracts.black_box.values import ControlPage, Record, State
 from megatrain.contracts.errors import DataError
 from megatrain.run_files.run_directory import black_box_path, own_box_directory, own_box_paths, previous_black_box
 from megatrain.telemetry.black_box_writer import open_writer
@@ -30,7 +30,7 @@ from tests.unit.telemetry.conftest import IDENTITY, Boxed
 
 ROOT = Path(__file__).parents[3]
 
-# Records in which every field says the same number, so that any mixture of two records shows.
+# Records in which every field has the same number, so that a mixture of two records is detected.
 SPINNER = """
 import signal
 import sys
@@ -104,7 +104,7 @@ def test_records_are_whole_beside_the_writer_and_after_kill_9(spinner, num_recor
     assert box.num_torn <= 1
     numbers = sorted([record.sequence for record in box.records] + [total.sequence for total in box.totals])
     assert numbers[-1] >= box.cursor - 1
-    # a slot that it died in may still be all zeros, as one that was never used
+    # the slot that it wrote when it was killed may still be all zeros, like one that was never used
     assert num_records - 1 <= len(numbers) + box.num_torn <= num_records
     for record in box.records:
         assert_whole(record)
@@ -181,6 +181,7 @@ def test_the_file_is_complete_and_allocated_from_the_start(boxed: Callable[..., 
     assert found.identity == IDENTITY
     assert found.capacity == 1000
     assert 0 <= found.clock.error_ns < 10**9
+    assert found.clock.monotonic_ns <= time.monotonic_ns()
     before = time.time_ns()
     now = found.clock.unix_of(time.monotonic_ns())
     after = time.time_ns()
@@ -214,7 +215,7 @@ def assert_falls_back(directory: Path, caplog: pytest.LogCaptureFixture, reason:
     assert len(caplog.records) == 1
 
 
-def test_a_directory_that_is_none_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_path_that_is_no_directory_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     assert_falls_back(tmp_path / "file" / "boxes", caplog, "Not a directory")
 
@@ -227,7 +228,7 @@ def test_a_full_tmpfs_costs_one_warning(
     assert own_box_paths(tmp_path) == []
 
 
-def test_a_tmpfs_that_fills_up_meanwhile_leaves_nothing_behind(
+def test_tmpfs_that_fills_up_leaves_no_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_space(*_: int) -> None:
@@ -239,7 +240,6 @@ def test_a_tmpfs_that_fills_up_meanwhile_leaves_nothing_behind(
 
 
 def test_a_name_too_long_for_the_header_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-
     with caplog.at_level(logging.WARNING):
         writer = open_writer(replace(IDENTITY, job="j" * 200), str(tmp_path), "key", 256)
     assert writer.path is None
@@ -249,12 +249,6 @@ def test_a_name_too_long_for_the_header_costs_one_warning(tmp_path: Path, caplog
 def test_no_directory_means_no_black_box_and_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert open_writer(IDENTITY, "", "key", 256).path is None
     assert caplog.records == []
-
-
-def test_clock_base_is_the_closest_pair() -> None:
-    base = read_clock_base()
-    assert 0 <= base.error_ns < 10**9
-    assert base.monotonic_ns <= time.monotonic_ns()
 
 
 def test_writing_control_of_a_removed_black_box_is_an_error(boxed: Callable[..., Boxed]) -> None:

@@ -1,4 +1,4 @@
-"""`megatrain blackbox`: what people and programs get to see of a black box."""
+"""`megatrain blackbox`: the table and the JSON of a black box."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def hung(boxed: Callable[..., Boxed]) -> Boxed:
     return box
 
 
-def test_the_table_says_who_what_and_what_hangs(hung: Boxed, show: Print) -> None:
+def test_table_shows_the_rank_and_its_open_exchange(hung: Boxed, show: Print) -> None:
     text = show(hung.path)
     assert "rank      2 of 4  (pp 1/2, dp 0/1, tp 0/2)" in text
     assert "running" in text
@@ -69,7 +69,7 @@ def test_the_table_says_who_what_and_what_hangs(hung: Boxed, show: Print) -> Non
     assert sum("forward-compute" in line for line in lines) == 4, "three spans and a total"
 
 
-def test_filters(hung: Boxed, show: Print) -> None:
+def test_records_are_filtered(hung: Boxed, show: Print) -> None:
     def records(*arguments: str) -> list[Any]:
         return [
             (record["operation"], record["microbatch"])

@@ -1,4 +1,4 @@
-"""The device timer on a device of our own: a queue that works later than the host asks, with its own clock."""
+"""The device timer on a simulated device: a queue that runs later than the host launches, with its own clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MS = 1_000_000
 
 
 class FakeDevice:
-    """Work is queued and done when `run` says so. Its clock may run fast or slow; the host's is `now_ns`."""
+    """A device that queues work until `run`. Its clock may run fast or slow; the host's clock is `now_ns`."""
 
     def __init__(self, drift: float = 0.0) -> None:
         self.now_ns = 5_000_000_000
@@ -33,7 +33,7 @@ class FakeDevice:
         self.queue.append(duration_ns)
 
     def run(self) -> None:
-        """Do all that was queued; the host sees it done at the end."""
+        """Carry out all queued work."""
         for item in self.queue:
             if isinstance(item, int):
                 self.now_ns += item
@@ -65,7 +65,7 @@ class FakeEvent:
         assert self.device_ns is not None
         assert end_event.device_ns is not None
         milliseconds = (end_event.device_ns - self.device_ns) / MS
-        (single,) = struct.unpack("f", struct.pack("f", milliseconds))  # what a device driver gives
+        (single,) = struct.unpack("f", struct.pack("f", milliseconds))  # a device driver returns single precision
         return float(single)
 
 
@@ -127,7 +127,7 @@ def test_device_times_stay_right_with_a_drifting_clock(drift: float) -> None:
     device = FakeDevice(drift)
     timer = device.timer()
     worst = 0
-    for token in range(20_000):
+    for token in range(4000):
         device.now_ns += 900 * MS
         launched = device.now_ns
         stretch(device, timer, token, MS)
@@ -137,14 +137,14 @@ def test_device_times_stay_right_with_a_drifting_clock(drift: float) -> None:
         assert start_ns + duration_ns <= device.now_ns + 1000
         worst = max(worst, abs(start_ns - launched))
         assert abs(duration_ns - MS) < 1000
-    assert device.now_ns > 5 * 3600 * 10**9 * 0.9
+    assert device.now_ns > 3600 * 10**9, "an hour: the resolution of a float is then 0.25 ms"
     assert worst < MS, "the bounds of what was seen hold the clock"
 
 
 def test_floats_stay_precise_when_the_host_runs_far_ahead() -> None:
     device = FakeDevice()
     timer = device.timer()
-    for token in range(20_000):
+    for token in range(4000):
         timer.start(0, (3, 0))
         device.launch(800 * MS)
         timer.stop(0)
@@ -236,11 +236,11 @@ def test_unresponsive_device_costs_bounded_memory(boxed: Callable[..., Boxed]) -
 def test_ended_device_spans_do_not_pile_up_between_steps(boxed: Callable[..., Boxed]) -> None:
     device = FakeDevice()
     recorder = boxed(timer=device.timer()).recorder
-    for _ in range(3 * 4096):
+    for _ in range(2 * 4096):
         token = recorder.begin(Operation.FORWARD_COMPUTE)
         device.run()
         recorder.end(token)
     device.run()
     assert len(recorder._totals.ended) <= 4096
     recorder.set_step(0)
-    assert recorder.complete_step().totals[Operation.FORWARD_COMPUTE].count == 3 * 4096
+    assert recorder.complete_step().totals[Operation.FORWARD_COMPUTE].count == 2 * 4096

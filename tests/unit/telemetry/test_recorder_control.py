@@ -1,4 +1,4 @@
-"""What a recorder obeys: the control page that others write, read once a step."""
+"""The control page: the launcher and the streamer write it, and the recorder reads it once a step."""
 
 from __future__ import annotations
 

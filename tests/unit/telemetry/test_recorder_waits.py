@@ -1,4 +1,4 @@
-"""What a rank tells a watcher of its hangs: which exchange it waits for, how long phases take, that it lives."""
+"""What a rank records for hang detection: the exchange it waits for, how long phases take, signs of life."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_sign_of_life_renews_a_phase_and_keeps_its_length(boxed: Boxes) -> None:
 
 
 class Clock:
-    """Takes the place of the monotonic clock; it goes only when a test lets it."""
+    """Replaces the monotonic clock; a test sets `now`."""
 
     def __init__(self) -> None:
         self.now = 10**15
@@ -172,7 +172,7 @@ def test_waiting_for_what_has_ended_leaves_nothing_behind(boxed: Boxes) -> None:
 
 
 @given(attended=st.integers(0, 10**12), duration=st.integers(0, 10**12))
-def test_the_part_of_a_span_is_recorded_to_one_percent(attended: int, duration: int) -> None:
+def test_attended_part_of_a_span_is_recorded_to_one_percent(attended: int, duration: int) -> None:
     record = Record(1, 0, duration, 0, 0, 0, 1, -1, -1, 9, 1, RecordFlag(attended_bits(attended, duration)))
 
     assert record.attended_ns is not None
