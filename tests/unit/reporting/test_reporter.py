@@ -72,7 +72,7 @@ def test_a_run_that_is_stopped_has_a_line_for_its_last_steps(
     assert [line.split(" | ")[0] for line in step_lines(stream)] == ["step 5/10", "step 6/10", "step 8/10"]
 
 
-def test_the_line_says_everything(
+def test_line_of_an_interval_has_all_figures(
     make_reporter: MakeReporter, make_step: MakeStep, make_config: Callable[..., Config], stream: Stream, clock: Clock
 ) -> None:
     with make_reporter(telemetry={"peak_tflops": 0.01}) as reporter:
