@@ -52,7 +52,7 @@ def aged(run: RunDirectory, at_s: float) -> None:
         os.utime(path, (at_s, at_s), follow_symlinks=False)
 
 
-def test_a_course_is_what_was_reported_last(tmp_path: Path) -> None:
+def test_history_of_metrics_has_the_last_report_of_each_step(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.create()
     report_steps(run, range(1, 31), loss=2.0, step_s=2.0, began_s=BEGAN_S)
@@ -140,6 +140,7 @@ OPENED = {
 }
 
 
+@pytest.mark.slow(kept=["lives", "sent-at-its-end", "killed"])
 @pytest.mark.parametrize("name", OPENED)
 def test_a_job_is_in_the_list_what_its_page_says(tmp_path: Path, name: str) -> None:
     how, holder, expected = OPENED[name]

@@ -20,7 +20,7 @@ CONFIG = make_config(job={"name": "a job"})
 ETCD = ["--rdzv-endpoint=http://127.0.0.1:1"]
 
 
-def test_it_is_installed() -> None:
+def test_page_is_installed_as_a_program_of_jobs() -> None:
     assert job_commands in [one.load() for one in importlib.metadata.entry_points(group="megatrain.job_programs")]
 
 

@@ -1,11 +1,10 @@
-"""The JSON views of a recorded run, asked over HTTP, against what the run was made of and what the verbs say of it."""
+"""The JSON views of a recorded run over HTTP, against what the run was made of and the output of the commands."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import socket
 from collections.abc import Hashable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -88,7 +87,7 @@ def own_run(made: Path, tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path / "run")
 
 
-def test_the_overview_says_what_the_run_came_to(page: Page) -> None:
+def test_overview_of_a_recorded_run_has_its_last_figures(page: Page) -> None:
     found = page.ask("overview")
     assert (found["at_unix_s"], found["state"], found["level"]) == (NOW_S, "unreachable", "red")
     assert (found["step"], found["train_steps"], found["round"]) == (120, 240, 2)
@@ -119,21 +118,6 @@ def test_a_run_is_as_its_launch_left_it(own_run: RunDirectory, code: str, state:
     page.close()
     assert (found["state"], found["level"]) == (state, level)
     assert f"exit code {code}" in found["headline"]
-
-
-def test_a_run_whose_launch_was_killed_is_red(own_run: RunDirectory) -> None:
-    (own_run.root / "coordination").mkdir()
-    (own_run.root / "coordination" / "lock").write_text(f"process 17 on {socket.gethostname()}\n")
-    page = Page(own_run)
-    found = page.ask("overview")
-    page.close()
-    assert (found["level"], [one["code"] for one in found["reasons"]]) == ("red", ["not-running"])
-    assert found["headline"].startswith("killed: its launch (process 17 on ")
-
-
-def test_a_parameter_is_known_and_given_once(page: Page) -> None:
-    assert "given twice" in page.ask("series?round=1&round=2", 400)["text"]
-    assert "no such parameter" in page.ask("series?rounds=1", 400)["text"]
 
 
 def test_steps_are_reported_once_by_the_round_that_did_them_last(page: Page) -> None:
@@ -296,11 +280,6 @@ def test_a_rank_has_its_place_its_peers_and_its_stacks(page: Page) -> None:
     page.ask("ranks/x", 400)
 
 
-def test_a_run_that_trained_has_no_hang(page: Page) -> None:
-    assert page.ask("hang")["source"] == ""
-    page.ask("hang?round=9", 404)
-
-
 def test_whatif_without_a_step_recorded_in_full_says_so(page: Page) -> None:
     assert "no step was recorded in full" in page.ask("whatif", 404)["text"]
 
@@ -317,7 +296,7 @@ def test_the_daemons_last_judgement_stays_with_the_run(own_run: RunDirectory) ->
     assert (silent["silent_ranks"], silent["rows_dropped"], silent["rows_refused"]) == ([4, 5, 6], 1, 2)
 
 
-def test_a_directory_without_anything_is_shown_as_one(tmp_path: Path) -> None:
+def test_empty_directory_is_shown_without_figures(tmp_path: Path) -> None:
     page = Page(RunDirectory(tmp_path))
     found = page.ask("overview")
     assert (found["step"], found["num_incidents"], found["effective_time_ratio"]) == (None, 0, None)
