@@ -38,7 +38,7 @@ def test_packed_arrays_come_back_aligned(arrays: dict[str, np.ndarray], text: st
         assert (begin + one["offset"]) % 8 == 0
 
 
-def test_bytes_are_those_that_the_page_reads() -> None:
+def test_layout_of_the_bytes_is_that_of_the_page() -> None:
     body = pack({"unit": "s"}, {"a": np.array([1, 258], dtype=np.int32), "b": np.array([[7]], dtype=np.uint8)})
 
     begin = 8 + int.from_bytes(body[4:8], "little")

@@ -363,6 +363,8 @@ def test_path_is_the_longer_branch() -> None:
 
     assert path_of(4, edges, [-1] * 4, [False] * 4, [[1], [5], [2], [1]]) == ((0, 0), (1, 0), (3, 0))
     assert path_of(4, edges, [-1] * 4, [False] * 4, [[1], [2], [5], [1]]) == ((0, 0), (2, 0), (3, 0))
+    empty = build_replica_graph(0, [], start_groups=[], is_shared=[])
+    assert critical_path(empty, np.zeros((0, 1))) == ()
 
 
 def test_path_goes_over_to_the_partner_that_came_last() -> None:
@@ -381,12 +383,6 @@ def test_path_goes_over_to_the_replica_that_came_last() -> None:
     found = path_of(3, edges, [-1] * 3, [False, True, False], [[1, 7, 2], [1, 1, 1], [5, 2, 1]])
 
     assert found == ((0, 1), (1, 1), (1, 0), (2, 0))
-
-
-def test_empty_step_has_no_critical_path() -> None:
-    graph = build_replica_graph(0, [], start_groups=[], is_shared=[])
-
-    assert critical_path(graph, np.zeros((0, 1))) == ()
 
 
 def test_download_waits_for_a_slot_and_releases_it(client: TestClient, run: Path) -> None:

@@ -50,7 +50,7 @@ def test_each_field_is_what_the_library_says(nvml: FakeNvml) -> None:
     assert sample.driver.gpus == (first, second)
 
 
-def test_a_gpu_that_has_little_to_say(tmp_path: Path) -> None:
+def test_gpu_with_few_fields_is_read(tmp_path: Path) -> None:
     nvml = FakeNvml(tmp_path)
     fake_nvml(tmp_path, 0)  # compiled, or skipped
     nvml.say({0: {"temperature": 40}}, gpus=1)

@@ -70,7 +70,7 @@ def test_standard_input_is_classified(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert answers(capsys.readouterr().out)[0]["label"] == "benign"
 
 
-def test_a_log_as_it_was_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_raw_log_with_invalid_utf8_is_classified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "worker.log"
     file.write_bytes(b"\xff step\r\n" + OOM.encode())
 
@@ -167,6 +167,6 @@ def test_bad_lines_are_named_and_the_others_answered(tmp_path: Path, capsys: pyt
     assert "expected an object with id and log, or id and ranks" in captured.err
 
 
-def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_absent_log_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["logs", "classify", str(tmp_path / "none.jsonl")]) == ExitCode.DATA
     assert "none.jsonl: cannot be read: No such file or directory" in capsys.readouterr().err

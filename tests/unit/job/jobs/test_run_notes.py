@@ -100,7 +100,7 @@ def test_malformed_note_is_refused_and_leaves_nothing(notes_writer: Writer, tmp_
     assert not log_path(tmp_path).exists()
 
 
-def test_sent_twice_under_one_key_it_is_one_note(notes_writer: Writer, tmp_path: Path) -> None:
+def test_note_sent_twice_under_one_key_is_written_once(notes_writer: Writer, tmp_path: Path) -> None:
     first = notes_writer.add("once", ADA, step=7, key="key-00000001")
     notes_writer.now_s += 60
     assert notes_writer.add("once", ADA, step=7, key="key-00000001") == first
