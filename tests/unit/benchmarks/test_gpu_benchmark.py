@@ -38,7 +38,11 @@ CASES = list(cases(SMALL, CPU))
 TINY = {"hidden_size": 64, "ffn_size": 96, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 128}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# the case of AdamW loads most of torch's compiler; test_plain_adamw_is_ours is quick
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(one, marks=pytest.mark.slow if "AdamW" in one.name else (), id=one.name) for one in CASES],
+)
 def test_both_sides_of_a_case_run_again_and_again(case: Case) -> None:
     works = [case.ours()]
     if case.theirs is not None:
@@ -83,6 +87,7 @@ def test_both_sides_train() -> None:
     trainer.close()
 
 
+@pytest.mark.slow(kept=["True"])
 @pytest.mark.parametrize("has_graphs", [False, True])
 def test_the_host_bound_model_trains_with_and_without_graphs(has_graphs: bool) -> None:
     base = load_config(ROOT / "configs" / "gpt_125m.toml", ["--model.seq_len=16", "--model.vocab_size=128"]).config
@@ -237,6 +242,7 @@ def test_the_compiled_peer_keeps_no_activation_in_fp32() -> None:
     assert {one.dtype for one in large} == {torch.bfloat16}
 
 
+@pytest.mark.slow
 def test_offloaded_side_trains_as_the_other_does() -> None:
     model = model_config(3, seq_len=32, **TINY)
     tokens = torch.randint(0, 128, (33, 1), generator=torch.Generator().manual_seed(0))

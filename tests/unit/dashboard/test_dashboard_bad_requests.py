@@ -31,7 +31,7 @@ from tests.helpers.dashboard_server import (
 )
 from tests.helpers.waiting import wait_until
 
-LIMITS = Limits(max_wrong_tokens=3)
+LIMITS = Limits(max_wrong_tokens=3, max_connections=32)
 HASTY = Limits(head_s=1.0, body_s=1.0, stall_s=0.5)
 
 
@@ -245,18 +245,16 @@ def test_unread_answers_are_limited_in_bytes(tmp_path: Path) -> None:
         assert_others_are_served(server)
 
 
-def test_number_of_connections_is_limited(tmp_path: Path) -> None:
-    settings = DashboardSettings(port=0, limits=Limits(max_connections=8))
-    with served(tmp_path, settings) as server:
-        with ExitStack() as stack:
-            for _ in range(8):
-                client = stack.enter_context(connected(server.port))
-                client.sendall(head_of("GET", "/healthz", {}, server.port))
-                assert read_reply(client).status == 200
-            reply = exchange(server.port, head_of("GET", "/healthz", {}, server.port))
-            reply.assert_refused(503, "8 connections")
-            assert reply.headers["retry-after"]
-        wait_until(lambda: ask(server.port, "/healthz").status == 200, "a free connection again")
+def test_number_of_connections_is_limited(page: Served) -> None:
+    with ExitStack() as stack:
+        for _ in range(32):
+            client = stack.enter_context(connected(page.port))
+            client.sendall(head_of("GET", "/healthz", {}, page.port))
+            assert read_reply(client).status == 200
+        reply = exchange(page.port, head_of("GET", "/healthz", {}, page.port))
+        reply.assert_refused(503, "32 connections")
+        assert reply.headers["retry-after"]
+    wait_until(lambda: ask(page.port, "/healthz").status == 200, "a free connection again")
 
 
 def test_internal_error_shows_no_details(page: Served, caplog: pytest.LogCaptureFixture) -> None:

@@ -164,6 +164,7 @@ FOREIGN = (
 def test_another_page_changes_nothing(page: Served) -> None:
     settings = DashboardSettings(port=0, enable_actions=True)
     with served(page.source.run.root, settings) as server:
+        assert ask(server.port, JOB_PATH).json["role"] == "viewer"
         for changed in FOREIGN:
             reported = {name: value.format(port=server.port) for name, value in changed.items()}
             headers = from_page(server.port) | reported
@@ -176,15 +177,18 @@ def test_another_page_changes_nothing(page: Served) -> None:
         assert_others_are_served(server)
 
 
-def test_own_page_reaches_the_action(page: Served) -> None:
+def test_own_page_reaches_the_action(locked: Served) -> None:
     """The counterpart of the test above: with all headers right, the refusal is about the job."""
-    settings = DashboardSettings(port=0, enable_actions=True, operator_token=OPERATOR_TOKEN)
-    with served(page.source.run.root, settings) as server:
-        token = json.dumps({"token": OPERATOR_TOKEN}).encode()
-        signed_in = ask(server.port, "/api/v1/session", from_page(server.port), method="POST", body=token)
-        headers = from_page(server.port) | session_headers(signed_in)
-        reply = ask(server.port, "/api/v1/actions", headers, method="POST", body=action())
-        reply.assert_refused(403, "nothing to act on")
+    origin = from_page(locked.port)
+    signed_in = ask(locked.port, "/api/v1/session", origin, method="POST", body=login_body(OPERATOR_TOKEN))
+    headers = origin | session_headers(signed_in)
+    reply = ask(locked.port, "/api/v1/actions", headers, method="POST", body=action())
+    reply.assert_refused(403, "nothing to act on")
+
+
+def test_page_without_tokens_has_no_login(page: Served) -> None:
+    reply = ask(page.port, "/api/v1/session", from_page(page.port), method="POST", body=login_body("anything"))
+    reply.assert_refused(409, "no tokens")
 
 
 def test_token_from_another_page_is_refused(locked: Served) -> None:

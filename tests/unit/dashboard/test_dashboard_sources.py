@@ -188,7 +188,7 @@ def test_program_error_in_a_poll_is_reported_and_polling_goes_on(monkeypatch: py
     monkeypatch.setattr(etcd_job, "read_job", read)
     polls: list[str] = []
     with EtcdClient(EtcdSettings.of(["127.0.0.1:9"])) as client:
-        job = EtcdJob(client, JobKeys("demo"), lambda before, now: polls.append(now.problem))
+        job = EtcdJob(client, JobKeys("demo"), lambda before, now: polls.append(now.problem), max_pause_s=0.1)
         wait_until(lambda: len(polls) >= 2, "two polls")
         job.close()
     assert "no answer is like this" in polls[0]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 
 from megatrain.contracts.black_box.values import Phase, Progress
 from megatrain.fencing.fence import (
@@ -112,15 +112,30 @@ SECONDS = st.floats(0.1, 600.0)
 RATES = st.floats(0.9951, 1.0049)
 
 
+TIMES = {
+    "step_s": SECONDS, "lag": st.floats(0.0, 1.0), "stuck_ago_s": st.floats(-1000.0, 1000.0),
+    "host": RATES, "driver": RATES, "ttl_s": st.floats(2.0, 60.0), "grace_s": st.floats(0.1, 600.0),
+    "join_s": st.floats(1.0, 5000.0), "stop_s": st.floats(0.0, 900.0),
+}  # fmt: skip
+
+
 @example(
     step_s=1.0, lag=0.0, stuck_ago_s=0.0, host=0.9951, driver=1.0, ttl_s=17.0, grace_s=1.0, join_s=1.0, stop_s=0.0
 )  # fmt: skip
-@given(
-    step_s=SECONDS, lag=st.floats(0.0, 1.0), stuck_ago_s=st.floats(-1000.0, 1000.0), host=RATES, driver=RATES,
-    ttl_s=st.floats(2.0, 60.0), grace_s=st.floats(0.1, 600.0), join_s=st.floats(1.0, 5000.0),
-    stop_s=st.floats(0.0, 900.0),
-)  # fmt: skip
-def test_workers_of_a_running_host_end_before_the_driver_goes_on(
+@given(**TIMES)
+@settings(max_examples=20)
+def test_workers_of_a_running_host_end_before_the_driver_goes_on(**times: float) -> None:
+    check_workers_end_before_the_driver_goes_on(**times)
+
+
+@pytest.mark.slow
+@given(**TIMES)
+@settings(max_examples=300)
+def test_workers_end_before_the_driver_goes_on_at_more_times(**times: float) -> None:
+    check_workers_end_before_the_driver_goes_on(**times)
+
+
+def check_workers_end_before_the_driver_goes_on(
     step_s: float, lag: float, stuck_ago_s: float, host: float, driver: float, ttl_s: float, grace_s: float,
     join_s: float, stop_s: float,
 ) -> None:  # fmt: skip

@@ -274,6 +274,7 @@ def test_missing_packages_are_problems_with_a_hint(
     assert missing_packages(make_config().log) == []
 
 
+@pytest.mark.slow
 def test_asking_for_missing_packages_loads_no_torch() -> None:
     script = "import megatrain.reporting, json, sys; print(json.dumps(list(sys.modules)))"
     done = subprocess.run(

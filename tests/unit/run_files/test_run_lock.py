@@ -204,8 +204,8 @@ def test_a_damaged_claim_is_reported(run: RunDirectory) -> None:
         pass
 
 
-def test_killed_while_it_claims(tmp_path: Path) -> None:
-    """Whatever is left, the next round comes in."""
+def test_round_killed_in_its_claim_does_not_block_the_next(tmp_path: Path) -> None:
+    """Before each of its changes of the directory."""
     number, is_killed = 0, True
     while is_killed:
         run = RunDirectory(tmp_path / str(number))

@@ -208,7 +208,7 @@ def test_abandoned_transaction_is_not_applied_later(etcd: EtcdServers) -> None:
     with ExitStack() as stack:
         proxy = stack.enter_context(EtcdProxy(etcd.members[0].client_port))
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
-        far = stack.enter_context(EtcdClient(EtcdSettings.of([proxy.url], attempt_s=1.0, call_s=1.0)))
+        far = stack.enter_context(EtcdClient(EtcdSettings.of([proxy.url], attempt_s=0.7, call_s=0.7)))
         keeper = stack.enter_context(LeaseKeeper(client, ttl_s=10))
         leadership = Election(far, "/marks").campaign(keeper, "one")
         assert leadership is not None

@@ -401,8 +401,8 @@ def test_endless_errors_cost_few_connections(etcd: EtcdServers, prefix: str) -> 
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         Watch(client, KeyRange.prefix(prefix), start_revision=1_000_000) as watch,
     ):
-        assert watch.next(1.0) is None
-        assert proxy.num_connections < 25
+        assert watch.next(0.5) is None
+        assert proxy.num_connections < 15
 
 
 def test_many_watches_receive_an_event_at_once(client: EtcdClient, prefix: str) -> None:

@@ -130,12 +130,12 @@ def test_event_that_is_never_processed_counts_as_not_received(client: EtcdClient
 
         def is_deaf() -> bool:
             client.get(prefix)  # proves that the member is up to date, and says nothing of who takes events
-            return follower.unconfirmed_s > 1.0
+            return follower.unconfirmed_s > 0.4
 
-        wait_until(is_deaf, "the event to be stuck for a second")
+        wait_until(is_deaf, "the event to be stuck for a while")
         assert not consumer.seen
         consumer.may_go_on.set()
-        wait_until(lambda: follower.unconfirmed_s < 1.0, "it to go on")
+        wait_until(lambda: follower.unconfirmed_s < 0.4, "it to go on")
         assert [type(event) for event in consumer.seen][:1] == [Snapshot]
 
 

@@ -80,7 +80,7 @@ def test_long_lines_are_cut() -> None:
 
 
 @given(st.lists(st.sampled_from(BENIGN), max_size=8), st.randoms(use_true_random=False))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_benign_lines_around_a_failure_change_nothing(noise: list[bytes], rng: random.Random) -> None:
     failure = b"[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 5 has a total"
     lines = [*noise, failure]
@@ -166,6 +166,7 @@ def test_memory_is_bounded() -> None:
     assert current < 8_000_000
 
 
+@pytest.mark.slow
 def test_the_shape_leads_to_every_rule_that_matches() -> None:
     # the oracle: each rule on each line that holds its words, without any index
     index = ShapeIndex(ALL_RULES)
