@@ -309,7 +309,7 @@ def test_an_error_of_wandb_does_not_stop_the_run(
         wandb.runs[0].error = wandb.Error("gone")
         reporter.step(make_step(1))
 
-    assert "metrics: Weights & Biases cannot be written (gone); training goes on" in stream.getvalue()
+    assert "metrics: Weights & Biases cannot be written (gone); training continues and retries" in stream.getvalue()
 
 
 def test_a_missing_package_is_refused_at_the_start(
