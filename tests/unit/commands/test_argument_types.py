@@ -9,22 +9,18 @@ import pytest
 
 from megatrain import cli
 from megatrain.commands.argument_types import real_number, seed, utf8_path, utf8_text, whole_number
+from tests.helpers.refusals import refusal
 
 NOT_UTF8 = "caf\udce9 au lait"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("257", 257), ("1000", 1000), ("256", None), ("1001", None), ("300.0", None), ("", None), ("9" * 5000, None)],
-)
-def test_whole_numbers_lie_between_their_limits(text: str, expected: int | None) -> None:
+def test_whole_numbers_lie_between_their_limits() -> None:
     parse = whole_number(257, 1000)
-    if expected is not None:
-        assert parse(text) == expected
-        return
-    with pytest.raises(argparse.ArgumentTypeError, match=r"'.* is not a whole number from 257 to 1000$") as refusal:
-        parse(text)
-    assert len(str(refusal.value)) < 100
+    assert [parse(text) for text in ("257", "1000")] == [257, 1000]
+    for text in ("256", "1001", "300.0", "", "9" * 5000):
+        reason = refusal(argparse.ArgumentTypeError, parse, text)
+        assert reason.endswith(" is not a whole number from 257 to 1000"), text
+        assert len(reason) < 100
 
 
 def test_a_whole_number_without_an_upper_limit_fits_64_bits() -> None:
@@ -36,12 +32,12 @@ def test_a_whole_number_without_an_upper_limit_fits_64_bits() -> None:
         parse("-1")
 
 
-@pytest.mark.parametrize("text", ["nan", "inf", "-0.1", "1e999", "half"])
-def test_real_numbers_obey_their_rule(text: str) -> None:
+def test_real_numbers_obey_their_rule() -> None:
     parse = real_number("a finite number of at least 0", lambda value: 0.0 <= value < float("inf"))
     assert parse("0.5") == 0.5
-    with pytest.raises(argparse.ArgumentTypeError, match=f"^'{text}' is not a finite number of at least 0$"):
-        parse(text)
+    for text in ("nan", "inf", "-0.1", "1e999", "half"):
+        reason = refusal(argparse.ArgumentTypeError, parse, text)
+        assert reason == f"'{text}' is not a finite number of at least 0"
 
 
 def test_a_seed_is_any_integer_of_64_bits() -> None:
@@ -83,14 +79,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"), REFUSED, ids=lambda value: value[0] if isinstance(value, tuple) else ""
-)
 def test_commands_refuse_with_a_message(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(arguments) == 2
-    assert message in capsys.readouterr().err
+    for arguments, message in REFUSED:
+        assert cli.main(arguments) == 2, arguments
+        assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Each kind of mistake has one exit code for all verbs. Each verb gets every mistake that it allows."""
+"""Each kind of mistake has one exit code for all verbs; each verb is tested with every mistake that it allows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ OF_A_JOB = (
     "diag on", "diag off", "diag set", "diag verdicts", "diag daemon", "annotate --text hello",
 )  # fmt: skip
 PATIENT = ("driver", "dashboard", "diag daemon")
-"""They go on for days: they give etcd more time than a test has, or go on without."""
+"""Long-running: they wait for etcd longer than a test does, or continue without it."""
 OF_ALL_JOBS = ("dashboard",)
-"""Without a job it is about all that there are."""
+"""Without the name of a job they are about all jobs."""
 ALWAYS_ANSWERS = ("status", "annotate --text hello")
-"""From the run directory where etcd does not: then the exit code is that of the answer."""
+"""They answer from the run directory if etcd does not; then the exit code is that of the answer."""
 OF_A_RUN = (
     "logs", "logs classify", "diag comm", "diag drift", "diag explain --step 1", "diag hang", "diag stragglers",
     "diag timeline --output t.json", "diag whatif",
@@ -88,47 +88,56 @@ def check(capsys: pytest.CaptureFixture[str], arguments: str, code: ExitCode) ->
     return errors
 
 
-@pytest.mark.parametrize("verb", OF_A_JOB)
-class TestVerbsOfAJob:
-    def test_the_command_line_is_wrong(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_command_line_of_a_job_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in OF_A_JOB:
         assert "--no-such" in check(capsys, f"{verb} --no-such", ExitCode.USAGE)
         assert "two jobs" in check(capsys, f"{verb} a --job b", ExitCode.USAGE)
         check(capsys, f"{verb} a --rdzv-endpoint http://:0", ExitCode.USAGE)
 
-    def test_several_jobs_could_be_meant(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-        own_etcd(away())
-        Path("runs/demo").rename("runs/one")
-        own_etcd(away())
+
+def test_ambiguous_job_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    own_etcd(away())
+    Path("runs/demo").rename("runs/one")
+    own_etcd(away())
+    for verb in OF_A_JOB:
         if verb not in OF_ALL_JOBS:
             assert "runs/demo and runs/one" in check(capsys, verb, ExitCode.USAGE)
 
-    def test_there_is_no_such_job(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+
+def test_unknown_job_is_not_found(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in OF_A_JOB:
         assert "unknown" in check(capsys, f"{verb} unknown", ExitCode.NOT_FOUND)
         if verb not in ALWAYS_ANSWERS:
             assert "no/where" in check(capsys, f"{verb} no/where", ExitCode.NOT_FOUND)
         nothing = "runs: no such directory" if verb in OF_ALL_JOBS else "which job?"
         assert nothing in check(capsys, verb, ExitCode.NOT_FOUND)
 
-    def test_records_of_a_run_are_damaged(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-        own_etcd("{")
+
+def test_damaged_endpoint_of_a_job_is_a_data_error(capsys: pytest.CaptureFixture[str]) -> None:
+    own_etcd("{")
+    for verb in OF_A_JOB:
         if verb not in ALWAYS_ANSWERS:
             assert "runs/demo/coordination/endpoint" in check(capsys, f"{verb} demo", ExitCode.DATA)
 
-    def test_job_of_another_users_etcd_is_refused(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-        own_etcd(away(), mode=0o666)
+
+def test_job_of_another_users_etcd_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    own_etcd(away(), mode=0o666)
+    for verb in OF_A_JOB:
         if verb not in ALWAYS_ANSWERS:
             errors = check(capsys, f"{verb} demo", ExitCode.NO_PERMISSION)
             assert "only the user who launched a job can reach its etcd" in errors
 
-    def test_etcd_is_out_of_reach(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+
+def test_unreachable_etcd_of_a_job_is_a_coordination_error(capsys: pytest.CaptureFixture[str]) -> None:
+    own_etcd(away())
+    for verb in OF_A_JOB:
         if verb not in (*PATIENT, *ALWAYS_ANSWERS):
-            own_etcd(away())
             assert "out of reach" in check(capsys, f"{verb} demo", ExitCode.COORDINATION)
 
 
 @pytest.mark.slow(kept=["diag drift", "diag stragglers", "diag whatif", "diag explain --step 1"])
 @pytest.mark.parametrize("verb", OF_A_RUN)
-def test_verbs_of_a_run(verb: str, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_about_a_run_have_their_exit_codes(verb: str, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--no-such" in check(capsys, f"{verb} a --no-such", ExitCode.USAGE)
     nowhere = "nowhere" if verb != "logs classify" else "runs/nowhere"
     if verb != "logs classify":  # FILE, or RUN
@@ -145,22 +154,22 @@ def test_verbs_of_a_run(verb: str, empty: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.slow(kept=["logs", "diag stragglers", "diag timeline --output t.json", "diag drift"])
 @pytest.mark.parametrize("verb", WITH_ROUND)
-def test_a_round_that_is_not_there(verb: str, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_absent_round_is_not_found(verb: str, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with SegmentStore(empty / "events") as store:
         store.append(Ranks, to_arrow(SyntheticJob(Layout(dp_size=2), round=3).ranks()))
         store.commit()
     assert "--round=9" in check(capsys, f"{verb} events --round 9", ExitCode.NOT_FOUND)
 
 
-@pytest.mark.parametrize(("arguments", "code"), OF_A_FILE.items())
-def test_a_file_that_is_not_there(arguments: str, code: ExitCode, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "absent" in check(capsys, arguments.format("absent"), code)
+def test_absent_file_has_the_exit_code_of_its_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, code in OF_A_FILE.items():
+        assert "absent" in check(capsys, arguments.format("absent"), code)
 
 
-@pytest.mark.parametrize("flag", ["--nnodes=x", "--spares=-1", "--tee=some", "--label=x", "--rdzv-conf=a=b"])
-def test_flags_of_launch_that_are_wrong(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    errors = check(capsys, f"launch {flag} absent", ExitCode.USAGE)
-    assert "the command line has 1 problem" in errors
+def test_malformed_flag_of_launch_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--nnodes=x", "--spares=-1", "--tee=some", "--label=x", "--rdzv-conf=a=b"):
+        errors = check(capsys, f"launch {flag} absent", ExitCode.USAGE)
+        assert "the command line has 1 problem" in errors
 
 
 def test_every_verb_is_in_a_table() -> None:

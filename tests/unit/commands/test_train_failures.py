@@ -33,7 +33,7 @@ def end_of(statement: str, *, has_torch: bool = True) -> tuple[int, str, str]:
 
 @pytest.mark.slow(kept=["True"])
 @pytest.mark.parametrize("has_torch", [True, False])
-def test_a_mistake_in_the_program(has_torch: bool) -> None:
+def test_unexpected_error_ends_with_a_traceback_and_code_1(has_torch: bool) -> None:
     code, output, errors = end_of("raise RuntimeError('an unforeseen error')", has_torch=has_torch)
     assert code == 1
     assert output == "a last word"

@@ -1,4 +1,4 @@
-"""What the daemon tells through the run directory: written whole and seldom, read whatever is there."""
+"""The daemon's state file: written atomically and only on change; malformed content is reported by its reader."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ STATE = DaemonState(
 
 
 def test_written_state_is_read(tmp_path: Path) -> None:
+    assert read_state(tmp_path / "none") == (None, "")
     write_state(tmp_path / "diagnosis", STATE)
     found, problem = read_state(tmp_path / "diagnosis")
     assert (found, problem) == (STATE, "")
@@ -53,33 +54,26 @@ def test_written_state_is_read(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "diagnosis").iterdir()] == [STATE_NAME]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b'{"schema_version": 9}',
-        b'{"schema_version": 1, "job": 7}',
-        b"\xff\xfe",
-        encode(STATE) + b" " * MAX_BYTES,
-    ],
-    ids=["empty", "torn", "list", "newer", "other types", "no text", "huge"],
-)
-def test_malformed_state_is_reported(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / STATE_NAME).write_bytes(content)
-    found, problem = read_state(tmp_path)
-    assert found is None
-    assert STATE_NAME in problem
+def test_malformed_state_is_reported(tmp_path: Path) -> None:
+    contents = {
+        "empty": b"",
+        "torn": b"{",
+        "list": b"[]",
+        "newer": b'{"schema_version": 9}',
+        "other types": b'{"schema_version": 1, "job": 7}',
+        "no text": b"\xff\xfe",
+        "huge": encode(STATE) + b" " * MAX_BYTES,
+    }
+    for name, content in contents.items():
+        (tmp_path / STATE_NAME).write_bytes(content)
+        found, problem = read_state(tmp_path)
+        assert found is None, name
+        assert STATE_NAME in problem, name
 
 
-def test_no_file_is_no_problem(tmp_path: Path) -> None:
-    assert read_state(tmp_path / "none") == (None, "")
-
-
-@pytest.mark.parametrize("text", ["!", "AAA", "AAAAAAA="])
-def test_scores_that_are_no_scores_are_none(text: str) -> None:
-    assert replace(STATE, rank_scores=text).scores().tolist() == []
+def test_malformed_scores_are_ignored() -> None:
+    for text in ("!", "AAA", "AAAAAAA="):
+        assert replace(STATE, rank_scores=text).scores().tolist() == [], text
     nan = replace(STATE, rank_scores=scores_text([float("nan")]))
     assert nan.scores().tolist() == [0.0]
 
@@ -98,7 +92,7 @@ def test_the_state_of_the_largest_job_is_small() -> None:
     assert size < 150_000
 
 
-def test_figures_that_are_no_numbers_are_not_reported() -> None:
+def test_findings_with_infinite_figures_are_not_stored() -> None:
     bad = replace(FINDING, score=float("inf"))
     assert storable([bad, FINDING]) == (FINDING,)
     assert len(storable([FINDING] * 500)) == 100
@@ -131,7 +125,7 @@ def judged() -> LiveDetection:
     return live
 
 
-def test_the_daemon_writes_what_is_new_and_nothing_else(tmp_path: Path) -> None:
+def test_state_is_written_only_when_it_changes(tmp_path: Path) -> None:
     judge, ledger, problem = Judge(), Ledger(), [""]
     record = DaemonRecord("here", "d1", "127.0.0.1", 1, "secret", started_unix_s=5.0)
     writer = StateWriter(tmp_path, "demo", record, judge, ledger, Store(), lambda: problem[0])

@@ -43,7 +43,7 @@ def files(directory: Path) -> dict[str, bytes]:
     }
 
 
-def test_page_is_there_with_all_that_it_names() -> None:
+def test_page_names_only_files_that_are_built() -> None:
     built = files(STATIC)
     page = built["index.html"].decode()
     named = re.findall(r'(?:src|href)="\./([^"]+)"', page)
@@ -94,24 +94,19 @@ def test_types_are_made_from_the_documents_of_now() -> None:
     assert (WEB / "src" / "api" / "documents.ts").read_text(encoding="utf-8") == generator.documents_text()
 
 
-@pytest.mark.parametrize(
-    ("schema", "expected"),
-    [
+def test_a_schema_becomes_a_type() -> None:
+    type_text = script("generate_documents").type_text
+    for schema, expected in (
         ({"type": "integer"}, "number"),
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "string | null"),
         ({"type": "array", "items": {"anyOf": [{"type": "number"}, {"type": "null"}]}}, "readonly (number | null)[]"),
         ({"type": "object", "additionalProperties": {"type": "integer"}}, "Record<string, number>"),
         ({"$ref": "#/$defs/HostDocument"}, "HostDocument"),
         ({"enum": ["a", "b"], "type": "string"}, '"a" | "b"'),
-    ],
-)
-def test_a_schema_becomes_a_type(schema: dict[str, object], expected: str) -> None:
-    assert script("generate_documents").type_text(schema) == expected
-
-
-def test_an_unknown_schema_is_an_error() -> None:
+    ):
+        assert type_text(schema) == expected
     with pytest.raises(ValueError, match="no type is known"):
-        script("generate_documents").type_text({"type": "tuple"})
+        type_text({"type": "tuple"})
 
 
 def test_lock_file_names_no_registry() -> None:
@@ -133,16 +128,13 @@ def test_a_rebuild_gives_the_same_bytes(tmp_path: Path) -> None:
     assert files(tmp_path / "static") == files(STATIC), "run make web and commit what it writes"
 
 
-def test_page_is_in_the_wheel() -> None:
+def test_page_and_the_runbooks_of_docs_are_in_the_wheel() -> None:
     listed = _package_data()
     built = {f"static/{path}" for path in files(STATIC)}
     assert built <= listed, f"missing from package_data: {sorted(built - listed)}"
-
-
-def test_runbooks_are_in_the_wheel_as_docs_has_them() -> None:
+    runbooks = {path: (PACKAGE / path).read_bytes() for path in listed if path.startswith("runbooks/")}
     source = ROOT / "docs" / "runbooks"
-    listed = {path: (PACKAGE / path).read_bytes() for path in _package_data() if path.startswith("runbooks/")}
-    assert listed == {f"runbooks/{path.name}": path.read_bytes() for path in source.glob("*.md")}
+    assert runbooks == {f"runbooks/{path.name}": path.read_bytes() for path in source.glob("*.md")}
 
 
 def _package_data() -> set[str]:

@@ -1,10 +1,10 @@
-"""Requests that are none, on a running server: each is refused as all are, and others are served meanwhile."""
+"""Malformed requests to a running server: each gets the usual refusal, and other clients are served meanwhile."""
 
 from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from tests.helpers.dashboard_server import (
 )
 from tests.helpers.waiting import wait_until
 
-LIMITS = Limits(max_wrong_tokens=3)
+LIMITS = Limits(max_wrong_tokens=3, max_connections=32)
 HASTY = Limits(head_s=1.0, body_s=1.0, stall_s=0.5)
 
 
@@ -49,6 +49,13 @@ def failing() -> APIRouter:
     return routes
 
 
+def refused_all(replies: Mapping[str, Reply], status: int, text: str = "") -> None:
+    """Raise AssertionError, with its name, for a reply that is no refusal of this status."""
+    assert {name: reply.status for name, reply in replies.items()} == dict.fromkeys(replies, status)
+    for reply in replies.values():
+        reply.assert_refused(status, text)
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """An open page on loopback, as it is without any configuration."""
@@ -57,29 +64,28 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield server
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/../../../../etc/passwd",
-        "/..%2f..%2f..%2fetc%2fpasswd",
-        "/assets/../../../app.py",
-        "/assets/%2e%2e/%2e%2e/app.py",
-        "/assets/..%5c..%5capp.py",
-        "/assets//etc/passwd",
-        "/assets/%00",
-        "/assets/app-1a2b3c4d.js%00.html",
-        "//etc/passwd",
-        "/api/v1/../../etc/passwd",
-        "/api/v1/hosts/..%2f..%2fetc%2fpasswd",
-        "/api/v1/incidents/..%2f..%2f..%2fetc%2fpasswd",
-        "http://127.0.0.1/etc/passwd",
-        "/static/index.html",
-        "/index.html/..",
-        "/.git/config",
-    ],
+PATHS = (
+    "/../../../../etc/passwd",
+    "/..%2f..%2f..%2fetc%2fpasswd",
+    "/assets/../../../app.py",
+    "/assets/%2e%2e/%2e%2e/app.py",
+    "/assets/..%5c..%5capp.py",
+    "/assets//etc/passwd",
+    "/assets/%00",
+    "/assets/app-1a2b3c4d.js%00.html",
+    "//etc/passwd",
+    "/api/v1/../../etc/passwd",
+    "/api/v1/hosts/..%2f..%2fetc%2fpasswd",
+    "/api/v1/incidents/..%2f..%2f..%2fetc%2fpasswd",
+    "http://127.0.0.1/etc/passwd",
+    "/static/index.html",
+    "/index.html/..",
+    "/.git/config",
 )
-def test_no_path_leads_out(page: Served, path: str) -> None:
-    ask(page.port, path).assert_refused(404)
+
+
+def test_no_path_leads_out(page: Served) -> None:
+    refused_all({path: ask(page.port, path) for path in PATHS}, 404)
     assert_others_are_served(page)
 
 
@@ -95,11 +101,11 @@ def test_the_page_and_its_files_are_served(page: Served) -> None:
     assert ask(page.port, "/", {"If-None-Match": ask(page.port, "/").headers["etag"]}).status == 304
 
 
-@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW"])
-def test_other_methods_are_refused(page: Served, method: str) -> None:
+def test_other_methods_are_refused(page: Served) -> None:
     headers = from_page(page.port)
     for path in (JOB_PATH, "/", "/healthz"):
-        ask(page.port, path, headers, method=method).assert_refused(405)
+        methods = ("PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW")
+        refused_all({method: ask(page.port, path, headers, method=method) for method in methods}, 405)
     assert_others_are_served(page)
 
 
@@ -115,58 +121,59 @@ def test_an_oversize_body_is_not_read(page: Served) -> None:
     assert_others_are_served(page)
 
 
-def test_a_question_has_no_body(page: Served) -> None:
+def test_get_request_with_a_body_is_refused(page: Served) -> None:
     ask(page.port, JOB_PATH, method="GET", body=b"{}").assert_refused(400, "must not have a body")
 
 
-@pytest.mark.slow(kept=["{"])
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"kind": "checkpoint"}', b"\xff\xfe", b'{"a":' * 3000])
-def test_nonsense_is_a_bad_request(page: Served, body: bytes) -> None:
+def test_malformed_action_is_a_bad_request(page: Served) -> None:
+    bodies = (b"", b"{", b"[]", b"null", b'{"kind": "checkpoint"}', b"\xff\xfe", b'{"a":' * 3000)
     with served(page.source.run.root, DashboardSettings(port=0, enable_actions=True)) as server:
-        ask(server.port, "/api/v1/actions", from_page(server.port), method="POST", body=body).assert_refused(400)
+        headers = from_page(server.port)
+        replies = {
+            repr(body[:40]): ask(server.port, "/api/v1/actions", headers, method="POST", body=body) for body in bodies
+        }
+        refused_all(replies, 400)
         assert_others_are_served(server)
 
 
-@pytest.mark.parametrize(
-    "twice",
-    ["Host: 127.0.0.1", "Authorization: Bearer x", "Origin: http://evil.example", "X-Megatrain-Request: 1",
-     "Sec-Fetch-Site: same-origin", "Content-Type: text/plain"],
-)  # fmt: skip
-def test_a_header_twice_is_refused(page: Served, twice: str) -> None:
-    headers = from_page(page.port) | bearer("y")
-    raw = head_of("POST", "/api/v1/actions", headers, page.port, action())
-    smuggled = raw.replace(b"\r\n\r\n", f"\r\n{twice}\r\n\r\n".encode(), 1)
-    exchange(page.port, smuggled).assert_refused(400)
+def test_a_header_twice_is_refused(page: Served) -> None:
+    raw = head_of("POST", "/api/v1/actions", from_page(page.port) | bearer("y"), page.port, action())
+    replies = {}
+    for twice in (
+        "Host: 127.0.0.1", "Authorization: Bearer x", "Origin: http://evil.example", "X-Megatrain-Request: 1",
+        "Sec-Fetch-Site: same-origin", "Content-Type: text/plain",
+    ):  # fmt: skip
+        smuggled = raw.replace(b"\r\n\r\n", f"\r\n{twice}\r\n\r\n".encode(), 1)
+        replies[twice] = exchange(page.port, smuggled)
+    refused_all(replies, 400)
     assert_others_are_served(page)
 
 
-@pytest.mark.parametrize(
-    "lengths",
-    [
+def test_ambiguous_length_of_a_body_is_refused(page: Served) -> None:
+    raw = head_of("POST", "/api/v1/actions", from_page(page.port), page.port)
+    for lengths in (
         "Content-Length: 5\r\nContent-Length: 6",
         "Content-Length: 5\r\nTransfer-Encoding: chunked",
         "Transfer-Encoding: gzip, chunked",
         "Content-Length: -1",
         "Content-Length : 5",
-    ],
-)
-def test_two_lengths_are_refused(page: Served, lengths: str) -> None:
-    raw = head_of("POST", "/api/v1/actions", from_page(page.port), page.port)
-    smuggled = raw.replace(b"\r\n\r\n", f"\r\n{lengths}\r\n\r\n".encode(), 1) + b"0\r\n\r\n"
-    reply = exchange(page.port, smuggled)
-    assert reply.status in (400, 403, 413)
-    reply.assert_refused(reply.status)
-    assert reply.headers["connection"] == "close"
+    ):
+        smuggled = raw.replace(b"\r\n\r\n", f"\r\n{lengths}\r\n\r\n".encode(), 1) + b"0\r\n\r\n"
+        reply = exchange(page.port, smuggled)
+        assert reply.status in (400, 403, 413), lengths
+        reply.assert_refused(reply.status)
+        assert reply.headers["connection"] == "close", lengths
     assert_others_are_served(page)
 
 
-def test_too_many_or_too_large_headers(page: Served) -> None:
+def test_malformed_or_too_large_head_is_refused(page: Served) -> None:
     many = {f"X-{number}": "1" for number in range(80)}
     ask(page.port, JOB_PATH, many).assert_refused(431)
     ask(page.port, JOB_PATH, {"X-Large": "y" * 20_000}).assert_refused(431, "16384")
     ask(page.port, JOB_PATH, {"X-Large": "y" * 400_000}).assert_refused(400, "16384")
     ask(page.port, f"{JOB_PATH}?{'q' * 20_000}").assert_refused(431)
     exchange(page.port, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 TLS here\r\n\r\n").assert_refused(400)
+    exchange(page.port, b"nonsense\r\n\r\n").assert_refused(400, "not an HTTP request")
     assert_others_are_served(page)
 
 
@@ -179,7 +186,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.mark.slow
-def test_slow_clients_are_given_up(hasty: Served) -> None:
+def test_connections_of_slow_clients_are_closed(hasty: Served) -> None:
     """A head that never comes, or never ends; one after a first request; a body that never ends: all at a time."""
     slow_body = from_page(hasty.port) | {"Content-Length": "100"}
     begun = {
@@ -219,8 +226,8 @@ def test_client_that_does_not_read_is_dropped(hasty: Served) -> None:
 
 
 @pytest.mark.slow
-def test_there_is_an_end_to_what_is_left_unread(tmp_path: Path) -> None:
-    """Answers of two clients that do not read are more than may wait: the one that has waited longer is dropped."""
+def test_unread_answers_are_limited_in_bytes(tmp_path: Path) -> None:
+    """The answers of two clients that do not read exceed the limit: the older connection is dropped."""
     settings = DashboardSettings(port=0, limits=Limits(max_unread_bytes=40_000_000))
     with served(tmp_path, settings, more=[failing()]) as server, ExitStack() as stack:
         polls = []
@@ -238,36 +245,26 @@ def test_there_is_an_end_to_what_is_left_unread(tmp_path: Path) -> None:
         assert_others_are_served(server)
 
 
-def test_there_is_an_end_to_connections(tmp_path: Path) -> None:
-    settings = DashboardSettings(port=0, limits=Limits(max_connections=8))
-    with served(tmp_path, settings) as server:
-        with ExitStack() as stack:
-            for _ in range(8):
-                client = stack.enter_context(connected(server.port))
-                client.sendall(head_of("GET", "/healthz", {}, server.port))
-                assert read_reply(client).status == 200
-            reply = exchange(server.port, head_of("GET", "/healthz", {}, server.port))
-            reply.assert_refused(503, "8 connections")
-            assert reply.headers["retry-after"]
-        wait_until(lambda: ask(server.port, "/healthz").status == 200, "a free connection again")
+def test_number_of_connections_is_limited(page: Served) -> None:
+    with ExitStack() as stack:
+        for _ in range(32):
+            client = stack.enter_context(connected(page.port))
+            client.sendall(head_of("GET", "/healthz", {}, page.port))
+            assert read_reply(client).status == 200
+        reply = exchange(page.port, head_of("GET", "/healthz", {}, page.port))
+        reply.assert_refused(503, "32 connections")
+        assert reply.headers["retry-after"]
+    wait_until(lambda: ask(page.port, "/healthz").status == 200, "a free connection again")
 
 
-def test_a_mistake_of_ours_shows_nothing(page: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_error_shows_no_details(page: Served, caplog: pytest.LogCaptureFixture) -> None:
     ask(page.port, "/api/v1/broken").assert_refused(500, "its log has the details")
     assert b"passwd" not in ask(page.port, "/api/v1/broken").body
     assert "the secret of /etc/passwd" in caplog.text
     assert_others_are_served(page)
 
 
-@pytest.mark.parametrize("query", ["?round=1", "?x=1", "?%3Cscript%3E=1", "?a&b", "?callback=alert"])
-def test_a_parameter_that_is_not_known_is_refused(page: Served, query: str) -> None:
-    ask(page.port, f"{JOB_PATH}{query}").assert_refused(400, "no such parameter")
-
-
-def test_a_parameter_twice_is_refused(page: Served) -> None:
+def test_unknown_or_repeated_parameter_is_refused(page: Served) -> None:
+    queries = ("?round=1", "?x=1", "?%3Cscript%3E=1", "?a&b", "?callback=alert")
+    refused_all({query: ask(page.port, f"{JOB_PATH}{query}") for query in queries}, 400, "no such parameter")
     ask(page.port, "/api/v1/series?points=100&points=200").assert_refused(400, "given twice")
-
-
-def test_an_answer_of_the_parser_is_secured_too(page: Served) -> None:
-    reply: Reply = exchange(page.port, b"nonsense\r\n\r\n")
-    reply.assert_refused(400, "not an HTTP request")

@@ -78,7 +78,7 @@ def heat(source: PictureSource) -> TestClient:
     return picture_client(source, heat_route.router)
 
 
-def test_the_newest_reading_and_how_it_was(page: TestClient) -> None:
+def test_devices_have_their_newest_reading_and_a_history(page: TestClient) -> None:
     found = page.get("/hosts/host-1/devices?minutes=10").json()
     first, second = found["gpus"]
     assert (first["gpu"], first["rank"], first["throttled"], first["fault"]) == (0, 2, "power cap", "")
@@ -98,7 +98,7 @@ def test_the_newest_reading_and_how_it_was(page: TestClient) -> None:
     assert found["problem"] == ""
 
 
-def test_a_range_shows_how_devices_were_then(page: TestClient) -> None:
+def test_devices_of_an_earlier_range_have_its_readings(page: TestClient) -> None:
     def asked(first: int, last: int) -> Any:
         begin, end = (datetime.fromtimestamp(BEGAN_S + EACH_S * one, UTC).isoformat() for one in (first, last))
         return page.get("/hosts/host-1/devices", params={"from": begin, "to": end}).json()
@@ -115,14 +115,11 @@ def test_a_range_shows_how_devices_were_then(page: TestClient) -> None:
     assert long["last_unix_s"] - long["first_unix_s"] == 86_400.0
 
 
-def test_a_short_time_has_its_readings_only(page: TestClient) -> None:
+def test_history_has_only_the_readings_of_its_time_and_host(page: TestClient) -> None:
     found = page.get("/hosts/host-1/devices?minutes=1").json()
     assert sum(value is not None for value in found["gpus"][0]["power_history"]) == 2
-
-
-def test_a_host_of_which_nothing_was_read(page: TestClient) -> None:
-    found = page.get("/hosts/host-9/devices").json()
-    assert (found["last_unix_s"], found["gpus"], found["links"], found["xids"]) == (None, [], [], [])
+    unknown = page.get("/hosts/host-9/devices").json()
+    assert (unknown["last_unix_s"], unknown["gpus"], unknown["links"], unknown["xids"]) == (None, [], [], [])
 
 
 def cells(heat: TestClient, query: str) -> tuple[dict[str, Any], np.ndarray]:

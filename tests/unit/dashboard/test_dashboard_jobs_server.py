@@ -76,13 +76,31 @@ def served_jobs(runs: Path, settings: DashboardSettings = OPEN, period_s: float 
             catalog.close()
 
 
+def write_pair(runs: Path) -> Path:
+    """Write two runs that finished, one faster and better than the other."""
+    write_run(runs / "a", num_steps=60, loss=2.0, has_incident=True)
+    other = demo_config("b", optimizer={"lr": 0.5})
+    write_run(runs / "b", num_steps=40, loss=1.0, step_s=1.0, config=other)
+    return runs
+
+
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """Two runs that finished, one faster and better than the other."""
-    write_run(tmp_path / "runs" / "a", num_steps=60, loss=2.0, has_incident=True)
-    other = demo_config("b", optimizer={"lr": 0.5})
-    write_run(tmp_path / "runs" / "b", num_steps=40, loss=1.0, step_s=1.0, config=other)
-    return tmp_path / "runs"
+    """Two runs, which a test may change."""
+    return write_pair(tmp_path / "runs")
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedJobs]:
+    """A server of eleven runs, four of which failed, and of a link to another one; no test changes them."""
+    runs = write_pair(tmp_path_factory.mktemp("many") / "runs")
+    for number in range(8):
+        write_run(runs / f"more-{number}", num_steps=12, exit_code=(0, 1)[number % 2])
+    write_recorded_run(runs / "reported")
+    write_run(runs.parent / "outside")
+    (runs / "led").symlink_to(runs.parent / "outside")
+    with served_jobs(runs) as served:
+        yield served
 
 
 @pytest.fixture
@@ -116,23 +134,18 @@ def test_the_list_leads_to_the_page_of_each_job(runs: Path) -> None:
         ask(served.port, "/api/v1/overview").assert_refused(404)
 
 
-def test_the_first_answer_of_a_job_that_is_over_is_whole(runs: Path) -> None:
-    write_recorded_run(runs / "reported")
-    with served_jobs(runs) as served:
-        assert ask(served.port, "/jobs/reported/api/v1/series").json["step"] == list(range(120))
-        assert ask(served.port, "/jobs/reported/api/v1/overview").json["checkpoint"] is not None
+def test_first_answer_about_a_finished_job_is_complete(many: ServedJobs) -> None:
+    assert ask(many.port, "/jobs/reported/api/v1/series").json["step"] == list(range(120))
+    assert ask(many.port, "/jobs/reported/api/v1/overview").json["checkpoint"] is not None
 
 
-def test_a_page_of_the_list_is_a_part_of_it(runs: Path) -> None:
-    for number in range(8):
-        write_run(runs / f"more-{number}", num_steps=12, exit_code=(0, 1)[number % 2])
-    with served_jobs(runs) as served:
-        reported = ask(served.port, "/api/v1/jobs?first=2&count=3").json
-        assert (len(reported["jobs"]), reported["num_found"]) == (3, 10)
-        failed = ask(served.port, "/api/v1/jobs?text=FAILED&order=name").json
-        assert [row["name"] for row in failed["jobs"]] == ["more-1", "more-3", "more-5", "more-7"]
-        ask(served.port, "/api/v1/jobs?order=size").assert_refused(400, "order")
-        ask(served.port, "/api/v1/jobs?count=501").assert_refused(400, "count")
+def test_a_page_of_the_list_is_a_part_of_it(many: ServedJobs) -> None:
+    reported = ask(many.port, "/api/v1/jobs?first=2&count=3").json
+    assert (len(reported["jobs"]), reported["num_found"]) == (3, 11)
+    failed = ask(many.port, "/api/v1/jobs?text=FAILED&order=name").json
+    assert [row["name"] for row in failed["jobs"]] == ["more-1", "more-3", "more-5", "more-7"]
+    ask(many.port, "/api/v1/jobs?order=size").assert_refused(400, "order")
+    ask(many.port, "/api/v1/jobs?count=501").assert_refused(400, "count")
 
 
 def test_session_is_required_and_holds_for_all_jobs(runs: Path) -> None:
@@ -157,14 +170,16 @@ NAMES = (
 )  # fmt: skip
 
 
-def test_a_name_leads_nowhere_else(runs: Path) -> None:
-    write_run(runs.parent / "outside")
-    (runs / "led").symlink_to(runs.parent / "outside")
-    with served_jobs(runs) as served:
-        for name in NAMES:
-            ask(served.port, f"/jobs/{name}/api/v1/job").assert_refused(404)
-            ask(served.port, f"/api/v1/compare?jobs=a,{name}").assert_refused(404, "no such job")
-        assert served.dashboard.open_jobs.names == ()
+def test_a_name_leads_nowhere_else(many: ServedJobs) -> None:
+    before = many.dashboard.open_jobs.names
+    for name in NAMES:
+        reply = ask(many.port, f"/jobs/{name}/api/v1/job")
+        assert reply.status == 404, name
+        reply.assert_refused(404)
+        reply = ask(many.port, f"/api/v1/compare?jobs=a,{name}")
+        assert reply.status == 404, name
+        reply.assert_refused(404, "no such job")
+    assert many.dashboard.open_jobs.names == before
 
 
 def test_a_run_that_became_a_link_is_not_opened(runs: Path) -> None:
@@ -200,17 +215,16 @@ def test_few_are_open_at_a_time_and_idle_ones_are_closed(runs: Path, monkeypatch
         assert ask(served.port, "/jobs/a/api/v1/job").status == 200
 
 
-def test_a_mistake_of_ours_in_a_job_is_answered_as_everywhere(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with served_jobs(runs) as served:
-        assert ask(served.port, "/jobs/a/api/v1/job").status == 200
+def test_internal_error_in_a_job_shows_no_details(many: ServedJobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask(many.port, "/jobs/a/api/v1/job").status == 200
 
-        def broken(_: object) -> object:
-            raise ZeroDivisionError("secret")
+    def broken(_: object) -> object:
+        raise ZeroDivisionError("secret")
 
-        monkeypatch.setattr("megatrain_dashboard.api.job.job_facts", broken)
-        response = ask(served.port, "/jobs/a/api/v1/job")
-        response.assert_refused(500, "internal error")
-        assert b"secret" not in response.body
+    monkeypatch.setattr("megatrain_dashboard.api.job.job_facts", broken)
+    response = ask(many.port, "/jobs/a/api/v1/job")
+    response.assert_refused(500, "internal error")
+    assert b"secret" not in response.body
 
 
 WRONG_LINES = {
@@ -223,7 +237,9 @@ WRONG_LINES = {
 }
 
 
-def test_command_lines_that_mean_no_list(runs: Path, capsys: pytest.CaptureFixture[str], stop_signals: None) -> None:
+def test_contradictory_command_lines_are_refused(
+    runs: Path, capsys: pytest.CaptureFixture[str], stop_signals: None
+) -> None:
     for line, (code, text) in WRONG_LINES.items():
         assert main(["dashboard", *line.format(runs=runs).split()]) == code, line
         assert text in capsys.readouterr().err
@@ -279,9 +295,8 @@ def test_a_job_that_runs_is_read_from_its_own_etcd_until_it_ends(runs: Path, tmp
             assert (row()["state"], row()["is_live"]) == ("finished", False)
 
 
-def test_the_api_of_many_jobs_describes_itself(runs: Path) -> None:
-    with served_jobs(runs) as served:
-        reported = ask(served.port, "/api/v1/openapi.json").json
+def test_the_api_of_many_jobs_describes_itself(many: ServedJobs) -> None:
+    reported = ask(many.port, "/api/v1/openapi.json").json
     paths = {"/api/v1/jobs", "/api/v1/compare", "/api/v1/live", "/api/v1/session", "/healthz", "/readyz"}
     assert set(reported["paths"]) == paths
     page = ROOT / "docs" / "reference" / "openapi-jobs.json"
@@ -325,10 +340,13 @@ REFUSED = {
 }
 
 
-def test_incomparable_runs_are_refused(runs: Path) -> None:
-    with served_jobs(runs) as served:
-        for query, (status, text) in REFUSED.items():
-            ask(served.port, f"/api/v1/compare{query}").assert_refused(status, text)
+def test_incomparable_runs_are_refused(many: ServedJobs) -> None:
+    replies = {query: ask(many.port, f"/api/v1/compare{query}") for query in REFUSED}
+    assert {query: reply.status for query, reply in replies.items()} == {
+        query: status for query, (status, _) in REFUSED.items()
+    }
+    for query, (status, text) in REFUSED.items():
+        replies[query].assert_refused(status, text)
 
 
 def test_differences_are_of_configurations_that_are_known() -> None:

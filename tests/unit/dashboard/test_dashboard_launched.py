@@ -20,7 +20,7 @@ CONFIG = make_config(job={"name": "a job"})
 ETCD = ["--rdzv-endpoint=http://127.0.0.1:1"]
 
 
-def test_it_is_installed() -> None:
+def test_page_is_installed_as_a_program_of_jobs() -> None:
     assert job_commands in [one.load() for one in importlib.metadata.entry_points(group="megatrain.job_programs")]
 
 
@@ -46,10 +46,13 @@ def test_a_page_that_cannot_run_is_not_started(monkeypatch: pytest.MonkeyPatch, 
     assert job_commands(config=CONFIG, run=tmp_path, etcd=ETCD) == {}
 
 
-def test_an_executor_loads_nothing_else_of_the_page() -> None:
+@pytest.mark.slow
+def test_executor_and_help_load_nothing_else_of_the_page() -> None:
+    heavy = ("numpy", "pyarrow", "duckdb", "torch", "fastapi", "uvicorn")
+    report = f"print([name for name in {heavy} if name in sys.modules])\n"
     source = (
-        "import sys, megatrain_dashboard.launched\n"
-        "print([name for name in ('numpy', 'pyarrow', 'duckdb', 'torch', 'fastapi') if name in sys.modules])"
+        f"import argparse, sys, megatrain_dashboard.launched\n{report}"
+        f"from megatrain_dashboard import command\ncommand.add_arguments(argparse.ArgumentParser())\n{report}"
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert done.stdout == "[]\n[]\n"

@@ -168,6 +168,7 @@ def test_verdicts_come_from_etcd_and_the_audit(running: Running) -> None:
 
     expected = [("v-0", OutcomeKind.DECLINED), ("v-1", OutcomeKind.ACTED)]
     running.wait(lambda: outcomes() == expected, "both verdicts")
+    assert [one.verdict for one in running.source.facts().cases][-1:] == [STRAGGLER]
     running.wait(lambda: running.source.facts().is_daemon_alive is True, "the daemon")
     running.wait(lambda: "host-1" in running.source.facts().checks, "the checks")
     assert running.source.facts().checks["host-1"].at_unix_s == 5.0
@@ -298,4 +299,4 @@ def test_unreadable_record_hides_no_other(running: Running) -> None:
     assert snapshot is not None
     assert isinstance(snapshot.statuses["host-1"], HostStatus)
     assert any("status/host-2" in text for text in snapshot.unreadable)
-    running.wait(lambda: any("v-9" in text for text in running.source.facts().problems), "the torn verdict")
+    running.wait(lambda: any(text.startswith("v-9:") for text in running.source.facts().problems), "the torn one")

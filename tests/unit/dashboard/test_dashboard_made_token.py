@@ -16,7 +16,7 @@ from megatrain_dashboard.settings import DashboardSettings
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from tests.helpers.dashboard_process import dashboard_process
-from tests.helpers.dashboard_server import ask, bearer, served
+from tests.helpers.dashboard_server import ask, bearer
 from tests.helpers.etcd_server import EtcdServers, etcd_program
 from tests.helpers.other_user import OTHER_USER, as_other_user, everybodys_place
 from tests.helpers.waiting import wait_until
@@ -66,11 +66,6 @@ def test_a_token_that_another_user_laid_out_is_refused(tmp_path: Path) -> None:
     as_other_user(lambda: (run.diagnosis / TOKEN_NAME).write_text("0" * 64) and None)
     with pytest.raises(ConfigError, match=f"belongs to user {OTHER_USER}"):
         with_token(OPEN, run)
-
-
-def test_visitor_without_token_is_a_viewer_at_most(tmp_path: Path) -> None:
-    with served(tmp_path, OPEN) as server:
-        assert ask(server.port, "/api/v1/job").json["role"] == "viewer"
 
 
 @pytest.mark.slow

@@ -1,11 +1,10 @@
-"""The JSON views of a recorded run, asked over HTTP, against what the run was made of and what the verbs say of it."""
+"""The JSON views of a recorded run over HTTP, against what the run was made of and the output of the commands."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import socket
 from collections.abc import Hashable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -88,7 +87,7 @@ def own_run(made: Path, tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path / "run")
 
 
-def test_the_overview_says_what_the_run_came_to(page: Page) -> None:
+def test_overview_of_a_recorded_run_has_its_last_figures(page: Page) -> None:
     found = page.ask("overview")
     assert (found["at_unix_s"], found["state"], found["level"]) == (NOW_S, "unreachable", "red")
     assert (found["step"], found["train_steps"], found["round"]) == (120, 240, 2)
@@ -119,21 +118,6 @@ def test_a_run_is_as_its_launch_left_it(own_run: RunDirectory, code: str, state:
     page.close()
     assert (found["state"], found["level"]) == (state, level)
     assert f"exit code {code}" in found["headline"]
-
-
-def test_a_run_whose_launch_was_killed_is_red(own_run: RunDirectory) -> None:
-    (own_run.root / "coordination").mkdir()
-    (own_run.root / "coordination" / "lock").write_text(f"process 17 on {socket.gethostname()}\n")
-    page = Page(own_run)
-    found = page.ask("overview")
-    page.close()
-    assert (found["level"], [one["code"] for one in found["reasons"]]) == ("red", ["not-running"])
-    assert found["headline"].startswith("killed: its launch (process 17 on ")
-
-
-def test_a_parameter_is_known_and_given_once(page: Page) -> None:
-    assert "given twice" in page.ask("series?round=1&round=2", 400)["text"]
-    assert "no such parameter" in page.ask("series?rounds=1", 400)["text"]
 
 
 def test_steps_are_reported_once_by_the_round_that_did_them_last(page: Page) -> None:
@@ -168,16 +152,33 @@ def test_an_incident_has_its_phases_its_root_cause_and_its_cost(page: Page) -> N
     assert found["incident_id"] in page.ask("incidents/none", 404)["text"]
 
 
-def test_verdicts_come_from_the_audit(own_run: RunDirectory) -> None:
+@pytest.fixture(scope="module")
+def annotated(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """The run with verdicts, a state of the daemon, verifications of its checkpoints, and a pin."""
+    run = RunDirectory(tmp_path_factory.mktemp("annotated") / "run")
+    shutil.copytree(made, run.root)
     waiting = VerdictOutcome("v-1", OutcomeKind.WAITING, "waits for a person", "host-1", 10.0, gain_s=5.0, price_s=2.0)
     declined = VerdictOutcome("v-1", OutcomeKind.DECLINED, "by a person", "host-1", 20.0, by="me@here")
     for outcome in (waiting, declined):
-        append_to_audit(own_run.incidents / AUDIT_NAME, AuditEntry(outcome, STRAGGLER))
-    page = Page(own_run)
-    (found,) = page.ask("incidents")["verdicts"]
-    assert found == page.ask("verdicts/v-1")
-    page.ask("verdicts/v-2", 404)
+        append_to_audit(run.incidents / AUDIT_NAME, AuditEntry(outcome, STRAGGLER))
+    write_state(run.diagnosis, replace(STATE, round=2, findings=(replace(FINDING, ranks=(3,)),)))
+    note_verifications(
+        LocalLocation(run.checkpoints),
+        [Verification.of("main", 50, 1_790_000_100.0, []), Verification.of("main", 100, 1.0, ["older than it"])],
+    )
+    (run.checkpoints / "main" / "step-000000110").mkdir()
+    # what JSON can say and UTF-8 cannot
+    pinned = '{"schema_version": 1, "reason": "\\ud800 kept", "pinned_unix_s": 1.0}'
+    (run.checkpoints / "main" / "step-000000100" / "PINNED").write_text(pinned)
+    page = Page(run)
+    yield page
     page.close()
+
+
+def test_verdicts_come_from_the_audit(annotated: Page) -> None:
+    (found,) = annotated.ask("incidents")["verdicts"]
+    assert found == annotated.ask("verdicts/v-1")
+    annotated.ask("verdicts/v-2", 404)
     assert (found["hosts"], found["outcome"], found["outcome_by"]) == (["host-2"], "declined", "me@here")
     assert (found["evidence"], found["gain_s_per_step"]) == (["its forward takes 1.3 x its peers'"], 0.03)
 
@@ -194,43 +195,31 @@ def test_hosts_of_a_recorded_run_are_those_of_its_ranks(page: Page) -> None:
     assert "host-0, host-1" in page.ask("hosts/host-7", 404)["text"]
 
 
-def test_checkpoints_have_a_state_and_a_verification(own_run: RunDirectory) -> None:
-    checkpoints = LocalLocation(own_run.checkpoints)
-    note_verifications(
-        checkpoints,
-        [Verification.of("main", 50, 1_790_000_100.0, []), Verification.of("main", 100, 1.0, ["older than it"])],
-    )
-    (own_run.checkpoints / "main" / "step-000000110").mkdir()
-    # what JSON can say and UTF-8 cannot
-    pinned = '{"schema_version": 1, "reason": "\\ud800 kept", "pinned_unix_s": 1.0}'
-    (own_run.checkpoints / "main" / "step-000000100" / "PINNED").write_text(pinned)
-    (own_run.incidents / os.fsdecode(b"\xff.json")).write_bytes(b"torn")
-    page = Page(own_run)
-    wait_until(lambda: len(page.ask("checkpoints")["checkpoints"]) == 3, "the checkpoints")
-    found = {one["step"]: one for one in page.ask("checkpoints")["checkpoints"]}
-    problems = page.ask("overview")["diagnosis"]["problems"]
-    page.close()
+def test_checkpoints_have_a_state_and_a_verification(annotated: Page) -> None:
+    wait_until(lambda: len(annotated.ask("checkpoints")["checkpoints"]) == 3, "the checkpoints")
+    found = {one["step"]: one for one in annotated.ask("checkpoints")["checkpoints"]}
     assert (found[50]["verify_result"], found[50]["verified_unix_s"]) == ("whole", 1_790_000_100.0)
     assert (found[100]["verify_result"], found[100]["verified_unix_s"]) == ("", None)
     assert found[110]["state"] == "unfinished"
     assert (found[100]["state"], found[100]["is_in_line"]) == ("pinned", True)
     assert found[100]["pin_reason"] == "\\ud800 kept"
-    assert any("udcff.json" in problem for problem in problems)
 
 
-def test_damaged_checkpoint_is_damaged_in_every_view(own_run: RunDirectory) -> None:
+def test_damaged_files_are_reported_in_every_view(own_run: RunDirectory) -> None:
     later_s = 4_000_000_000.0
     note_verifications(
         LocalLocation(own_run.checkpoints),
         [Verification.of("main", 100, later_s, ["r000001-rank-00000.distcp: 16 bytes are missing"])],
     )
+    (own_run.incidents / os.fsdecode(b"\xff.json")).write_bytes(b"torn")  # a name that is not UTF-8
     page = Page(own_run)
     wait_until(lambda: len(page.ask("checkpoints")["checkpoints"]) == 2, "the checkpoints")
     found = {one["step"]: one for one in page.ask("checkpoints")["checkpoints"]}
-    newest = page.ask("overview")["checkpoint"]
+    overview = page.ask("overview")
     page.close()
     assert (found[50]["state"], found[100]["state"]) == ("committed", "damaged")
-    assert newest["step"] == 50, "a job that lost all but this one would go on from there"
+    assert overview["checkpoint"]["step"] == 50, "a job that lost all but this one would go on from there"
+    assert any("udcff.json" in problem for problem in overview["diagnosis"]["problems"])
 
 
 def test_lines_are_found_whatever_their_case_and_stay_text(page: Page) -> None:
@@ -296,28 +285,20 @@ def test_a_rank_has_its_place_its_peers_and_its_stacks(page: Page) -> None:
     page.ask("ranks/x", 400)
 
 
-def test_a_run_that_trained_has_no_hang(page: Page) -> None:
-    assert page.ask("hang")["source"] == ""
-    page.ask("hang?round=9", 404)
-
-
 def test_whatif_without_a_step_recorded_in_full_says_so(page: Page) -> None:
     assert "no step was recorded in full" in page.ask("whatif", 404)["text"]
 
 
-def test_the_daemons_last_judgement_stays_with_the_run(own_run: RunDirectory) -> None:
-    write_state(own_run.diagnosis, replace(STATE, round=2, findings=(replace(FINDING, ranks=(3,)),)))
-    page = Page(own_run)
-    rank = page.ask("ranks/1")
-    silent = page.ask("overview")["diagnosis"]
-    slow = page.ask("ranks/3")
-    page.close()
+def test_the_daemons_last_judgement_stays_with_the_run(annotated: Page) -> None:
+    rank = annotated.ask("ranks/1")
+    silent = annotated.ask("overview")["diagnosis"]
+    slow = annotated.ask("ranks/3")
     assert rank["score"] == 8.0
     assert (slow["findings"], rank["findings"]) == (["it is slow"], [])
     assert (silent["silent_ranks"], silent["rows_dropped"], silent["rows_refused"]) == ([4, 5, 6], 1, 2)
 
 
-def test_a_directory_without_anything_is_shown_as_one(tmp_path: Path) -> None:
+def test_empty_directory_is_shown_without_figures(tmp_path: Path) -> None:
     page = Page(RunDirectory(tmp_path))
     found = page.ask("overview")
     assert (found["step"], found["num_incidents"], found["effective_time_ratio"]) == (None, 0, None)
@@ -366,6 +347,7 @@ def test_checkpoints_that_cannot_be_surveyed_say_why(tmp_path: Path) -> None:
     assert read_checkpoints("s3://user:secret@bucket/x").survey is None
 
 
+@pytest.mark.slow(kept=["{outside}"])
 @pytest.mark.parametrize("place", ["memory://elsewhere/checkpoints", "{outside}"])
 def test_history_reads_nothing_outside_its_directory(
     own_run: RunDirectory, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
@@ -389,13 +371,12 @@ def test_history_reads_nothing_outside_its_directory(
     page.close()
 
 
-@pytest.mark.slow(kept=["exit-code"])
-@pytest.mark.parametrize("name", ["config.toml", "diagnosis/state.json", "incidents/audit.jsonl", "exit-code"])
-def test_pipe_in_place_of_a_file_does_not_block(own_run: RunDirectory, name: str) -> None:
-    path = own_run.root / name
-    path.parent.mkdir(exist_ok=True)
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
+def test_pipe_in_place_of_a_file_does_not_block(own_run: RunDirectory) -> None:
+    for name in ("config.toml", "diagnosis/state.json", "incidents/audit.jsonl", "exit-code"):
+        path = own_run.root / name
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
     page = Page(own_run)
     assert page.ask("overview")["round"] == 2
     page.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import ip_network
 from pathlib import Path
@@ -62,31 +62,26 @@ def test_an_open_page_is_for_viewers(page: Served) -> None:
     act.assert_refused(403, "actions are off")
 
 
-@pytest.mark.slow(kept=["empty"])
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        bearer("guessed-guessed-guessed"),
-        bearer(""),
-        {"Authorization": f"Basic {VIEWER_TOKEN}"},
-        bearer(VIEWER_TOKEN[:-1]),
-        {"Cookie": f"megatrain={VIEWER_TOKEN}"},
-        {"X-Forwarded-User": "root"},
-    ],
-    ids=["none", "guessed", "empty", "another scheme", "a part", "token as cookie", "header of a proxy"],
-)
-def test_without_a_token_nothing_is_reported(locked: Served, headers: Mapping[str, str]) -> None:
-    settings = DashboardSettings(port=0, viewer_token=VIEWER_TOKEN, limits=LIMITS)
-    with served(locked.source.run.root, settings) as server:
+def test_without_a_token_nothing_is_reported(locked: Served) -> None:
+    for name, headers in {
+        "none": {},
+        "guessed": bearer("guessed-guessed-guessed"),
+        "empty": bearer(""),
+        "another scheme": {"Authorization": f"Basic {VIEWER_TOKEN}"},
+        "a part": bearer(VIEWER_TOKEN[:-1]),
+        "token as cookie": {"Cookie": f"megatrain={VIEWER_TOKEN}"},
+        "header of a proxy": {"X-Forwarded-User": "root"},
+    }.items():
         for path in (JOB_PATH, "/api/v1/live", "/api/v1/audit", "/api/v1/openapi.json"):
-            reply = ask(server.port, path, headers)
+            reply = ask(locked.port, path, headers)
+            assert reply.status == 401, (name, path)
             reply.assert_refused(401)
             assert reply.headers["www-authenticate"].startswith("Bearer")
-        ask(
-            server.port, "/api/v1/actions", headers | from_page(server.port), method="POST", body=action()
-        ).assert_refused(401)
-        assert_others_are_served(server, bearer(VIEWER_TOKEN))
+        given = headers | from_page(locked.port)
+        reply = ask(locked.port, "/api/v1/actions", given, method="POST", body=action())
+        assert reply.status == 401, name
+        reply.assert_refused(401)
+    assert_others_are_served(locked, bearer(VIEWER_TOKEN))
 
 
 def test_a_token_is_refused_even_beside_a_session(locked: Served) -> None:
@@ -133,7 +128,7 @@ def test_each_token_has_its_role(locked: Served) -> None:
 def test_token_guesses_are_delayed() -> None:
     now_s = 1000.0
     authenticator = Authenticator(DashboardSettings(viewer_token=VIEWER_TOKEN, trusted_proxies=(PROXY,)), Attempts(3))
-    for address in ("127.0.0.1", "10.1.0.7"):  # where others come from too
+    for address in ("127.0.0.1", "10.1.0.7"):  # shared by many users, so never delayed
         for _ in range(10):
             with pytest.raises(RefusalError):
                 authenticator.role_of_token("guessed", address, now_s)
@@ -150,86 +145,94 @@ def test_token_guesses_are_delayed() -> None:
     assert authenticator.role_of_token(VIEWER_TOKEN, "10.0.0.9", now_s + 60.0) == "viewer"
 
 
-@pytest.mark.slow(kept=["changed3"])
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"Origin": "http://evil.example"},
-        {"Origin": "null"},
-        {"Origin": "http://["},
-        {"Origin": "http://127.0.0.1:1"},
-        {"Origin": "http://evil.example@127.0.0.1:{port}"},
-        {"Origin": "file://127.0.0.1:{port}"},
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site"},
-        {"Sec-Fetch-Site": "none"},
-        {"Origin": "", "Sec-Fetch-Site": ""},
-        {"X-Megatrain-Request": ""},
-        {"X-Megatrain-Request": "2"},
-    ],
+FOREIGN = (
+    {"Origin": "http://evil.example"},
+    {"Origin": "null"},
+    {"Origin": "http://["},
+    {"Origin": "http://127.0.0.1:1"},
+    {"Origin": "http://evil.example@127.0.0.1:{port}"},
+    {"Origin": "file://127.0.0.1:{port}"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Sec-Fetch-Site": "none"},
+    {"Origin": "", "Sec-Fetch-Site": ""},
+    {"X-Megatrain-Request": ""},
+    {"X-Megatrain-Request": "2"},
 )
-def test_another_page_changes_nothing(page: Served, changed: Mapping[str, str]) -> None:
+
+
+def test_another_page_changes_nothing(page: Served) -> None:
     settings = DashboardSettings(port=0, enable_actions=True)
     with served(page.source.run.root, settings) as server:
-        reported = {name: value.format(port=server.port) for name, value in changed.items()}
-        headers = from_page(server.port) | reported
-        for method, path in (("POST", "/api/v1/actions"), ("POST", "/api/v1/session"), ("DELETE", "/api/v1/session")):
-            ask(server.port, path, headers, method=method, body=action()).assert_refused(403)
+        assert ask(server.port, JOB_PATH).json["role"] == "viewer"
+        for changed in FOREIGN:
+            reported = {name: value.format(port=server.port) for name, value in changed.items()}
+            headers = from_page(server.port) | reported
+            for method, path in (
+                ("POST", "/api/v1/actions"), ("POST", "/api/v1/session"), ("DELETE", "/api/v1/session"),
+            ):  # fmt: skip
+                reply = ask(server.port, path, headers, method=method, body=action())
+                assert reply.status == 403, (changed, method, path)
+                reply.assert_refused(403)
         assert_others_are_served(server)
 
 
-def test_a_page_of_ours_comes_to_the_action(page: Served) -> None:
-    """Else the test above would see nothing: with all headers right, the refusal is about the job."""
-    settings = DashboardSettings(port=0, enable_actions=True, operator_token=OPERATOR_TOKEN)
-    with served(page.source.run.root, settings) as server:
-        token = json.dumps({"token": OPERATOR_TOKEN}).encode()
-        signed_in = ask(server.port, "/api/v1/session", from_page(server.port), method="POST", body=token)
-        headers = from_page(server.port) | session_headers(signed_in)
-        reply = ask(server.port, "/api/v1/actions", headers, method="POST", body=action())
-        reply.assert_refused(403, "nothing to act on")
+def test_own_page_reaches_the_action(locked: Served) -> None:
+    """The counterpart of the test above: with all headers right, the refusal is about the job."""
+    origin = from_page(locked.port)
+    signed_in = ask(locked.port, "/api/v1/session", origin, method="POST", body=login_body(OPERATOR_TOKEN))
+    headers = origin | session_headers(signed_in)
+    reply = ask(locked.port, "/api/v1/actions", headers, method="POST", body=action())
+    reply.assert_refused(403, "nothing to act on")
 
 
-def test_a_token_is_no_leave_for_another_page(locked: Served) -> None:
+def test_page_without_tokens_has_no_login(page: Served) -> None:
+    reply = ask(page.port, "/api/v1/session", from_page(page.port), method="POST", body=login_body("anything"))
+    reply.assert_refused(409, "no tokens")
+
+
+def test_token_from_another_page_is_refused(locked: Served) -> None:
     headers = bearer(OPERATOR_TOKEN) | {"Content-Type": "application/json", "Origin": "http://evil.example"}
     ask(locked.port, "/api/v1/actions", headers, method="POST", body=action()).assert_refused(403, "Origin")
 
 
-@pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_another_page_reads_nothing(page: Served, site: str) -> None:
-    for path in (JOB_PATH, "/api/v1/live"):
-        ask(page.port, path, {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"}).assert_refused(
-            403, "Sec-Fetch-Site"
-        )
-    link = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"}
-    assert ask(page.port, JOB_PATH, link | {"Sec-Fetch-Dest": "document"}).status == 200
-    ask(page.port, JOB_PATH, link | {"Sec-Fetch-Dest": "iframe"}).assert_refused(403, "Sec-Fetch-Site")
+def test_another_page_reads_nothing(page: Served) -> None:
+    for site in ("cross-site", "same-site"):
+        for path in (JOB_PATH, "/api/v1/live"):
+            reply = ask(page.port, path, {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"})
+            assert reply.status == 403, (site, path)
+            reply.assert_refused(403, "Sec-Fetch-Site")
+        link = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"}
+        assert ask(page.port, JOB_PATH, link | {"Sec-Fetch-Dest": "document"}).status == 200, site
+        ask(page.port, JOB_PATH, link | {"Sec-Fetch-Dest": "iframe"}).assert_refused(403, "Sec-Fetch-Site")
     assert ask(page.port, JOB_PATH, {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}).status == 200
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["evil.example", "evil.example:8777", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1", "[::2]",
-     "127.0.0.1:80:80", "user@127.0.0.1", "127.0.0.1/", "xn--e1awd7f.com"],
-)  # fmt: skip
-def test_dns_rebinding_is_refused(page: Served, host: str) -> None:
-    for path in ("/", JOB_PATH, "/healthz"):
-        ask(page.port, path, {"Host": host}).assert_refused(403, "host_names")
+def test_dns_rebinding_is_refused(page: Served) -> None:
+    for host in (
+        "evil.example", "evil.example:8777", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1", "[::2]",
+        "127.0.0.1:80:80", "user@127.0.0.1", "127.0.0.1/", "xn--e1awd7f.com",
+    ):  # fmt: skip
+        for path in ("/", JOB_PATH, "/healthz"):
+            reply = ask(page.port, path, {"Host": host})
+            assert reply.status == 403, (host, path)
+            reply.assert_refused(403, "host_names")
     assert_others_are_served(page)
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "LOCALHOST:9000", "[::1]:8777"])
-def test_this_machine_has_its_names(page: Served, host: str) -> None:
-    assert ask(page.port, JOB_PATH, {"Host": host}).status == 200
+def test_names_of_this_machine_are_accepted(page: Served) -> None:
+    for host in ("localhost", "127.0.0.1", "LOCALHOST:9000", "[::1]:8777"):
+        assert ask(page.port, JOB_PATH, {"Host": host}).status == 200, host
 
 
-def test_further_names_are_reported_in_the_configuration(tmp_path: Path) -> None:
+def test_configured_host_names_are_accepted(tmp_path: Path) -> None:
     settings = replace(settings_of(DashboardConfig(host_names="Dash.example, other.example")), port=0)
     with served(tmp_path, settings) as server:
         assert ask(server.port, JOB_PATH, {"Host": "dash.example:443"}).status == 200
         ask(server.port, JOB_PATH, {"Host": "sub.dash.example"}).assert_refused(403)
 
 
-def test_a_proxy_is_believed_where_it_is_known(tmp_path: Path) -> None:
+def test_headers_of_trusted_proxies_only_are_believed(tmp_path: Path) -> None:
     known = DashboardSettings(
         port=0, trusted_proxies=(ip_network("127.0.0.1"),), user_header="x-user", role_header="x-role",
         operator_token=OPERATOR_TOKEN, enable_actions=True,

@@ -1,4 +1,4 @@
-"""The program: where it listens, what it tells, how it ends; and what its responses share."""
+"""The program: where it listens, how it ends, which command lines it refuses; caching and limits of its responses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,17 @@ from megatrain_dashboard.server import listening_socket, url_of
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
-from tests.helpers.dashboard_server import ask, connected, head_of, read_head, read_rest, served
+from tests.helpers.dashboard_server import (
+    VIEWER_TOKEN,
+    Served,
+    ask,
+    bearer,
+    connected,
+    head_of,
+    read_head,
+    read_rest,
+    served,
+)
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import make_host, make_record, make_round, make_snapshot
 from tests.helpers.source_tree import ROOT
@@ -52,7 +62,7 @@ def taken_port() -> socket.socket:
     return taken
 
 
-def test_a_port_that_was_asked_for_is_had_or_refused() -> None:
+def test_requested_port_is_used_or_refused() -> None:
     with taken_port() as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port={port}: cannot listen there: Address already in use; name"):
@@ -63,7 +73,7 @@ def test_a_port_that_was_asked_for_is_had_or_refused() -> None:
         listening_socket(DashboardSettings(address="192.0.2.1"))
 
 
-def test_the_usual_port_may_be_another_one() -> None:
+def test_default_port_moves_on_if_it_is_taken() -> None:
     with ExitStack() as stack:
         first = stack.enter_context(listening_socket(DashboardSettings()))
         second = stack.enter_context(listening_socket(DashboardSettings()))
@@ -74,7 +84,7 @@ def test_the_usual_port_may_be_another_one() -> None:
             listening_socket(DashboardSettings(port=ports[0], is_port_asked=True))
 
 
-def test_the_address_that_people_are_shown() -> None:
+def test_url_of_the_page_is_reachable() -> None:
     with listening_socket(DashboardSettings(port=0)) as listening:
         port = listening.getsockname()[1]
         assert url_of(DashboardSettings(), listening) == f"http://127.0.0.1:{port}/"
@@ -104,18 +114,22 @@ def test_the_server_ends_with_streams_and_slow_answers_open(tmp_path: Path) -> N
             assert read_rest(client).endswith(b"0\r\n\r\n")
 
 
-def test_health_is_answered_without_authentication(tmp_path: Path) -> None:
-    with served(tmp_path, DashboardSettings(port=0, viewer_token="viewer-token-of-the-tests")) as server:
-        assert (ask(server.port, "/healthz").status, ask(server.port, "/readyz").status) == (200, 503)
-        assert ask(server.port, "/readyz").json == {"is_ready": False}
-        server.source.reported = make_snapshot()
-        assert (ask(server.port, "/healthz").status, ask(server.port, "/readyz").status) == (200, 200)
-        ask(server.port, "/readyz").assert_secured()
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("run"), DashboardSettings(port=0, viewer_token=VIEWER_TOKEN)) as server:
+        yield server
 
 
-def test_the_api_describes_itself(tmp_path: Path) -> None:
-    with served(tmp_path, DashboardSettings(port=0)) as server:
-        reported = ask(server.port, "/api/v1/openapi.json").json
+def test_health_is_answered_without_authentication(guarded: Served) -> None:
+    assert (ask(guarded.port, "/healthz").status, ask(guarded.port, "/readyz").status) == (200, 503)
+    assert ask(guarded.port, "/readyz").json == {"is_ready": False}
+    guarded.source.reported = make_snapshot()
+    assert (ask(guarded.port, "/healthz").status, ask(guarded.port, "/readyz").status) == (200, 200)
+    ask(guarded.port, "/readyz").assert_secured()
+
+
+def test_the_api_describes_itself(guarded: Served) -> None:
+    reported = ask(guarded.port, "/api/v1/openapi.json", bearer(VIEWER_TOKEN)).json
     paths = reported["paths"]
     expected = {
         "job", "overview", "series", "incidents", "audit", "hosts", "checkpoints", "logs", "stragglers", "whatif",
@@ -135,7 +149,7 @@ def test_the_api_describes_itself(tmp_path: Path) -> None:
     assert json.loads(page.read_text(encoding="ascii")) == reported, again
 
 
-def test_fifty_who_ask_at_once_are_answered_once() -> None:
+def test_concurrent_requests_make_a_response_once() -> None:
     responses, num_made, may_end = ResponseCache(), [], threading.Event()
 
     def make() -> bytes:
@@ -150,7 +164,7 @@ def test_fifty_who_ask_at_once_are_answered_once() -> None:
     assert len(num_made) == 1
 
 
-def test_a_response_grows_old() -> None:
+def test_cached_response_expires() -> None:
     now_s = [0.0]
     responses = ResponseCache(clock=lambda: now_s[0])
     first = responses.get("a", lambda: b"1", fresh_s=1.0)
@@ -163,7 +177,7 @@ def test_a_response_grows_old() -> None:
     assert responses.get("a", lambda: b"3") is second
 
 
-def test_a_mistake_reaches_every_client_and_is_not_kept() -> None:
+def test_error_reaches_every_client_and_is_not_cached() -> None:
     responses, may_end = ResponseCache(), threading.Event()
 
     def broken() -> bytes:
@@ -179,7 +193,7 @@ def test_a_mistake_reaches_every_client_and_is_not_kept() -> None:
     assert responses.get("a", lambda: b"good").body == b"good"
 
 
-def test_the_memory_of_answers_is_bounded() -> None:
+def test_memory_of_cached_responses_is_bounded() -> None:
     responses = ResponseCache(capacity_bytes=1000)
     for name in ("a", "b", "c"):
         responses.get(name, lambda: b"x" * 400)
@@ -200,7 +214,7 @@ def test_known_response_is_not_sent_again() -> None:
     assert (asked('"2"').status_code, asked('"2"').body) == (200, b"body")
 
 
-def test_heavy_questions_wait_for_each_other(tmp_path: Path) -> None:
+def test_heavy_queries_wait_for_a_slot(tmp_path: Path) -> None:
     heavy = HeavyQueries(num_running=1, num_waiting=1, wait_s=0.05)
 
     async def scenario() -> list[int]:
@@ -227,7 +241,7 @@ def test_heavy_questions_wait_for_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_gone", [True, False])
-def test_a_download_lets_go_of_what_it_is_made_of(has_gone: bool) -> None:
+def test_ended_download_closes_its_generator(has_gone: bool) -> None:
     def endless() -> Generator[str]:
         while True:
             yield "piece"
@@ -342,7 +356,7 @@ def reaped(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-def test_the_history_of_a_run(tmp_path: Path) -> None:
+def test_the_program_of_a_recorded_run(tmp_path: Path) -> None:
     (tmp_path / "runs" / "old" / "events").mkdir(parents=True)
     process = started("megatrain", "dashboard", "--replay", "old", "--port", "0", directory=tmp_path)
     try:
@@ -360,24 +374,18 @@ def test_the_history_of_a_run(tmp_path: Path) -> None:
         process.wait()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "text"),
-    [
-        (("--replay", "nowhere"), ExitCode.NOT_FOUND, "no such directory"),
-        (("--replay", "old", "demo"), ExitCode.USAGE, "give only one of them"),
-        (("--replay", "old", "--address", "0.0.0.0"), ExitCode.CONFIG, "can be reached from other machines"),
-        (("--replay", "old", "--port", "77777"), ExitCode.USAGE, "from 0 to 65535"),
-        (("--replay", "old", "--viewer-token-file", "nowhere"), ExitCode.CONFIG, "cannot be read"),
-        (("nowhere",), ExitCode.NOT_FOUND, "no run directory of that name"),
-    ],
-)
-def test_failed_view_is_reported(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    code: ExitCode,
-    text: str,
+REFUSED = [
+    (("--replay", "nowhere"), ExitCode.NOT_FOUND, "no such directory"),
+    (("--replay", "old", "demo"), ExitCode.USAGE, "give only one of them"),
+    (("--replay", "old", "--address", "0.0.0.0"), ExitCode.CONFIG, "can be reached from other machines"),
+    (("--replay", "old", "--port", "77777"), ExitCode.USAGE, "from 0 to 65535"),
+    (("--replay", "old", "--viewer-token-file", "nowhere"), ExitCode.CONFIG, "cannot be read"),
+    (("nowhere",), ExitCode.NOT_FOUND, "no run directory of that name"),
+]
+
+
+def test_command_that_cannot_serve_ends_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from megatrain.cli import main
 
@@ -385,20 +393,9 @@ def test_failed_view_is_reported(
     monkeypatch.chdir(tmp_path)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        assert main(["dashboard", *arguments]) == code
+        for arguments, code, text in REFUSED:
+            assert main(["dashboard", *arguments]) == code, arguments
+            assert text in capsys.readouterr().err
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    assert text in capsys.readouterr().err
-
-
-def test_help_loads_no_server() -> None:
-    program = (
-        "import argparse, sys; from megatrain_dashboard import command; "
-        "command.add_arguments(argparse.ArgumentParser()); "
-        "print([name for name in ('fastapi', 'uvicorn', 'duckdb', 'pyarrow', 'numpy', 'torch') if name in sys.modules])"
-    )
-    reported = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=DEADLINE_S
-    )
-    assert reported.stdout.strip() == "[]"

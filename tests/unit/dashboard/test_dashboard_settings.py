@@ -10,10 +10,11 @@ import pytest
 
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.contracts.errors import ConfigError
-from megatrain_dashboard.settings import settings_of
+from megatrain_dashboard.settings import DashboardSettings, settings_of
 from tests.helpers.dashboard_server import (
     VIEWER_TOKEN,
 )
+from tests.helpers.refusals import refusal
 
 NOT_STARTED = {
     "from elsewhere without tokens": (
@@ -35,10 +36,13 @@ NOT_STARTED = {
 }
 
 
-@pytest.mark.parametrize(("section", "message"), NOT_STARTED.values(), ids=NOT_STARTED)
-def test_an_unsafe_configuration_is_not_started(section: Mapping[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
-        settings_of(replace(DashboardConfig(), **section))  # type: ignore[arg-type]
+def settings_with(section: Mapping[str, str]) -> DashboardSettings:
+    return settings_of(replace(DashboardConfig(), **section))  # type: ignore[arg-type]
+
+
+def test_an_unsafe_configuration_is_not_started() -> None:
+    for name, (section, message) in NOT_STARTED.items():
+        assert message in refusal(ConfigError, settings_with, section), name
 
 
 def make_token(path: Path, token: str, mode: int = 0o600) -> str:
@@ -70,7 +74,7 @@ def test_a_token_file_is_for_its_owner_alone(tmp_path: Path) -> None:
         settings_of(DashboardConfig(viewer_token_file=good, enable_actions=True))
 
 
-def test_all_that_is_wrong_is_reported_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as wrong:
         settings_of(DashboardConfig(address="0.0.0.0", user_header="X-User", base_path="x"))
     assert len(wrong.value.problems) == 3

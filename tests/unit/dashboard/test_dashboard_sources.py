@@ -1,4 +1,4 @@
-"""Parts of the sources: reading steps bit by bit, files that come and go, lines within a time, verdicts of etcd."""
+"""Parts of the sources: reading steps in pieces, files that change, log lines within a time, verdicts of two places."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.jobs import etcd_job
 from megatrain_job.jobs.etcd_job import EtcdJob
 from megatrain_job.jobs.snapshot import JobSnapshot
-from megatrain_job.jobs.verdict_cases import VerdictWithOutcome, merged_cases, read_cases
-from tests.helpers.etcd_server import EtcdServers
+from megatrain_job.jobs.verdict_cases import VerdictWithOutcome, merged_cases
 from tests.helpers.launched_job import make_cordon, make_failure, make_incident, make_snapshot, make_status
 from tests.helpers.recorded_run import LAYOUT, step_of
 from tests.helpers.synthetic_steps import SyntheticJob
@@ -182,18 +181,6 @@ def test_newest_lines_of_each_rank_are_judged(tmp_path: Path) -> None:
     assert sorted(found.sequence.tolist()) == list(range(32, 40))
 
 
-def test_verdicts_of_etcd_are_named_by_their_ids(tmp_path: Path) -> None:
-    outcome = VerdictOutcome("v-1", OutcomeKind.ACTED, "because", "host-1", 1.0)
-    keys = JobKeys("demo")
-    with EtcdServers(tmp_path) as servers, EtcdClient(EtcdSettings.of(servers.urls)) as client:
-        client.put(keys.verdict("v-1"), encode(STRAGGLER))
-        client.put(keys.verdict("v-2"), b"torn")
-        client.put(keys.outcome("v-1"), encode(outcome))
-        cases, unreadable = read_cases(client, keys)
-    assert cases == [VerdictWithOutcome("v-1", STRAGGLER, outcome)]
-    assert [text.partition(":")[0] for text in unreadable] == ["v-2"]
-
-
 def test_program_error_in_a_poll_is_reported_and_polling_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*arguments: object, **named: object) -> JobSnapshot:
         raise ValueError("no answer is like this")
@@ -201,7 +188,7 @@ def test_program_error_in_a_poll_is_reported_and_polling_goes_on(monkeypatch: py
     monkeypatch.setattr(etcd_job, "read_job", read)
     polls: list[str] = []
     with EtcdClient(EtcdSettings.of(["127.0.0.1:9"])) as client:
-        job = EtcdJob(client, JobKeys("demo"), lambda before, now: polls.append(now.problem))
+        job = EtcdJob(client, JobKeys("demo"), lambda before, now: polls.append(now.problem), max_pause_s=0.1)
         wait_until(lambda: len(polls) >= 2, "two polls")
         job.close()
     assert "no answer is like this" in polls[0]

@@ -172,32 +172,31 @@ def test_trace_is_that_of_the_verb(run: Path, client: TestClient, tmp_path: Path
     assert found == trace_of(run, tmp_path, "--steps", "11:12", "--ranks", "2:5")
 
 
-def test_pieces_are_one_gzip_file() -> None:
+def test_pieces_of_text_make_one_gzip_file() -> None:
     pieces = ["a" * 100_000, "", "b"]
 
     assert gzip.decompress(b"".join(gzipped(pieces))) == "".join(pieces).encode()
 
 
-@pytest.mark.parametrize(
-    ("query", "status", "message"),
-    [
-        ("ranks=0:9", 400, "there are ranks 0 to 7"),
-        ("ranks=3:1", 400, "the smaller one first"),
-        ("ranks=a", 400, "expected numbers and FIRST:LAST"),
-        ("ranks=1,,2", 400, "expected numbers"),
-        (f"ranks={'9' * 5000}", 400, "expected numbers"),
-        ("rank=8", 400, "there are ranks 0 to 7"),
-        ("first=5&last=4", 400, "it must not be before first=5"),
-        ("first=90", 404, "no span of steps 90 to 90"),
-        ("max_slices=0", 400, "max_slices"),
-        ("round=7", 404, "7"),
-    ],
-)
-def test_refusals_of_wrong_queries_name_the_mistake(client: TestClient, query: str, status: int, message: str) -> None:
-    response = client.get(f"/timeline?{query}")
+REFUSED = [
+    ("ranks=0:9", 400, "there are ranks 0 to 7"),
+    ("ranks=3:1", 400, "the smaller one first"),
+    ("ranks=a", 400, "expected numbers and FIRST:LAST"),
+    ("ranks=1,,2", 400, "expected numbers"),
+    (f"ranks={'9' * 5000}", 400, "expected numbers"),
+    ("rank=8", 400, "there are ranks 0 to 7"),
+    ("first=5&last=4", 400, "it must not be before first=5"),
+    ("first=90", 404, "no span of steps 90 to 90"),
+    ("max_slices=0", 400, "max_slices"),
+    ("round=7", 404, "7"),
+]
 
-    assert response.status_code == status
-    assert message in response.json()["text"]
+
+def test_refusals_of_wrong_queries_name_the_mistake(client: TestClient) -> None:
+    for query, status, message in REFUSED:
+        response = client.get(f"/timeline?{query}")
+        assert response.status_code == status, query
+        assert message in response.json()["text"], query
 
 
 def test_too_much_is_refused_before_it_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,6 +363,8 @@ def test_path_is_the_longer_branch() -> None:
 
     assert path_of(4, edges, [-1] * 4, [False] * 4, [[1], [5], [2], [1]]) == ((0, 0), (1, 0), (3, 0))
     assert path_of(4, edges, [-1] * 4, [False] * 4, [[1], [2], [5], [1]]) == ((0, 0), (2, 0), (3, 0))
+    empty = build_replica_graph(0, [], start_groups=[], is_shared=[])
+    assert critical_path(empty, np.zeros((0, 1))) == ()
 
 
 def test_path_goes_over_to_the_partner_that_came_last() -> None:
@@ -384,12 +385,6 @@ def test_path_goes_over_to_the_replica_that_came_last() -> None:
     assert found == ((0, 1), (1, 1), (1, 0), (2, 0))
 
 
-def test_empty_step_has_no_critical_path() -> None:
-    graph = build_replica_graph(0, [], start_groups=[], is_shared=[])
-
-    assert critical_path(graph, np.zeros((0, 1))) == ()
-
-
-def test_downloads_take_turns_and_give_them_back(client: TestClient, run: Path) -> None:
+def test_download_waits_for_a_slot_and_releases_it(client: TestClient, run: Path) -> None:
     assert [client.get("/timeline/trace.json.gz").status_code for _ in range(2)] == [200, 200]
     assert picture_client(PictureSource(run), router, num_downloads=0).get("/timeline/trace.json.gz").status_code == 503

@@ -67,7 +67,7 @@ def overview(snapshot: JobSnapshot | None = None, facts: JobFacts | None = None,
     return overview_document(replace(given, **changes))
 
 
-def test_a_job_that_trains() -> None:
+def test_overview_of_a_training_job_has_its_figures() -> None:
     found = overview()
     assert (found.state, found.level, found.reasons) == ("training", "green", ())
     assert (found.step, found.step_s, found.remaining_s) == (1240, 2.0, (2000 - 1240) * 2.0)
@@ -104,14 +104,12 @@ def test_overview_without_etcd_is_unknown_with_the_last_values() -> None:
     assert (nothing.state, nothing.headline, nothing.level) == ("unknown", "etcd has not answered yet", "red")
 
 
-@pytest.mark.parametrize(
-    ("code", "state", "level"), [(0, "finished", "green"), (75, "saved and stopped", "green"), (70, "failed", "red")]
-)
-def test_a_job_that_is_over_does_nothing_more(code: int, state: str, level: str) -> None:
-    found = overview(make_snapshot(end=JobEnd(code, "because", NOW_S - 60)))
-    assert (found.state, found.level, found.remaining_s) == (state, level, None)
-    assert found.next_action.what == "nothing"
-    assert "because" in found.next_action.why
+def test_a_job_that_is_over_does_nothing_more() -> None:
+    for code, state, level in ((0, "finished", "green"), (75, "saved and stopped", "green"), (70, "failed", "red")):
+        found = overview(make_snapshot(end=JobEnd(code, "because", NOW_S - 60)))
+        assert (found.state, found.level, found.remaining_s) == (state, level, None)
+        assert found.next_action.what == "nothing"
+        assert "because" in found.next_action.why
 
 
 def test_the_next_checkpoint_and_when() -> None:
@@ -145,19 +143,16 @@ def test_a_verdict_that_waits_for_a_person() -> None:
     assert found.level == "amber"
 
 
-@pytest.mark.parametrize(
-    ("eviction", "what"),
-    [
+def test_unanswered_verdict_is_the_next_action() -> None:
+    for eviction, what in (
         ("automatic", "evict host-2"),
         ("approval", "evict host-2, once a person approves it (diagnostics.eviction)"),
         ("dry-run", "evict host-2, if diagnostics.eviction were not dry-run"),
-    ],
-)
-def test_unanswered_verdict_is_the_next_action(eviction: str, what: str) -> None:
-    facts = JobFacts(config=config(diagnostics={"eviction": eviction}), series=series(), cases=(_case(SURE),))
-    action = overview(facts=facts).next_action
-    assert (action.what, action.verdict_id) == (what, "v-1")
-    assert "its forward takes" in action.why
+    ):
+        facts = JobFacts(config=config(diagnostics={"eviction": eviction}), series=series(), cases=(_case(SURE),))
+        action = overview(facts=facts).next_action
+        assert (action.what, action.verdict_id) == (what, "v-1")
+        assert "its forward takes" in action.why
 
 
 def test_reason_why_a_certain_verdict_evicts_no_host() -> None:
@@ -168,10 +163,14 @@ def test_reason_why_a_certain_verdict_evicts_no_host() -> None:
     assert "not evicted" not in overview(facts=replace(facts, cases=(_case(SURE, acted),))).next_action.why
 
 
-@pytest.mark.parametrize("change", [{"round": 1}, {"confidence": VerdictConfidence.LOW}, {"hosts": ()}])
-def test_verdicts_that_lead_to_nothing_are_not_next(change: dict[str, Any]) -> None:
-    facts = JobFacts(config=config(), series=series(), cases=(_case(replace(SURE, **change)),))
-    assert overview(facts=facts).next_action.what.startswith("save a checkpoint")
+def test_verdict_without_consequence_is_not_the_next_action() -> None:
+    for verdict in (
+        replace(SURE, round=1),
+        replace(SURE, confidence=VerdictConfidence.LOW),
+        replace(SURE, hosts=()),
+    ):
+        facts = JobFacts(config=config(), series=series(), cases=(_case(verdict),))
+        assert overview(facts=facts).next_action.what.startswith("save a checkpoint"), verdict
 
 
 def test_tokens_where_some_steps_are_not_streamed(tmp_path: Path) -> None:

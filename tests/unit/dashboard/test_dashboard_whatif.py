@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,41 +116,23 @@ def test_a_result_is_made_once(source: RecordedJob) -> None:
     assert reader.replayed(roster, None, None, "job") is reader.replayed(roster, None, None, "job")
 
 
-@pytest.mark.parametrize(
-    ("remaining", "price_s", "is_worth_it"), [(100, 49.0, True), (100, 51.0, False), (None, 1.0, None)]
-)
-def test_worth_it_is_more_gain_than_price(
-    source: RecordedJob, remaining: int | None, price_s: float, is_worth_it: bool | None
-) -> None:
+def test_eviction_is_worth_it_if_it_gains_more_than_its_cost(source: RecordedJob) -> None:
     result = WhatIfReader(source.events).replayed(source.roster(None), None, None, "job").result
     finding = replace(FINDING, gain_s=0.5)
     again = replace(finding, cause=Cause.NETWORK, gain_s=0.1)
-    document = whatif_document(3, result, [finding, again], [], Economy(remaining, price_s, "here"))
-    assert [one.action for one in document.actions].count("evict") == 1
-    first = document.actions[0]
-    assert (first.action, first.target, first.is_worth_it) == ("evict", "host-1", is_worth_it)
-    assert first.gain_s == (None if remaining is None else pytest.approx(50.0))
+    for remaining, price_s, is_worth_it in ((100, 49.0, True), (100, 51.0, False), (None, 1.0, None)):
+        document = whatif_document(3, result, [finding, again], [], Economy(remaining, price_s, "here"))
+        assert [one.action for one in document.actions].count("evict") == 1
+        first = document.actions[0]
+        assert (first.action, first.target, first.is_worth_it) == ("evict", "host-1", is_worth_it), price_s
+        assert first.gain_s == (None if remaining is None else pytest.approx(50.0))
 
 
-@pytest.mark.parametrize(("measured_part", "is_reported"), [(1.0, False), (1.2, True)])
-def test_a_replay_that_takes_longer_than_its_step_is_reported(
-    source: RecordedJob, measured_part: float, is_reported: bool
-) -> None:
+def test_a_replay_that_takes_longer_than_its_step_is_reported(source: RecordedJob) -> None:
     result = WhatIfReader(source.events).replayed(source.roster(None), None, None, "job").result
-    measured_s = {step: value / measured_part for step, value in result.without_gaps_s.items()}
-    document = whatif_document(3, replace(result, measured_s=measured_s), [], [], Economy(None, 1.0, "here"))
-    assert document.slowdown == pytest.approx(document.replayed_s / document.ideal_s)
-    assert document.replayed_s == pytest.approx(document.measured_s * measured_part)
-    assert any("A replayed step" in note for note in document.notes) == is_reported
-
-
-def test_a_run_without_whole_steps_has_no_what_if(tmp_path: Path) -> None:
-    found = RunDirectory(tmp_path)
-    found.create()
-    with SegmentStore(found.events) as store:
-        store.append(Ranks, to_arrow(who_ran(JOB.shape)))
-        store.commit()
-    source = RecordedJob(found)
-    wait_until(source.has_polled, "the run to be read")
-    assert "no step was recorded in full" in ask(source, "whatif", 404)["text"]
-    source.close()
+    for measured_part, is_reported in ((1.0, False), (1.2, True)):
+        measured_s = {step: value / measured_part for step, value in result.without_gaps_s.items()}
+        document = whatif_document(3, replace(result, measured_s=measured_s), [], [], Economy(None, 1.0, "here"))
+        assert document.slowdown == pytest.approx(document.replayed_s / document.ideal_s)
+        assert document.replayed_s == pytest.approx(document.measured_s * measured_part)
+        assert any("A replayed step" in note for note in document.notes) == is_reported, measured_part

@@ -23,7 +23,7 @@ def incident(began_s: float, down_s: float, lost: int, *, number: int = 1) -> In
                    notes={MEDIAN_NOTE: "2"})  # fmt: skip
 
 
-def test_it_is_the_drivers_ratio_without_events() -> None:
+def test_ratio_without_events_is_the_drivers() -> None:
     incidents = [incident(BEGIN_S + 1000, 60, 10), incident(BEGIN_S + 3000, 30, 5, number=2)]
     now_s = BEGIN_S + 4000
     of_driver = lost_time.effective_time_ratio(incidents, BEGIN_S, now_s)
@@ -61,7 +61,7 @@ def test_times_that_overlap_count_once() -> None:
     assert covered_s([(0.0, 10.0), (2.0, 3.0), (9.0, 20.0)], 5.0, 15.0) == 10.0
 
 
-def test_no_time_has_no_ratio() -> None:
+def test_ratio_of_no_time_is_none() -> None:
     assert effective_time_ratio([], (), BEGIN_S, BEGIN_S) is None
 
 

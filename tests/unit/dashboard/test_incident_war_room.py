@@ -50,28 +50,28 @@ def story_of(
     return story_document(incident, case, lambda _, rank: HOSTS.get(rank, ""), config, make_snapshot(**changes), NOW_S)
 
 
-@pytest.mark.parametrize("kind", IncidentKind)
-def test_each_kind_has_a_runbook_or_needs_none(kind: IncidentKind) -> None:
-    pages = runbooks_of(make_incident(kind=kind, label=""))
-    assert all((ROOT / "docs" / "runbooks" / page).is_file() for page in pages)
-    assert bool(pages) is (kind is not IncidentKind.REQUEST)
+def test_each_kind_but_a_request_has_a_runbook() -> None:
+    for kind in IncidentKind:
+        pages = runbooks_of(make_incident(kind=kind, label=""))
+        assert all((ROOT / "docs" / "runbooks" / page).is_file() for page in pages), pages
+        assert bool(pages) is (kind is not IncidentKind.REQUEST), kind
 
 
-@pytest.mark.parametrize(
-    ("changes", "pages"),
-    [
-        ({}, ("worker-ended.md",)),
-        (
-            {"label": "gpu_hardware", "action": "evict"},
-            ("gpu-errors.md", "worker-ended.md", "host-evicted-or-cordoned.md"),
-        ),
-        ({"label": "no label of this version"}, ("worker-ended.md",)),
-        ({"state": IncidentState.STOPPED}, ("stopped-by-the-brake.md", "worker-ended.md")),
-        ({"kind": IncidentKind.REQUEST, "state": IncidentState.STOPPED}, ()),
-    ],
-)
-def test_the_runbook_to_begin_with_comes_first(changes: dict[str, Any], pages: tuple[str, ...]) -> None:
-    assert runbooks_of(make_incident(**changes)) == pages
+RUNBOOKS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({}, ("worker-ended.md",)),
+    (
+        {"label": "gpu_hardware", "action": "evict"},
+        ("gpu-errors.md", "worker-ended.md", "host-evicted-or-cordoned.md"),
+    ),
+    ({"label": "no label of this version"}, ("worker-ended.md",)),
+    ({"state": IncidentState.STOPPED}, ("stopped-by-the-brake.md", "worker-ended.md")),
+    ({"kind": IncidentKind.REQUEST, "state": IncidentState.STOPPED}, ()),
+]
+
+
+def test_the_runbook_to_begin_with_comes_first() -> None:
+    for changes, pages in RUNBOOKS:
+        assert runbooks_of(make_incident(**changes)) == pages, changes
 
 
 def test_a_failure_is_reported_in_order_of_time() -> None:
@@ -104,13 +104,12 @@ BEGIN = {
 }
 
 
-@pytest.mark.parametrize("kind", BEGIN)
-def test_open_incident_without_failures_begins_with_its_kind(kind: IncidentKind) -> None:
-    incident = make_incident(kind=kind, state=IncidentState.OPEN, failures=(), moments=OPEN, resumed_step=None)
-    happened = story_of(incident).happened
-    assert happened[0].text == BEGIN[kind]
-    assert happened[-1].text == "decided: restart"
-    assert "over" not in {one.what for one in happened}
+def test_open_incident_without_failures_begins_with_its_kind() -> None:
+    for kind, text in BEGIN.items():
+        incident = make_incident(kind=kind, state=IncidentState.OPEN, failures=(), moments=OPEN, resumed_step=None)
+        happened = story_of(incident).happened
+        assert (happened[0].text, happened[-1].text) == (text, "decided: restart")
+        assert "over" not in {one.what for one in happened}, kind
 
 
 def test_the_verdict_is_reported_with_what_the_driver_made_of_it() -> None:
@@ -141,25 +140,26 @@ def test_notified_receivers_and_failed_notifications() -> None:
     assert story.why_not_notified == ""
 
 
-@pytest.mark.parametrize(
-    ("sections", "changes", "why"),
-    [
-        ("", {}, "has no receivers"),
-        (
-            '[webhook]\nurl = "http://127.0.0.1:1/x"\n',
-            {},
-            "No notification is recorded: webhook may leave incidents out",
-        ),
-        ('[webhook]\nurl = "http://127.0.0.1:1/x"\n', {"kind": IncidentKind.REQUEST}, "planned"),
-        (
-            '[webhook]\nurl = "http://127.0.0.1:1/x"\n',
-            {"state": IncidentState.OPEN, "moments": Moments(NOW_S - 2, NOW_S - 1)},
-            "Not notified yet: webhook",
-        ),
-    ],
-)
-def test_reason_why_no_receiver_was_notified(tmp_path: Path, sections: str, changes: dict[str, Any], why: str) -> None:
-    assert why in story_of(make_incident(**changes), config=config_with(tmp_path, sections)).why_not_notified
+NOT_NOTIFIED: list[tuple[str, dict[str, Any], str]] = [
+    ("", {}, "has no receivers"),
+    (
+        '[webhook]\nurl = "http://127.0.0.1:1/x"\n',
+        {},
+        "No notification is recorded: webhook may leave incidents out",
+    ),
+    ('[webhook]\nurl = "http://127.0.0.1:1/x"\n', {"kind": IncidentKind.REQUEST}, "planned"),
+    (
+        '[webhook]\nurl = "http://127.0.0.1:1/x"\n',
+        {"state": IncidentState.OPEN, "moments": Moments(NOW_S - 2, NOW_S - 1)},
+        "Not notified yet: webhook",
+    ),
+]
+"""Sections of the configuration, changes of the incident, the reason."""
+
+
+def test_reason_why_no_receiver_was_notified(tmp_path: Path) -> None:
+    for sections, changes, why in NOT_NOTIFIED:
+        assert why in story_of(make_incident(**changes), config=config_with(tmp_path, sections)).why_not_notified
 
 
 ACTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]]]] = {
@@ -183,14 +183,10 @@ ACTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]]]]
 }
 
 
-@pytest.mark.parametrize("case", ACTIONS)
-def test_only_what_makes_sense_is_offered(case: str) -> None:
-    incident, job, expected = ACTIONS[case]
-    assert list(offered_actions(make_incident(**incident), make_snapshot(**job))) == expected
-
-
-def test_recorded_job_offers_no_actions() -> None:
-    assert offered_actions(make_incident(), None) == ()
+def test_offered_actions_fit_the_incident_and_the_job() -> None:
+    for case, (incident, job, expected) in ACTIONS.items():
+        assert list(offered_actions(make_incident(**incident), make_snapshot(**job))) == expected, case
+    assert offered_actions(make_incident(), None) == (), "a recorded job"
 
 
 LINES = [

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import pytest
-
 from megatrain_dashboard.api.runbooks.document import (
     RunbookBlockDocument,
     RunbookStepDocument,
@@ -28,21 +26,21 @@ def test_all_pages_but_the_index_are_served() -> None:
     assert set(installed_runbooks()) == {path.name for path in SOURCES.glob("*.md")} - {"README.md"}
 
 
-@pytest.mark.parametrize("name", sorted(installed_runbooks()))
-def test_a_runbook_keeps_its_headings_and_its_commands(name: str) -> None:
-    text = (SOURCES / name).read_text()
-    steps = installed_runbooks()[name].steps(OWN_ETCD)
-    commands = [command for block in blocks_of(steps) for command in block.commands]
-    assert {step.anchor for step in steps if step.title != "First"} <= anchors(text)
-    assert len(commands) == sum(len(block.commands) for block in fenced_blocks(text))
-    links = [one.target for block in blocks_of(steps) for one in texts_of(block) if one.kind == "document"]
-    assert all((ROOT / target.partition("#")[0]).exists() for target in links)
+def test_a_runbook_keeps_its_headings_and_its_commands() -> None:
+    for name, runbook in installed_runbooks().items():
+        text = (SOURCES / name).read_text()
+        steps = runbook.steps(OWN_ETCD)
+        commands = [command for block in blocks_of(steps) for command in block.commands]
+        assert {step.anchor for step in steps if step.title != "First"} <= anchors(text), name
+        assert len(commands) == sum(len(block.commands) for block in fenced_blocks(text)), name
+        links = [one.target for block in blocks_of(steps) for one in texts_of(block) if one.kind == "document"]
+        assert [target for target in links if not (ROOT / target.partition("#")[0]).exists()] == [], name
 
 
-@pytest.mark.parametrize("names", [OWN_ETCD, ETCD, UNKNOWN], ids=["own etcd", "etcd", "little is known"])
-def test_no_command_names_the_job_of_the_example(names: Names) -> None:
+def test_no_command_names_the_job_of_the_example() -> None:
     found = [
         command
+        for names in (OWN_ETCD, ETCD, UNKNOWN)
         for runbook in installed_runbooks().values()
         for block in blocks_of(runbook.steps(names))
         for command in block.commands
@@ -59,9 +57,7 @@ def texts_of(block: RunbookBlockDocument) -> list[TextDocument]:
     return [*block.texts, *(one for row in block.rows for cell in row for one in cell)]
 
 
-@pytest.mark.parametrize(
-    ("command", "own", "etcd", "unknown"),
-    [
+FILLED = [
         ("megatrain status runs/demo", "megatrain status /data2/runs/big",
          "megatrain status big --rdzv-endpoint https://e1:2379,https://e2:2379", "megatrain status /data2/runs/big"),
         ("megatrain host cordon my --host host-2 --reason \"two kills\" --rdzv-endpoint etcd-1:2379",
@@ -85,10 +81,13 @@ def texts_of(block: RunbookBlockDocument) -> list[TextDocument]:
         ("curl -N http://etcd-1:2379/v3/watch", "curl -N http://HOST:PORT/v3/watch", "curl -N https://e1:2379/v3/watch",
          "curl -N http://HOST:PORT/v3/watch"),
         ("journalctl -k", "journalctl -k", "journalctl -k", "journalctl -k"),
-    ],
-)  # fmt: skip
-def test_names_are_filled_in(command: str, own: str, etcd: str, unknown: str) -> None:
-    assert [filled_command(command, names) for names in (OWN_ETCD, ETCD, UNKNOWN)] == [own, etcd, unknown]
+]  # fmt: skip
+"""A command of a runbook, and the same for a job with an etcd of its own, with another etcd, and with unknown names."""
+
+
+def test_names_are_filled_in() -> None:
+    for command, *expected in FILLED:
+        assert [filled_command(command, names) for names in (OWN_ETCD, ETCD, UNKNOWN)] == expected
 
 
 def test_names_of_a_job_are_quoted_for_a_shell() -> None:

@@ -1,10 +1,8 @@
-"""Whether ranks still move: tables."""
+"""When ranks without progress count as stalled: tables."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-
-import pytest
 
 from megatrain.contracts.black_box.values import Phase, Progress
 from megatrain.fencing.patience import Patience, find_stall
@@ -35,35 +33,35 @@ def progress(
     )
 
 
-@pytest.mark.parametrize(
-    ("state", "limit_s"),
-    [
-        (progress(), 5.0),  # ten times 0.1 s is below the floor
-        (progress(median_s=2.0), 20.0),
-        (progress(median_s=None, last_s=3.0), 30.0),  # the first step stands in for the median
-        (progress(median_s=None, last_s=90.0), 600.0),  # but no step may take longer than the first one may
-        (progress(median_s=None, last_s=None), 600.0),
-        (progress(Phase.INIT), 300.0),
-        (progress(Phase.FIRST_STEP), 600.0),
-        (progress(Phase.CHECKPOINT), 400.0),
-        (progress(Phase.EVALUATION), 500.0),
-        (progress(Phase.STOPPING), 400.0),
-    ],
-)
-def test_each_phase_has_its_own_patience(state: Progress, limit_s: float) -> None:
-    assert PATIENCE.limit_s(state) == limit_s
-    assert find_stall({3: state}, PATIENCE, int((limit_s - 0.01) * S), 1000.0) is None
-    stall = find_stall({3: state}, PATIENCE, int((limit_s + 0.01) * S), 1000.0)
-    assert stall is not None
-    assert (stall.ranks, stall.limit_s, stall.step, stall.at_unix_s) == ((3,), limit_s, 7, 1000.0)
-    assert stall.phase == state.phase.name.lower().replace("_", "-")
+LIMITS = [
+    (progress(), 5.0),  # ten times 0.1 s is below the floor
+    (progress(median_s=2.0), 20.0),
+    (progress(median_s=None, last_s=3.0), 30.0),  # the first step stands in for the median
+    (progress(median_s=None, last_s=90.0), 600.0),  # but no step may take longer than the first one may
+    (progress(median_s=None, last_s=None), 600.0),
+    (progress(Phase.INIT), 300.0),
+    (progress(Phase.FIRST_STEP), 600.0),
+    (progress(Phase.CHECKPOINT), 400.0),
+    (progress(Phase.EVALUATION), 500.0),
+    (progress(Phase.STOPPING), 400.0),
+]
 
 
-@pytest.mark.parametrize("field", ["phase_since_ns", "step_started_ns", "completed_ns"])
-def test_whatever_a_rank_does_counts_as_a_sign_of_life(field: str) -> None:
-    state = replace(progress(), **{field: 50 * S})
-    assert find_stall({0: state}, PATIENCE, 54 * S, 0.0) is None
-    assert find_stall({0: state}, PATIENCE, 56 * S, 0.0) is not None
+def test_each_phase_has_its_own_limit() -> None:
+    for state, limit_s in LIMITS:
+        assert PATIENCE.limit_s(state) == limit_s, state
+        assert find_stall({3: state}, PATIENCE, int((limit_s - 0.01) * S), 1000.0) is None, state
+        stall = find_stall({3: state}, PATIENCE, int((limit_s + 0.01) * S), 1000.0)
+        assert stall is not None, state
+        assert (stall.ranks, stall.limit_s, stall.step, stall.at_unix_s) == ((3,), limit_s, 7, 1000.0)
+        assert stall.phase == state.phase.name.lower().replace("_", "-")
+
+
+def test_a_new_phase_a_begun_and_a_completed_step_are_progress() -> None:
+    for field in ("phase_since_ns", "step_started_ns", "completed_ns"):
+        state = replace(progress(), **{field: 50 * S})
+        assert find_stall({0: state}, PATIENCE, 54 * S, 0.0) is None, field
+        assert find_stall({0: state}, PATIENCE, 56 * S, 0.0) is not None, field
 
 
 def test_stall_names_all_late_ranks_and_describes_the_longest() -> None:
@@ -73,18 +71,19 @@ def test_stall_names_all_late_ranks_and_describes_the_longest() -> None:
     assert (stall.ranks, stall.silent_s) == ((4, 5), 9.0)
 
 
-@pytest.mark.parametrize(
-    ("phase", "longest_s", "limit_s"),
-    [
-        (Phase.CHECKPOINT, 0.02, 5.0),  # ten times of it is below the floor
-        (Phase.CHECKPOINT, 3.0, 30.0),
-        (Phase.CHECKPOINT, 90.0, 400.0),  # never longer than stated
-        (Phase.EVALUATION, 2.0, 20.0),
-        (Phase.STOPPING, 0.02, 400.0),  # the last wait for storage is not like any before
-        (Phase.STEP, 90.0, 5.0),
-    ],
-)
-def test_a_phase_that_came_before_is_judged_by_how_long_it_took(phase: Phase, longest_s: float, limit_s: float) -> None:
-    longest_ns = int(longest_s * S)
-    state = replace(progress(phase), longest_checkpoint_ns=longest_ns, longest_evaluation_ns=longest_ns)
-    assert PATIENCE.limit_s(state) == limit_s
+MEASURED = [
+    (Phase.CHECKPOINT, 0.02, 5.0),  # ten times of it is below the floor
+    (Phase.CHECKPOINT, 3.0, 30.0),
+    (Phase.CHECKPOINT, 90.0, 400.0),  # never longer than stated
+    (Phase.EVALUATION, 2.0, 20.0),
+    (Phase.STOPPING, 0.02, 400.0),  # the last wait for storage is not like any before
+    (Phase.STEP, 90.0, 5.0),
+]
+"""Phase, the longest that it took before, limit."""
+
+
+def test_limit_of_a_repeated_phase_follows_from_its_longest() -> None:
+    for phase, longest_s, limit_s in MEASURED:
+        longest_ns = int(longest_s * S)
+        state = replace(progress(phase), longest_checkpoint_ns=longest_ns, longest_evaluation_ns=longest_ns)
+        assert PATIENCE.limit_s(state) == limit_s, (phase, longest_s)

@@ -1,6 +1,6 @@
-"""Signals become a request; the second interrupt insists; the handlers of before come back.
+"""Signals request a stop; a second interrupt is raised; the earlier handlers are restored.
 
-Signals that ask a command to end: it cleans up first, and no second signal breaks that off.
+A command that a signal ends cleans up first, and no second signal interrupts that.
 """
 
 from __future__ import annotations
@@ -23,25 +23,23 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 StartBuild = Callable[[], "subprocess.Popen[str]"]
 
 
-@pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_signal_is_a_request(number: signal.Signals) -> None:
-    with StopSignals() as signals:
-        assert not signals.is_requested
-        signal.raise_signal(number)
-        assert signals.is_requested
-        assert signals.name == number.name
+def test_each_stop_signal_requests_a_stop() -> None:
+    for number in STOP_SIGNALS:
+        with StopSignals() as signals:
+            assert not signals.is_requested
+            signal.raise_signal(number)
+            assert signals.is_requested
+            assert signals.name == number.name
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_asking_again_changes_nothing(number: signal.Signals) -> None:
+def test_later_signals_do_not_replace_the_first() -> None:
     with StopSignals() as signals:
-        signal.raise_signal(signal.SIGUSR1)
-        for _ in range(3):
+        for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM):
             signal.raise_signal(number)
         assert signals.name == "SIGUSR1"
 
 
-def test_the_second_interrupt_is_one() -> None:
+def test_interrupt_after_another_interrupt_is_raised() -> None:
     with StopSignals() as signals:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
@@ -50,7 +48,7 @@ def test_the_second_interrupt_is_one() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
-def test_handlers_come_back() -> None:
+def test_close_restores_the_handlers() -> None:
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
 
     signals = StopSignals()
@@ -81,7 +79,7 @@ sys.exit(75)
     assert (done.returncode, done.stderr) == (75, "")
 
 
-def test_a_forked_child_has_the_handlers_of_before() -> None:
+def test_forked_child_has_the_earlier_handlers() -> None:
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with StopSignals():
         pid = os.fork()
@@ -146,8 +144,9 @@ print(stop.wait(10))
     assert done.stdout == "True\n"
 
 
+@pytest.mark.slow(kept=["15"])
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_server_ends_in_order_by_any_of_them(number: signal.Signals) -> None:
+def test_server_ends_in_order_by_any_stop_signal(number: signal.Signals) -> None:
     script = """
 import os
 from megatrain.programs.stop_signals import stopped_by_signals

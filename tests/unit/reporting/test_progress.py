@@ -22,41 +22,26 @@ def _ordinary_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
 
-@pytest.mark.parametrize(
-    ("width", "text"),
-    [
-        (
-            120,
-            "step 250/1000 [#######.......................] | ETA 1:02:03 | loss 3.1416 | 12,346 tokens/s",
-        ),
-        (74, "step 250/1000 [###.........] | ETA 1:02:03 | loss 3.1416 | 12,346 tokens/s"),
-        (71, "step 250/1000 | ETA 1:02:03 | loss 3.1416 | 12,346 tokens/s"),
-        (60, "step 250/1000 | ETA 1:02:03 | loss 3.1416 | 12,346 tokens/s"),
-        (50, "step 250/1000 | ETA 1:02:03 | loss 3.1416"),
-        (30, "step 250/1000 | ETA 1:02:03"),
-        (20, "step 250/1000"),
-        (6, "step 2"),
-    ],
-)
-def test_progress_fits(width: int, text: str) -> None:
-    assert progress_line(PROGRESS, width) == text
-
-
-def test_progress_is_never_wider() -> None:
+def test_progress_line_drops_parts_that_do_not_fit() -> None:
+    lines = {
+        120: "step 250/1000 [#######.......................] | ETA 1:02:03 | loss 3.1416 | 12,346 tokens/s",
+        74: "step 250/1000 [###.........] | ETA 1:02:03 | loss 3.1416 | 12,346 tokens/s",
+        71: "step 250/1000 | ETA 1:02:03 | loss 3.1416 | 12,346 tokens/s",
+        60: "step 250/1000 | ETA 1:02:03 | loss 3.1416 | 12,346 tokens/s",
+        50: "step 250/1000 | ETA 1:02:03 | loss 3.1416",
+        30: "step 250/1000 | ETA 1:02:03",
+        20: "step 250/1000",
+        6: "step 2",
+    }
+    assert {width: progress_line(PROGRESS, width) for width in lines} == lines
     assert [width for width in range(1, 130) if len(progress_line(PROGRESS, width)) > width] == []
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(7, "0:07"), (59.6, "1:00"), (3723, "1:02:03"), (2 * 86400 + 3723, "2d 01:02:03"), (float("inf"), "-")],
-)
-def test_duration(seconds: float, text: str) -> None:
-    assert duration_text(seconds) == text
-
-
-@pytest.mark.parametrize(("rate", "text"), [(1234567.8, "1,234,568"), (99.94, "99.9"), (0.12345, "0.123"), (0, "0")])
-def test_rate(rate: float, text: str) -> None:
-    assert rate_text(rate) == text
+def test_durations_and_rates_are_readable() -> None:
+    durations = {7: "0:07", 59.6: "1:00", 3723: "1:02:03", 2 * 86400 + 3723: "2d 01:02:03", float("inf"): "-"}
+    assert {seconds: duration_text(seconds) for seconds in durations} == durations
+    rates = {1234567.8: "1,234,568", 99.94: "99.9", 0.12345: "0.123", 0: "0"}
+    assert {rate: rate_text(rate) for rate in rates} == rates
 
 
 def test_a_terminal_sees_progress_between_the_lines(
@@ -80,7 +65,7 @@ def test_a_terminal_sees_progress_between_the_lines(
     assert "\x1b[2m" not in shown
 
 
-def test_progress_leaves_with_the_reporter(
+def test_progress_line_is_erased_when_the_reporter_closes(
     make_reporter: Callable[..., Reporter], make_step: Callable[..., StepReport], terminal: Stream, clock: Clock
 ) -> None:
     with make_reporter(terminal) as reporter:
@@ -90,7 +75,7 @@ def test_progress_leaves_with_the_reporter(
     assert terminal.getvalue().endswith("\r\x1b[K")
 
 
-def test_no_terminal_no_progress(
+def test_progress_is_not_written_to_a_file(
     make_reporter: Callable[..., Reporter], make_step: Callable[..., StepReport], stream: Stream, clock: Clock
 ) -> None:
     with make_reporter() as reporter:
@@ -103,7 +88,7 @@ def test_no_terminal_no_progress(
     assert "ETA" not in stream.getvalue()
 
 
-def test_progress_is_not_drawn_too_often(clock: Clock, terminal: Stream) -> None:
+def test_progress_is_drawn_at_most_ten_times_a_second(clock: Clock, terminal: Stream) -> None:
     console = Console(terminal, is_terminal=True, has_color=False, columns=lambda: 80, clock=clock)
     for _ in range(11):
         console.progress(lambda _width: "p")
@@ -112,35 +97,30 @@ def test_progress_is_not_drawn_too_often(clock: Clock, terminal: Stream) -> None
     assert terminal.getvalue().count("p") == 3
 
 
-@pytest.mark.parametrize(
-    ("environment", "is_drawn", "is_colored"),
-    [
+def test_environment_decides_on_progress_and_color(clock: Clock) -> None:
+    for environment, is_drawn, is_colored in (
         ({"TERM": "xterm"}, True, True),
         ({"TERM": "xterm", "NO_COLOR": "1"}, True, False),
         ({"TERM": "xterm", "NO_COLOR": ""}, True, True),
         ({"TERM": "dumb"}, False, False),
-    ],
-)
-def test_terminals_are_asked(
-    environment: dict[str, str], is_drawn: bool, is_colored: bool, terminal: Stream, clock: Clock
-) -> None:
-    open_console(terminal, environment, clock).progress(lambda _width: "progress")
-
-    assert ("progress" in terminal.getvalue()) == is_drawn
-    assert ("\x1b[2m" in terminal.getvalue()) == is_colored
+    ):
+        terminal = Stream(is_terminal=True)
+        open_console(terminal, environment, clock).progress(lambda _width: "progress")
+        shown = terminal.getvalue()
+        assert ("progress" in shown, "\x1b[2m" in shown) == (is_drawn, is_colored), environment
 
 
-@pytest.mark.parametrize(("columns", "expected"), [(132, 131), (40, 39), (0, 79)])
-def test_the_width_is_that_of_the_terminal(columns: int, expected: int, clock: Clock) -> None:
+def test_the_width_is_that_of_the_terminal(clock: Clock) -> None:
     termios = pytest.importorskip("termios")
+    widths: list[int] = []
     leader, follower = pty.openpty()
     try:
-        termios.tcsetwinsize(follower, (24, columns))
-        widths: list[int] = []
-        with os.fdopen(os.dup(follower), "w") as stream:
-            open_console(stream, {"TERM": "xterm"}, clock).progress(lambda width: widths.append(width) or "")
+        for columns in (132, 40, 0):
+            termios.tcsetwinsize(follower, (24, columns))
+            with os.fdopen(os.dup(follower), "w") as stream:
+                open_console(stream, {"TERM": "xterm"}, clock).progress(lambda width: widths.append(width) or "")
     finally:
         os.close(leader)
         os.close(follower)
 
-    assert widths == [expected]
+    assert widths == [131, 39, 79]

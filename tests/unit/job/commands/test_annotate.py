@@ -40,25 +40,23 @@ def test_a_note_is_written_and_taken_back(run: Path, capsys: pytest.CaptureFixtu
     assert read_notes(RunDirectory(run))[2].is_retracted
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "text"),
-    [
-        (["--text", "ab"], ExitCode.USAGE, "3 to 500 characters"),
-        (["--text", "a note", "--at", "tomorrow"], ExitCode.USAGE, "write one with its zone"),
-        (["--text", "a note", "--step", "-1"], ExitCode.USAGE, "at least 0"),
-        (["--text", "a note", "--step", "1", "--at", "2026-11-23T09:30:00Z"], ExitCode.USAGE, "not allowed with"),
-        (["--text", "why", "--retract", "none"], ExitCode.NOT_FOUND, "no note 'none'"),
-    ],
-)
-def test_impossible_annotation_is_refused(
-    arguments: list[str], code: int, text: str, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        found = main(["annotate", str(run), *arguments])
-    except SystemExit as end:  # the parser of the command line
-        found = int(end.code or 0)
-    assert found == code
-    assert text in capsys.readouterr().err
+IMPOSSIBLE = [
+    (["--text", "ab"], ExitCode.USAGE, "3 to 500 characters"),
+    (["--text", "a note", "--at", "tomorrow"], ExitCode.USAGE, "write one with its zone"),
+    (["--text", "a note", "--step", "-1"], ExitCode.USAGE, "at least 0"),
+    (["--text", "a note", "--step", "1", "--at", "2026-11-23T09:30:00Z"], ExitCode.USAGE, "not allowed with"),
+    (["--text", "why", "--retract", "none"], ExitCode.NOT_FOUND, "no note 'none'"),
+]
+
+
+def test_impossible_annotation_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, code, text in IMPOSSIBLE:
+        try:
+            found = main(["annotate", str(run), *arguments])
+        except SystemExit as end:  # the parser of the command line
+            found = int(end.code or 0)
+        assert found == code, arguments
+        assert text in capsys.readouterr().err
     assert read_notes(RunDirectory(run)) == ()
 
 

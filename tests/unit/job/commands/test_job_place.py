@@ -19,6 +19,7 @@ from megatrain_job.commands.etcd_flags import PASSWORD_VARIABLE
 from megatrain_job.commands.job_place import PlaceError, add_job, job_place
 from megatrain_job.coordination.settings import Credentials
 from tests.helpers.other_user import as_other_user, readable_by_all
+from tests.helpers.refusals import refusal
 
 PASSWORD = secrets.token_urlsafe(24)
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmU\n-----END OPENSSH PRIVATE KEY-----\n"
@@ -66,7 +67,7 @@ def parsed(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def test_ones_own_run_says_the_password(server: socket.socket, place: Path) -> None:
+def test_password_of_an_own_run_is_used(server: socket.socket, place: Path) -> None:
     write(place / "endpoint", reported(server, user="megatrain"))
     write(place / "password", PASSWORD)
     found = job_place(parsed(str(place.parent)))
@@ -150,16 +151,14 @@ def emptied(place: Path) -> Path:
     return place / "password"
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--etcd-user=u",), ("--etcd-password-file=f", "--etcd-user=u"), ("--etcd-cacert=f",)]
-)
 def test_credentials_go_to_the_etcd_of_the_command_line(
-    server: socket.socket, place: Path, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    server: socket.socket, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PASSWORD_VARIABLE, "mine")
     write(place / "endpoint", reported(server))
-    with pytest.raises(PlaceError, match=r"--etcd-\* and --rdzv-conf apply only to the etcd of --rdzv-endpoint"):
-        job_place(parsed(str(place.parent), *arguments))
+    for flags in (("--etcd-user=u",), ("--etcd-password-file=f", "--etcd-user=u"), ("--etcd-cacert=f",)):
+        reason = refusal(PlaceError, job_place, parsed(str(place.parent), *flags))
+        assert "--etcd-* and --rdzv-conf apply only to the etcd of --rdzv-endpoint" in reason, flags
 
 
 def test_a_password_goes_to_no_other_machine_in_the_clear(place: Path) -> None:
@@ -169,14 +168,11 @@ def test_a_password_goes_to_no_other_machine_in_the_clear(place: Path) -> None:
         job_place(parsed(str(place.parent)))
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [("78", "ended with exit code 78"), ("\x1b[2J", "no coordination/endpoint there"), ("7" * 99, "no c")],
-)
-def test_how_the_last_job_ended_is_a_number(place: Path, code: str, message: str) -> None:
-    (place / "exit-code").write_text(code)
-    with pytest.raises(PlaceError, match=message):
-        job_place(parsed(str(place.parent)))
+def test_exit_code_of_the_last_job_is_shown_if_it_is_a_number(place: Path) -> None:
+    absent = "no coordination/endpoint there"
+    for code, message in (("78", "ended with exit code 78"), ("\x1b[2J", absent), ("7" * 99, absent)):
+        (place / "exit-code").write_text(code)
+        assert message in refusal(PlaceError, job_place, parsed(str(place.parent))), code
 
 
 def test_job_is_named_in_exactly_one_of_two_ways(server: socket.socket, place: Path) -> None:

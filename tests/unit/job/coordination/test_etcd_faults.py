@@ -80,6 +80,7 @@ def test_calls_go_on_through_another_member(cluster: EtcdServers, fault: str, is
         assert keeper.state is LeaseState.HELD
 
 
+@pytest.mark.slow
 def test_etcd_without_majority_neither_writes_nor_reads_stale(cluster: EtcdServers) -> None:
     lone, *others = cluster.members
     with client_of(cluster, lone) as client:
@@ -164,7 +165,7 @@ def test_bad_proxy_is_passed_over_or_named(etcd: EtcdServers, prefix: str, condu
             assert str(client.gateway.ring.best()) == good.url
 
 
-@pytest.mark.slow(kept=['{"header":{"cluster_id":1}}', "", '{"header":{}}', "<html>504</html>", "[]"])
+@pytest.mark.slow(kept=['{"header":{"cluster_id":1}}', "", "<html>504</html>"])
 @pytest.mark.parametrize(
     "body",
     [
@@ -223,7 +224,7 @@ def test_repeatable_put_is_repeated(etcd: EtcdServers, prefix: str) -> None:
         assert len(client.read_all(KeyRange.prefix(prefix)).items) == 3
 
 
-def test_idle_connection_that_was_closed_is_no_fault(etcd: EtcdServers, prefix: str) -> None:
+def test_connection_closed_while_idle_fails_no_call(etcd: EtcdServers, prefix: str) -> None:
     """The server may close what it has not heard of for long. That is no unknown outcome of the next transaction."""
     with proxied(etcd) as proxy, EtcdClient(EtcdSettings.of(proxy.url)) as client:
         for number in range(5):

@@ -49,7 +49,8 @@ def test_repeated_grant_gives_one_lease(etcd: EtcdServers) -> None:
         client.revoke_lease(lease.lease_id)
 
 
-def test_keeper_renews_and_revokes_at_the_end(client: EtcdClient, prefix: str) -> None:
+@pytest.mark.slow
+def test_keeper_renews_its_lease_beyond_the_first_end(client: EtcdClient, prefix: str) -> None:
     with LeaseKeeper(client, ttl_s=2, period_s=0.1) as keeper:
         client.put(prefix + "a", "", lease_id=keeper.lease_id)
         started_with = keeper.valid_s
@@ -62,11 +63,17 @@ def test_keeper_renews_and_revokes_at_the_end(client: EtcdClient, prefix: str) -
     assert client.get(prefix + "a") is None
 
 
-def test_keeper_without_revocation_leaves_the_lease(client: EtcdClient) -> None:
+def test_keeper_revokes_its_lease_unless_told_not_to(client: EtcdClient, prefix: str) -> None:
+    with LeaseKeeper(client, ttl_s=30) as keeper:
+        client.put(prefix + "a", "", lease_id=keeper.lease_id)
+        assert keeper.state is LeaseState.HELD
+        assert 0.0 < keeper.valid_s <= keeper.lease.ttl_s
+    assert keeper.state is LeaseState.CLOSED
+    assert client.get(prefix + "a") is None
+
     keeper = LeaseKeeper(client, ttl_s=30)
     keeper.close(is_revoked=False)
     keeper.close()
-
     assert client.renew_lease(keeper.lease_id) == 30
     client.revoke_lease(keeper.lease_id)
 
@@ -138,7 +145,7 @@ def test_lease_survives_a_killed_and_restarted_etcd(tmp_path_factory: pytest.Tem
         assert keeper.state is LeaseState.HELD
 
 
-def test_no_lease_no_keeper() -> None:
+def test_keeper_without_etcd_is_not_created() -> None:
     with (
         EtcdClient(EtcdSettings.of(f"127.0.0.1:{free_ports(1)[0]}", call_s=0.3)) as client,
         pytest.raises(CoordinationError, match="grant of a lease"),

@@ -102,7 +102,7 @@ def give_future_revisions(etcd: EtcdServers, proxy: EtcdProxy, count: int) -> No
 
 
 @in_each_way
-@pytest.mark.parametrize(("count", "is_read"), [(1, True), (4, True), (5, False)])
+@pytest.mark.parametrize(("count", "is_read"), [(4, True), (5, False)])
 def test_parts_begin_again_when_etcd_was_emptied(
     client: EtcdClient, etcd: EtcdServers, prefix: str, proxy: EtcdProxy, read: Read, count: int, is_read: bool
 ) -> None:

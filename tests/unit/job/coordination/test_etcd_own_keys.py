@@ -19,9 +19,9 @@ def test_abandoned_write_does_not_come_after_a_later_one(etcd: EtcdServers) -> N
     with ExitStack() as stack:
         proxy = stack.enter_context(EtcdProxy(etcd.members[0].client_port))
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
-        far = stack.enter_context(EtcdClient(EtcdSettings.of([proxy.url], attempt_s=1.0, call_s=1.0)))
+        far = stack.enter_context(EtcdClient(EtcdSettings.of([proxy.url], attempt_s=0.7, call_s=0.7)))
         own = OwnKeys(far)
-        for number in range(3):
+        for number in range(2):
             own.put("/own/status", b"trains")
             proxy.keeps_back = lambda request: b"/v3/kv/txn" in request
             with pytest.raises(UnknownOutcomeError):

@@ -9,7 +9,6 @@ import pytest
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.coordination.json_fields import bytes_field
 from megatrain_job.coordination.settings import Credentials, EtcdSettings
 from megatrain_job.coordination.watch import Watch, WatchLimits
 from megatrain_job.coordination.watch_event import Changes, Snapshot
@@ -79,20 +78,14 @@ def test_hasty_call_leaves_the_watches_alone(etcd: EtcdServers, prefix: str) -> 
         assert proxy.num_connections == before
 
 
-@pytest.mark.parametrize("host", ["a" * 70 + ".example", "a..b"])
-def test_name_that_no_resolver_takes_is_an_error_like_any_other(host: str) -> None:
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70 + ".example", "a..b"])
+def test_host_that_cannot_be_resolved_is_a_coordination_error(host: str) -> None:
     with (
-        EtcdClient(EtcdSettings.of(f"http://{host}:2379", call_s=0.5)) as client,
+        EtcdClient(EtcdSettings.of(f"http://{host}:2379", call_s=0.2)) as client,
         pytest.raises(CoordinationError, match="no answer from etcd") as caught,
     ):
         client.get("a")
     assert host in str(caught.value)
-
-
-def test_base64_with_other_letters_is_malformed_like_any_other() -> None:
-    with pytest.raises(Exception, match="is not base64") as caught:
-        bytes_field({"key": "\u00e4"}, "key")
-    assert type(caught.value).__name__ == "MalformedError"
 
 
 @pytest.mark.slow

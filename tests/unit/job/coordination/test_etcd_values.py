@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -21,40 +22,34 @@ from megatrain_job.coordination.errors import (
 )
 from megatrain_job.coordination.event_queue import EventQueue
 from megatrain_job.coordination.gateway_response import GatewayError, MalformedError, read_response, unwrap
-from megatrain_job.coordination.json_fields import int_field
+from megatrain_job.coordination.json_fields import bytes_field, int_field
 from megatrain_job.coordination.operation_responses import TxnResponse
 from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
 from megatrain_job.coordination.transport import EndpointRing
-from megatrain_job.coordination.wire import Compare, KeyRange, KeyValue
+from megatrain_job.coordination.wire import Compare, KeyRange, KeyValue, Range
+from tests.helpers.refusals import refusal
 from tests.helpers.waiting import wait_until
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("etcd-1", "http://etcd-1:2379"),
-        ("10.0.0.1:4001", "http://10.0.0.1:4001"),
-        ("https://a.b.c", "https://a.b.c:2379"),
-        (" http://a:1/ ", "http://a:1"),
-        ("[::1]:2379", "http://[::1]:2379"),
-        ("unix:/run/etcd/client:0", "unix:/run/etcd/client:0"),
-        ("unix:///run/etcd", "unix:/run/etcd"),
-    ],
-)
-def test_endpoint_is_read(text: str, shown: str) -> None:
-    assert str(Endpoint.parse(text)) == shown
+def test_endpoint_is_read() -> None:
+    shown = {
+        "etcd-1": "http://etcd-1:2379",
+        "10.0.0.1:4001": "http://10.0.0.1:4001",
+        "https://a.b.c": "https://a.b.c:2379",
+        " http://a:1/ ": "http://a:1",
+        "[::1]:2379": "http://[::1]:2379",
+        "unix:/run/etcd/client:0": "unix:/run/etcd/client:0",
+        "unix:///run/etcd": "unix:/run/etcd",
+    }
+    assert {text: str(Endpoint.parse(text)) for text in shown} == shown
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_malformed_endpoint_is_named() -> None:
+    for text in (
         "", "ftp://a", "http://", "a:b", "a:99999", "a:0", "http://a/path", "a b", "a\r\nX: y",
         "unix:relative", "unix:/with space", f"unix:/{'x' * 107}",
-    ],
-)  # fmt: skip
-def test_malformed_endpoint_is_named(text: str) -> None:
-    with pytest.raises(ConfigError, match="etcd endpoint"):
-        Endpoint.parse(text)
+    ):  # fmt: skip
+        assert "etcd endpoint" in refusal(ConfigError, Endpoint.parse, text), text
 
 
 def test_endpoints_come_from_one_text_and_once_each() -> None:
@@ -74,16 +69,14 @@ def test_password_is_in_no_text() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("where", ["http://10.0.0.1:1", "etcd-1", "https://a:1,http://b:1", "http://127.0.0.1.nip.io"])
-def test_password_over_plain_http_is_refused_with_a_hint(where: str) -> None:
-    with pytest.raises(ConfigError, match=r"over plain http .*; let etcd serve TLS and write https://") as caught:
-        EtcdSettings.of(where, credentials=Credentials("bob", "hunter2"))
-    assert "hunter2" not in str(caught.value)
-
-
-@pytest.mark.parametrize("where", ["https://10.0.0.1:1", "127.0.0.1:1,[::1]:1,localhost", "unix:/run/etcd/client:0"])
-def test_password_stays_on_this_machine_or_goes_over_tls(where: str) -> None:
-    assert EtcdSettings.of(where, credentials=Credentials("bob", "hunter2")).credentials is not None
+def test_password_over_plain_http_is_refused_with_a_hint() -> None:
+    bob = Credentials("bob", "hunter2")
+    for where in ("http://10.0.0.1:1", "etcd-1", "https://a:1,http://b:1", "http://127.0.0.1.nip.io"):
+        reason = refusal(ConfigError, EtcdSettings.of, where, credentials=bob)
+        assert re.search(r"over plain http .*; let etcd serve TLS and write https://", reason), where
+        assert "hunter2" not in reason
+    for where in ("https://10.0.0.1:1", "127.0.0.1:1,[::1]:1,localhost", "unix:/run/etcd/client:0"):
+        assert EtcdSettings.of(where, credentials=bob).credentials is not None
 
 
 def test_unusable_tls_files_are_named(tmp_path: Path) -> None:
@@ -110,6 +103,11 @@ def test_prefix_range_holds_exactly_the_keys_that_begin_so(prefix: bytes, key: b
             assert is_in == candidate.startswith(prefix)
 
 
+def test_reads_are_linearizable() -> None:
+    """A serializable read may be of a member without a majority, so it may be stale."""
+    assert "serializable" not in Range(KeyRange.key("a")).to_json()
+
+
 def test_conditions_name_their_target() -> None:
     assert Compare.is_absent("a").to_json() == {
         "key": "YQ==", "target": "CREATE", "result": "EQUAL", "create_revision": "0",
@@ -122,12 +120,11 @@ def test_conditions_name_their_target() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "raw", [{"key": 1}, {"key": "%%"}, {"key": "YQ==", "mod_revision": "x"}, {"key": "YQ==", "lease": True}]
-)
-def test_field_of_another_kind_is_malformed(raw: dict[str, object]) -> None:
-    with pytest.raises(MalformedError):
-        KeyValue.from_json(raw)
+def test_field_of_another_kind_is_malformed() -> None:
+    for raw in ({"key": 1}, {"key": "%%"}, {"key": "YQ==", "mod_revision": "x"}, {"key": "YQ==", "lease": True}):
+        assert refusal(MalformedError, KeyValue.from_json, raw), raw
+    # base64 with other letters
+    assert "is not base64" in refusal(MalformedError, bytes_field, {"key": "\u00e4"}, "key")
 
 
 def test_absent_fields_are_zero_and_integers_may_be_text() -> None:
@@ -169,33 +166,31 @@ def test_error_of_a_stream_is_read_in_each_version(message: dict[str, object]) -
     assert not caught.value.may_have_applied
 
 
-@pytest.mark.parametrize(
-    ("code", "message", "kind"),
-    [
-        (3, "etcdserver: authentication failed, invalid user ID or password", CoordinationRefusedError),
-        (3, "etcdserver: user name is empty", CoordinationRefusedError),
-        (7, "etcdserver: permission denied", CoordinationRefusedError),
-        (16, "etcdserver: invalid auth token", CoordinationRefusedError),
-        (9, "etcdserver: authentication is not enabled", CoordinationRefusedError),
-        (8, "etcdserver: mvcc: database space exceeded", NoSpaceError),
-        (11, "etcdserver: mvcc: required revision has been compacted", CompactedError),
-        (11, "etcdserver: mvcc: required revision is a future revision", FutureRevisionError),
-        (9, "etcdserver: lease already exists", LeaseExistsError),
-        (3, "etcdserver: key is not provided", CoordinationError),
-    ],
-)
-def test_errors_that_stay_are_typed(code: int, message: str, kind: type[CoordinationError]) -> None:
-    error = GatewayError(code, message)
-
-    assert type(error.typed("x", "e", None)) is kind
-    assert not error.is_passing
-    assert kind.exit_code in (ExitCode.COORDINATION, ExitCode.NO_PERMISSION)
+ERRORS: list[tuple[int, str, type[CoordinationError]]] = [
+    (3, "etcdserver: authentication failed, invalid user ID or password", CoordinationRefusedError),
+    (3, "etcdserver: user name is empty", CoordinationRefusedError),
+    (7, "etcdserver: permission denied", CoordinationRefusedError),
+    (16, "etcdserver: invalid auth token", CoordinationRefusedError),
+    (9, "etcdserver: authentication is not enabled", CoordinationRefusedError),
+    (8, "etcdserver: mvcc: database space exceeded", NoSpaceError),
+    (11, "etcdserver: mvcc: required revision has been compacted", CompactedError),
+    (11, "etcdserver: mvcc: required revision is a future revision", FutureRevisionError),
+    (9, "etcdserver: lease already exists", LeaseExistsError),
+    (3, "etcdserver: key is not provided", CoordinationError),
+]
 
 
-@pytest.mark.parametrize("content", [b"", b"<html>", b"[]", b'{"code":"5"}', b"[" * 100_000])
-def test_answer_that_is_not_etcds_is_garbage(content: bytes) -> None:
-    with pytest.raises(GarbageError):
-        read_response(502, content)
+def test_permanent_errors_are_typed() -> None:
+    for code, message, kind in ERRORS:
+        error = GatewayError(code, message)
+        assert type(error.typed("x", "e", None)) is kind, message
+        assert not error.is_passing, message
+        assert kind.exit_code in (ExitCode.COORDINATION, ExitCode.NO_PERMISSION)
+
+
+def test_answer_that_is_not_etcds_is_garbage() -> None:
+    for content in (b"", b"<html>", b"[]", b'{"code":"5"}', b"[" * 100_000):
+        assert refusal(GarbageError, read_response, 502, content), content[:20]
 
 
 def test_ring_asks_first_what_failed_longest_ago() -> None:

@@ -92,7 +92,7 @@ class Consumer:
         return any(item.key == key.encode() for event in self.seen for item in event.written)
 
 
-def test_mistake_of_who_takes_events_loses_none(hasty: None, client: EtcdClient, prefix: str) -> None:
+def test_failing_consumer_loses_no_event(hasty: None, client: EtcdClient, prefix: str) -> None:
     consumer = Consumer()
     consumer.fails = iter([False, True, True, *[False] * 100])
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
@@ -121,7 +121,6 @@ def test_follower_whose_consumer_always_fails_receives_nothing(hasty: None, clie
         wait_until(lambda: follower.unconfirmed_s < 1.0, "something to be heard")
         wait_until(lambda: follower.problem == "", "the problem to be over")
         assert [type(event) for event in consumer.seen][:1] == [Snapshot]
-        assert [type(event) for event in consumer.seen][:1] == [Snapshot]
 
 
 def test_event_that_is_never_processed_counts_as_not_received(client: EtcdClient, prefix: str) -> None:
@@ -131,12 +130,12 @@ def test_event_that_is_never_processed_counts_as_not_received(client: EtcdClient
 
         def is_deaf() -> bool:
             client.get(prefix)  # proves that the member is up to date, and says nothing of who takes events
-            return follower.unconfirmed_s > 1.0
+            return follower.unconfirmed_s > 0.4
 
-        wait_until(is_deaf, "the event to be stuck for a second")
+        wait_until(is_deaf, "the event to be stuck for a while")
         assert not consumer.seen
         consumer.may_go_on.set()
-        wait_until(lambda: follower.unconfirmed_s < 1.0, "it to go on")
+        wait_until(lambda: follower.unconfirmed_s < 0.4, "it to go on")
         assert [type(event) for event in consumer.seen][:1] == [Snapshot]
 
 
@@ -223,7 +222,7 @@ def mistaken(etcd: EtcdServers) -> Iterator[MistakenClient]:
         yield client
 
 
-def test_mistake_of_ours_ends_no_watch(mistaken: MistakenClient, prefix: str) -> None:
+def test_program_error_ends_no_watch(mistaken: MistakenClient, prefix: str) -> None:
     may_go_on = threading.Event()
 
     def mistakes() -> Iterator[Exception]:
@@ -242,7 +241,7 @@ def test_mistake_of_ours_ends_no_watch(mistaken: MistakenClient, prefix: str) ->
         wait_until(lambda: watch.problem == "", "the problem to be over")
 
 
-def test_mistake_of_ours_ends_no_lease(hasty: None, mistaken: MistakenClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_program_error_ends_no_lease(hasty: None, mistaken: MistakenClient, caplog: pytest.LogCaptureFixture) -> None:
     mistaken.mistakes = iter([ZeroDivisionError("a mistake")])
     with LeaseKeeper(mistaken, ttl_s=5, period_s=0.05) as keeper:
         assert mistaken.renewed.wait(DEADLINE_S)

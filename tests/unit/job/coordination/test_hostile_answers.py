@@ -1,5 +1,4 @@
-"""Answers that etcd never gives: each is an error of ours, in bounded time and memory, and the next good one is
-received."""
+"""Answers that etcd never gives: each is a CoordinationError, in bounded time and memory; the next good one counts."""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ from hypothesis import strategies as st
 from megatrain.contracts.errors import CoordinationError
 from megatrain_job.coordination import maintenance
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.coordination.settings import Credentials, EtcdSettings
+from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.watch import Watch, WatchLimits
 from megatrain_job.coordination.watch_event import Changes, Snapshot
 from megatrain_job.coordination.wire import Compare, KeyRange, Put, Range
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
-from tests.helpers.waiting import DEADLINE_S, wait_until
+from tests.helpers.waiting import wait_until
 
 OK = b"HTTP/1.1 200 OK\r\n"
 LONG = "9" * 5000
@@ -235,7 +234,7 @@ def test_hostile_answer_to_a_watch_is_survived(etcd: EtcdServers) -> None:
     assert all_at_once(check, [*FRAMES, *MESSAGES]) == {}
 
 
-def test_tale_of_the_future_is_found_out(etcd: EtcdServers, prefix: str, proxy: EtcdProxy) -> None:
+def test_event_of_a_future_revision_gives_a_snapshot(etcd: EtcdServers, prefix: str, proxy: EtcdProxy) -> None:
     """An event that is wrong only in its revision is received; what is written after it must be received too."""
     key = prefix + "a"
     kv = {**A, "key": base64.b64encode(key.encode()).decode(), "mod_revision": str(2**62)}
@@ -258,27 +257,6 @@ def test_tale_of_the_future_is_found_out(etcd: EtcdServers, prefix: str, proxy: 
         heard = watch.next(10.0)
         assert isinstance(heard, Changes)
         assert heard.revision == written
-
-
-def test_token_that_fits_in_no_head_is_no_token(etcd: EtcdServers) -> None:
-    for token in ("a\r\nb: c", " a", "a b", "\x7f", "\u00e4", "", "a" * 100_000, 7, None):
-        with EtcdProxy(etcd.members[0].client_port) as proxy:
-            proxy.garbage, proxy.conduct = http(json.dumps({"token": token}).encode()), Conduct.GARBAGE
-            assert "no token in the answer" in error_of_get(proxy, Credentials("a", "b")), token
-
-
-def error_of_get(proxy: EtcdProxy, credentials: Credentials) -> str:
-    """Return the error of a read that got an answer; a client repeats it as long as it may, so it may only briefly."""
-    call_s = 0.1
-    while True:
-        with (
-            EtcdClient(EtcdSettings.of(proxy.url, credentials=credentials, call_s=call_s)) as client,
-            pytest.raises(CoordinationError) as caught,
-        ):
-            client.get("a")
-        if "no answer in time" not in str(caught.value) or call_s > DEADLINE_S:
-            return str(caught.value)
-        call_s *= 4  # the machine was busy elsewhere
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from megatrain_job.coordination.errors import AttemptError
 from megatrain_job.coordination.gateway_response import JsonObject
 from megatrain_job.coordination.log_in import LogIn
@@ -15,7 +13,7 @@ ATTEMPT_S = 3.0
 
 
 class SilentEtcd:
-    """Endpoints that answer a log-in in time, or not, on a clock of their own."""
+    """Endpoints that answer a log-in in time, or not, on a fake clock."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -23,6 +21,7 @@ class SilentEtcd:
         """How long a client waits in vain at each endpoint; 0: it is answered."""
         self.asked_at_s: list[float] = []
         self.failed: list[Endpoint] = []
+        self.token: object = "t"
         self.client = LogIn(
             Credentials("bob", "a password"), self._exchange, self._note_failure,
             telling_s=0.3 * ATTEMPT_S, clock=lambda: self.now_s,
@@ -45,7 +44,7 @@ class SilentEtcd:
         self.asked_at_s.append(self.now_s)
         self.now_s += self.silent_s[endpoint]
         if not self.silent_s[endpoint]:
-            return {"token": "t"}
+            return {"token": self.token}
         try:
             raise TimeoutError
         except TimeoutError as error:
@@ -82,10 +81,19 @@ def test_an_answer_from_anywhere_ends_all_pauses() -> None:
     assert etcd.log_in(FIRST) == "t"
 
 
-@pytest.mark.parametrize(("waited_s", "is_paused"), [(0.05, False), (0.8, False), (1.0, True)])
-def test_only_a_log_in_that_waited_long_enough_causes_a_pause(waited_s: float, is_paused: bool) -> None:
+def test_only_a_log_in_that_waited_long_enough_causes_a_pause() -> None:
+    for waited_s, is_paused in ((0.05, False), (0.8, False), (1.0, True)):
+        etcd = SilentEtcd()
+        etcd.silent_s[FIRST] = waited_s
+        etcd.log_in(FIRST)
+        etcd.silent_s[FIRST] = 0.0
+        assert (etcd.log_in(FIRST) != "t") is is_paused, waited_s
+
+
+def test_token_that_fits_in_no_header_is_refused() -> None:
     etcd = SilentEtcd()
-    etcd.silent_s[FIRST] = waited_s
-    etcd.log_in(FIRST)
     etcd.silent_s[FIRST] = 0.0
-    assert (etcd.log_in(FIRST) != "t") is is_paused
+    for token in ("a\r\nb: c", " a", "a b", "\x7f", "\u00e4", "", "a" * 100_000, 7, None):
+        etcd.token = token
+        assert etcd.log_in(FIRST) == "no token in the answer", token
+    assert etcd.failed == [FIRST] * 9

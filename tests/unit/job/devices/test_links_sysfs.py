@@ -36,7 +36,7 @@ def test_counters_of_hardware(tmp_path: Path) -> None:
     )
 
 
-def test_in_a_container_what_is_up_counts(tmp_path: Path) -> None:
+def test_interfaces_without_hardware_count_if_they_are_up(tmp_path: Path) -> None:
     write(tmp_path / "class/net/eth0", {"operstate": "up", "speed": 10_000})
     write(tmp_path / "class/net/tunl0", {"operstate": "down"})
     write(tmp_path / "class/net/lo", {"operstate": "unknown"})

@@ -50,7 +50,7 @@ def test_each_field_is_what_the_library_says(nvml: FakeNvml) -> None:
     assert sample.driver.gpus == (first, second)
 
 
-def test_a_gpu_that_has_little_to_say(tmp_path: Path) -> None:
+def test_gpu_with_few_fields_is_read(tmp_path: Path) -> None:
     nvml = FakeNvml(tmp_path)
     fake_nvml(tmp_path, 0)  # compiled, or skipped
     nvml.say({0: {"temperature": 40}}, gpus=1)
@@ -81,8 +81,9 @@ def test_mig_devices_are_those_of_their_gpu(nvml: FakeNvml) -> None:
     assert [gpu.mig_uuids for gpu in sample.driver.gpus] == [("MIG-00000100", "MIG-00000101"), ()]
 
 
+@pytest.mark.slow(kept=["no library"])
 @pytest.mark.parametrize("case", ["no library", "no driver", "no GPU"])
-def test_without_gpus_it_says_so_once(case: str, tmp_path: Path) -> None:
+def test_absence_of_gpus_is_reported_once(case: str, tmp_path: Path) -> None:
     nvml = None if case == "no library" else fake_nvml(tmp_path, 0)
     if nvml is not None and case == "no driver":
         nvml.say(driver=9)

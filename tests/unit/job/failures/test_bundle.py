@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from itertools import product
 
 from megatrain_job.failures.bundle import classify_bundle
 
@@ -18,30 +18,28 @@ REFUSED = (
 )
 
 
-@pytest.mark.parametrize(
-    ("tail", "label", "action"),
-    [
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n", "cuda_oom", "stop_user"),
-        ("KeyError: 'x'\n", "user_code", "stop_user"),
-        (
-            "RuntimeError: CUDA error: an illegal memory access was encountered\n",
-            "cuda_illegal_access",
-            "restart_then_check",
-        ),
-        ("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n", "gpu_hardware", "evict_host"),
-        ("train.sh: line 8: 10121 Killed                  python train.py\n", "host_oom", "stop_user"),
-        ("Fatal Python error: Segmentation fault\n", "segfault", "restart_then_check"),
-        ("OSError: [Errno 28] No space left on device\n", "storage", "retry_then_stop"),
-    ],
-)
-@pytest.mark.parametrize("others", [LOST, TIMEOUT, CLOSING, REFUSED])
-def test_the_rank_with_a_cause_of_its_own_is_the_root(tail: str, label: str, action: str, others: str) -> None:
-    tails = {str(rank): others.format(rank, 9) for rank in range(4)} | {"2": tail}
+CAUSES = [
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n", "cuda_oom", "stop_user"),
+    ("KeyError: 'x'\n", "user_code", "stop_user"),
+    (
+        "RuntimeError: CUDA error: an illegal memory access was encountered\n",
+        "cuda_illegal_access",
+        "restart_then_check",
+    ),
+    ("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n", "gpu_hardware", "evict_host"),
+    ("train.sh: line 8: 10121 Killed                  python train.py\n", "host_oom", "stop_user"),
+    ("Fatal Python error: Segmentation fault\n", "segfault", "restart_then_check"),
+    ("OSError: [Errno 28] No space left on device\n", "storage", "retry_then_stop"),
+]
+"""The log of rank 2, its label and its action."""
 
-    found = classify_bundle(tails)
 
-    assert (found.root_rank, found.verdict.label, found.verdict.action) == ("2", label, action)
-    assert not found.verdict.is_cascade
+def test_the_rank_with_a_cause_of_its_own_is_the_root() -> None:
+    for others, (tail, label, action) in product((LOST, TIMEOUT, CLOSING, REFUSED), CAUSES):
+        tails = {str(rank): others.format(rank, 9) for rank in range(4)} | {"2": tail}
+        found = classify_bundle(tails)
+        assert (found.root_rank, found.verdict.label, found.verdict.action) == ("2", label, action), tails
+        assert not found.verdict.is_cascade, tails
 
 
 def test_the_earliest_of_equal_causes_is_the_root() -> None:
@@ -59,19 +57,14 @@ def test_rank_that_is_behind_is_the_root_of_a_hang() -> None:
     assert (found.root_rank, found.verdict.label, found.verdict.action) == ("1", "collective_timeout", "diagnose_hang")
 
 
-@pytest.mark.parametrize("silent", ["", "step 100 loss: 2.3\n", None])
-@pytest.mark.parametrize("others", [LOST, TIMEOUT])
-def test_silent_rank_is_the_root(silent: str | None, others: str) -> None:
-    tails = {str(rank): others.format(rank, 9) for rank in range(5) if rank != 3}
-    if silent is not None:
-        tails["3"] = silent
-
-    found = classify_bundle(tails)
-
-    assert found.root_rank == "3"
-    assert found.verdict.culprit == "rank 3"
-    assert found.verdict.action != "none"
-    assert not found.verdict.is_cascade
+def test_silent_rank_is_the_root() -> None:
+    silent: dict[str, str]
+    for others, silent in product((LOST, TIMEOUT), ({"3": ""}, {"3": "step 100 loss: 2.3\n"}, {})):
+        tails = {str(rank): others.format(rank, 9) for rank in range(5) if rank != 3} | silent
+        found = classify_bundle(tails)
+        assert (found.root_rank, found.verdict.culprit) == ("3", "rank 3"), tails
+        assert found.verdict.action != "none", tails
+        assert not found.verdict.is_cascade, tails
 
 
 def test_rank_named_by_the_others_is_the_root() -> None:

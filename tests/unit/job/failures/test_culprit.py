@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -109,7 +108,7 @@ def test_the_newest_incident_that_broke_the_round_is_the_answer() -> None:
     assert recorded_culprit([older], 3) is None
 
 
-def test_before_it_is_judged_an_incident_blames_whom_it_will() -> None:
+def test_unjudged_incident_blames_the_rank_that_is_no_victim() -> None:
     open_ = broken(moments=Moments(1.0, 1.1), failures=(make_failure(0, 69, **CASCADE),))
     assert culprit_of_incident(open_) is None, "victims alone do not tell"
     reported = replace(open_, failures=(*open_.failures, make_failure(2, 1, label="data")))
@@ -124,24 +123,19 @@ def test_judged_incident_without_a_culprit_says_so() -> None:
     assert (found.is_named, found.reason) == (False, "a victim; no log names the culprit")
 
 
-@pytest.mark.parametrize(
-    ("failures", "root", "first"),
-    [
-        ((), None, None),
-        (((0, 69, 1.0), (1, 69, 0.5)), None, 1),
-        (((0, 69, 1.0), (1, -9, 2.0), (2, 1, 2.0)), 1, 1),
-    ],
-)
-def test_the_root_is_the_earliest_that_is_no_victim(
-    failures: Sequence[tuple[int, int, float]], root: int | None, first: int | None
-) -> None:
-    made = [make_failure(rank, code, at_unix_s=at_s) for rank, code, at_s in failures]
-    found, reported = root_of(made), first_of(made)
-    assert (found and found.rank) == root
-    assert (reported and reported.rank) == first
-    assert [is_victim(one) for one in made] == [code == 69 for _, code, _ in failures]
+def test_the_root_is_the_earliest_that_is_no_victim() -> None:
+    cases: list[tuple[list[tuple[int, int, float]], int | None, int | None]] = [
+        ([], None, None),
+        ([(0, 69, 1.0), (1, 69, 0.5)], None, 1),
+        ([(0, 69, 1.0), (1, -9, 2.0), (2, 1, 2.0)], 1, 1),
+    ]
+    for failures, root, first in cases:
+        made = [make_failure(rank, code, at_unix_s=at_s) for rank, code, at_s in failures]
+        found, reported = root_of(made), first_of(made)
+        assert ((found and found.rank), (reported and reported.rank)) == (root, first), failures
+        assert [is_victim(one) for one in made] == [code == 69 for _, code, _ in failures]
 
 
-def test_words() -> None:
+def test_text_of_a_culprit() -> None:
     assert Culprit((3, 4), ("host-1", "host-2")).text == "ranks 3-4 on host-1 and host-2"
     assert (Culprit((), ("host-1",)).text, Culprit((3,)).text, NO_CULPRIT.text) == ("host-1", "rank 3", "")

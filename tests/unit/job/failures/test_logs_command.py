@@ -30,7 +30,7 @@ def answers(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_logs_and_bundles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_and_bundles_are_classified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(
         tmp_path, {"id": "a", "log": OOM}, "", {"id": 7, "ranks": {"0": "step 1", "1": "[rank1]: KeyError: 'x'"}}
     )
@@ -52,7 +52,7 @@ def test_logs_and_bundles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert wanted.items() <= bundle.items()
 
 
-def test_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_for_people_has_no_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path, {"id": "a", "ranks": {"0": "step 1", "1": "\x1b[31m[rank1]: KeyError: 'x\x07'"}})
 
     assert cli.main(["logs", "classify", file]) == 0
@@ -62,7 +62,7 @@ def test_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x07" not in out
 
 
-def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_standard_input_is_classified(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     text = json.dumps({"id": 1, "log": "all is well"}).encode()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
 
@@ -70,7 +70,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert answers(capsys.readouterr().out)[0]["label"] == "benign"
 
 
-def test_a_log_as_it_was_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_raw_log_with_invalid_utf8_is_classified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "worker.log"
     file.write_bytes(b"\xff step\r\n" + OOM.encode())
 
@@ -96,43 +96,42 @@ ENCODED = {
 }
 
 
-@pytest.mark.parametrize("name", ["worker.log", "worker.log.2.gz"])
-@pytest.mark.parametrize("encoding", ENCODED)
-def test_logs_of_any_encoding_and_compression(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], encoding: str, name: str
-) -> None:
-    file = tmp_path / name
-    file.write_bytes(ENCODED[encoding](f"step 1 \N{LATIN SMALL LETTER U WITH DIAERESIS}\r\n{OOM}\n"))
-    assert cli.main(["logs", "classify", "--text", str(file), "--json"]) == 0
-    assert answers(capsys.readouterr().out)[0]["culprit"] == "gpu 5"
-    file.write_bytes(
-        ENCODED[encoding](json.dumps({"id": "\N{LATIN SMALL LETTER U WITH DIAERESIS}", "log": OOM}) + "\n")
-    )
-    if encoding != "NULs of a crash":
-        assert cli.main(["logs", "classify", str(file), "--json"]) == 0
-        (answer,) = answers(capsys.readouterr().out)
-        assert (answer["id"], answer["label"]) == ("\N{LATIN SMALL LETTER U WITH DIAERESIS}", "cuda_oom")
+NAMES = [("worker.log", encoding) for encoding in ENCODED] + [("worker.log.2.gz", one) for one in ("plain", "gzip")]
 
 
-@pytest.mark.parametrize(
-    ("content", "error"),
-    [
-        (b"PK\x03\x04 and more", "is that of a .zip file, not of a log; unpack it first"),
-        (gzip.compress(OOM.encode() * 99)[:60], "is damaged or cut short"),
-        (bytes(range(1, 32)) * 9, "are control characters, so it is no log"),
-        (random.Random(0).randbytes(500), "are control characters, so it is no log"),
-        (random.Random(1).randbytes(5000), "are control characters, so it is no log"),
-        (b"\x7fELF\x02\x01\x01" + bytes(9) + bytes(range(1, 9)) * 99, "are control characters"),
-    ],
-)
-def test_file_that_is_not_a_log_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, error: str
-) -> None:
+def test_logs_of_any_encoding_and_compression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The content decides, not the name of the file."""
+    umlaut = "\N{LATIN SMALL LETTER U WITH DIAERESIS}"
+    for name, encoding in NAMES:
+        file = tmp_path / name
+        file.write_bytes(ENCODED[encoding](f"step 1 {umlaut}\r\n{OOM}\n"))
+        assert cli.main(["logs", "classify", "--text", str(file), "--json"]) == 0, encoding
+        assert answers(capsys.readouterr().out)[0]["culprit"] == "gpu 5", encoding
+        file.write_bytes(ENCODED[encoding](json.dumps({"id": umlaut, "log": OOM}) + "\n"))
+        if encoding != "NULs of a crash":
+            assert cli.main(["logs", "classify", str(file), "--json"]) == 0, encoding
+            (answer,) = answers(capsys.readouterr().out)
+            assert (answer["id"], answer["label"]) == (umlaut, "cuda_oom"), encoding
+
+
+NO_LOGS = [
+    (b"PK\x03\x04 and more", "is that of a .zip file, not of a log; unpack it first"),
+    (gzip.compress(OOM.encode() * 99)[:60], "is damaged or cut short"),
+    (bytes(range(1, 32)) * 9, "are control characters, so it is no log"),
+    (random.Random(0).randbytes(500), "are control characters, so it is no log"),
+    (random.Random(1).randbytes(5000), "are control characters, so it is no log"),
+    (b"\x7fELF\x02\x01\x01" + bytes(9) + bytes(range(1, 9)) * 99, "are control characters"),
+]
+"""Content, and the error."""
+
+
+def test_file_that_is_not_a_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "worker.log"
-    file.write_bytes(content)
-    assert cli.main(["logs", "classify", "--text", str(file)]) == ExitCode.DATA
-    assert error in (errors := capsys.readouterr().err)
-    assert str(file) in errors
+    for content, error in NO_LOGS:
+        file.write_bytes(content)
+        assert cli.main(["logs", "classify", "--text", str(file)]) == ExitCode.DATA, content[:40]
+        assert error in (errors := capsys.readouterr().err)
+        assert str(file) in errors
 
 
 def test_compressed_standard_input_is_refused(
@@ -168,6 +167,6 @@ def test_bad_lines_are_named_and_the_others_answered(tmp_path: Path, capsys: pyt
     assert "expected an object with id and log, or id and ranks" in captured.err
 
 
-def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_absent_log_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["logs", "classify", str(tmp_path / "none.jsonl")]) == ExitCode.DATA
     assert "none.jsonl: cannot be read: No such file or directory" in capsys.readouterr().err

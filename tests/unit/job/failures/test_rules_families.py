@@ -52,17 +52,14 @@ HARMLESS = [
 ]
 
 
-@pytest.mark.parametrize(("label", "line"), FAILURES)
-def test_kind_shows_in_unknown_messages(label: str, line: str) -> None:
-    verdict = classify(line)
+def test_unknown_messages_are_classified_by_their_words() -> None:
+    verdicts = [(label, classify(line)) for label, line in FAILURES]
 
-    assert verdict.label == label, verdict
-    assert verdict.action != "none"
+    assert [verdict for label, verdict in verdicts if verdict.label != label or verdict.action == "none"] == []
 
 
-@pytest.mark.parametrize("line", HARMLESS)
-def test_thing_that_nothing_befell_raises_no_alarm(line: str) -> None:
-    assert classify(line).action == "none", classify(line)
+def test_harmless_messages_with_words_of_failures_raise_no_alarm() -> None:
+    assert [line for line in HARMLESS if classify(line).action != "none"] == []
 
 
 def test_message_that_is_known_decides_over_its_kind() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from megatrain_job.failures.classifier import classify
 
 NETWORK = [
@@ -80,11 +78,12 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "label", "action", "is_cascade"), CASES)
-def test_line_is_known(line: str, label: str, action: str, is_cascade: bool) -> None:
-    verdict = classify(line)
+def test_lines_about_networks_are_known() -> None:
+    verdicts = [(classify(line), expected) for line, *expected in CASES]
 
-    assert (verdict.label, verdict.action, verdict.is_cascade) == (label, action, is_cascade), verdict.rule
+    assert [
+        verdict for verdict, expected in verdicts if [verdict.label, verdict.action, verdict.is_cascade] != expected
+    ] == []
 
 
 def test_a_retry_is_benign_until_it_is_the_last() -> None:

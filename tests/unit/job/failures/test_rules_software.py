@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from megatrain_job.failures.classifier import classify
 
 STORAGE = [
@@ -79,42 +77,48 @@ CANCELLED = "slurmstepd: error: *** STEP 88.0 ON gpu-[1-4] CANCELLED AT 2026-01-
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nKeyError: 1'
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "label", "culprit"),
-    [
-        ("srun: error: gpu-3: task 3: Bus error (core dumped)", "", "segfault", "gpu-3 rank 3"),
-        ("srun: error: gpu-3: task 3: Bus error", "", "segfault", "gpu-3 rank 3"),
-        ("srun: error: gpu-3: task 3: Segmentation fault", "", "segfault", "gpu-3 rank 3"),
-        ("srun: error: gpu-3: task 3: Illegal instruction", "", "segfault", "gpu-3 rank 3"),
-        ("srun: error: gpu-3: task 3: Aborted (core dumped)", "", "segfault", "gpu-3 rank 3"),
-        ("srun: error: gpu-3: task 3: Killed", "", "host_oom", "gpu-3 rank 3"),
-        ("srun: error: gpu-3: task 3: Exited with exit code 1", "", "user_code", "gpu-3 rank 3"),
-        (f"{TRACEBACK}\nsrun: error: gpu-3: task 3: Exited with exit code 1", "", "user_code", None),
-        ("", "srun: error: gpu-1: tasks 0-7: Terminated", "preemption", None),
-        ("", "srun: error: gpu-1: task 0: Killed", "preemption", None),
-        ("", "", "preemption", None),
-    ],
-)
-def test_cancelled_slurm_step_follows_from_a_failed_task(
-    before: str, after: str, label: str, culprit: str | None
-) -> None:
-    verdict = classify("\n".join(filter(None, [before, CANCELLED, after])))
-    assert (verdict.label, verdict.culprit) == (label, culprit)
+CANCELLED_STEPS = [
+    ("srun: error: gpu-3: task 3: Bus error (core dumped)", "", "segfault", "gpu-3 rank 3"),
+    ("srun: error: gpu-3: task 3: Bus error", "", "segfault", "gpu-3 rank 3"),
+    ("srun: error: gpu-3: task 3: Segmentation fault", "", "segfault", "gpu-3 rank 3"),
+    ("srun: error: gpu-3: task 3: Illegal instruction", "", "segfault", "gpu-3 rank 3"),
+    ("srun: error: gpu-3: task 3: Aborted (core dumped)", "", "segfault", "gpu-3 rank 3"),
+    ("srun: error: gpu-3: task 3: Killed", "", "host_oom", "gpu-3 rank 3"),
+    ("srun: error: gpu-3: task 3: Exited with exit code 1", "", "user_code", "gpu-3 rank 3"),
+    (f"{TRACEBACK}\nsrun: error: gpu-3: task 3: Exited with exit code 1", "", "user_code", None),
+    ("", "srun: error: gpu-1: tasks 0-7: Terminated", "preemption", None),
+    ("", "srun: error: gpu-1: task 0: Killed", "preemption", None),
+    ("", "", "preemption", None),
+]
+"""Lines before and after the cancellation, label, culprit."""
 
 
-@pytest.mark.parametrize("reason", ["TIME LIMIT", "PREEMPTION", "NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"])
-def test_scheduler_ended_step_outweighs_its_tasks(reason: str) -> None:
-    end = CANCELLED.replace("05 ***", f"05 DUE TO {reason} ***")
-    assert classify(f"srun: error: gpu-3: task 3: Killed\n{end}").label == "preemption"
-    failed = CANCELLED.replace("05 ***", "05 DUE TO TASK FAILURE ***")
-    assert classify(f"srun: error: gpu-3: task 3: Killed\n{failed}").label == "host_oom"
+def test_cancelled_slurm_step_follows_from_a_failed_task() -> None:
+    for before, after, label, culprit in CANCELLED_STEPS:
+        log = "\n".join(filter(None, [before, CANCELLED, after]))
+        verdict = classify(log)
+        assert (verdict.label, verdict.culprit) == (label, culprit), log
 
 
-@pytest.mark.parametrize(("line", "label", "action"), CASES)
-def test_line_is_known(line: str, label: str, action: str) -> None:
-    verdict = classify(line)
+def test_scheduler_ended_step_outweighs_its_tasks() -> None:
+    for reason, label in {
+        "TIME LIMIT": "preemption",
+        "PREEMPTION": "preemption",
+        "NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS": "preemption",
+        "TASK FAILURE": "host_oom",
+    }.items():
+        end = CANCELLED.replace("05 ***", f"05 DUE TO {reason} ***")
+        assert classify(f"srun: error: gpu-3: task 3: Killed\n{end}").label == label, reason
 
-    assert (verdict.label, verdict.action, verdict.is_cascade) == (label, action, False), verdict.rule
+
+def test_lines_about_software_are_known() -> None:
+    verdicts = [(classify(line), label, action) for line, label, action in CASES]
+
+    assert [
+        verdict
+        for verdict, label, action in verdicts
+        if (verdict.label, verdict.action, verdict.is_cascade) != (label, action, False)
+    ] == []
 
 
 def test_lines_of_our_own_programs() -> None:
@@ -163,9 +167,6 @@ def test_the_root_of_torchs_table_decides_over_heavier_codes() -> None:
     verdict = classify(first + root)
 
     assert (verdict.label, verdict.culprit) == ("user_code", "node2 rank 4")
-
-
-def test_the_root_of_torchs_table_decides() -> None:
     log = """Failures:
 [1]:
   host      : node3

@@ -20,6 +20,7 @@ from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.jobs import notes
 from megatrain_job.jobs.notes import MAX_AN_HOUR, Author, NoteRefusedError, NoteWriter, log_path, notes_of, read_notes
 from tests.helpers.launched_job import NOW_S, make_incident
+from tests.helpers.refusals import refusal
 from tests.helpers.waiting import DEADLINE_S
 
 ADA = Author("ada", "operator", "10.0.0.7")
@@ -70,36 +71,36 @@ def test_a_note_is_retracted_once_and_nothing_is_removed(notes_writer: Writer, t
     assert log_path(tmp_path).read_bytes().startswith(before)
     with pytest.raises(NoteRefusedError, match="retracted already, by bob@login: it was host-4"):
         notes_writer.retract(wrong.note_id, "again", ADA)
+    before = log_path(tmp_path).read_bytes()
     with pytest.raises(NotFoundError, match="no note 'none'"):
         notes_writer.retract("none", "not there", ADA)
+    assert log_path(tmp_path).read_bytes() == before
     assert kept.note_id in {one.note_id for one in read_notes(RunDirectory(tmp_path)) if not one.is_retracted}
 
 
-@pytest.mark.parametrize(
-    ("text", "place", "problem"),
-    [
-        ("", {}, "has 3 to 500 characters; this one has 0"),
-        (" \u200b\u200b\u200b\u200b ", {}, "3 to 500 characters"),
-        ("x" * 501, {}, "this one has 501"),
-        ("two\nlines", {}, "one line of text without control characters"),
-        ("red \x1b[31m", {}, "control characters"),
-        ("turned \u202e text", {}, "control characters"),
-        ("both places", {"step": 1, "at_unix_s": 2.0}, "give one of them"),
-        ("no such step", {"step": -1}, "step -1 does not exist"),
-        ("no such step", {"step": 2**31}, "does not exist; steps go from 0"),
-        ("before time", {"at_unix_s": -1.0}, "not a time of a run"),
-        ("no number", {"at_unix_s": float("nan")}, "not a time of a run"),
-    ],
-)
-def test_malformed_note_is_refused_and_leaves_nothing(
-    text: str, place: dict[str, Any], problem: str, notes_writer: Writer, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match=problem):
-        notes_writer.add(text, ADA, **place)
+MALFORMED: list[tuple[str, dict[str, Any], str]] = [
+    ("", {}, "has 3 to 500 characters; this one has 0"),
+    (" \u200b\u200b\u200b\u200b ", {}, "3 to 500 characters"),
+    ("x" * 501, {}, "this one has 501"),
+    ("two\nlines", {}, "one line of text without control characters"),
+    ("red \x1b[31m", {}, "control characters"),
+    ("turned \u202e text", {}, "control characters"),
+    ("both places", {"step": 1, "at_unix_s": 2.0}, "give one of them"),
+    ("no such step", {"step": -1}, "step -1 does not exist"),
+    ("no such step", {"step": 2**31}, "does not exist; steps go from 0"),
+    ("before time", {"at_unix_s": -1.0}, "not a time of a run"),
+    ("no number", {"at_unix_s": float("nan")}, "not a time of a run"),
+]
+"""Text, place, and the reason for the refusal."""
+
+
+def test_malformed_note_is_refused_and_leaves_nothing(notes_writer: Writer, tmp_path: Path) -> None:
+    for text, place, problem in MALFORMED:
+        assert problem in refusal(UsageError, notes_writer.add, text, ADA, **place), (text, place)
     assert not log_path(tmp_path).exists()
 
 
-def test_sent_twice_under_one_key_it_is_one_note(notes_writer: Writer, tmp_path: Path) -> None:
+def test_note_sent_twice_under_one_key_is_written_once(notes_writer: Writer, tmp_path: Path) -> None:
     first = notes_writer.add("once", ADA, step=7, key="key-00000001")
     notes_writer.now_s += 60
     assert notes_writer.add("once", ADA, step=7, key="key-00000001") == first

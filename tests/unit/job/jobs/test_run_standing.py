@@ -29,9 +29,7 @@ from tests.helpers.waiting import DEADLINE_S
 HERE = f"process 17 on {socket.gethostname()}"
 
 
-@pytest.mark.parametrize(
-    ("facts", "kind", "headline"),
-    [
+STANDINGS = [
         (RunFacts(is_run=False), RunKind.NEVER_STARTED, "no launch has written anything there"),
         (RunFacts(is_run=True, exit_code=0, has_launch=True), RunKind.ENDED, r"it finished \(exit code 0\)"),
         (RunFacts(is_run=True, exit_code=75), RunKind.ENDED, r"saved and stopped, .*\(exit code 75\)"),
@@ -45,16 +43,19 @@ HERE = f"process 17 on {socket.gethostname()}"
             RunKind.UNREACHABLE, r"whether its launch \(process 17 on elsewhere\) is running cannot be seen",
         ),
         (RunFacts(is_run=True), RunKind.UNREACHABLE, "use --rdzv-endpoint as the launch did"),
-    ],
-)  # fmt: skip
-def test_standing_follows_from_the_facts(facts: RunFacts, kind: RunKind, headline: str) -> None:
-    found = run_standing(facts)
-    assert found.kind is kind
-    assert found.exit_code == (facts.exit_code if kind is RunKind.ENDED else None)
-    assert re.search(headline, found.headline)
+]  # fmt: skip
+
+
+def test_standing_follows_from_the_facts() -> None:
     codes = {RunKind.KILLED: ReasonCode.NOT_RUNNING, RunKind.UNREACHABLE: ReasonCode.UNREACHABLE}
-    code = ReasonCode.FAILED if found.exit_code == 66 else codes.get(kind)
-    assert [(one.code, one.text) for one in found.health.reasons] == ([] if code is None else [(code, found.headline)])
+    for facts, kind, headline in STANDINGS:
+        found = run_standing(facts)
+        assert found.kind is kind, facts
+        assert found.exit_code == (facts.exit_code if kind is RunKind.ENDED else None), facts
+        assert re.search(headline, found.headline), facts
+        code = ReasonCode.FAILED if found.exit_code == 66 else codes.get(kind)
+        reported = [(one.code, one.text) for one in found.health.reasons]
+        assert reported == ([] if code is None else [(code, found.headline)]), facts
 
 
 STOPPED = make_incident(state=IncidentState.STOPPED)
@@ -62,36 +63,34 @@ ELSEWHERE = RunFacts(is_run=True)
 AT_ITS_END = LastKnown(step=1240, train_steps=1240)
 
 
-@pytest.mark.parametrize(
-    ("facts", "last", "state", "headline"),
-    [
-        (ELSEWHERE, AT_ITS_END, "finished", "ended: all 1,240 steps are done"),
-        (
-            ELSEWHERE,
-            LastKnown(incident=STOPPED),
-            "failed",
-            "ended: stopped by its last incident: rank 3 on host-2 was kil",
-        ),
-        (ELSEWHERE, LastKnown(incident=make_incident(), step=5, train_steps=6), "unreachable", "unreachable: it was"),
-        (
-            replace(ELSEWHERE, exit_code=66),
-            LastKnown(incident=STOPPED),
-            "failed",
-            "exit code 66; its last incident: rank",
-        ),
-        # of one that lives the past proves nothing
-        (replace(ELSEWHERE, is_held=True), AT_ITS_END, "unreachable", "launch is running"),
-        # its last checkpoint may be missing
-        (replace(ELSEWHERE, has_launch=True), AT_ITS_END, "killed", "is gone"),
-    ],
-)
-def test_the_last_records_of_a_run_count_without_a_launch(
-    facts: RunFacts, last: LastKnown, state: str, headline: str
-) -> None:
-    found = run_standing(facts, last)
-    assert found.state == state
-    assert headline in found.headline
-    assert found.health.level == ("green" if state == "finished" else "red")
+WITH_RECORDS = [
+    (ELSEWHERE, AT_ITS_END, "finished", "ended: all 1,240 steps are done"),
+    (
+        ELSEWHERE,
+        LastKnown(incident=STOPPED),
+        "failed",
+        "ended: stopped by its last incident: rank 3 on host-2 was kil",
+    ),
+    (ELSEWHERE, LastKnown(incident=make_incident(), step=5, train_steps=6), "unreachable", "unreachable: it was"),
+    (
+        replace(ELSEWHERE, exit_code=66),
+        LastKnown(incident=STOPPED),
+        "failed",
+        "exit code 66; its last incident: rank",
+    ),
+    # of one that lives the past proves nothing
+    (replace(ELSEWHERE, is_held=True), AT_ITS_END, "unreachable", "launch is running"),
+    # its last checkpoint may be missing
+    (replace(ELSEWHERE, has_launch=True), AT_ITS_END, "killed", "is gone"),
+]
+
+
+def test_the_last_records_of_a_run_count_without_a_launch() -> None:
+    for facts, last, state, headline in WITH_RECORDS:
+        found = run_standing(facts, last)
+        assert found.state == state, (facts, last)
+        assert headline in found.headline, (facts, last)
+        assert found.health.level == ("green" if state == "finished" else "red"), (facts, last)
 
 
 @pytest.fixture
@@ -124,10 +123,10 @@ def test_holder_of_a_lock_lives(run: Path, name: str) -> None:
     assert run_standing(read_facts(run)).kind is RunKind.KILLED
 
 
-@pytest.mark.parametrize("text", ["", "-9", "1e3", "\x1b[2J", "9" * 99])
-def test_an_exit_code_is_a_number(run: Path, text: str) -> None:
-    (run / "coordination" / "exit-code").write_text(text)
-    assert read_facts(run).exit_code is None
+def test_exit_code_that_is_not_a_number_is_ignored(run: Path) -> None:
+    for text in ("", "-9", "1e3", "\x1b[2J", "9" * 99):
+        (run / "coordination" / "exit-code").write_text(text)
+        assert read_facts(run).exit_code is None, text
 
 
 def test_special_file_does_not_block_the_reader(run: Path) -> None:
