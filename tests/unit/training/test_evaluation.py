@@ -83,7 +83,7 @@ def plain_loss_sum(config: Config, weights: dict[str, Tensor]) -> float:
     return total
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 2, 3])
+@pytest.mark.parametrize("micro_batch_size", [1, 3])
 def test_the_loss_is_that_of_the_model_on_every_window(micro_batch_size: int, tmp_path: Path) -> None:
     config = corpus(
         tmp_path,

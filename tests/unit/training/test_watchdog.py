@@ -87,7 +87,8 @@ def worker(body: str, grace_s: float = LONG_S, environment: dict[str, str] | Non
         wait_until(lambda: not is_running(started.watchdog_pid), "the end of the watchdog")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.slow(kept=["SIGTERM"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT], ids=lambda one: one.name)
 def test_a_free_worker_stops_by_itself(number: signal.Signals) -> None:
     body = "say('runs'); run_until(lambda: signals.is_requested); say(signals.name); watchdog.close(); sys.exit(75)"
     with worker(body) as free:
@@ -113,7 +114,7 @@ def test_a_stuck_worker_is_killed_after_the_grace_period() -> None:
         )
 
 
-def test_a_worker_whose_steps_are_long_has_twice_a_step(tmp_path: Path) -> None:
+def test_worker_with_long_steps_gets_twice_a_step(tmp_path: Path) -> None:
     """The step that it measured is in its black box, which the watchdog follows."""
     body = f"""
 from pathlib import Path
@@ -148,7 +149,7 @@ def test_stuck_worker_without_a_signal_is_left_alone() -> None:
         assert is_running(stuck.watchdog_pid)
 
 
-def test_signals_to_the_group_leave_the_watchdog_in_office() -> None:
+def test_signals_to_the_group_do_not_end_the_watchdog() -> None:
     with worker("get_stuck()", grace_s=0.1) as stuck:
         assert stuck.line() == "stuck"
         for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
@@ -166,6 +167,7 @@ def test_a_kill_of_the_group_takes_the_watchdog_along() -> None:
         wait_until(lambda: not is_running(stuck.watchdog_pid), "the end of the watchdog")
 
 
+@pytest.mark.slow(kept=["sys.exit(3)-3", "os.kill(os.getpid(), 9)--9"])
 @pytest.mark.parametrize(
     ("body", "status"),
     [("sys.exit(3)", 3), ("raise SystemExit", 0), ("os.kill(os.getpid(), 9)", -9), ("os._exit(4)", 4)],
@@ -226,7 +228,7 @@ say(os.read(read_fd, 9) == bytes([signal.SIGUSR1]))
         assert closed.line() == "True"
 
 
-def test_a_busy_worker_has_longer() -> None:
+def test_announced_work_extends_the_grace_period() -> None:
     with worker("watchdog.extend(0.4); get_stuck()", grace_s=0.1) as stuck:
         assert stuck.line() == "stuck"
         signalled = time.monotonic()
@@ -290,7 +292,7 @@ say("alive")
         assert parent.end() == (0, "")
 
 
-def test_the_watchdog_holds_nothing_of_the_worker_open() -> None:
+def test_watchdog_keeps_no_file_of_the_worker_open() -> None:
     body = "opened = open(os.devnull); watchdog.close(); watchdog = start_watchdog(9); say(watchdog.pid); get_stuck()"
     with worker(body) as stuck:
         stuck.watchdog_pid = int(stuck.line())
@@ -325,7 +327,7 @@ def test_a_closed_watchdog_takes_no_command() -> None:
         assert closed.line() == "the watchdog is closed"
 
 
-def test_the_module_is_lean() -> None:
+def test_watchdog_module_imports_no_torch() -> None:
     script = "import megatrain.training.stopping.watchdog, json, sys; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=True
