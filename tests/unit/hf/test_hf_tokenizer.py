@@ -147,6 +147,7 @@ def sentencepiece_file(path: Path, **options: Any) -> tuple[TokenizerFile, Token
     return TokenizerFile(path.read_bytes(), str(path), ours.eod_id, ours.vocabulary()), ours
 
 
+@pytest.mark.slow(kept=["llama-bpe", "llama-unigram", "llama-without-dummy-prefix", "gemma3-bpe", "gpt2-bpe"])
 @pytest.mark.parametrize(
     ("case", "kind"),
     [*(("llama", kind) for kind in KINDS), *((case, "bpe") for case in ("qwen3", "gemma2", "gemma3", "neox", "gpt2"))],
