@@ -156,7 +156,7 @@ def test_holders_of_a_part_are_groups_before_the_links(layout: Layout, num_group
     assert not any("pp-" in name for name in names[: names.index(holders.name)])
 
 
-def test_the_order_of_sums_and_of_creation() -> None:
+def test_summing_and_creation_orders_are_fixed() -> None:
     """The order of sums decides the bits of a sum over all ranks; the order of creation decides which ranks wait."""
     assert summing_order(Layout()) == ("tp", "pp", "dp")
     layout = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2, ep_size=2)

@@ -176,7 +176,7 @@ def test_oversized_message_is_refused_before_it_is_read() -> None:
             server.receive_message()
 
 
-def test_a_connection_that_is_cut_says_so() -> None:
+def test_closed_connection_is_reported() -> None:
     client, server, _ = authenticated_pair()
     with server:
         client.send(b"half")

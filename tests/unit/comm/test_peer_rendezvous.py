@@ -13,7 +13,7 @@ from megatrain.contracts.layout import Layout
 from tests.helpers.lone_rank import simulated_group
 
 
-def test_the_address_of_an_interface() -> None:
+def test_address_is_that_of_the_interface() -> None:
     assert local_address("lo", "") == "127.0.0.1"
     assert local_address("lo,eth0", "192.0.2.1:29500") == "127.0.0.1"
 

@@ -95,7 +95,7 @@ def test_cpu_build_is_no_warning() -> None:
     assert findings["gpu"].level is findings["nccl"].level is FindingLevel.ABSENT
 
 
-def test_kernels_that_are_not_there() -> None:
+def test_missing_kernels_are_a_warning_on_a_gpu() -> None:
     report = {"architectures": [], "reason": "megatrain._C was not built when megatrain was installed"}
 
     with_gpu = describe(kernels=report)["cuda kernels"]
@@ -106,7 +106,7 @@ def test_kernels_that_are_not_there() -> None:
     assert describe(kernels=report, is_cuda_available=False, devices=[])["cuda kernels"].level is FindingLevel.ABSENT
 
 
-def test_kernels_for_another_gpu() -> None:
+def test_kernels_for_another_gpu_are_a_warning() -> None:
     device = REPORT["devices"][0] | {"missing_capability": missing_capability(("8.0",), (9, 0))}
     finding = describe(kernels={"architectures": ["8.0"], "reason": ""}, devices=[device])["cuda kernels"]
 
@@ -165,7 +165,7 @@ def test_too_old_torch_is_fatal() -> None:
     assert describe(version="3.0.0a0")["torch"].level is FindingLevel.OK
 
 
-def test_torch_without_gloo() -> None:
+def test_torch_without_gloo_or_nccl_is_fatal() -> None:
     assert describe(has_gloo=False)["gloo"].level is FindingLevel.WARNING
     assert describe(has_gloo=False, has_nccl=False)["gloo"].level is FindingLevel.FATAL
 

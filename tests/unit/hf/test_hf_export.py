@@ -241,7 +241,7 @@ def test_a_parameter_of_another_shape_is_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_export_leaves_no_files(tmp_path: Path) -> None:
     model = tiny("llama")
     parameters = random_parameters(model)
     del parameters["blocks.1.mlp_branch.norm.weight"]
@@ -315,7 +315,7 @@ def test_weight_files_name_the_framework_for_older_transformers(tmp_path: Path) 
         assert opened.metadata() == {"format": "pt"}
 
 
-def test_weights_are_as_readable_as_any_file(tmp_path: Path) -> None:
+def test_weight_file_has_the_mode_of_other_files(tmp_path: Path) -> None:
     model = tiny("llama")
     place = export(random_parameters(model), model, tmp_path / "model")
 

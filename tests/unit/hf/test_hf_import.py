@@ -372,7 +372,7 @@ def test_a_file_cut_short_is_named(sharded: Path) -> None:
         open_model(sharded)
 
 
-def test_an_index_that_lies_is_refused(sharded: Path, tmp_path: Path) -> None:
+def test_index_that_contradicts_its_files_is_refused(sharded: Path, tmp_path: Path) -> None:
     path = sharded / "model.safetensors.index.json"
     truth = json.loads(path.read_text())
     first, last = sorted(set(truth["weight_map"].values()))[:: len(set(truth["weight_map"].values())) - 1]

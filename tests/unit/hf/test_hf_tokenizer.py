@@ -67,7 +67,7 @@ def test_generation_ends_with_the_document(case: str, ours: Tokenizer, tmp_path:
         assert (config.bos_token_id, config.eos_token_id) == (ours.eod_id, ours.eod_id)
 
 
-def test_a_beginning_of_its_own_is_kept(tmp_path: Path) -> None:
+def test_begin_token_of_a_tokenizer_is_kept(tmp_path: Path) -> None:
     tokens = {"a": 0, "b": 1, "<|end_of_text|>": 2, "<|begin_of_text|>": 3}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(tokens, unk_token="a"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

@@ -87,7 +87,7 @@ def test_a_slow_path_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     assert "attention: dense (not cudnn: it needs compute capability 9.0" in caplog.text
 
 
-def test_a_slow_path_is_an_error_where_that_is_asked_for() -> None:
+def test_slow_path_is_an_error_if_kernels_are_strict() -> None:
     q = draw(6, 1, 2, 8)
     with pytest.raises(
         ConfigError, match=r"kernels\.strict=true, and attention would write out all S \* S scores: not cudnn"

@@ -180,7 +180,7 @@ def test_dropout_leaves_its_inputs_alone() -> None:
     assert all(torch.equal(one.detach(), copy) for one, copy in zip((x, y, bias, grad), copies, strict=True))
 
 
-def test_mean_is_kept() -> None:
+def test_dropout_keeps_the_mean() -> None:
     token = on_device(torch.arange(256)[:, None])
     out = dropout(torch.ones(256, 1, 256, dtype=torch.float64, device=UNDER_TEST.device), 0.3, KEY, token)
 

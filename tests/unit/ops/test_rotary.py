@@ -51,7 +51,7 @@ def test_plain_frequencies_are_llamas(theta: float) -> None:
         assert torch.allclose(inverse_frequencies(head_dim, theta).float(), expected, rtol=2e-6, atol=0), head_dim
 
 
-def test_table_is_exact_far_out() -> None:
+def test_rotary_table_is_exact_at_large_positions() -> None:
     cos, sin = rotary_table(131073, inverse_frequencies(4, 500000.0), CPU, torch.float32)
 
     for unit, frequency in enumerate((1.0, 500000.0**-0.5)):
@@ -89,14 +89,14 @@ def joined_by_llama(cos: Tensor, sin: Tensor):
 
 @pytest.mark.slow(kept=["shape0", "shape1", "shape6", "shape8"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_turn_is_llamas(shape: tuple[int, ...]) -> None:
+def test_rotation_is_llamas(shape: tuple[int, ...]) -> None:
     cos, sin = tables(shape[0], shape[-1])
 
     inputs, grad = [drawn_product(shape)], drawn_product(shape, seed=1)
     assert_same(joined(cos, sin), joined_by_llama(cos, sin), inputs, grad, 1e-13)
 
 
-def test_turn_agrees_with_llamas_own_table() -> None:
+def test_rotation_agrees_with_llamas_own_table() -> None:
     config = llama_config(16, 500000.0)
     product = drawn_product((40, 2, 3, 1, 16), torch.float32)
     q, k = (product[..., row, :].permute(1, 2, 0, 3).cpu() for row in (0, 1))
@@ -120,7 +120,7 @@ def test_rotary_gradient_is_the_slope(shape: tuple[int, ...]) -> None:
 @pytest.mark.slow(kept=["shape0-dtype0", "shape1-dtype0", "shape1-dtype2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("shape", [(32, 2, 4, 1, 32), (33, 2, 2, 3, 22)])
-def test_turn_loses_no_more_than_plain_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_rotation_loses_no_more_than_plain_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     cos, sin = tables(shape[0], shape[-1])
 
     def plain(product: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def test_turn_loses_no_more_than_plain_torch(shape: tuple[int, ...], dtype: torc
 
 
 @pytest.mark.parametrize("shape", [(32, 2, 4, 1, 32), (33, 2, 2, 3, 22)])
-def test_turn_in_bf16_is_rounded_once(shape: tuple[int, ...]) -> None:
+def test_rotation_in_bf16_is_rounded_once(shape: tuple[int, ...]) -> None:
     product, (cos, sin) = drawn_product(shape, torch.bfloat16), tables(shape[0], shape[-1], torch.float32)
     exact = joined_by_llama(cos.double(), sin.double())(product.double()).to(torch.bfloat16)
 

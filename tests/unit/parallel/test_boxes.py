@@ -31,7 +31,7 @@ def cut(whole: Tensor, box: Box) -> Tensor:
 @example(((1, 1, 1), 0, 1))
 @example(((5, 4, 3), 1, 59))
 @example(((2, 3, 4, 5), 7, 113))
-def test_boxes_are_the_range(case: tuple[tuple[int, ...], int, int]) -> None:
+def test_boxes_are_the_elements_of_the_range(case: tuple[tuple[int, ...], int, int]) -> None:
     shape, start, stop = case
     whole = torch.arange(math.prod(shape)).view(shape)
     found = list(boxes_of_range(shape, start, stop))
@@ -75,5 +75,5 @@ def test_boxes_of_huge_tensors_take_no_time() -> None:
     assert sum(box.numel for _, box in found) == math.prod(shape) - 5 - 12345678901 % math.prod(shape)
 
 
-def test_shifted_box() -> None:
+def test_shifted_box_has_moved_offsets() -> None:
     assert Box((1, 2), (3, 4)).shifted((10, 0)) == Box((11, 2), (3, 4))

@@ -117,7 +117,7 @@ def test_boxes_of_all_ranks_tile_every_parameter(style: tuple[Any, ...], tp_size
     assert all(count.all() for count in counts.values())
 
 
-def test_cut_and_whole_parameters() -> None:
+def test_shapes_of_sharded_and_whole_parameters() -> None:
     _, found = planned(config_of(("serial", "layernorm", "swiglu", True, "learned", False)), 4)
     shapes = {one.name: (tuple(one.parameter.shape), not one.groups[1]) for one in found}
 

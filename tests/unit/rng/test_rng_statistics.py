@@ -138,7 +138,7 @@ def test_no_stream_is_another_one_shifted() -> None:
     assert len(values.unique()) == len(values)
 
 
-def test_large_indices_work() -> None:
+def test_hashes_of_large_indices_are_different() -> None:
     far = hashes(KEYS[0], first=(1 << 45), num=1000)
 
     assert len(far.unique()) == 1000

@@ -285,7 +285,7 @@ def test_wrong_number_of_action_lists_is_reported(schedule: Schedule) -> None:
     ]
 
 
-def test_sizes_the_named_schedule_cannot_have(schedule: Schedule) -> None:
+def test_infeasible_sizes_of_a_schedule_are_reported(schedule: Schedule) -> None:
     expect_one_problem(
         replace(schedule, placement=ChunkPlacement(2, 2)), 'parallel.num_chunks=2 needs parallel.schedule="interleaved"'
     )

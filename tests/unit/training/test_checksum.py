@@ -45,7 +45,7 @@ def test_two_changed_signs_do_not_cancel(dtype: torch.dtype, checksums: Checksum
     assert len(numbers) == 1 + 32 * 31 // 2
 
 
-def test_order_counts_also_across_pieces(checksums: Checksums) -> None:
+def test_order_matters_across_pieces_too(checksums: Checksums) -> None:
     x = torch.zeros(2 * PIECE_WORDS + 3)
     x[0], x[PIECE_WORDS], x[-1] = 1.0, 2.0, 3.0
     swapped = x.clone()

@@ -105,7 +105,7 @@ def sys_root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_host_is_read(sys_root: Path) -> None:
+def test_host_cores_are_read_from_files(sys_root: Path) -> None:
     host = read_host_cores(sys_root)
 
     assert host.allowed == tuple(sorted(os.sched_getaffinity(0)))
@@ -154,13 +154,13 @@ def test_every_thread_is_bound() -> None:
     assert text == f"bound to core {own[0]}, share {len(allowed)} of {len(allowed)}"
 
 
-def test_none_leaves_the_process_alone() -> None:
+def test_binding_none_changes_no_affinity() -> None:
     allowed = sorted(os.sched_getaffinity(0))
 
     assert bind_in_a_process("none", 0, 2) == ("not bound to cores", allowed, allowed)
 
 
-def test_a_system_that_refuses_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_binding_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_pid: int, _cores: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 

@@ -136,7 +136,7 @@ def test_evaluation_has_no_auxiliary_loss_terms(tmp_path: Path) -> None:
     assert trained.item() == pytest.approx((smoothed + added).item(), rel=1e-12)
 
 
-def test_training_goes_on_with_dropout(tmp_path: Path) -> None:
+def test_training_has_dropout_after_an_evaluation(tmp_path: Path) -> None:
     config = corpus(tmp_path)
     rank_model = lone_rank_model(config)
     evaluated(config, rank_model)

@@ -54,7 +54,7 @@ def test_top_k_above_the_vocabulary_cuts_nothing() -> None:
     assert torch.equal(drawn(Sampling(top_k=10), 200), drawn(Sampling(), 200))
 
 
-def test_the_logits_are_left_alone() -> None:
+def test_choosing_a_token_does_not_change_the_logits() -> None:
     before = LOGITS.clone()
     choose_token(LOGITS, Sampling(top_k=1, top_p=0.5), torch.Generator())
     assert torch.equal(LOGITS, before)

@@ -52,7 +52,7 @@ def test_deadline_follows_from_signals_and_extensions() -> None:
         assert (clock.deadline, clock.signal_name) == (deadline, name), messages
 
 
-def test_bytes_may_come_in_any_pieces() -> None:
+def test_grace_clock_accepts_bytes_in_any_pieces() -> None:
     # The double 2.5000000000000018 holds bytes that would be signals by themselves.
     # So does the path.
     busy = extend(struct.unpack("<d", b"\x0a\x0f\x02\x00\x00\x00\x04\x40")[0])
