@@ -34,7 +34,7 @@ def plain_geglu(x: Tensor, bias: Tensor | None = None) -> Tensor:
 @pytest.mark.parametrize(
     ("operator", "formula", "num_parts"), [(bias_gelu_exact, plain_gelu_exact, 1), (bias_geglu, plain_geglu, 2)]
 )
-def test_plain_activations_are_their_formulas(
+def test_activations_without_kernels_are_their_formulas(
     operator: Callable[..., Tensor], formula: Callable[..., Tensor], num_parts: int
 ) -> None:
     x, bias, grad = drawn(3, 2, num_parts, 10), drawn(num_parts, 10, seed=1), drawn(3, 2, 10, seed=2)
