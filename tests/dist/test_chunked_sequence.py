@@ -1,4 +1,4 @@
-"""A branch that exchanges sequence chunks: as many bytes as in one collective, and as much memory as was estimated."""
+"""A branch in sequence chunks exchanges as many bytes as without chunks, and takes the estimated memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that ranks trained, read by torch itself; and damaged ones: named, skipped, or refused."""
+"""Checkpoints of eight ranks: torch itself reads them, and damaged ones are named, skipped or refused."""
 
 from __future__ import annotations
 

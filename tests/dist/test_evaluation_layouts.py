@@ -1,4 +1,4 @@
-"""Evaluation on a part of the held-out windows: every layout takes the same ones, none of them twice, of each set.
+"""Evaluation on a part of the held-out windows: every layout evaluates the same windows of each set, each once.
 
 The whole of one set, evaluated in every layout, is in test_parity_layouts.py.
 """

@@ -1,4 +1,4 @@
-"""Programs that are forks instead of new interpreters: what they see is what a new one would see."""
+"""Programs that run in a fork instead of a new interpreter see the same surroundings and end in the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FP8 with delayed scales over ranks: all of a stage scale alike, and scales come back from a checkpoint."""
+"""FP8 with delayed scales: all ranks of a stage use the same scales, and a checkpoint restores them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A storage that is full or may not be written, under the real command: training goes on, and saves when it can."""
+"""Full or unwritable storage under the real command: training continues, and saves as soon as it can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups meet at stores that ranks serve; the job's own is asked for addresses alone."""
+"""Groups meet at stores that ranks serve; the job's own store only holds the addresses of these."""
 
 from __future__ import annotations
 

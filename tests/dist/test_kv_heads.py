@@ -1,4 +1,4 @@
-"""Fewer key-value heads than tensor-parallel ranks: neighbours hold the same head, and a job computes the same.
+"""Fewer key-value heads than tensor-parallel ranks: neighbours share a head, and the results stay the same.
 
 Of eight query heads each rank has its own. What the holders of a key-value head add to its gradient differs, so a sum
 that is left out, or a value that counts twice, shows in the first step's norm.

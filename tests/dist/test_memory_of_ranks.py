@@ -1,4 +1,4 @@
-"""The estimate is what each rank holds where several make a step: exchanges, messages, gradients on their way."""
+"""The memory estimate equals the measured memory of each rank in steps of several ranks, exchanges included."""
 
 from __future__ import annotations
 

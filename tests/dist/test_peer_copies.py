@@ -1,4 +1,4 @@
-"""Hosts that are lost with their memory: the job goes on from copies at peers, reading nothing from storage.
+"""Hosts are lost with their memory: the job continues from copies on peers, without reading storage.
 
 Every rank is a host of its own here: tp 1, pp 2, dp 2, so the copies of ranks 0 and 3, 1 and 2 are at each other's.
 """

@@ -1,4 +1,4 @@
-"""`megatrain.Trainer`: the run of the command bit by bit, with callbacks, and with a loss of one's own."""
+"""`megatrain.Trainer` trains bit by bit like the command, with callbacks, and with a custom loss."""
 
 from __future__ import annotations
 

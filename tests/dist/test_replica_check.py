@@ -1,4 +1,4 @@
-"""Parameters compared over dp while a job trains: what a rank alone has is found and named; nothing else changes."""
+"""Parameters are compared over dp during training: a rank that differs is named; nothing else changes."""
 
 from __future__ import annotations
 

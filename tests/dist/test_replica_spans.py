@@ -1,4 +1,4 @@
-"""Gradients of parameters that ranks hold along several axes: each rank's shard has the sum over all of them."""
+"""Gradients of parameters that ranks hold along several axes: each shard has the sum over all holders."""
 
 from __future__ import annotations
 

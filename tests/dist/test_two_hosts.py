@@ -1,4 +1,4 @@
-"""Ranks that share no memory: each host has an arena and a writer of its own, and together they make one checkpoint."""
+"""Ranks on two hosts without shared memory: each host has an arena and a writer, and both write one checkpoint."""
 
 from __future__ import annotations
 

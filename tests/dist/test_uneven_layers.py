@@ -1,4 +1,4 @@
-"""However the layers are split over stages and chunks, a job computes the same, and goes on from the same files.
+"""Every split of the layers over stages and chunks computes the same, and resumes from the same files.
 
 The model has four layers. A chunk that has an end of the model may have none.
 """

@@ -1,4 +1,4 @@
-"""A worker from start to end, as the command runs it: it trains its configuration, and leaves its results."""
+"""A worker from start to end, as the command runs it: it trains on its configuration and writes its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group of one gives the results that a larger one would, and says what it cannot do; a Pending ends once."""
+"""A group of one returns what a larger group would, and refuses what it cannot do; a Pending ends once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers whose agents counted restarts differently still find each other, and none takes a dead worker for a peer."""
+"""Workers whose agents counted restarts differently still meet, and none takes a dead worker for a peer."""
 
 from __future__ import annotations
 

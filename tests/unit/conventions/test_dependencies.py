@@ -1,4 +1,4 @@
-"""What megatrain asks for. Growing a list here is a decision: it needs an ADR."""
+"""The dependencies of megatrain. A longer list is a decision that needs an ADR."""
 
 from __future__ import annotations
 

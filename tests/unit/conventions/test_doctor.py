@@ -1,4 +1,4 @@
-"""The doctor: every state of the machine has a line, a consequence, and only a hopeless one fails."""
+"""The doctor: every state of the machine has a line and a consequence, and only an unusable machine fails."""
 
 from __future__ import annotations
 

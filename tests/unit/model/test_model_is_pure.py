@@ -1,4 +1,4 @@
-"""The model and its operations know nothing of parallelism: no import and no name of it in their code."""
+"""The code of models and operations neither imports nor names anything of parallelism."""
 
 from __future__ import annotations
 

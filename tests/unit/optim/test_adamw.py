@@ -1,4 +1,4 @@
-"""AdamW against torch.optim.AdamW, whole and in shards, and what it must leave alone."""
+"""AdamW against torch.optim.AdamW, whole and in shards, and which state it does not change."""
 
 from __future__ import annotations
 

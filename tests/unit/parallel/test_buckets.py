@@ -1,4 +1,4 @@
-"""Buckets: how parameters are dealt to them, and that the shards of all ranks together are the parameters."""
+"""Buckets: how parameters are grouped, and that the shards of all ranks together are the parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What recordings refuse, and how CUDA's are made."""
+"""What recordings refuse, and how CUDA graphs are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation of a lone rank: the loss by hand, the tokens that count, bits a byte, and what it leaves behind."""
+"""Evaluation of a lone rank: the loss, the counted tokens, bits per byte, and the state afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training with FP8 products stays beside training in bf16, layer by layer as configured."""
+"""Training with FP8 products stays close to training in bf16, layer by layer as configured."""
 
 from __future__ import annotations
 

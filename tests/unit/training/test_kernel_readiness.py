@@ -1,4 +1,4 @@
-"""What a worker says of the kernels that its GPU will run, and what it refuses."""
+"""A worker reports the kernels that its GPU will run, and refuses configurations without kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training from recordings is training, bit by bit: a stand-in for CUDA graphs does what the Python would have done."""
+"""Training from recordings is bitwise the same as training. A stand-in for CUDA graphs replays the operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that ends itself, with real black boxes; and with real workers whose executor, this test, says no more."""
+"""A worker ends itself: with real black boxes, and in real workers whose executor (this test) is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step of a lone rank at its edges: no label at all, a loss that is not finite, the factor that clips."""
+"""Edge cases of a step of a lone rank: no label at all, a loss that is not finite, and gradient clipping."""
 
 from __future__ import annotations
 

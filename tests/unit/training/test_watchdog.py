@@ -1,4 +1,4 @@
-"""The watchdog, with real workers in processes of their own: free ones, stuck ones, groups, forks and leftovers."""
+"""The watchdog with real workers in separate processes: free ones, stuck ones, groups and forks."""
 
 from __future__ import annotations
 
