@@ -129,7 +129,7 @@ def test_other_program_on_the_port_is_recognised() -> None:
     ours, theirs = socket.socketpair()
     with theirs, PeerConnection(ours, "a web server", LIMITS) as connection:
         theirs.sendall(b"HTTP/1.1 400 Bad Request\r\n")
-        with pytest.raises(CommunicationError, match="the listener there is not a rank"):
+        with pytest.raises(CommunicationError, match="the program that listens there is not a megatrain rank"):
             connection.authenticate(SECRET, is_server=False)
 
 

@@ -114,8 +114,8 @@ def test_residual_dropout_is_the_sum_of_its_parts(shape: tuple[int, ...]) -> Non
 
 
 def test_dropout_gradients_are_the_slopes() -> None:
-    inputs = [one.requires_grad_() for one in drawn_inputs((12, 2, 3))[0]]
-    token = tokens_of((12, 2, 3))
+    inputs = [one.requires_grad_() for one in drawn_inputs((5, 2, 3))[0]]
+    token = tokens_of((5, 2, 3))
 
     assert torch.autograd.gradcheck(lambda x: dropout(x, 0.3, KEY, token), inputs[:1])
     assert torch.autograd.gradcheck(ours(0.3, token), inputs)

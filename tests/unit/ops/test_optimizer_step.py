@@ -217,6 +217,7 @@ def test_lamb_is_its_formula(layout: str, dtype: torch.dtype, tolerance: float) 
     torch.testing.assert_close(shard.master.double(), moved, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_squares_of_a_run_of_more_tiles_than_a_block_has_threads() -> None:
     shard = make_shard([5, 8192 * 300, 0], torch.float32)
     grad = draw(shard.master.numel(), dtype=torch.float32, seed=7)

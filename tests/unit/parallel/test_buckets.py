@@ -95,7 +95,7 @@ def test_parameters_become_views_and_stay_the_same_objects() -> None:
     assert weight.grad is not None
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     shapes=st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5),
     dp_size=st.sampled_from([1, 2, 3, 4, 8]),
@@ -238,7 +238,7 @@ def test_a_shard_is_slices_of_values_with_the_same_holders(dp_size: int) -> None
     assert is_shared == expected + [False] * (len(is_shared) - len(expected))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(sizes=st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=20), limit=st.integers(1, 80))
 def test_every_parameter_is_in_one_bucket_in_backward_order(sizes: Any, limit: int) -> None:
     forward_order = [

@@ -134,7 +134,7 @@ def test_plan_text_has_all_parts(output: dict[str, Any]) -> None:
     assert all(line == line.rstrip() and len(line) <= 160 for line in text.splitlines())
 
 
-@pytest.mark.slow(kept=["1f1b-1"])
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "fullest"), [("zero_bubble", 2), ("1f1b", 1)])
 def test_plan_shows_the_fullest_middle_stage(schedule: str, fullest: int) -> None:
     """Recomputed blocks keep less than they defer: with zero_bubble the last of these stages has most."""

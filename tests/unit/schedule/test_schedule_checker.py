@@ -330,7 +330,7 @@ def test_interleaved_schedule_with_blocking_sends_deadlocks() -> None:
 def test_deadlock_is_found_exactly_at_dependency_cycles() -> None:
     rng = random.Random(0)
     verdicts: list[bool] = []
-    for _ in range(150):
+    for _ in range(75):
         pp_size, num_chunks, num_microbatches = rng.choice([(2, 1, 4), (2, 2, 3), (3, 1, 4), (3, 2, 4), (4, 2, 5)])
         placement = ChunkPlacement(pp_size, num_chunks)
         orders = interleaved(placement, num_microbatches)
@@ -342,4 +342,4 @@ def test_deadlock_is_found_exactly_at_dependency_cycles() -> None:
         is_deadlocked = any(problem.startswith("deadlock") for problem in check_schedule(schedule))
         assert is_deadlocked == (not can_finish(schedule))
         verdicts.append(is_deadlocked)
-    assert 20 < sum(verdicts) < 130
+    assert 10 < sum(verdicts) < 65

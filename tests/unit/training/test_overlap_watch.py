@@ -55,7 +55,7 @@ def test_warning_has_figures_and_a_hint() -> None:
     )
 
 
-def test_one_warning_names_both_exchanges() -> None:
+def test_warning_names_both_exchanges() -> None:
     text = warned(dp_config(), {REDUCE: (20, 20), GATHER: (10, 10)})
 
     assert text.count("warning") == 1

@@ -204,7 +204,7 @@ def test_a_skipped_step_leaves_no_trace(tables: Tables, bad_steps: tuple[int, ..
     assert min(replays) > 0
 
 
-@pytest.mark.slow(kept=["fp64"])
+@pytest.mark.slow
 @pytest.mark.parametrize("tables", [{}, {"train": {"precision": "bf16"}}, DELAYED], ids=["fp64", "bf16", "fp8"])
 def test_recordings_continue_with_a_loaded_state(tables: Tables) -> None:
     config = config_of(tables, 2)

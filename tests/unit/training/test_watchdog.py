@@ -199,7 +199,7 @@ os._exit(0)
             os.kill(child, signal.SIGKILL)
 
 
-def test_close_leaves_no_child() -> None:
+def test_close_leaves_no_child_and_restores_the_wakeup_fd() -> None:
     body = """
 watchdog.close()
 watchdog.close()
@@ -207,16 +207,11 @@ try:
     os.waitpid(-1, 0)
 except ChildProcessError:
     say("none")
+try:
+    watchdog.disarm()
+except RuntimeError as error:
+    say(error)
 assert signal.set_wakeup_fd(-1) == -1
-"""
-    with worker(body) as closed:
-        assert closed.line() == "none"
-        assert closed.end() == (0, "")
-
-
-def test_close_gives_the_wakeup_descriptor_back() -> None:
-    body = """
-watchdog.close()
 read_fd, write_fd = os.pipe()
 os.set_blocking(write_fd, False)
 signal.set_wakeup_fd(write_fd)
@@ -225,7 +220,8 @@ signal.raise_signal(signal.SIGUSR1)
 say(os.read(read_fd, 9) == bytes([signal.SIGUSR1]))
 """
     with worker(body) as closed:
-        assert closed.line() == "True"
+        assert [closed.line() for _ in range(3)] == ["none", "the watchdog is closed", "True"]
+        assert closed.end() == (0, "")
 
 
 def test_announced_work_extends_the_grace_period() -> None:
@@ -259,7 +255,7 @@ get_stuck()
         assert "got SIGUSR1" in errors
 
 
-def test_ending_a_forked_child_does_not_stop_the_worker() -> None:
+def test_signals_of_forked_children_do_not_stop_the_worker() -> None:
     body = """
 child = os.fork()
 if child == 0:
@@ -267,17 +263,6 @@ if child == 0:
     os._exit(0)
 os.kill(child, signal.SIGTERM)
 assert os.waitpid(child, 0)[1] == signal.SIGTERM, "the child has the worker's handler"
-end = time.monotonic() + 0.2
-run_until(lambda: time.monotonic() > end)
-say(signals.is_requested)
-"""
-    with worker(body, grace_s=0.05) as parent:
-        assert parent.line() == "False"
-        assert parent.end() == (0, "")
-
-
-def test_a_signal_that_a_forked_child_handles_is_not_the_workers() -> None:
-    body = """
 child = os.fork()
 if child == 0:
     signal.signal(signal.SIGUSR1, lambda *_: os._exit(7))
@@ -285,10 +270,10 @@ if child == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 end = time.monotonic() + 0.2
 run_until(lambda: time.monotonic() > end)
-say("alive")
+say(signals.is_requested)
 """
     with worker(body, grace_s=0.05) as parent:
-        assert parent.line() == "alive"
+        assert parent.line() == "False"
         assert parent.end() == (0, "")
 
 
@@ -319,12 +304,6 @@ say("alive")
         status, errors = widow.end()
         assert status == 0
         assert "accepts no commands (" in errors
-
-
-def test_a_closed_watchdog_takes_no_command() -> None:
-    body = "watchdog.close()\ntry:\n    watchdog.disarm()\nexcept RuntimeError as error:\n    say(error)"
-    with worker(body) as closed:
-        assert closed.line() == "the watchdog is closed"
 
 
 def test_watchdog_module_imports_no_torch() -> None:
