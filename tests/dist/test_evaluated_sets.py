@@ -89,7 +89,7 @@ def test_a_dry_run_shows_what_is_taken_of_each_set(evaluated: Evaluated, capsys:
     assert main(command) == 0
     table = capsys.readouterr().out.partition("Validation sets\n")[2].splitlines()
     assert [line.split() for line in table] == [
-        ["validation", "set", "tokens", "samples", "of", "an", "evaluation"],
+        ["validation", "set", "tokens", "samples", "per", "evaluation"],
         ["web", str(SIZES["web"]), "2"],
         ["code", str(SIZES["code"]), "1"],
     ]
