@@ -1,4 +1,4 @@
-"""Jobs that crash and start again: where they lie, what a crash left of them, and whether the restart is right."""
+"""Jobs that crash and restart: their directories, what remains after the crash, and checks of the restart."""
 
 from __future__ import annotations
 

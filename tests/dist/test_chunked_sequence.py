@@ -1,4 +1,4 @@
-"""A branch that exchanges sequence chunks: as many bytes as in one collective, and as much memory as was estimated."""
+"""A branch in sequence chunks exchanges as many bytes as without chunks, and takes the estimated memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENDS = {Operation.TP_ALL_GATHER: 3, Operation.TP_REDUCE_SCATTER: 2}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("block", "recompute"), [("parallel", "none"), ("serial", "selective"), ("serial", "full")])
-def test_as_many_bytes_travel_in_more_exchanges(
+def test_chunks_send_the_same_bytes_in_more_exchanges(
     block: str, recompute: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     numbers, sizes = {}, {}

@@ -54,12 +54,12 @@ def joined_mesh(context: RankContext, layout: Layout, boxes: str = "", *, has_wr
 
 
 def own(rank: int) -> Tensor:
-    """Return what a rank brings: the largest of each place is another rank's, and the sum is no one's."""
+    """Return a rank's input: each maximum belongs to another rank, and no rank holds the sum."""
     return torch.tensor([[rank, -rank], [10.0 * (rank == 1), 7.0]], dtype=torch.float64)
 
 
 def sent_by(rank: int) -> Tensor:
-    """Return what a rank deals out, numbers that no other rank has."""
+    """Return a rank's input of an all-to-all; no other rank has the same numbers."""
     return 100.0 * rank + torch.arange(sum(COUNTS[rank]), dtype=torch.float64)
 
 
@@ -102,7 +102,7 @@ def answers(rank_pool: RankPool, boxes: Path) -> list[Answers]:
     return rank_pool.run(exchange, SIZE, str(boxes))
 
 
-def test_every_rank_gets_the_result(answers: list[Answers]) -> None:
+def test_every_rank_gets_the_results_of_collectives(answers: list[Answers]) -> None:
     each = [own(rank).tolist() for rank in range(SIZE)]
     parts = [sent_by(rank).split(COUNTS[rank]) for rank in range(SIZE)]
     scattered = [[[6.0 * row] for row in rows] for rows in ((0, 1), (2, 3), (4, 5))]
@@ -119,7 +119,7 @@ def test_every_rank_gets_the_result(answers: list[Answers]) -> None:
         assert answer.has_waited
 
 
-def test_every_exchange_is_recorded_with_its_bytes_and_its_end(answers: list[Answers], boxes: Path) -> None:
+def test_every_exchange_is_recorded_with_bytes_and_end(answers: list[Answers], boxes: Path) -> None:
     for rank, box in boxes_by_rank(boxes).items():
         # of what the rank sends: four numbers of 8 bytes, six of 4
         expected = [
@@ -139,7 +139,7 @@ def test_every_exchange_is_recorded_with_its_bytes_and_its_end(answers: list[Ans
         assert (dp.entered, dp.left, list(dp.ranks)) == (9, 8, list(range(SIZE)))
 
 
-def test_an_error_says_the_how_manieth_exchange_it_was(answers: list[Answers]) -> None:
+def test_error_has_the_number_of_the_failed_exchange(answers: list[Answers]) -> None:
     for rank, answer in enumerate(answers):
         assert answer.num_calls == 7
         place = f"dp-all-reduce number 9 on group dp (ranks 0, 1, 2) failed on rank {rank}: "
@@ -147,7 +147,7 @@ def test_an_error_says_the_how_manieth_exchange_it_was(answers: list[Answers]) -
         assert "an exchange of this phase may take 17 s" in answer.error
 
 
-def test_a_timeout_is_for_every_group(answers: list[Answers]) -> None:
+def test_timeout_is_set_for_every_group(answers: list[Answers]) -> None:
     for answer in answers:
         # dp and the same on host memory
         assert answer.timeouts == [17.0] * 2
@@ -166,7 +166,7 @@ def channels_of(context: RankContext, layout: Layout, has_wrap_links: bool) -> t
     )
 
 
-def test_two_stages_have_links_of_their_own_for_the_way_round(rank_pool: RankPool) -> None:
+def test_two_stages_have_separate_wrap_links(rank_pool: RankPool) -> None:
     layout = Layout(pp_size=2)
     first, last = rank_pool.run(channels_of, 2, layout, True)
     plain = rank_pool.run(channels_of, 2, layout, False)
@@ -176,13 +176,13 @@ def test_two_stages_have_links_of_their_own_for_the_way_round(rank_pool: RankPoo
     assert plain == [(["pp-forward", "pp-forward", "pp-backward", "pp-backward"], True, True)] * 2
 
 
-def test_three_stages_need_no_more_links(rank_pool: RankPool) -> None:
+def test_three_stages_need_no_wrap_links(rank_pool: RankPool) -> None:
     names = ["pp-forward", "pp-forward", "pp-backward", "pp-backward"]
     assert rank_pool.run(channels_of, 3, Layout(pp_size=3), True) == [(names, True, True)] * 3
 
 
 def reduce_half_precision(context: RankContext) -> list[float]:
-    """Sum bf16 into the rank's own slice, as buckets do: what the ranks hold is lost one by one where sums round."""
+    """Sum bf16 into the rank's own slice, as buckets do. Sums rounded to bf16 would lose the small addends."""
     rank = context.rank
     x = torch.full((SIZE * 2,), 256.0 if rank == 0 else 1.0, dtype=torch.bfloat16)
     own_slice = x[2 * rank : 2 * rank + 2]
@@ -194,6 +194,6 @@ def reduce_half_precision(context: RankContext) -> list[float]:
     return [*reduced.tolist(), *wide.tolist()]
 
 
-def test_half_precision_is_summed_wide_and_rounded_once_at_most(rank_pool: RankPool) -> None:
+def test_half_precision_sums_are_rounded_at_most_once(rank_pool: RankPool) -> None:
     # 256 + 1 is no bf16 and would round back to 256; 258 is one, and 257 is of fp32
     assert rank_pool.run(reduce_half_precision, SIZE) == [[258.0, 258.0, 257.0]] * SIZE

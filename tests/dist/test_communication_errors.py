@@ -1,4 +1,4 @@
-"""A peer that dies, or does not come: the survivors name their operation, its ranks, and themselves."""
+"""A rank that dies or hangs: each surviving rank names its operation, the ranks of the group, and itself."""
 
 from __future__ import annotations
 
@@ -71,6 +71,13 @@ def messages_of(rank_pool: RankPool, config: Config, orders: Orders) -> tuple[di
     return {int(note.name.removeprefix("rank-")): note.read_text() for note in notes}, caught.value.failures
 
 
+def assert_exit_codes(failures: tuple[RankFailure, ...], dead: int, world_size: int) -> None:
+    """Check that all ranks but the dead one end with the exit code of a failed communication."""
+    codes = {failure.rank: failure.description.rpartition(" ")[2] for failure in failures}
+    assert codes == {rank: str(DEATH_EXIT_CODE if rank == dead else 69) for rank in range(world_size)}
+
+
+@pytest.mark.slow
 def test_survivors_of_a_dead_rank_name_operation_group_and_rank(
     rank_pool: RankPool, train_data: Tables, tmp_path: Path
 ) -> None:
@@ -81,8 +88,7 @@ def test_survivors_of_a_dead_rank_name_operation_group_and_rank(
     assert sorted(messages) == [rank for rank in range(WORLD_SIZE) if rank != dead]
     for rank, message in messages.items():
         check_message(rank, message, config)
-    codes = {failure.rank: failure.description.rpartition(" ")[2] for failure in failures}
-    assert codes == {rank: str(DEATH_EXIT_CODE if rank == dead else 69) for rank in range(WORLD_SIZE)}
+    assert_exit_codes(failures, dead, WORLD_SIZE)
 
 
 @pytest.mark.slow(kept=["gather-during-forward"])
@@ -96,9 +102,10 @@ def test_rank_that_dies_in_overlapped_exchanges_is_named(
     layout, dead = config.layout(None), 1
     orders = Orders(die_in=(dead, operation, 11), diary=str(tmp_path))
 
-    messages, _ = messages_of(rank_pool, config, orders)
+    messages, failures = messages_of(rank_pool, config, orders)
 
     assert sorted(messages) == [rank for rank in range(layout.world_size) if rank != dead]
+    assert_exit_codes(failures, dead, layout.world_size)
     found = {rank: check_message(rank, message, config) for rank, message in messages.items()}
     for peer in set(layout.ranks_along(dead, axis)) - {dead}:  # the others follow when these have gone
         assert str(dead) in found[peer]["ranks"].split(", "), messages

@@ -1,4 +1,4 @@
-"""What ranks tell each other on host memory: plans, agreements, in every kind of layout."""
+"""Exchanges on host memory (plans, agreements, sums) give the same results in every kind of layout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.helpers.waiting import DEADLINE_S
 
 LAYOUTS = [
     Layout(tp_size=2, pp_size=2, dp_size=2),
-    Layout(pp_size=4, dp_size=2),
+    Layout(pp_size=2, dp_size=2),
     Layout(tp_size=8),
     Layout(dp_size=3),
     Layout(),
@@ -67,14 +67,7 @@ def talk(context: RankContext, layout: Layout) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow(
-    kept=[
-        "pp_size=1 dp_size=1 tp_size=1",
-        "pp_size=1 dp_size=3 tp_size=1",
-        "pp_size=1 dp_size=1 tp_size=8",
-        "pp_size=4 dp_size=2 tp_size=1",
-    ]
-)
+@pytest.mark.slow(kept=["pp_size=1 dp_size=1 tp_size=1", "pp_size=2 dp_size=2 tp_size=1"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_ranks_exchange_values_on_host_memory(layout: Layout, rank_pool: RankPool) -> None:
     world_size = layout.world_size

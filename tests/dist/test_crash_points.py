@@ -1,7 +1,7 @@
-"""A rank or a writer that is killed at each point of the protocol: what was committed stays, and the job goes on.
+"""A rank or a writer is killed at each point of the protocol: committed checkpoints stay, and the job continues.
 
 The protocol of a writer alone is killed step by step in tests/unit/checkpoint/test_writer_crash.py; here real ranks
-train with it, and start again after it.
+train with it and are restarted.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def never_stopped(jobs: TrainingJobs, train_data: Tables, steps: int = STEPS) ->
     ],
     ids=lambda fault: fault.point,
 )
-def test_a_rank_that_is_killed(
+def test_rank_killed_in_a_save(
     fault: RankFault, rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     tables = (train_data, OPTIONS, LAYOUT, place(tmp_path))
@@ -85,7 +85,7 @@ def test_rank_killed_before_its_first_seal(
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_in_the_copy_into_the_only_slot(
+def test_rank_killed_while_copying_into_the_only_slot(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     tables = (train_data, OPTIONS, LAYOUT, place(tmp_path))
@@ -103,7 +103,7 @@ def test_a_rank_that_is_killed_in_the_copy_into_the_only_slot(
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_while_the_slots_change(
+def test_rank_killed_while_slots_change(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     """The writer is in the middle of a file of one snapshot when the copy of the next one breaks off."""
@@ -128,7 +128,7 @@ def test_a_rank_that_is_killed_while_the_slots_change(
 
 
 @pytest.mark.slow
-def test_all_processes_of_the_host_are_killed_at_once(
+def test_all_processes_of_a_host_killed_at_once(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     """In the middle of a file of the newest snapshot. Then the memory of the host is there, or is not."""
@@ -189,9 +189,7 @@ SAVES = 12
 
 
 @pytest.mark.slow
-def test_writers_that_are_killed_while_the_ranks_train_on(
-    jobs: TrainingJobs, train_data: Tables, tmp_path: Path
-) -> None:
+def test_writers_killed_while_ranks_train(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     faults = WriterFaults.order(tmp_path / "faults" / "host-0", *KILLS)
     every: Tables = {"train": {"steps": SAVES}, "checkpoint": {"interval": 1, "keep_last": 2}}
     run = tmp_path / "run"

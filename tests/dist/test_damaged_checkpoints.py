@@ -1,4 +1,4 @@
-"""Checkpoints that ranks trained, read by torch itself; and damaged ones: named, skipped, or refused."""
+"""Checkpoints of eight ranks: torch itself reads them, and damaged ones are named, skipped or refused."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def ckpt(capsys: pytest.CaptureFixture[str]) -> Ckpt:
 
 
 @pytest.mark.slow
-def test_stock_torch_reads_the_state_that_eight_ranks_wrote(
+def test_torch_reads_the_state_that_eight_ranks_wrote(
     trained: Trained, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     dcp_to_torch_save(step_place(trained.root, STEPS), tmp_path / "whole.pt")
@@ -189,7 +189,9 @@ def test_checkpoint_verified_as_damaged_is_the_last_candidate(trained: Trained, 
 
 @pytest.mark.slow(kept=["missing COMMIT"])
 @pytest.mark.parametrize("damage", DAMAGES, ids=str)
-def test_a_damaged_checkpoint(damage: Damage, trained: Trained, ckpt: Ckpt, train: Train, tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_named_skipped_or_refused(
+    damage: Damage, trained: Trained, ckpt: Ckpt, train: Train, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained.root / "checkpoints", run / "checkpoints")
     victim = step_place(run, STEPS)

@@ -1,4 +1,4 @@
-"""Mixtures of training data through the command: weights that change at a resume, and what is refused."""
+"""Mixtures of training data through the command: weights that change at a resume, and mixtures that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several validation sets through the command: what it prints and stores, and what a resumed run says of changes."""
+"""Several validation sets through the command: its output and metrics, and the notes of a resumed run on changes."""
 
 from __future__ import annotations
 

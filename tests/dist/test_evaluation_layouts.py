@@ -1,4 +1,4 @@
-"""Evaluation on a part of the held-out windows: every layout takes the same ones, none of them twice, of each set.
+"""Evaluation on a part of the held-out windows: every layout evaluates the same windows of each set, each once.
 
 The whole of one set, evaluated in every layout, is in test_parity_layouts.py.
 """
@@ -37,7 +37,7 @@ def two_sets(all_data: Tables, tmp_path_factory: pytest.TempPathFactory) -> Tabl
 
 @pytest.mark.slow(kept=["(1, 1, 2, 1)"])
 @pytest.mark.parametrize("sizes", [(1, 1, 2, 1), (1, 1, 8, 1), (2, 2, 2, 2), (1, 4, 1, 1)], ids=str)
-def test_the_same_windows_count_in_every_layout(
+def test_every_layout_evaluates_the_same_windows(
     sizes: tuple[int, int, int, int], jobs: TrainingJobs, all_data: Tables, two_sets: Tables
 ) -> None:
     reference = jobs.remembered(make_config(two_sets, COMMON))

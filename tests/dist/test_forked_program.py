@@ -1,4 +1,4 @@
-"""Programs that are forks instead of new interpreters: what they see is what a new one would see."""
+"""Programs that run in a fork instead of a new interpreter see the same surroundings and end in the same way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize("kind", ["-c", "-m"])
-def test_it_sees_what_a_new_interpreter_sees(kind: str, tmp_path: Path) -> None:
+def test_fork_sees_what_a_new_interpreter_sees(kind: str, tmp_path: Path) -> None:
     (tmp_path / "seen.py").write_text(SEEN)
     words = [kind, SEEN if kind == "-c" else "seen", "--a", "b c"]
     environment = {"PATH": os.environ["PATH"], "ODD": "=x", "LC_CTYPE": "C.UTF-8"}
@@ -62,7 +62,7 @@ def test_it_sees_what_a_new_interpreter_sees(kind: str, tmp_path: Path) -> None:
         ("import threading, time; threading.Thread(target=lambda: print('late')).start()", 0, ""),
     ],
 )
-def test_it_ends_as_a_new_interpreter_does(source: str, exit_code: int, said: str) -> None:
+def test_fork_ends_as_a_new_interpreter_does(source: str, exit_code: int, said: str) -> None:
     done = run_forked(["-c", source], timeout_s=DEADLINE_S)
     assert (done.returncode, done.stdout) == (exit_code, "late\n" if "late" in source else "")
     assert done.stderr.endswith(said)
@@ -78,7 +78,7 @@ def test_forked_program_writes_to_its_streams_and_leaves_nothing(tmp_path: Path)
     assert not is_running(program.pid)
 
 
-def test_permissions_hold_for_it_and_for_what_it_starts(tmp_path: Path) -> None:
+def test_fork_and_its_children_heed_permissions(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o555)
     source = (
         "import os, subprocess, sys\n"

@@ -1,4 +1,4 @@
-"""FP8 with delayed scales over ranks: all of a stage scale alike, and scales come back from a checkpoint."""
+"""FP8 with delayed scales: all ranks of a stage use the same scales, and a checkpoint restores them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ part; the first step scales by the tensor at hand, which is another one on each 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["delayed", "rowwise"])
-def test_layouts_stay_beside_one_process(recipe: str, jobs: TrainingJobs, train_data: Tables) -> None:
+def test_fp8_layouts_stay_close_to_one_process(recipe: str, jobs: TrainingJobs, train_data: Tables) -> None:
     common: Tables = DELAYED if recipe == "delayed" else {**DELAYED, "fp8": {"recipe": "rowwise"}}
     reference = jobs.remembered(make_config(train_data, common))
     run = jobs.run(make_config(train_data, common, on_layout(2, 2, 2)))

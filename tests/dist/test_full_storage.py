@@ -1,4 +1,4 @@
-"""A storage that is full or may not be written, under the real command: training goes on, and saves when it can."""
+"""Full or unwritable storage under the real command: training continues, and saves as soon as it can."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def is_tidy(main: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full(train_data: Tables, tmp_path: Path) -> None:
+def test_training_survives_a_full_disk(train_data: Tables, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 128 << 10) as disk:
         run = disk.path / "run"
         tables: Tables = {
@@ -133,7 +133,7 @@ def go_on_from_what_it_left(job: Job, disk: SmallDisk, directory: Path, step: in
 
 
 @pytest.mark.slow
-def test_a_directory_without_permission(train_data: Tables, tmp_path: Path) -> None:
+def test_training_survives_an_unwritable_directory(train_data: Tables, tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir(mode=0o555)
     tables: Tables = {

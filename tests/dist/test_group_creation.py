@@ -1,4 +1,4 @@
-"""Groups are created by their members alone, under their own names; who does not come is named."""
+"""Groups are created by their members alone, under their own names; errors name missing ranks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def groups_of_unequal_ranks(context: RankContext, port: int) -> list[float]:
 
 
 @pytest.mark.parametrize("is_server", [True, False])
-def test_ranks_need_not_have_created_as_many_groups(
+def test_ranks_may_have_created_different_numbers_of_groups(
     rank_pool: RankPool, server: dist.TCPStore, is_server: bool
 ) -> None:
     sums = rank_pool.run(groups_of_unequal_ranks, 3, server.port if is_server else 0)
@@ -86,7 +86,7 @@ def talk_to_the_world(context: RankContext) -> str:
     return str(caught.value)
 
 
-def test_the_world_has_no_connections_and_says_so(rank_pool: RankPool) -> None:
+def test_collective_on_the_world_reports_no_backend(rank_pool: RankPool) -> None:
     for error in rank_pool.run(talk_to_the_world, 2):
         assert "No backend" in error
 
@@ -134,7 +134,7 @@ def only_half_of_a_mesh(context: RankContext) -> str:
 
 
 @pytest.mark.slow
-def test_in_a_mesh_every_rank_names_whom_it_waits_for(rank_pool: RankPool) -> None:
+def test_each_rank_of_a_mesh_names_the_rank_that_it_awaits(rank_pool: RankPool) -> None:
     errors = rank_pool.run(only_half_of_a_mesh, 4)
     assert "rank 2 could not create group tp of ranks 2, 3" in errors[2]
     assert "no sign of rank 3:" in errors[2]
@@ -164,6 +164,7 @@ def say_hello_to_neighbours(context: RankContext, layout: Layout, has_wrap_links
     return found
 
 
+@pytest.mark.slow(kept=["2-True", "3-True"])
 @pytest.mark.parametrize(("pp_size", "has_wrap_links"), [(2, False), (2, True), (3, True)])
 def test_first_messages_go_over_every_link(rank_pool: RankPool, pp_size: int, has_wrap_links: bool) -> None:
     found = rank_pool.run(say_hello_to_neighbours, pp_size, Layout(pp_size=pp_size), has_wrap_links)
@@ -193,7 +194,7 @@ def come_to_links_alone(context: RankContext) -> str:
     return error
 
 
-def test_a_neighbour_that_does_not_come_to_a_link_is_named(rank_pool: RankPool) -> None:
+def test_missing_neighbour_of_a_link_is_named(rank_pool: RankPool) -> None:
     error, _ = rank_pool.run(come_to_links_alone, 2)
 
     assert error.startswith("rank 0 could not open the link pp-forward to rank 1 within runtime.init_timeout_s=1: ")

@@ -1,4 +1,4 @@
-"""Groups meet at stores that ranks serve; the job's own is asked for addresses alone."""
+"""Groups meet at stores that ranks serve; the job's own store only holds the addresses of these."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def sum_in_all_groups(context: RankContext, port: int, ranks_per_store: int) -> 
 
 @pytest.mark.slow(kept=["3-3"])
 @pytest.mark.parametrize(("ranks_per_store", "num_stores"), [(8, 1), (3, 3)])
-def test_all_groups_meet(rank_pool: RankPool, ranks_per_store: int, num_stores: int) -> None:
+def test_all_groups_meet_at_their_stores(rank_pool: RankPool, ranks_per_store: int, num_stores: int) -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     answers = rank_pool.run(sum_in_all_groups, LAYOUT.world_size, server.port, ranks_per_store)
     for answer in answers:
@@ -95,7 +95,8 @@ def come_without_rank_4(context: RankContext, port: int) -> str:
     return text
 
 
-def test_a_rank_that_serves_and_does_not_come_is_named(rank_pool: RankPool) -> None:
+@pytest.mark.slow
+def test_missing_rank_that_serves_a_store_is_named(rank_pool: RankPool) -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     errors = rank_pool.run(come_without_rank_4, LAYOUT.world_size, server.port)
     needing = [

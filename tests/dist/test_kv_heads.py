@@ -1,4 +1,4 @@
-"""Fewer key-value heads than tensor-parallel ranks: neighbours hold the same head, and a job computes the same.
+"""Fewer key-value heads than tensor-parallel ranks: neighbours share a head, and the results stay the same.
 
 Of eight query heads each rank has its own. What the holders of a key-value head add to its gradient differs, so a sum
 that is left out, or a value that counts twice, shows in the first step's norm.
@@ -63,7 +63,7 @@ CASES: dict[str, tuple[Tables, dict[str, Any], Tables]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_holders_of_a_head_give_the_numbers_of_one_process(
+def test_shared_kv_heads_give_the_numbers_of_one_process(
     case: tuple[Tables, dict[str, Any], Tables], jobs: TrainingJobs, all_data: Tables
 ) -> None:
     layout, options, changes = case
@@ -77,7 +77,7 @@ def test_holders_of_a_head_give_the_numbers_of_one_process(
 
 
 @pytest.mark.slow
-def test_overlap_changes_no_bit(jobs: TrainingJobs, train_data: Tables) -> None:
+def test_overlap_with_shared_kv_heads_changes_no_bit(jobs: TrainingJobs, train_data: Tables) -> None:
     common: Tables = {**train_data, "model": {"num_kv_heads": 2}}
     on, off = (
         jobs.run(make_config(common, on_layout(4, 1, 2), {"parallel": {"zero_stage": 2, "overlap": overlap}}))
@@ -94,7 +94,7 @@ def test_overlap_changes_no_bit(jobs: TrainingJobs, train_data: Tables) -> None:
     [((4, 1, 2, 1), (1, 1, 1, 1)), ((2, 2, 2, 1), (4, 1, 2, 1)), ((8, 1, 1, 1), (4, 2, 1, 2))],
     ids=["to fewer", "to more", "of more to more"],
 )
-def test_a_job_goes_on_with_other_holders(
+def test_resume_with_other_holders_of_kv_heads(
     first: tuple[int, int, int, int],
     second: tuple[int, int, int, int],
     jobs: TrainingJobs,

@@ -1,4 +1,4 @@
-"""The estimate is what each rank holds where several make a step: exchanges, messages, gradients on their way."""
+"""The memory estimate equals the measured memory of each rank in steps of several ranks, exchanges included."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {name: CASES[name] for name in NAMES} | {
 
 @pytest.mark.slow(kept=["GPT, pp2, 2 chunks of uneven layers"])
 @pytest.mark.parametrize("changes", LAYOUTS.values(), ids=LAYOUTS)
-def test_estimate_is_what_each_rank_holds(changes: dict[str, Any], rank_pool: RankPool) -> None:
+def test_estimate_is_the_memory_of_each_rank(changes: dict[str, Any], rank_pool: RankPool) -> None:
     tables = with_changes(SMALL | changes | {"parallel.bucket_size": 50_000})
     world_size = Config.from_dict(tables).layout(None).world_size
 

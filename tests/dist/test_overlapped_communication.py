@@ -1,4 +1,4 @@
-"""Overlapped communication, by the recorded spans of a real job: some with overlap on, none with overlap off."""
+"""The recorded spans of a real job show overlapped communication with overlap on, and none with overlap off."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def powers_of_two(num_ranks: int) -> list[tuple[int, int, int, int]]:
 LAYOUTS = [*powers_of_two(8), (2, 1, 2, 2)]
 
 
-@pytest.mark.slow(kept=["tp2-pp2-dp2-chunks2"])
+@pytest.mark.slow  # quick: a layout of test_resume.py, one of test_parity_options.py
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "tp{}-pp{}-dp{}-chunks{}".format(*layout))
 def test_layout_gives_the_numbers_of_one_process(
     layout: tuple[int, int, int, int], jobs: TrainingJobs, all_data: Tables
@@ -52,7 +52,7 @@ def test_layout_gives_the_numbers_of_one_process(
     assert run.losses[-1] < run.losses[0]
 
 
-@pytest.mark.slow(kept=["97"])
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab_size", [91, 97])
 def test_an_odd_vocabulary_with_a_tied_head_on_two_stages(
     jobs: TrainingJobs, all_data: Tables, vocab_size: int

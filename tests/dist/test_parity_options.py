@@ -1,4 +1,4 @@
-"""Every option computes the same in parallel as in one process, and so do every two options together, in fp64.
+"""Every option, and every pair of options, computes in parallel what one process computes, in fp64.
 
 The rows are a pairwise covering array over options and layouts (covering_array.py). Each row is compared with one
 process that has the same model, optimizer and batch.

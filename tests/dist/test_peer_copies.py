@@ -1,4 +1,4 @@
-"""Hosts that are lost with their memory: the job goes on from copies at peers, reading nothing from storage.
+"""Hosts are lost with their memory: the job continues from copies on peers, without reading storage.
 
 Every rank is a host of its own here: tp 1, pp 2, dp 2, so the copies of ranks 0 and 3, 1 and 2 are at each other's.
 """
@@ -128,7 +128,7 @@ def straight_run(jobs: TrainingJobs, train_data: Tables) -> Run:
 
 
 @pytest.mark.slow
-def test_a_job_goes_on_when_a_dp_group_is_lost_and_its_storage(
+def test_job_survives_loss_of_a_dp_group_and_its_storage(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     """Rank 0, which decides, is among the lost."""
@@ -141,7 +141,7 @@ def test_a_job_goes_on_when_a_dp_group_is_lost_and_its_storage(
 
 
 @pytest.mark.slow
-def test_a_job_goes_on_when_a_pp_group_is_lost_while_it_writes(
+def test_job_survives_loss_of_a_pp_group_that_writes(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     """The writers that are left wait for files that never come, until there is something newer to do."""
@@ -185,9 +185,7 @@ def test_snapshot_without_a_peer_copy_comes_from_storage(
     wait_for_the_end_of_writers(tmp_path)
 
 
-def test_a_start_without_hosts_outside_of_groups_is_refused(
-    rank_pool: RankPool, train_data: Tables, tmp_path: Path
-) -> None:
+def test_start_without_hosts_for_copies_is_refused(rank_pool: RankPool, train_data: Tables, tmp_path: Path) -> None:
     config = config_of(tmp_path, train_data)
     with pytest.raises(RankError, match=r"checkpoint\.has_peer_copies=true: .* on 2 hosts leaves no host outside"):
         rank_pool.run(train_on_rank, NUM_HOSTS, config, Orders(num_hosts=2))

@@ -1,4 +1,4 @@
-"""`megatrain.Trainer`: the run of the command bit by bit, with callbacks, and with a loss of one's own."""
+"""`megatrain.Trainer` trains bit by bit like the command, with callbacks, and with a custom loss."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_custom_loss_replaces_cross_entropy_in_training_only(
 
 
 @pytest.mark.slow
-def test_the_loss_is_the_last_stages_in_every_layout(
+def test_custom_loss_is_the_same_in_a_pipeline(
     command: Job, all_data: Tables, rank_pool: RankPool, tmp_path: Path
 ) -> None:
     layout = on_layout(1, 2, 2, 2)
@@ -165,7 +165,7 @@ def test_the_loss_is_the_last_stages_in_every_layout(
 
 
 @pytest.mark.slow
-def test_a_signal_saves_and_the_next_run_goes_on(
+def test_signal_saves_and_the_next_run_continues(
     command: Job, all_data: Tables, rank_pool: RankPool, tmp_path: Path
 ) -> None:
     job = make_job(tmp_path / "job", all_data, TABLES)

@@ -1,4 +1,4 @@
-"""Gradients of parameters that ranks hold along several axes: each rank's shard has the sum over all of them."""
+"""Gradients of parameters that ranks hold along several axes: each shard has the sum over all holders."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def sum_on_rank(context: RankContext, row: PlacementRow, layout: Layout) -> list
     return [*found, (None, tokens)]
 
 
-@pytest.mark.slow(kept=["state over dp, sums over cp and tp"])
+@pytest.mark.slow(kept=["state over dp and cp"])
 @pytest.mark.parametrize("case", CASES)
 def test_shards_have_the_sum_over_all_holders_of_the_part(case: str, rank_pool: RankPool) -> None:
     row, layout = CASES[case]

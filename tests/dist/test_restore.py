@@ -1,4 +1,4 @@
-"""Going on after a crash: from memory when every rank's is there, from storage when not, past what is damaged."""
+"""Restarts after a crash: from host memory if every rank has its snapshot there, else from the newest good one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KEPT: Tables = {"checkpoint": {"interval": INTERVAL, "keep_arena_s": 60.0}}
 
 
 @pytest.mark.slow
-def test_after_a_crash_of_workers_the_job_goes_on_from_memory(
+def test_job_continues_from_memory_after_a_crash(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     tables = (train_data, OPTIONS, KEPT, LAYOUT, place(tmp_path))
@@ -121,10 +121,10 @@ def train_and_count(context: RankContext, config: Config, orders: Orders) -> Ran
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bucket_size", [20_000, 7_000])
-def test_four_copies_of_a_pipeline_read_a_checkpoint_once(
+def test_four_replicas_read_a_checkpoint_once(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path, bucket_size: int
 ) -> None:
-    """Cut as it was saved, and cut at other places, where ranks need items that others read."""
+    """With the same shards as the saved ones, and with other shards, where ranks need items that others read."""
     tables = (train_data, {"checkpoint": {"interval": 3}}, on_layout(1, 1, 4, 1), place(tmp_path))
     jobs.run(make_config(*tables, {"train": {"steps": 3}, "parallel": {"bucket_size": 20_000}}))
     wait_for_the_end_of_writers(tmp_path)

@@ -1,4 +1,4 @@
-"""A run that is stopped, saved and resumed, at the same layout or another, is the run that was never stopped."""
+"""A run that is stopped, saved and resumed, with the same layout or another, equals a run without the stop."""
 
 from __future__ import annotations
 

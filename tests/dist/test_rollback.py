@@ -1,4 +1,4 @@
-"""Going back to before training went wrong: what follows is a run that never had the batches that are left out."""
+"""A rollback continues from an earlier checkpoint as a run whose data never contained the skipped batches."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def trained(jobs: TrainingJobs, train_data: Tables, tmp_path_factory: pytest.Tem
 def oracle(
     jobs: TrainingJobs, train_data: Tables, trained: tuple[Path, Run], tmp_path_factory: pytest.TempPathFactory
 ) -> Run:
-    """Return a run from the checkpoint of step 3 over an order that never had the samples."""
+    """Return a run from the checkpoint of step 3 over data without the skipped samples."""
     load = str(trained[0] / "checkpoints" / "main" / step_directory_name(3))
     return never_had(jobs, train_data, tmp_path_factory.mktemp("oracle"), load)
 
 
 def copied(trained: tuple[Path, Run], directory: Path) -> Path:
-    """Return a run directory of one's own with the same checkpoints."""
+    """Return a new run directory with copies of the checkpoints."""
     shutil.copytree(trained[0] / "checkpoints", directory / "run" / "checkpoints")
     return directory / "run"
 
@@ -68,7 +68,7 @@ def never_had(jobs: TrainingJobs, data: Tables, directory: Path, load: str) -> R
     return jobs.run(config, Orders(hidden=HIDDEN))
 
 
-def test_the_run_is_bitwise_the_one_that_never_had_these_batches(
+def test_rollback_equals_a_run_without_the_skipped_batches(
     jobs: TrainingJobs, train_data: Tables, trained: tuple[Path, Run], oracle: Run, tmp_path: Path
 ) -> None:
     before = trained[1]
@@ -99,10 +99,10 @@ def test_the_run_is_bitwise_the_one_that_never_had_these_batches(
 
 
 @pytest.mark.slow
-def test_it_is_done_once_and_kept(
+def test_rollback_is_done_once_and_kept_by_restarts(
     jobs: TrainingJobs, train_data: Tables, trained: tuple[Path, Run], oracle: Run, tmp_path: Path
 ) -> None:
-    """Restarted before its branch has a checkpoint, with or without word of the rollback, the run is the same."""
+    """A restart before the branch has a checkpoint gives the same run, whether or not the rollback is ordered again."""
     place = copied(trained, tmp_path)
     rare = make_config(*tables(train_data, place, interval=3))
     stopped = jobs.run(rare, Orders(rollback=BACK, stop_at=(0, 4)))
@@ -120,7 +120,7 @@ def test_it_is_done_once_and_kept(
 
 
 @pytest.mark.slow
-def test_before_the_first_checkpoint_the_run_begins_anew(
+def test_rollback_before_the_first_checkpoint_starts_fresh(
     jobs: TrainingJobs, train_data: Tables, trained: tuple[Path, Run], tmp_path: Path
 ) -> None:
     place = copied(trained, tmp_path)

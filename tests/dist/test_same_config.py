@@ -1,4 +1,4 @@
-"""Workers that were started with different configurations: under torchrun only they can notice."""
+"""Workers started with different configurations: under torchrun, only the workers can detect it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ POISONS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", POISONS)
-def test_all_ranks_skip_the_step_and_train_on(case: str, jobs: TrainingJobs, train_data: Tables) -> None:
+def test_all_ranks_skip_a_step_that_is_not_finite(case: str, jobs: TrainingJobs, train_data: Tables) -> None:
     poison, options = POISONS[case]
     run = jobs.run(make_config(train_data, MODEL, on_layout(*SIZES), options), Orders(poison=poison))
 
@@ -62,7 +62,7 @@ def test_all_ranks_skip_the_step_and_train_on(case: str, jobs: TrainingJobs, tra
 
 
 @pytest.mark.slow
-def test_too_many_in_a_row_stop_all_ranks(rank_pool: RankPool, train_data: Tables) -> None:
+def test_too_many_skipped_steps_in_a_row_stop_all_ranks(rank_pool: RankPool, train_data: Tables) -> None:
     config = make_config(train_data, {"train": {"steps": 9, "max_skipped_steps": 3}}, on_layout(2, 2, 1))
     # two in a row are allowed; the count starts anew after a good step
     poison = Poison(rank=1, steps=(1, 2, 4, 5, 6), parameter="blocks.1.mlp_branch.mlp.down.weight")
@@ -76,7 +76,7 @@ def test_too_many_in_a_row_stop_all_ranks(rank_pool: RankPool, train_data: Table
         assert "at step 7: not finite for 3 steps in a row (train.max_skipped_steps)" in failure.description
 
 
-def test_the_first_may_be_too_many(rank_pool: RankPool, train_data: Tables) -> None:
+def test_limit_of_one_stops_at_the_first_skipped_step(rank_pool: RankPool, train_data: Tables) -> None:
     config = make_config(train_data, {"train": {"max_skipped_steps": 1}})
     poison = Poison(rank=0, steps=(2,), parameter="blocks.1.mlp_branch.mlp.down.weight")
 

@@ -1,4 +1,4 @@
-"""Every layout reports the loss of each source that torch's cross entropy has on the logits of one process."""
+"""In every layout, the loss of each source equals torch's cross entropy on the logits of one process."""
 
 from __future__ import annotations
 

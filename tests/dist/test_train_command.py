@@ -1,4 +1,4 @@
-"""The command as users start it: torchrun, real processes, signals, exit codes, and what is left behind."""
+"""The command under torchrun, with real processes: signals, exit codes and the files that remain."""
 
 from __future__ import annotations
 

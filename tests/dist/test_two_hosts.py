@@ -1,4 +1,4 @@
-"""Ranks that share no memory: each host has an arena and a writer of its own, and together they make one checkpoint."""
+"""Ranks on two hosts without shared memory: each host has an arena and a writer, and both write one checkpoint."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ OPTIONS: Tables = {"train": {"steps": STEPS}, "checkpoint": {"interval": 2, "kee
 
 
 @pytest.mark.slow
-def test_a_writer_of_either_host_that_is_killed_is_replaced(
-    jobs: TrainingJobs, train_data: Tables, tmp_path: Path
-) -> None:
+def test_killed_writers_of_both_hosts_are_replaced(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     coordinator = WriterFaults.order(
         tmp_path / "faults" / "host-0", WriterFault("write", r"step-000000004/r000000-manifest-.*\.json")
     )
@@ -73,7 +71,7 @@ def train_and_wait_less(context: RankContext, config: Config, orders: Orders) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_lost", [False, True], ids=["both-come-back", "one-is-lost"])
-def test_all_ranks_of_both_hosts_are_killed(
+def test_all_ranks_of_both_hosts_killed(
     is_lost: bool, rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     """While one host writes its file of the newest snapshot; then that host comes back, or another one in its place."""

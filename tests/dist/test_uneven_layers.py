@@ -1,4 +1,4 @@
-"""However the layers are split over stages and chunks, a job computes the same, and goes on from the same files.
+"""Every split of the layers over stages and chunks computes the same, and resumes from the same files.
 
 The model has four layers. A chunk that has an end of the model may have none.
 """
@@ -68,7 +68,7 @@ def test_uneven_layers_give_the_numbers_of_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [([], [3, 1]), ([1, 3], [])], ids=["even-to-3+1", "1+3-to-even"])
-def test_a_job_goes_on_with_another_split(
+def test_resume_with_another_split_of_layers(
     first: list[int], second: list[int], jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     common: Tables = {**train_data, "train": {"steps": 4}, "parallel": {"layers_per_chunk": first}}

@@ -18,7 +18,7 @@ LAYOUTS: dict[str, list[Tables]] = {
 }
 
 
-@pytest.mark.slow(kept=["more-ranks-than-keys"])
+@pytest.mark.slow(kept=["zero-bubble"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_variants_give_the_numbers_of_one_process(
     layout: str, jobs: TrainingJobs, all_data: Tables, tmp_path: Path

@@ -1,4 +1,4 @@
-"""A worker from start to end, as the command runs it: it trains its configuration, and leaves its results."""
+"""A worker from start to end, as the command runs it: it trains on its configuration and writes its results."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def metrics(config: Config, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_it_trains_on_the_data_that_the_configuration_names(
+def test_worker_trains_on_the_configured_data(
     config: Config, ended: list[Ended], jobs: TrainingJobs, all_data: Tables
 ) -> None:
     same, other_seed, no_mask = (
@@ -103,18 +103,18 @@ def test_it_trains_on_the_data_that_the_configuration_names(
     assert [record["loss"] for record in metrics(config, "evaluation")] == [same.evaluation.loss]
 
 
-def test_it_leaves_the_group_and_ends_well(ended: list[Ended]) -> None:
+def test_worker_leaves_the_group_and_exits_with_ok(ended: list[Ended]) -> None:
     assert [one.exit_code for one in ended] == [ExitCode.OK, ExitCode.OK]
     assert [one.is_joined for one in ended] == [False, False]
 
 
-def test_the_watchdog_gets_the_limit_of_each_phase(ended: list[Ended]) -> None:
+def test_watchdog_gets_the_limit_of_each_phase(ended: list[Ended]) -> None:
     for one in ended:
         # restore, snapshot, evaluation, wait for storage
         assert one.graces == [31.0, 0.0, 31.0, 0.0, 32.0, 0.0, 31.0, 0.0]
 
 
-def test_the_first_worker_says_where_and_on_which_cores(config: Config, ended: list[Ended]) -> None:
+def test_only_rank_0_prints_directory_cores_and_steps(config: Config, ended: list[Ended]) -> None:
     first, other = (one.printed for one in ended)
     assert f"run directory {config.job.run_directory}; " in first
     assert "cores of rank 0: not bound to cores, 1 threads" in first
@@ -122,12 +122,12 @@ def test_the_first_worker_says_where_and_on_which_cores(config: Config, ended: l
     assert other == ""
 
 
-def test_the_configuration_stays_beside_the_results(config: Config, ended: list[Ended]) -> None:
+def test_config_is_written_to_the_run_directory(config: Config, ended: list[Ended]) -> None:
     kept = tomllib.loads((Path(config.job.run_directory) / "config.toml").read_text())
     assert Config.from_dict(kept) == config
 
 
-def test_spans_of_planned_collections_and_links_are_there(config: Config, ended: list[Ended]) -> None:
+def test_worker_records_collections_and_wrap_links(config: Config, ended: list[Ended]) -> None:
     boxes = boxes_by_rank(Path(config.telemetry.black_box_directory))
     assert sorted(boxes) == [0, 1]
     for box in boxes.values():

@@ -112,7 +112,7 @@ def assert_same_bits(found: Run, expected: Run) -> None:
 
 @pytest.mark.slow(kept=["pp4"])
 @pytest.mark.parametrize("case", CASES)
-def test_bits_of_1f1b_and_numbers_of_one_process(case: str, jobs: TrainingJobs, all_data: Tables) -> None:
+def test_zero_bubble_has_the_bits_of_1f1b(case: str, jobs: TrainingJobs, all_data: Tables) -> None:
     layout, options = CASES[case]
     # an evaluation after every step: its forwards come between deferred wgrads and the next ones
     every: Tables = {"evaluation": {"interval": 1, "num_samples": 3}, "train": {"steps": STEPS_OF_CASES}}
@@ -131,7 +131,7 @@ def test_bits_of_1f1b_and_numbers_of_one_process(case: str, jobs: TrainingJobs, 
 
 
 @pytest.mark.slow
-def test_bits_of_1f1b_in_low_precision(jobs: TrainingJobs, train_data: Tables) -> None:
+def test_zero_bubble_in_fp8_has_the_bits_of_1f1b(jobs: TrainingJobs, train_data: Tables) -> None:
     fp8 = {"recipe": "tensorwise", "scaling": "delayed", "history_len": 2}
     common: Tables = {"train": {"precision": "bf16", "steps": 3}, "fp8": fp8}
     tables = merged(train_data, common, on_layout(1, 2, 1))
@@ -140,7 +140,7 @@ def test_bits_of_1f1b_in_low_precision(jobs: TrainingJobs, train_data: Tables) -
 
 
 @pytest.mark.slow
-def test_a_skipped_step_leaves_nothing_behind(jobs: TrainingJobs, train_data: Tables) -> None:
+def test_skipped_step_leaves_no_deferred_wgrad(jobs: TrainingJobs, train_data: Tables) -> None:
     tables = merged(train_data, on_layout(1, 2, 2), {"train": {"steps": 5}})
     # the wgrads of this weight are deferred: the sum is spoilt before the first of them is added to it
     poison = Poison(rank=3, steps=(2,), parameter="blocks.2.mlp_branch.mlp.up.weight", microbatch=1)
@@ -155,7 +155,7 @@ def test_a_skipped_step_leaves_nothing_behind(jobs: TrainingJobs, train_data: Ta
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_1f1b_is_resumed(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
+def test_checkpoint_of_1f1b_is_resumed_by_zero_bubble(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     sizes = (1, 2, 2, 1)
     common = {**train_data, "train": {"steps": STEPS, "precision": "fp64"}}
     changes = merged(on_layout(*sizes), ZERO_BUBBLE)
@@ -168,7 +168,7 @@ def test_a_checkpoint_of_1f1b_is_resumed(jobs: TrainingJobs, train_data: Tables,
 
 
 @pytest.mark.slow
-def test_each_half_is_a_span_of_its_own(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
+def test_dgrads_and_wgrads_are_separate_spans(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     jobs.run(make_config(merged(train_data, on_layout(1, 2, 1), ZERO_BUBBLE, recording_in(tmp_path))))
     # on_layout makes micro-batches of 2 of the 8 samples
     schedule = build_schedule("zero_bubble", 2, 1, 4)
@@ -202,7 +202,7 @@ MEMORY_CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", MEMORY_CASES)
-def test_memory_is_what_is_planned(case: str, rank_pool: RankPool) -> None:
+def test_zero_bubble_memory_is_as_planned(case: str, rank_pool: RankPool) -> None:
     tables = with_changes({**MEMORY, **MEMORY_CASES[case]})
     world_size = Config.from_dict(tables).layout(None).world_size
 

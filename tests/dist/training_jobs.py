@@ -1,4 +1,4 @@
-"""Jobs on the pool of ranks as a test sees them: run one, put its ranks' pieces together, compare it with another.
+"""Jobs on the pool of ranks: run one, assemble the pieces of its ranks, compare it with another.
 
 Putting together asserts what no layout may break: all ranks report the same numbers, every copy of an element (dp and
 tp replicas, the tied head) is bitwise the same, and a checkpoint would hold each element of the state exactly once.

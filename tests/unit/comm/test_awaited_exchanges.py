@@ -1,4 +1,4 @@
-"""While the host waits for an exchange its black box says for which, and only then."""
+"""While the host waits for an exchange, and only then, its black box names the exchange."""
 
 from __future__ import annotations
 

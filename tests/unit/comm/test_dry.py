@@ -1,4 +1,4 @@
-"""A group without peers: exchanges have their shapes, and take and give back the memory that they would."""
+"""Dry groups without peers: results have the right shapes, and take and free the memory of real exchanges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group of one gives the results that a larger one would, and says what it cannot do; a Pending ends once."""
+"""A group of one returns what a larger group would, and refuses what it cannot do; a Pending ends once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.helpers.lone_rank import simulated_group
 GATHER, REDUCE = Operation.PARAMS_ALL_GATHER, Operation.GRADS_REDUCE_SCATTER
 
 
-def test_results_are_the_argument_itself() -> None:
+def test_group_of_one_returns_its_argument() -> None:
     group, x = simulated_group("dp", 1, 0), torch.arange(6.0)
 
     assert group.all_gather(x, GATHER).wait() is x
@@ -27,7 +27,7 @@ def test_results_are_the_argument_itself() -> None:
     assert group.num_calls == 0
 
 
-def test_memory_that_is_given_holds_the_result() -> None:
+def test_given_memory_holds_the_result() -> None:
     group, x = simulated_group("dp", 1, 0), torch.arange(6.0)
     for exchange, operation in ((group.all_gather, GATHER), (group.reduce_scatter, REDUCE)):
         apart, own = torch.zeros(6), x.clone()

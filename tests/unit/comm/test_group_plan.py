@@ -1,4 +1,4 @@
-"""One order of creation for the whole world, in which no ranks ever wait for each other in a circle."""
+"""All ranks create their groups in one order of the whole world, so they never wait for each other in a circle."""
 
 from __future__ import annotations
 
@@ -65,41 +65,28 @@ def created_in_turn(plans: Mapping[int, Sequence[PlannedGroup]]) -> set[str]:
     return created
 
 
-@pytest.mark.slow(
-    kept=[
-        "pp_size=1 dp_size=1 tp_size=1-False",
-        "pp_size=1 dp_size=1 tp_size=1-True",
-        "pp_size=1 dp_size=1 tp_size=2-False",
-        "pp_size=1 dp_size=1 tp_size=2-True",
-        "pp_size=1 dp_size=1 tp_size=4-False",
-        "pp_size=1 dp_size=1 tp_size=4-True",
-    ]
-)
-@pytest.mark.parametrize(("layout", "has_wrap_links"), SMALL + LARGE, ids=str)
-def test_every_rank_walks_its_part_of_one_order(layout: Layout, has_wrap_links: bool) -> None:
-    groups = list(all_planned_groups(layout, has_wrap_links=has_wrap_links))
-    parts = by_member(groups)
-    ranks = range(layout.world_size) if layout.world_size <= 64 else [0, 1, 4095, 6144, layout.world_size - 1]
-
-    for rank, plan in plans(layout, has_wrap_links, ranks).items():
-        assert plan == parts[rank], "a member of a group creates it, at its place of the order, and creates no other"
-    assert len({group.key for group in groups}) == len(groups), "no two groups meet at the same place"
+@pytest.mark.slow(kept=["small"])
+@pytest.mark.parametrize("layouts", [SMALL, LARGE], ids=["small", "large"])
+def test_ranks_create_their_groups_in_one_order(layouts: list[tuple[Layout, bool]]) -> None:
+    for layout, has_wrap_links in layouts:
+        case = f"{layout}, wrap links: {has_wrap_links}"
+        groups = list(all_planned_groups(layout, has_wrap_links=has_wrap_links))
+        parts = by_member(groups)
+        ranks = range(layout.world_size) if layout.world_size <= 64 else [0, 1, 4095, 6144, layout.world_size - 1]
+        for rank, plan in plans(layout, has_wrap_links, ranks).items():
+            assert plan == parts[rank], f"{case}: rank {rank} creates its own groups, in the order of all"
+        assert len({group.key for group in groups}) == len(groups), f"{case}: no two groups have the same key"
+        assert created_in_turn(parts) == {group.key for group in groups}, f"{case}: ranks wait for each other"
 
 
-@pytest.mark.parametrize(("layout", "has_wrap_links"), SMALL + LARGE, ids=str)
-def test_no_ranks_wait_in_a_circle(layout: Layout, has_wrap_links: bool) -> None:
-    groups = list(all_planned_groups(layout, has_wrap_links=has_wrap_links))
-    assert created_in_turn(by_member(groups)) == {group.key for group in groups}
-
-
-def test_ranks_that_took_another_order_would_wait_in_a_circle() -> None:
-    """What the test above would see."""
+def test_ranks_with_different_orders_wait_for_each_other() -> None:
+    """The deadlock that the test above would detect."""
     one, other = PlannedGroup("one", (0, 1)), PlannedGroup("other", (0, 1))
     assert created_in_turn({0: [one, other], 1: [other, one]}) == set()
 
 
 def partitions_of(layout: Layout, axes: Sequence[str]) -> dict[str, set[tuple[int, ...]]]:
-    """Return the ranks dealt along each of the axes that number them, where there are several along it."""
+    """Return, for each axis of more than one rank, the ranks of each group along it. `axes` number the ranks."""
     grid = np.arange(layout.world_size).reshape([layout.size(axis) for axis in axes])
     return {
         name: {tuple(members) for members in np.moveaxis(grid, axis, -1).reshape(-1, grid.shape[axis]).tolist()}
@@ -109,11 +96,18 @@ def partitions_of(layout: Layout, axes: Sequence[str]) -> dict[str, set[tuple[in
     }
 
 
-@pytest.mark.parametrize(("layout", "has_wrap_links"), SMALL + LARGE, ids=str)
-def test_the_groups_of_a_name_are_those_of_the_layout(layout: Layout, has_wrap_links: bool) -> None:
+@pytest.mark.slow(kept=["small"])
+@pytest.mark.parametrize("layouts", [SMALL, LARGE], ids=["small", "large"])
+def test_groups_of_a_name_are_those_of_the_layout(layouts: list[tuple[Layout, bool]]) -> None:
+    for layout, has_wrap_links in layouts:
+        assert_groups_by_name(layout, has_wrap_links)
+
+
+def assert_groups_by_name(layout: Layout, has_wrap_links: bool) -> None:
+    case = f"{layout}, wrap links: {has_wrap_links}"
     found: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for group in all_planned_groups(layout, has_wrap_links=has_wrap_links):
-        assert not found[group.name].intersection([group.ranks])
+        assert not found[group.name].intersection([group.ranks]), case
         found[group.name].add(group.ranks)
     partitions = partitions_of(layout, ("pp", *DENSE))
     if layout.size("ep") > 1:
@@ -128,10 +122,10 @@ def test_the_groups_of_a_name_are_those_of_the_layout(layout: Layout, has_wrap_l
     expected |= dict.fromkeys(("pp-forward", "pp-backward"), pipelines)
     if has_wrap_links and layout.pp_size == 2:
         expected |= dict.fromkeys(("pp-forward-wrap", "pp-backward-wrap"), pipelines)
-    assert found == {name: groups for name, groups in expected.items() if groups}
+    assert found == {name: groups for name, groups in expected.items() if groups}, case
     for groups in found.values():
         members = [rank for group in groups for rank in group]
-        assert len(set(members)) == len(members), "no rank is in two groups of a name"
+        assert len(set(members)) == len(members), f"{case}: no rank is in two groups of a name"
 
 
 @pytest.mark.parametrize(
@@ -162,8 +156,8 @@ def test_holders_of_a_part_are_groups_before_the_links(layout: Layout, num_group
     assert not any("pp-" in name for name in names[: names.index(holders.name)])
 
 
-def test_the_order_of_sums_and_of_creation() -> None:
-    """The bits of a sum over all ranks depend on the one, who waits for whom on the other."""
+def test_summing_and_creation_orders_are_fixed() -> None:
+    """The order of sums decides the bits of a sum over all ranks; the order of creation decides which ranks wait."""
     assert summing_order(Layout()) == ("tp", "pp", "dp")
     layout = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2, ep_size=2)
     assert summing_order(layout) == ("tp", "pp", "cp", "dp")

@@ -1,11 +1,11 @@
-"""A lane carries out exchanges one after another, notes when each began and ended, and gives up after a failure."""
+"""A lane carries out one exchange after another, records when each began and ended, and stops after a failure."""
 
 from __future__ import annotations
 
 import gc
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,21 @@ from tests.helpers.lone_rank import SilentRecorder
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
+@pytest.fixture(autouse=True)
+def _end_threads_of_lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the threads of lanes end soon after their last exchange, and wait for their end."""
+    monkeypatch.setattr(lanes, "_IDLE_S", 0.01)
+    before = threads_of_lanes()
+    yield
+    wait_until(lambda: threads_of_lanes() <= before, "the threads of the lanes to end")
+
+
+def threads_of_lanes(name: str = "") -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if one.name.startswith(f"lane-{name}")}
+
+
 class Work:
-    """What a library returns: under way until the test says that it has ended."""
+    """The handle of an exchange. The exchange runs until the test sets `has_ended`."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.has_ended = threading.Event()
@@ -45,7 +58,7 @@ class Work:
 
 
 class Link:
-    """Notes what is started, by name."""
+    """Submits exchanges, and records the names of those that are started."""
 
     def __init__(self, before: Callable[[Exchange], None] | None = None, recorder: Recorder | None = None) -> None:
         self.path = ExchangeRunner(SilentRecorder() if recorder is None else recorder, before)
@@ -85,7 +98,7 @@ def until_started(link: Link, names: list[str]) -> None:
     wait_until(lambda: link.started == names, f"{names} to be started")
 
 
-def test_the_next_exchange_is_started_too_and_no_other() -> None:
+def test_lane_starts_two_exchanges_at_a_time() -> None:
     link, lane = Link(), Lane("dp")
     first, second, third = (link.submit(name, lane) for name in ("first", "second", "third"))
 
@@ -188,7 +201,7 @@ def test_lanes_do_not_wait_for_each_other() -> None:
     link.works["stuck"].has_ended.set()
 
 
-def test_without_a_lane_it_starts_at_once_and_the_caller_waits() -> None:
+def test_exchange_without_a_lane_starts_at_once() -> None:
     link = Link()
     pending = link.submit("only", None)
 
@@ -200,10 +213,10 @@ def test_without_a_lane_it_starts_at_once_and_the_caller_waits() -> None:
     assert link.works["only"].waiting_thread is threading.current_thread()
 
 
-@pytest.mark.parametrize("lane", [None, Lane("dp")])
-def test_result_is_complete_before_it_can_be_used(lane: Lane | None) -> None:
+@pytest.mark.parametrize("has_lane", [False, True])
+def test_result_is_complete_before_it_can_be_used(has_lane: bool) -> None:
     link, result = Link(), torch.zeros(1)
-    pending = link.submit("sum", lane, result=result, then=lambda: result.fill_(7.0))
+    pending = link.submit("sum", Lane("dp") if has_lane else None, result=result, then=lambda: result.fill_(7.0))
     link.works["sum"].has_ended.set()
 
     assert pending.wait() is result
@@ -221,7 +234,7 @@ def test_exchange_in_a_lane_has_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("where", ["error", "start_error"])
-def test_after_a_failure_all_that_comes_later_fails_with_it(where: str) -> None:
+def test_exchanges_after_a_failure_fail_with_its_error(where: str) -> None:
     link, lane = Link(), Lane("dp")
     failing = link.submit("first", lane, **{where: RuntimeError("peer closed")})
     earlier = link.submit("second", lane)
@@ -234,7 +247,7 @@ def test_after_a_failure_all_that_comes_later_fails_with_it(where: str) -> None:
     assert link.started == (["first"] if where == "start_error" else ["first", "second"])
 
 
-def test_a_mistake_in_a_lane_reaches_him_who_waits() -> None:
+def test_error_of_a_lane_is_raised_in_the_waiting_thread() -> None:
     link, lane = Link(), Lane("dp")
     pending = link.submit("first", lane, start_error=TypeError("no tensor"))
 
@@ -318,26 +331,21 @@ def test_span_begins_after_the_previous_one_ended(tmp_path: Path) -> None:
     assert third.start_ns >= second.start_ns + second.duration_ns
 
 
-def test_a_lane_without_work_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "_IDLE_S", 0.01)
+def test_a_lane_without_work_has_no_thread() -> None:
     link, lane = Link(), Lane("rarely")
-
-    def threads() -> list[threading.Thread]:
-        return [one for one in threading.enumerate() if one.name == "lane-rarely"]
-
     for name in ("first", "second"):
         pending = link.submit(name, lane)
-        assert len(threads()) == 1, "a thread while there is work"
+        assert len(threads_of_lanes("rarely")) == 1, "a thread while there is work"
         link.works[name].has_ended.set()
         pending.wait()
-        wait_until(lambda: not threads(), "the thread to end")
+        wait_until(lambda: not threads_of_lanes("rarely"), "the thread to end")
 
 
-@pytest.mark.parametrize("lane", [None, Lane("dp")])
-def test_hook_is_called_before_each_exchange_in_order(lane: Lane | None) -> None:
+@pytest.mark.parametrize("has_lane", [False, True])
+def test_hook_is_called_before_each_exchange_in_order(has_lane: bool) -> None:
     seen: list[int] = []
     link = Link(lambda exchange: seen.append(exchange.num_bytes))
-    pending = link.submit("first", lane)
+    pending = link.submit("first", Lane("dp") if has_lane else None)
     link.works["first"].has_ended.set()
     pending.wait()
 

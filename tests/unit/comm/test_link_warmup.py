@@ -37,14 +37,13 @@ def connected(num_stages: int, has_wrap_links: bool) -> tuple[list[tuple[str, in
     return found, num_rounds
 
 
-@pytest.mark.parametrize("num_stages", range(2, 18))
 @pytest.mark.parametrize("has_wrap_links", [False, True], ids=["line", "ring"])
-def test_every_link_connects_in_few_rounds(num_stages: int, has_wrap_links: bool) -> None:
-    found, num_rounds = connected(num_stages, has_wrap_links)
-
-    links = [(stage, stage + 1) for stage in range(num_stages - 1)]
-    links += [(num_stages - 1, 0)] if has_wrap_links else []
-    expected = [("forward", source, target) for source, target in links]
-    expected += [("backward", target, source) for source, target in links]
-    assert sorted(found) == sorted(expected)
-    assert num_rounds <= 8, "the pipeline's depth does not matter"
+def test_every_link_connects_in_few_rounds(has_wrap_links: bool) -> None:
+    for num_stages in range(2, 18):
+        found, num_rounds = connected(num_stages, has_wrap_links)
+        links = [(stage, stage + 1) for stage in range(num_stages - 1)]
+        links += [(num_stages - 1, 0)] if has_wrap_links else []
+        expected = [("forward", source, target) for source, target in links]
+        expected += [("backward", target, source) for source, target in links]
+        assert sorted(found) == sorted(expected), f"{num_stages} stages"
+        assert num_rounds <= 8, f"{num_stages} stages: the number of rounds does not depend on the depth"

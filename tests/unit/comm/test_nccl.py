@@ -1,4 +1,4 @@
-"""What is asked of torch for groups on GPUs, as far as a machine without one can tell."""
+"""The calls to torch that create groups on GPUs, as far as a machine without a GPU can check them."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_groups_are_created_with_their_priority(device: torch.device, asked: Ask
     assert {given._timeout for given in options.values()} == {timedelta(seconds=7)}
 
 
-def test_nccl_is_not_entered_before_all_members_are_there(asked: Asked) -> None:
+def test_nccl_group_waits_for_all_members(asked: Asked) -> None:
     store, planned = dist.HashStore(), PlannedGroup("dp", (0, 3, 6))
     store.set("dp-0/arrived/1", b"1")
     with ThreadPoolExecutor(1) as pool:

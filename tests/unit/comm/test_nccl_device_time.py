@@ -1,9 +1,9 @@
-"""The recorded times of exchanges on a GPU are those at which they ran: on simulated GPUs, whose times are known."""
+"""The recorded times of exchanges on a GPU are those at which they ran. The GPUs are simulated, so times are known."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ FLOATS, HALVES = torch.zeros(8), torch.zeros(8, dtype=torch.bfloat16)
 
 
 Program = Callable[[BoxedRank], None]
+MakeRanks = Callable[[int], tuple[Simulation, list[BoxedRank]]]
 
 
 def reduce_under_backward(one: BoxedRank) -> None:
@@ -95,14 +96,30 @@ class Timed:
     length_ns: float
 
 
-def carried_out(program: Program, directory: Path) -> tuple[Simulation, list[BoxedRank]]:
+@pytest.fixture
+def make_ranks(tmp_path: Path) -> Iterator[MakeRanks]:
+    """Return a function that makes simulated ranks. Their recorders, which have threads, are closed at the end."""
+    made: list[BoxedRank] = []
+
+    def make(num_ranks: int) -> tuple[Simulation, list[BoxedRank]]:
+        simulation = Simulation(num_ranks)
+        layout = Layout(dp_size=num_ranks)
+        ranks = [BoxedRank(simulation, number, layout, tmp_path) for number in range(num_ranks)]
+        made.extend(ranks)
+        return simulation, ranks
+
+    yield make
+    for one in made:
+        one.recorder.close()
+
+
+def carried_out(program: Program, make_ranks: MakeRanks) -> list[BoxedRank]:
     """Run `program` on two ranks, and their devices to the end."""
-    simulation = Simulation(2)
-    ranks = [BoxedRank(simulation, number, Layout(dp_size=2), directory) for number in range(2)]
+    simulation, ranks = make_ranks(2)
     for one in ranks:
         program(one)
     simulation.run(LAUNCH_NS)
-    return simulation, ranks
+    return ranks
 
 
 def true_times(rank: BoxedRank, names: Sequence[str]) -> list[Timed]:
@@ -121,10 +138,8 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("program", [reduce_under_backward, rounded_sums, shared_stream, messages])
-def test_recorded_times_are_those_of_the_device(program: Program, tmp_path: Path) -> None:
-    _, ranks = carried_out(program, tmp_path)
-
-    for rank in ranks:
+def test_recorded_times_are_those_of_the_device(program: Program, make_ranks: MakeRanks) -> None:
+    for rank in carried_out(program, make_ranks):
         records = records_of(rank)
         assert records
         for operation in {one.operation for one in records}:
@@ -136,8 +151,8 @@ def test_recorded_times_are_those_of_the_device(program: Program, tmp_path: Path
                 assert record.duration_ns == pytest.approx(truth.length_ns, abs=RESOLUTION_NS), operation
 
 
-def test_all_members_transfer_as_long_as_the_last_to_begin(tmp_path: Path) -> None:
-    _, ranks = carried_out(reduce_under_backward, tmp_path)
+def test_all_members_transfer_as_long_as_the_last_to_begin(make_ranks: MakeRanks) -> None:
+    ranks = carried_out(reduce_under_backward, make_ranks)
     both = [[one for one in records_of(rank) if one.operation == Operation.GRADS_REDUCE_SCATTER] for rank in ranks]
 
     for first, last in zip(*both, strict=True):
@@ -148,9 +163,8 @@ def test_all_members_transfer_as_long_as_the_last_to_begin(tmp_path: Path) -> No
             assert transfer_ns == pytest.approx(DURATIONS_MS["reduce_scatter"] * MS, abs=2 * RESOLUTION_NS)
 
 
-def test_exchange_is_done_with_the_device_and_keeps_its_memory(tmp_path: Path) -> None:
-    simulation = Simulation(1)
-    rank = BoxedRank(simulation, 0, Layout(), tmp_path)
+def test_exchange_is_done_with_the_device_and_keeps_its_memory(make_ranks: MakeRanks) -> None:
+    simulation, (rank,) = make_ranks(1)
     x = torch.zeros(8)
     freed = weakref.ref(x)
     pending = rank.group("dp", (0,)).reduce_scatter(x, Operation.GRADS_REDUCE_SCATTER)
@@ -164,23 +178,20 @@ def test_exchange_is_done_with_the_device_and_keeps_its_memory(tmp_path: Path) -
     assert freed() is None
 
 
-@pytest.mark.parametrize(
-    ("group", "name", "is_urgent_one"),
-    [
-        ("tp", "tp", True),
-        ("tp-in-2", "tp", True),
-        ("cp", "cp", True),
-        ("dp", "replicas", False),
-        ("edp", "replicas", False),
-        ("pp", "stages", True),
-        ("embedding", "stages", True),
-    ],
-)
-def test_few_streams_serve_all_groups(group: str, name: str, is_urgent_one: bool) -> None:
-    assert (stream_name(group), is_urgent(group)) == (name, is_urgent_one)
+def test_few_streams_serve_all_groups() -> None:
+    expected = {
+        "tp": ("tp", True),
+        "tp-in-2": ("tp", True),
+        "cp": ("cp", True),
+        "dp": ("replicas", False),
+        "edp": ("replicas", False),
+        "pp": ("stages", True),
+        "embedding": ("stages", True),
+    }
+    assert {group: (stream_name(group), is_urgent(group)) for group in expected} == expected
 
 
-def test_each_direction_of_a_link_has_a_stream(tmp_path: Path) -> None:
+def test_each_direction_of_a_link_has_a_stream() -> None:
     streams = DeviceStreams(Simulation(1).devices[0].new_stream)
     links = [streams.of(group, link) for group in ("pp-forward", "pp-backward") for link in ("to-1", "from-1")]
 

@@ -1,4 +1,4 @@
-"""Two ranks and a stranger: who gets through, what a lie costs, and that every wait ends."""
+"""Connections between ranks: strangers and forged messages are refused, and every wait ends."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_messages_and_bytes_go_both_ways() -> None:
         assert back[::-1] == content
 
 
-def test_a_message_may_be_empty_and_has_a_longest_size() -> None:
+def test_empty_and_longest_messages_are_received() -> None:
     serve, outcomes = outcome_of(lambda connection: [connection.receive_message(), connection.receive_message()])
     with serving(serve) as (_, address), connect_peer(address, SECRET, LIMITS) as connection:
         connection.send_message(b"")
@@ -114,10 +114,10 @@ def test_another_rounds_secret_is_refused_on_both_sides() -> None:
         assert outcomes.empty()
 
 
-def test_a_server_that_does_not_know_the_secret_gets_nothing() -> None:
+def test_server_without_the_secret_is_refused() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        # it says hello, takes the client's authentication for granted, and answers with one of its own making
+        # it sends a hello, ignores the client's authentication, and answers with an invented one
         theirs.sendall(b"MTPEER1\n" + bytes(32) + bytes(32))
         connection = PeerConnection(ours, "a liar", LIMITS)
         with connection, pytest.raises(CommunicationError, match="a liar: the peer does not have this round's secret"):
@@ -129,7 +129,7 @@ def test_other_program_on_the_port_is_recognised() -> None:
     ours, theirs = socket.socketpair()
     with theirs, PeerConnection(ours, "a web server", LIMITS) as connection:
         theirs.sendall(b"HTTP/1.1 400 Bad Request\r\n")
-        with pytest.raises(CommunicationError, match="that listens there is not a megatrain rank"):
+        with pytest.raises(CommunicationError, match="the program that listens there is not a megatrain rank"):
             connection.authenticate(SECRET, is_server=False)
 
 
@@ -176,7 +176,7 @@ def test_oversized_message_is_refused_before_it_is_read() -> None:
             server.receive_message()
 
 
-def test_a_connection_that_is_cut_says_so() -> None:
+def test_closed_connection_is_reported() -> None:
     client, server, _ = authenticated_pair()
     with server:
         client.send(b"half")
@@ -191,7 +191,7 @@ def test_silent_peer_is_awaited_within_the_call_limit() -> None:
         server.receive_into(memoryview(bytearray(1)))
 
 
-def test_a_peer_that_never_takes_what_is_sent_is_given_up() -> None:
+def test_peer_that_never_reads_is_given_up() -> None:
     client, server, _ = authenticated_pair(PeerLimits(authentication_s=10.0, call_s=0.05, total_s=600.0))
     with client, server, pytest.raises(CommunicationError, match="server: timed out"):
         client.send(bytes(64 << 20))
@@ -276,6 +276,6 @@ def test_a_cut_wakes_the_thread_that_waits() -> None:
         thread.join(DEADLINE_S)
 
 
-def test_an_address_that_is_not_ours_cannot_be_listened_at() -> None:
+def test_listening_at_a_foreign_address_is_refused() -> None:
     with pytest.raises(CommunicationError, match=r"192\.0\.2\.1: cannot listen on this address"):
         listen("192.0.2.1")

@@ -1,4 +1,4 @@
-"""Where ranks listen: at the interface that is named, at the route to the store, and never where others cannot come."""
+"""Where ranks listen: at the named interface, else on the route to the store, and never where peers cannot connect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatrain.contracts.layout import Layout
 from tests.helpers.lone_rank import simulated_group
 
 
-def test_the_address_of_an_interface() -> None:
+def test_address_is_that_of_the_interface() -> None:
     assert local_address("lo", "") == "127.0.0.1"
     assert local_address("lo,eth0", "192.0.2.1:29500") == "127.0.0.1"
 
@@ -26,12 +26,12 @@ def test_an_interface_that_is_not_there_is_named() -> None:
 
 
 @pytest.mark.parametrize("store_address", ["", "127.0.0.1:29500", "localhost:29500"])
-def test_without_one_it_is_the_route_to_the_store(store_address: str) -> None:
+def test_default_address_is_on_the_route_to_the_store(store_address: str) -> None:
     assert is_loopback(local_address("", store_address))
 
 
 @pytest.mark.parametrize("store_address", ["no-such-host.invalid:1", "127.0.0.1:port"])
-def test_a_store_to_which_there_is_no_route_is_named(store_address: str) -> None:
+def test_store_without_a_route_is_named(store_address: str) -> None:
     with pytest.raises(CommunicationError, match=f"this host has no network path to the store at {store_address}"):
         local_address("", store_address)
 
@@ -40,7 +40,7 @@ def addresses(*hosts: str) -> list[PeerAddress]:
     return [PeerAddress(host, 4000 + number) for number, host in enumerate(hosts)]
 
 
-def test_a_loopback_address_is_of_use_on_one_machine_only() -> None:
+def test_loopback_address_is_refused_between_hosts() -> None:
     assert unreachable_address(addresses("127.0.0.1", "127.0.0.1"), ["a", "a"]) is None
     assert unreachable_address(addresses("10.0.0.1", "fe80::1%eth0"), ["a", "b"]) is None
     for host in ("127.0.1.1", "::1"):
@@ -68,5 +68,5 @@ def test_a_rank_that_cannot_listen_is_named() -> None:
         open_peer_rendezvous(lone_groups(), 0, "nope0", "")
 
 
-def test_addresses_are_written_as_usual() -> None:
+def test_addresses_are_formatted_with_brackets_for_ipv6() -> None:
     assert [str(one) for one in addresses("10.0.0.1", "fe80::1")] == ["10.0.0.1:4000", "[fe80::1]:4001"]

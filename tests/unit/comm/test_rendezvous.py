@@ -1,4 +1,4 @@
-"""Workers whose agents counted restarts differently still find each other, and none takes a dead worker for a peer."""
+"""Workers whose agents counted restarts differently still meet, and none takes a dead worker for a peer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_store_that_outlives_workers_never_mixes_rendezvous(store: dist.Store) -
     assert numbers == sorted(set(numbers)), "newer workers have higher numbers"
 
 
-def test_ranks_that_died_while_they_waited_are_not_called(store: dist.Store) -> None:
+def test_ranks_that_died_while_waiting_are_ignored(store: dist.Store) -> None:
     """Rank 0 and rank 2 never came in the first attempt; what ranks 1 and 3 left there is stale."""
     for rank in (1, 3):
         with pytest.raises(CommunicationError, match=f"rank {rank} could not meet all 4 ranks at node-0:29500"):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-
-import pytest
 
 from tests.helpers.source_tree import ROOT
 
@@ -14,14 +11,13 @@ RECORDS = sorted(ADR_DIRECTORY.glob("[0-9]*.md"))
 MAX_LINES = 80
 
 
-@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
-def test_record_is_one_page_with_the_three_parts(path: Path) -> None:
-    lines = path.read_text().splitlines()
-    headings = [line for line in lines if line.startswith("## ")]
-
-    assert len(lines) <= MAX_LINES
-    assert lines[0].startswith(f"# {path.name[:4]}: ")
-    assert headings == ["## Context", "## Decision", "## Consequences"]
+def test_records_are_one_page_with_the_three_parts() -> None:
+    for path in RECORDS:
+        lines = path.read_text().splitlines()
+        headings = [line for line in lines if line.startswith("## ")]
+        assert len(lines) <= MAX_LINES, path.name
+        assert lines[0].startswith(f"# {path.name[:4]}: "), path.name
+        assert headings == ["## Context", "## Decision", "## Consequences"], path.name
 
 
 def test_numbers_are_used_once_and_without_gaps() -> None:

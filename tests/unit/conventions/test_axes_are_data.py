@@ -12,8 +12,6 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.helpers.source_tree import ROOT
 
 WINDOW_LINES = 4
@@ -103,9 +101,8 @@ def test_no_module_spells_the_axes() -> None:
     assert sorted(set(ALLOWED) - set(found)) == [], "these no longer spell the axes"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "lines"),
-    [
+def test_detection_of_spelled_axes() -> None:
+    cases: list[tuple[str, str, list[int]]] = [
         ("a.py", "sizes = (layout.dp_size, layout.pp_size, layout.tp_size)\n", [1]),
         ("a.py", 'labels = ["dp",\n    "pp",\n    "tp"]\n', [1]),
         ("a.py", 'text = f"dp {at} stage {pp} tp {tp}"\n', [1]),
@@ -115,7 +112,6 @@ def test_no_module_spells_the_axes() -> None:
         ("a.ts", "const { tp_size: tp, pp_size: pp, dp_size: dp } = layout;\n", [1]),
         ("a.ts", "// dp, pp, tp\nconst x = 1; // dp pp tp\n", []),
         ("a.json", '{"expr": "group_left (dp, pp, tp)"}\n', [1]),
-    ],
-)
-def test_detection_of_spelled_axes(name: str, text: str, lines: list[int]) -> None:
-    assert spelled_at(name, text) == lines
+    ]
+    for name, text, lines in cases:
+        assert spelled_at(name, text) == lines, text

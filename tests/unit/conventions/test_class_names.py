@@ -1,4 +1,4 @@
-"""A public class has a name of its own in the three packages: a reader who meets the name knows which one is meant."""
+"""The name of a public class is unique in the three packages."""
 
 from __future__ import annotations
 

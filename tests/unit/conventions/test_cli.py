@@ -65,7 +65,7 @@ def test_help_lists_every_verb_with_its_summary(capsys: pytest.CaptureFixture[st
     assert "not usable" not in out
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"megatrain {megatrain.__version__}\n"
 
@@ -167,14 +167,7 @@ def test_closed_pipe_ends_quietly() -> None:
     assert errors == b""
 
 
-@pytest.mark.slow(
-    kept=[
-        "--help->/dev/full-74",
-        "logs classify pyproject.toml->/dev/full-65",
-        "config check nowhere.toml-2>/dev/full-78",
-        "config check nowhere.toml->&- 2>&--78",
-    ]
-)
+@pytest.mark.slow(kept=["--help->/dev/full-74", "config check nowhere.toml->&- 2>&--78"])
 @pytest.mark.parametrize(
     ("arguments", "redirections", "code"),
     [
@@ -200,6 +193,7 @@ def test_unwritable_output_keeps_the_exit_code_of_an_error(arguments: str, redir
         assert done.stderr == "megatrain: error: standard output cannot be written: No space left on device\n"
 
 
+@pytest.mark.slow
 def test_output_without_a_buffer_that_cannot_be_written() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -210,9 +204,10 @@ def test_output_without_a_buffer_that_cannot_be_written() -> None:
     assert done.stderr == "megatrain: error: standard output cannot be written: No space left on device\n"
 
 
+@pytest.mark.slow(kept=["1"])
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_closed_standard_files_keep_their_numbers(number: int) -> None:
-    """Else the next file or socket gets the number, and with it what is printed."""
+    """Otherwise the next opened file or socket would get the number, and all output would go there."""
     source = "import os; from megatrain.cli import main; main(['--version']); assert os.open('/', 0) > 2"
     command = f'exec "$0" -c "$1" {number}{"<" if number == 0 else ">"}&-'
     done = subprocess.run(["sh", "-c", command, sys.executable, source], cwd=ROOT, capture_output=True, check=False)
@@ -238,7 +233,7 @@ def run(args):
     assert "unknown argument '--depth=3'\n" in capsys.readouterr().err
 
 
-def test_run_and_report_is_what_other_programs_use(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_and_report_prints_errors_of_other_programs(capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> int:
         raise ConfigError(["only one"])
 
@@ -246,10 +241,9 @@ def test_run_and_report_is_what_other_programs_use(capsys: pytest.CaptureFixture
     assert "the configuration has 1 problem:\n1. only one" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", cli.BUILT_IN_VERBS)
-def test_built_in_verb_has_the_agreed_parts(verb: str) -> None:
-    module = cli._load_verb(verb, cli.BUILT_IN_VERBS[verb])
-
-    assert cli.read_summary(module.__name__) == module.SUMMARY
-    module.add_arguments(argparse.ArgumentParser())
-    assert callable(module.run)
+def test_built_in_verbs_have_the_agreed_parts() -> None:
+    for verb, name in cli.BUILT_IN_VERBS.items():
+        module = cli._load_verb(verb, name)
+        assert cli.read_summary(module.__name__) == module.SUMMARY, verb
+        module.add_arguments(argparse.ArgumentParser())
+        assert callable(module.run), verb

@@ -1,4 +1,4 @@
-"""What the demo reuses and what it removes; the demo itself is `make demo`."""
+"""Which files the demo reuses and removes; the demo itself is `make demo`."""
 
 from __future__ import annotations
 

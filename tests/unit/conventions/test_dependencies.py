@@ -1,11 +1,9 @@
-"""What megatrain asks for. Growing a list here is a decision: it needs an ADR."""
+"""The dependencies of megatrain. A longer list is a decision that needs an ADR."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-
-import pytest
 
 from megatrain.cli import BUILT_IN_VERBS
 from tests.helpers.source_tree import ROOT
@@ -71,10 +69,9 @@ def test_nvidia_apex_is_never_asked_of_an_index() -> None:
     assert not re.search(r"^\s*\"?apex\b", everything, re.MULTILINE)
 
 
-@pytest.mark.parametrize("requirement", sorted(set.union(*EXTRAS.values(), RUNTIME) - {"megatrain", "wandb"}))
-def test_every_direct_dependency_is_pinned(requirement: str) -> None:
+def test_every_direct_dependency_is_pinned() -> None:
     pins = re.findall(r"^([a-z0-9-]+)==[\w.+]+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert requirement in pins
+    assert set.union(*EXTRAS.values(), RUNTIME) - {"megatrain", "wandb"} <= set(pins)
 
 
 def test_entry_points_are_the_built_in_verbs_and_those_beside_it() -> None:

@@ -1,4 +1,4 @@
-"""The doctor: every state of the machine has a line, a consequence, and only a hopeless one fails."""
+"""The doctor: every state of the machine has a line and a consequence, and only an unusable machine fails."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_table_marks_what_is_fatal_and_exit_code_is_1(
     assert out.endswith("megatrain cannot train here: fix the findings marked XX.\n")
 
 
-def test_gpu_machine() -> None:
+def test_gpu_machine_has_no_warning() -> None:
     findings = describe()
 
     assert findings["gpu"].state == "1: NVIDIA H100 (capability 9.0, 80 GiB)"
@@ -95,7 +95,7 @@ def test_cpu_build_is_no_warning() -> None:
     assert findings["gpu"].level is findings["nccl"].level is FindingLevel.ABSENT
 
 
-def test_kernels_that_are_not_there() -> None:
+def test_missing_kernels_are_a_warning_on_a_gpu() -> None:
     report = {"architectures": [], "reason": "megatrain._C was not built when megatrain was installed"}
 
     with_gpu = describe(kernels=report)["cuda kernels"]
@@ -106,7 +106,7 @@ def test_kernels_that_are_not_there() -> None:
     assert describe(kernels=report, is_cuda_available=False, devices=[])["cuda kernels"].level is FindingLevel.ABSENT
 
 
-def test_kernels_for_another_gpu() -> None:
+def test_kernels_for_another_gpu_are_a_warning() -> None:
     device = REPORT["devices"][0] | {"missing_capability": missing_capability(("8.0",), (9, 0))}
     finding = describe(kernels={"architectures": ["8.0"], "reason": ""}, devices=[device])["cuda kernels"]
 
@@ -115,9 +115,8 @@ def test_kernels_for_another_gpu() -> None:
     assert finding.consequence.endswith("install megatrain again with TORCH_CUDA_ARCH_LIST=9.0")
 
 
-@pytest.mark.parametrize(
-    ("architectures", "capability", "runs"),
-    [
+def test_which_gpus_run_code_built_for_others() -> None:
+    cases: list[tuple[tuple[str, ...], tuple[int, int], bool]] = [
         (("8.0", "9.0a"), (8, 0), True),
         (("8.0", "9.0a"), (8, 9), True),
         (("8.0", "9.0a"), (9, 0), True),
@@ -132,12 +131,9 @@ def test_kernels_for_another_gpu() -> None:
         (("10.0f",), (10, 3), True),
         (("10.0f",), (11, 0), False),
         (("90", "8.0"), (8, 6), True),
-    ],
-)
-def test_which_gpus_run_code_built_for_others(
-    architectures: tuple[str, ...], capability: tuple[int, int], runs: bool
-) -> None:
-    assert (missing_capability(architectures, capability) == "") is runs
+    ]
+    for architectures, capability, runs in cases:
+        assert (missing_capability(architectures, capability) == "") is runs, (architectures, capability)
 
 
 @pytest.mark.parametrize(
@@ -163,19 +159,18 @@ def test_kernels_that_cannot_be_used_are_a_reason_and_no_error(
     assert found.is_active is (reason == "")
 
 
-@pytest.mark.parametrize(
-    ("version", "level"), [("2.10.1", FindingLevel.FATAL), ("2.11.0", FindingLevel.OK), ("3.0.0a0", FindingLevel.OK)]
-)
-def test_oldest_torch(version: str, level: FindingLevel) -> None:
-    assert describe(version=version)["torch"].level is level
+def test_too_old_torch_is_fatal() -> None:
+    assert describe(version="2.10.1")["torch"].level is FindingLevel.FATAL
+    assert describe(version="2.11.0")["torch"].level is FindingLevel.OK
+    assert describe(version="3.0.0a0")["torch"].level is FindingLevel.OK
 
 
-def test_torch_without_gloo() -> None:
+def test_torch_without_gloo_or_nccl_is_fatal() -> None:
     assert describe(has_gloo=False)["gloo"].level is FindingLevel.WARNING
     assert describe(has_gloo=False, has_nccl=False)["gloo"].level is FindingLevel.FATAL
 
 
-def test_oldest_python() -> None:
+def test_too_old_python_is_fatal() -> None:
     assert torch_report.python_finding((3, 10, 4)).level is FindingLevel.FATAL
     assert torch_report.python_finding((3, 11, 0)).level is FindingLevel.OK
 
@@ -224,7 +219,7 @@ def test_optional_backends_are_there_absent_or_something_else() -> None:
     assert (unbuilt.state, unbuilt.level) == ("0.1 (/site-packages/apex)", FindingLevel.WARNING)
 
 
-def test_doctor_calls_pypis_apex_what_it_is(package_root: Path) -> None:
+def test_pypis_apex_is_reported_as_another_package(package_root: Path) -> None:
     write_packages(package_root, PYPI_APEX)
     findings = {finding.name: finding for finding in software.software_findings()}
 
@@ -243,7 +238,7 @@ def test_driver_version_is_read(tmp_path: Path) -> None:
     assert software.driver_finding(version).state == "unknown version"
 
 
-def test_programs_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_programs_on_the_path_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "no-cuda"))
     monkeypatch.delenv("CXX", raising=False)
@@ -276,7 +271,7 @@ def test_nvcc_of_a_python_package_is_found(monkeypatch: pytest.MonkeyPatch, tmp_
     assert software.nvcc_finding(packages, str(tmp_path)).state == f"13.1 ({nvcc})"
 
 
-def test_launcher_and_etcd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_launcher_and_its_etcd_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert software.launcher_finding(tmp_path) == DoctorFinding("launcher", str(tmp_path))
     for absent in (software.launcher_finding(None), software.etcd_finding(None), software.etcd_finding(tmp_path)):
@@ -290,29 +285,22 @@ def test_launcher_and_etcd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert software.etcd_finding(tmp_path).state == f"etcd Version: 3.5.1 ({program})"
 
 
-@pytest.mark.parametrize(
-    ("version", "level"),
-    [
+def test_etcd_that_loses_acknowledged_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    program = tmp_path / "etcd"
+    for version, level in (
         ("3.4.20", FindingLevel.WARNING),
         ("3.4.23", FindingLevel.OK),
         ("3.5.4", FindingLevel.WARNING),
         ("3.5.5", FindingLevel.OK),
         ("3.6.4", FindingLevel.OK),
         ("unknown", FindingLevel.OK),
-    ],
-)
-def test_etcd_that_loses_acknowledged_writes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, level: FindingLevel
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    program = tmp_path / "etcd"
-    program.write_text(f"#!/bin/sh\necho 'etcd Version: {version}'\n")
-    program.chmod(0o755)
-
-    found = software.etcd_finding(None)
-
-    assert found.level is level
-    assert ("3.5.5 or later" in found.consequence) == (level is FindingLevel.WARNING)
+    ):
+        program.write_text(f"#!/bin/sh\necho 'etcd Version: {version}'\n")
+        program.chmod(0o755)
+        found = software.etcd_finding(None)
+        assert found.level is level, version
+        assert ("3.5.5 or later" in found.consequence) == (level is FindingLevel.WARNING), version
 
 
 def test_the_diagnosis_is_there_missing_or_without_its_packages(
@@ -340,7 +328,7 @@ def test_container_limits_are_shown(tmp_path: Path) -> None:
     )
 
 
-def test_no_limits_and_no_linux(tmp_path: Path) -> None:
+def test_missing_limits_and_files_are_unknown(tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("max 100000\n")
 
     assert machine.cores_finding(2, 2, tmp_path / "cpu.max").state == "2"
@@ -361,7 +349,7 @@ def test_small_shared_memory_is_a_warning(tmp_path: Path, monkeypatch: pytest.Mo
     assert finding.state == "0.1 GiB, 0.1 GiB free"
 
 
-def test_numa_and_network(tmp_path: Path) -> None:
+def test_numa_nodes_and_networks_are_listed(tmp_path: Path) -> None:
     for number, cores in ((0, "0-31"), (1, "32-63"), (10, "64-95")):
         (tmp_path / "node" / f"node{number}").mkdir(parents=True)
         (tmp_path / "node" / f"node{number}" / "cpulist").write_text(cores + "\n")
@@ -377,16 +365,14 @@ def test_numa_and_network(tmp_path: Path) -> None:
     assert "runtime.network_interface" in network.consequence
 
 
-def test_open_files() -> None:
+def test_too_few_open_files_are_a_warning() -> None:
     assert machine.open_files_finding(1024).level is FindingLevel.WARNING
     assert machine.open_files_finding(1 << 20).level is FindingLevel.OK
     assert machine.open_files_finding(-1).state == "unlimited"
 
 
-@pytest.mark.parametrize(("number", "warns"), [("", False), ("32", False), ("1", True)])
-def test_too_few_hardware_queues_are_a_warning(number: str, warns: bool) -> None:
-    findings = software.queues_findings({"CUDA_DEVICE_MAX_CONNECTIONS": number} if number else {})
-
-    assert [(one.name, one.state, one.level) for one in findings] == (
-        [("gpu queues", "1", FindingLevel.WARNING)] if warns else []
-    )
+def test_too_few_hardware_queues_are_a_warning() -> None:
+    assert software.queues_findings({}) == []
+    assert software.queues_findings({"CUDA_DEVICE_MAX_CONNECTIONS": "32"}) == []
+    (finding,) = software.queues_findings({"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+    assert (finding.name, finding.state, finding.level) == ("gpu queues", "1", FindingLevel.WARNING)

@@ -1,4 +1,4 @@
-"""No module imports itself by way of others, not even within a function: what two need lies below both."""
+"""No module imports itself through others, not even within a function: shared code belongs in a lower module."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from install import cpu_wheels, pip_options, uv_arguments, uv_environment
 
 LISTED = """\
@@ -36,9 +34,8 @@ def test_no_pip_options_are_configured() -> None:
     assert uv_environment({}) == {}
 
 
-@pytest.mark.parametrize(
-    ("options", "arguments"),
-    [
+def test_arguments_of_uv() -> None:
+    cases: list[tuple[dict[str, list[str]], list[str]]] = [
         ({"constraint": ["a", "b"]}, ["--constraint", "a", "--constraint", "b"]),
         ({"find-links": ["/w"]}, ["--find-links", "/w"]),
         ({"index-url": ["https://user:secret@i"]}, []),
@@ -47,10 +44,9 @@ def test_no_pip_options_are_configured() -> None:
         ({"no-index": ["true"]}, ["--no-index"]),
         ({"no-index": ["false"]}, []),
         ({"timeout": ["60"]}, []),
-    ],
-)
-def test_arguments_of_uv(options: dict[str, list[str]], arguments: list[str]) -> None:
-    assert uv_arguments(options) == arguments
+    ]
+    for options, arguments in cases:
+        assert uv_arguments(options) == arguments, options
 
 
 def test_indexes_certificates_and_proxy_go_by_the_environment() -> None:

@@ -1,4 +1,4 @@
-"""What no compiler tells of csrc/: names that would be merged across files, kernels without bounds, atomics."""
+"""Rules on csrc/ that no compiler checks: no name in two files, launch bounds for each kernel, no atomics."""
 
 from __future__ import annotations
 

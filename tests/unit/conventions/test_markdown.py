@@ -28,7 +28,7 @@ print("[no](link)")
 """
 
 
-def test_blocks_and_their_commands() -> None:
+def test_fenced_blocks_have_their_commands() -> None:
     console, skipped, python = fenced_blocks(DOCUMENT)
 
     assert (console.language, console.line, console.skip_reason) == ("console", 5, "")
@@ -43,6 +43,6 @@ def test_reason_belongs_to_the_block_that_follows_it_at_once() -> None:
     assert fenced_blocks(text)[0].skip_reason == ""
 
 
-def test_links_and_anchors() -> None:
+def test_links_and_anchors_are_found() -> None:
     assert link_targets(DOCUMENT) == ["other.md#part"]
     assert anchors(DOCUMENT) == {"a-name-and-more"}

@@ -1,4 +1,4 @@
-"""The names that docs/glossary.md rules out are defined nowhere in the package."""
+"""No name that docs/glossary.md rules out is defined in the packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python API is a short list: the package, its types and the list agree, and every name can be had."""
+"""The Python API is a short list: package, type stub and list agree, and every name can be imported."""
 
 from __future__ import annotations
 

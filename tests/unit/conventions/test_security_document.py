@@ -1,4 +1,4 @@
-"""docs/security.md: the tests that it names exist, so that what it promises is what is tested."""
+"""docs/security.md: the tests that it names exist, so each promise has its test."""
 
 from __future__ import annotations
 

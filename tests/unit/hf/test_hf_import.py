@@ -1,8 +1,9 @@
-"""Directories that transformers saved, opened by us; and directories that are refused."""
+"""Imports of directories that transformers saved; and directories that are refused."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,7 +68,7 @@ def sharded(tmp_path: Path) -> Path:
     return tmp_path / "sharded"
 
 
-@pytest.mark.slow(kept=["llama", "gpt2", "qwen3", "gemma3", "olmo2", "phi3"])
+@pytest.mark.slow(kept=["llama", "gpt2", "gemma3", "phi3"])
 @pytest.mark.parametrize("case", CASES)
 def test_we_compute_the_logits_of_transformers(case: str, tmp_path: Path) -> None:
     model = tiny(case)
@@ -245,69 +246,77 @@ def test_dropout_that_we_lack_is_reported(gpt2: Path, llama: Path) -> None:
     assert [note.split(" ")[0] for note in open_model(llama).notes] == ["attention_dropout=0.1"]
 
 
-@pytest.mark.parametrize("kind", ["default", "linear", "llama3"])
-def test_a_scaling_of_positions_by_one_is_none(llama: Path, kind: str) -> None:
+def test_a_scaling_of_positions_by_one_is_none(llama: Path) -> None:
     frequencies = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8}
-    change_config(llama, rope_scaling={"rope_type": kind, "factor": 1.0, **(frequencies if kind == "llama3" else {})})
-    assert open_model(llama).model.rope_scaling == "none"
+    for kind, more in (("default", {}), ("linear", {}), ("llama3", frequencies)):
+        change_config(llama, rope_scaling={"rope_type": kind, "factor": 1.0, **more})
+        assert open_model(llama).model.rope_scaling == "none", kind
 
 
-@pytest.mark.parametrize(
-    ("family", "values", "message"),
-    [
-        (
-            "llama",
-            {"model_type": "gemma"},
-            r'model_type="gemma"; only "llama" or "qwen2" or "qwen3" or "mistral" or "gemma2" or "gemma3_text" or',
-        ),
-        ("llama", {"use_qk_norm": True}, "use_qk_norm=true; this key is unknown here and may change"),
-        ("llama", {"is_decoder": True}, "is_decoder=true; only false"),
-        ("llama", {"model_type": None}, "model_type is missing"),
-        ("llama", {"hidden_act": "gelu"}, r'hidden_act="gelu"; only "silu"'),
-        ("llama", {"mlp_bias": True}, "mlp_bias=true; must equal attention_bias=false"),
-        (
-            "llama",
-            {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
-            r'rope_scaling: rope_type="longrope"; only',
-        ),
-        (
-            "llama",
-            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}},
-            "rope_scaling: mscale=1.0; this",
-        ),
-        (
-            "llama",
-            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}},
-            "truncate=false; only true",
-        ),
-        ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
-        ("llama", {"rope_scaling": {"type": "linear", "factor": 0.5}}, "rope_scaling_factor=0.5 is out of range"),
-        ("llama", {"rope_scaling": "linear"}, r'rope_scaling="linear"; expected an object'),
-        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5; only 1.0"),
-        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config=.*original model"),
-        ("llama", {"num_key_value_heads": 3}, "describes no model .*model.num_kv_heads=3 must divide"),
-        ("llama", {"hidden_size": 0}, "hidden_size=0; expected a positive integer"),
-        ("llama", {"hidden_size": True}, "hidden_size=true; expected a positive integer"),
-        ("llama", {"hidden_size": None}, "hidden_size is missing; expected a positive integer"),
-        ("llama", {"rms_norm_eps": "1e-5"}, r'rms_norm_eps="1e-5"; expected a number'),
-        ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings=1; expected true or false"),
-        ("llama", {"num_attention_heads": 6, "head_dim": None}, "describes no model .*model.num_heads=6 must divide"),
-        ("llama", {"num_hidden_layers": 10**6}, "1000000 layers, but there are 21 tensors"),
-        ("gpt2", {"activation_function": "gelu"}, r'activation_function="gelu"; only "gelu_new" or'),
-        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights=false; only true"),
-        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=true; only false"),
-        ("gpt2", {"add_cross_attention": True}, "add_cross_attention=true; only false"),
-        ("gpt2", {"resid_pdrop": 1.0}, "model.dropout=1.0 is out of range"),
-    ],
-)
-def test_a_configuration_that_we_do_not_compute_is_refused(
-    family: str, values: dict[str, Any], message: str, request: pytest.FixtureRequest
-) -> None:
-    directory: Path = request.getfixturevalue(family)
-    change_config(directory, **values)
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "llama",
+        {"model_type": "gemma"},
+        r'model_type="gemma"; only "llama" or "qwen2" or "qwen3" or "mistral" or "gemma2" or "gemma3_text" or',
+    ),
+    ("llama", {"use_qk_norm": True}, "use_qk_norm=true; this key is unknown here and may change"),
+    ("llama", {"is_decoder": True}, "is_decoder=true; only false"),
+    ("llama", {"model_type": None}, "model_type is missing"),
+    ("llama", {"hidden_act": "gelu"}, r'hidden_act="gelu"; only "silu"'),
+    ("llama", {"mlp_bias": True}, "mlp_bias=true; must equal attention_bias=false"),
+    (
+        "llama",
+        {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+        r'rope_scaling: rope_type="longrope"; only',
+    ),
+    (
+        "llama",
+        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}},
+        "rope_scaling: mscale=1.0; this",
+    ),
+    (
+        "llama",
+        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}},
+        "truncate=false; only true",
+    ),
+    ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 0.5}}, "rope_scaling_factor=0.5 is out of range"),
+    ("llama", {"rope_scaling": "linear"}, r'rope_scaling="linear"; expected an object'),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5; only 1.0"),
+    ("llama", {"quantization_config": {"bits": 4}}, "quantization_config=.*original model"),
+    ("llama", {"num_key_value_heads": 3}, "describes no model .*model.num_kv_heads=3 must divide"),
+    ("llama", {"hidden_size": 0}, "hidden_size=0; expected a positive integer"),
+    ("llama", {"hidden_size": True}, "hidden_size=true; expected a positive integer"),
+    ("llama", {"hidden_size": None}, "hidden_size is missing; expected a positive integer"),
+    ("llama", {"rms_norm_eps": "1e-5"}, r'rms_norm_eps="1e-5"; expected a number'),
+    ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings=1; expected true or false"),
+    ("llama", {"num_attention_heads": 6, "head_dim": None}, "describes no model .*model.num_heads=6 must divide"),
+    ("llama", {"num_hidden_layers": 10**6}, "1000000 layers, but there are 21 tensors"),
+    ("gpt2", {"activation_function": "gelu"}, r'activation_function="gelu"; only "gelu_new" or'),
+    ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights=false; only true"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=true; only false"),
+    ("gpt2", {"add_cross_attention": True}, "add_cross_attention=true; only false"),
+    ("gpt2", {"resid_pdrop": 1.0}, "model.dropout=1.0 is out of range"),
+]
+"""Family, changed keys of its config.json, and the message."""
 
-    with pytest.raises(CheckpointError, match=rf"{family}/config\.json: {message}|{family}/config\.json: .*{message}"):
+
+def problem_of(directory: Path) -> str:
+    """Return why a directory is refused, or "" if it is not."""
+    try:
         open_model(directory)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def test_a_configuration_that_we_do_not_compute_is_refused(llama: Path, gpt2: Path) -> None:
+    directories = {"llama": llama, "gpt2": gpt2}
+    originals = {family: (directory / "config.json").read_text() for family, directory in directories.items()}
+    for family, values, message in REFUSED:
+        (directories[family] / "config.json").write_text(originals[family])
+        change_config(directories[family], **values)
+        assert re.search(rf"{family}/config\.json: (.*)?{message}", problem_of(directories[family])), values
 
 
 def test_a_damaged_configuration_is_refused(llama: Path) -> None:
@@ -321,34 +330,34 @@ def test_a_damaged_configuration_is_refused(llama: Path) -> None:
         open_model(llama)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda tensors: tensors.pop("model.norm.weight"), r"model\.norm\.weight \[32\] is missing"),
-        (
-            lambda tensors: tensors.update({"model.norm.bias": torch.ones(32)}),
-            r"model\.safetensors: model\.norm\.bias belongs to no part",
-        ),
-        (
-            lambda tensors: tensors.update({"model.norm.weight": torch.ones(31)}),
-            r"model\.safetensors: model\.norm\.weight has shape \[31\], expected \[32\]",
-        ),
-        (
-            lambda tensors: tensors.update({"model.norm.weight": torch.ones(32, dtype=torch.int8)}),
-            r"model\.safetensors: model\.norm\.weight is of type I8",
-        ),
-        (
-            lambda tensors: tensors.update({"norm.weight": torch.ones(32)}),
-            r"model\.safetensors: holds model\.norm\.weight under two names",
-        ),
-        (lambda tensors: [tensors.pop(name) for name in list(tensors)[:8]], "and 3 more"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_named(llama: Path, change: Change, message: str) -> None:
-    change_tensors(llama, change)
+WRONG_TENSORS: list[tuple[Change, str]] = [
+    (lambda tensors: tensors.pop("model.norm.weight"), r"model\.norm\.weight \[32\] is missing"),
+    (
+        lambda tensors: tensors.update({"model.norm.bias": torch.ones(32)}),
+        r"model\.safetensors: model\.norm\.bias belongs to no part",
+    ),
+    (
+        lambda tensors: tensors.update({"model.norm.weight": torch.ones(31)}),
+        r"model\.safetensors: model\.norm\.weight has shape \[31\], expected \[32\]",
+    ),
+    (
+        lambda tensors: tensors.update({"model.norm.weight": torch.ones(32, dtype=torch.int8)}),
+        r"model\.safetensors: model\.norm\.weight is of type I8",
+    ),
+    (
+        lambda tensors: tensors.update({"norm.weight": torch.ones(32)}),
+        r"model\.safetensors: holds model\.norm\.weight under two names",
+    ),
+    (lambda tensors: [tensors.pop(name) for name in list(tensors)[:8]], "and 3 more"),
+]
 
-    with pytest.raises(CheckpointError, match=message):
-        open_model(llama)
+
+def test_tensors_that_do_not_fit_are_named(llama: Path) -> None:
+    original = (llama / "model.safetensors").read_bytes()
+    for change, message in WRONG_TENSORS:
+        (llama / "model.safetensors").write_bytes(original)
+        change_tensors(llama, change)
+        assert re.search(message, problem_of(llama)), message
 
 
 def test_a_file_cut_short_is_named(sharded: Path) -> None:
@@ -363,7 +372,7 @@ def test_a_file_cut_short_is_named(sharded: Path) -> None:
         open_model(sharded)
 
 
-def test_an_index_that_lies_is_refused(sharded: Path, tmp_path: Path) -> None:
+def test_index_that_contradicts_its_files_is_refused(sharded: Path, tmp_path: Path) -> None:
     path = sharded / "model.safetensors.index.json"
     truth = json.loads(path.read_text())
     first, last = sorted(set(truth["weight_map"].values()))[:: len(set(truth["weight_map"].values())) - 1]

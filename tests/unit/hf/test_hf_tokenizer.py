@@ -67,7 +67,7 @@ def test_generation_ends_with_the_document(case: str, ours: Tokenizer, tmp_path:
         assert (config.bos_token_id, config.eos_token_id) == (ours.eod_id, ours.eod_id)
 
 
-def test_a_beginning_of_its_own_is_kept(tmp_path: Path) -> None:
+def test_begin_token_of_a_tokenizer_is_kept(tmp_path: Path) -> None:
     tokens = {"a": 0, "b": 1, "<|end_of_text|>": 2, "<|begin_of_text|>": 3}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(tokens, unk_token="a"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -147,6 +147,7 @@ def sentencepiece_file(path: Path, **options: Any) -> tuple[TokenizerFile, Token
     return TokenizerFile(path.read_bytes(), str(path), ours.eod_id, ours.vocabulary()), ours
 
 
+@pytest.mark.slow(kept=["llama-bpe", "llama-unigram", "llama-without-dummy-prefix", "gemma3-bpe", "gpt2-bpe"])
 @pytest.mark.parametrize(
     ("case", "kind"),
     [*(("llama", kind) for kind in KINDS), *((case, "bpe") for case in ("qwen3", "gemma2", "gemma3", "neox", "gpt2"))],

@@ -115,7 +115,9 @@ def plain_hidden(model: Transformer, tokens: Tensor) -> Tensor:
 )
 @pytest.mark.parametrize("block", ["serial", "parallel"])
 @pytest.mark.parametrize(("norm", "mlp", "has_bias", "positions"), MIXTURES)
-def test_hidden_states_and_gradients(block: str, norm: str, mlp: str, has_bias: bool, positions: str) -> None:
+def test_hidden_states_and_gradients_are_the_equations(
+    block: str, norm: str, mlp: str, has_bias: bool, positions: str
+) -> None:
     _, model = build(block=block, norm=norm, mlp=mlp, has_bias=has_bias, positions=positions)
     generator = torch.Generator().manual_seed(4)
     tokens = torch.randint(0, 30, (S, B), generator=generator)

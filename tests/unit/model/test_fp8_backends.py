@@ -1,4 +1,4 @@
-"""What multiplies in FP8 keeps one contract: megatrain's own, Transformer Engine, and its replacement in tests.
+"""All implementations of FP8 products keep one contract: megatrain's own, Transformer Engine, and its stand-in.
 
 Judged by the same product in fp64, by what the bits of two factors allow; tensorwise with current scaling.
 """
@@ -178,7 +178,7 @@ def fp8_config(backend: str, parallel: dict[str, Any] | None = None, **fp8: Any)
     )
 
 
-def test_a_model_trains_with_transformer_engine_as_with_our_own(package_root: Path) -> None:
+def test_model_trains_with_transformer_engine(package_root: Path) -> None:
     write_packages(package_root, TRANSFORMER_ENGINE)
     results = []
     for name, parallel in (

@@ -37,7 +37,7 @@ def model_of(scaling: str, head_dim: int, **keys: Any) -> ModelConfig:
 
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 @pytest.mark.parametrize("scaling", CASES)
-def test_scalings(scaling: str, head_dim: int) -> None:
+def test_scaled_frequencies_are_those_of_transformers(scaling: str, head_dim: int) -> None:
     ours, theirs = CASES[scaling]
     rope = {"rope_type": scaling, "rope_theta": 500000.0, "factor": ours["rope_scaling_factor"], **theirs}
     config = transformers.LlamaConfig(

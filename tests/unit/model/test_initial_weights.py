@@ -34,6 +34,7 @@ def drawn(model: dict[str, Any], seed: int = 1) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.slow(kept=["gpt-True", "gpt-False", "llama-True", "parallel-True"])
 @pytest.mark.parametrize("is_scaled", [True, False])
 @pytest.mark.parametrize("style", STYLES)
 def test_deviation_of_every_parameter(style: str, is_scaled: bool) -> None:
@@ -72,13 +73,13 @@ def test_no_two_parameters_are_alike() -> None:
     assert correlations.abs().max().item() < 5 / math.sqrt(1000)
 
 
-def test_seeds_differ() -> None:
+def test_another_seed_gives_other_weights() -> None:
     first, second = drawn(GPT), drawn(GPT, seed=2)
 
     assert not (first["embedding.word.weight"] == second["embedding.word.weight"]).any()
 
 
-def test_more_layers_leave_the_others_as_they_are() -> None:
+def test_more_layers_do_not_change_the_other_layers() -> None:
     shallow = drawn(GPT | {"is_residual_init_scaled": False})
     deep = drawn(GPT | {"is_residual_init_scaled": False, "num_layers": 5})
 
@@ -104,8 +105,9 @@ def test_tied_head_is_one_parameter() -> None:
     assert "loss_head.weight" in dict(untied.named_parameters())
 
 
+@pytest.mark.slow(kept=["llama", "parallel"])
 @pytest.mark.parametrize("style", STYLES)
-def test_assembled_model_has_these_weights(style: str) -> None:
+def test_rank_model_has_the_initial_weights(style: str) -> None:
     config = make_config(model=STYLES[style], train={"steps": 1, "precision": "fp64", "seed": 5})
     expected = drawn(STYLES[style], seed=5)
     found = parameters_by_name(lone_rank_model(config))
@@ -128,7 +130,7 @@ def test_precisions_round_the_same_numbers(precision: str, dtype: torch.dtype) -
         assert masters[name].tensor.dtype == torch.float32
 
 
-def test_tied_model_in_the_assembly_is_one_parameter_too() -> None:
+def test_tied_head_in_a_rank_model_is_one_parameter() -> None:
     (chunk,) = lone_rank_model(make_config(model=GPT)).pipeline.chunks
 
     assert chunk.module.loss_head.weight is chunk.module.embedding.word.weight

@@ -36,15 +36,15 @@ def hidden(model: Transformer, samples: list[int], tokens: Tensor = TOKENS) -> T
     return model.hidden(tokens, TokenContext(torch.tensor(samples), S))
 
 
-def test_evaluation_has_none() -> None:
+def test_evaluation_has_no_dropout() -> None:
     assert torch.equal(hidden(build().eval(), [0, 1, 2, 3]), hidden(build(dropout=0.0), [0, 1, 2, 3]))
 
 
-def test_training_has_some() -> None:
+def test_training_has_dropout() -> None:
     assert not torch.allclose(hidden(build().train(), [0, 1, 2, 3]), hidden(build().eval(), [0, 1, 2, 3]))
 
 
-def test_same_samples_drop_the_same() -> None:
+def test_same_samples_have_the_same_masks() -> None:
     model = build()
     torch.manual_seed(0)
     first = hidden(model, [3, 9, 10, 11])
@@ -54,7 +54,7 @@ def test_same_samples_drop_the_same() -> None:
     assert torch.equal(first, hidden(build(), [3, 9, 10, 11]))
 
 
-def test_samples_and_seeds_drop_differently() -> None:
+def test_other_samples_and_seeds_have_other_masks() -> None:
     tokens = TOKENS[:, :1].expand(S, B)
     out = hidden(build(), [0, 1, 2, 1 << 40], tokens)
     for first in range(B):

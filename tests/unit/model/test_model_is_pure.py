@@ -1,13 +1,10 @@
-"""The model and its operations know nothing of parallelism: no import and no name of it in their code."""
+"""The code of models and operations neither imports nor names anything of parallelism."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterable
-from pathlib import Path
-
-import pytest
 
 from tests.helpers.source_tree import imported_modules, nodes, python_files, relative
 
@@ -48,16 +45,13 @@ def test_pure_sources_and_foreign_names_are_found() -> None:
     )
 
 
-@pytest.mark.parametrize("path", PURE, ids=relative)
-def test_no_parallelism_is_imported(path: Path) -> None:
-    found = [
+def test_no_parallelism_is_imported_or_named() -> None:
+    imported = [
         f"{relative(path)}:{line}: {module}"
+        for path in PURE
         for module, line in imported_modules(path)
         if module.startswith(FOREIGN_MODULES)
     ]
-    assert not found
-
-
-@pytest.mark.parametrize("path", PURE, ids=relative)
-def test_no_parallelism_is_named(path: Path) -> None:
-    assert not [f"{relative(path)}:{line}: {name}" for name, line in foreign_names(nodes(path, *NAMED))]
+    named = [f"{relative(path)}:{line}: {name}" for path in PURE for name, line in foreign_names(nodes(path, *NAMED))]
+    assert not imported
+    assert not named

@@ -22,42 +22,43 @@ def gpu(capability: tuple[int, int] = HOPPER, dtype: torch.dtype = BF16, head_di
     return AttentionCase("cuda", capability, dtype, head_dim, window, documents, frozenset(refused))
 
 
-@pytest.mark.parametrize(
-    ("case", "backend", "reason"),
-    [
-        (gpu(), Backend.CUDNN, ""),
-        (gpu(dtype=torch.float16), Backend.CUDNN, ""),
-        (gpu(refused=(Backend.CUDNN,)), Backend.FLASH, "not cudnn: this torch does not support it"),
-        (gpu(AMPERE), Backend.FLASH, "not cudnn: it needs compute capability 9.0, the GPU has 8.0"),
-        (gpu(window=True), Backend.FLASH, "not cudnn: it has no kernel for a sliding window"),
-        (gpu(documents=True), Backend.FLASH, "not cudnn: torch cannot pass document boundaries to it"),
-        (gpu(window=True, documents=True), Backend.FLASH, "not cudnn: it has no kernel for a sliding window"),
-        (gpu(head_dim=256), Backend.FLASH, "multiple of 8 up to 128, not 256"),
-        (gpu(head_dim=100), Backend.EFFICIENT, "not flash: it needs a head dim that is a multiple of 8 up to 256"),
-        (gpu(dtype=torch.float32), Backend.EFFICIENT, "not flash: it needs bf16 or fp16, not torch.float32"),
-        (gpu(TURING), Backend.EFFICIENT, "not flash: it needs compute capability 8.0, the GPU has 7.5"),
-        (gpu(TURING, window=True), Backend.DENSE, "not efficient: it needs a full mask for a window"),
-        (gpu(dtype=torch.float32, documents=True), Backend.DENSE, "not efficient: it needs a full mask for documents"),
-        (gpu(dtype=torch.float64), Backend.DENSE, "not efficient: it has no kernel for torch.float64"),
-        (replace(gpu(), has_softcap=True), Backend.BLOCKS, "not flash: it does not support a soft cap"),
-        (
-            replace(gpu(dtype=torch.float64, documents=True), has_softcap=True),
-            Backend.BLOCKS,
-            "it does not support a soft cap",
-        ),
-        (AttentionCase("cpu", (0, 0), BF16, 64, True, True), Backend.CPU, "not flash: the device is cpu"),
-        (AttentionCase("cpu", (0, 0), BF16, 64, True, True, has_softcap=True), Backend.BLOCKS, "not flash: the device"),
-    ],
-)
-def test_the_first_that_takes_the_case(case: AttentionCase, backend: Backend, reason: str) -> None:
-    choice = choose_attention(case)
-
-    assert choice.backend is backend
-    assert reason in choice.reason
-    assert choice.is_fallback == (case.device_type == "cuda" and backend in (Backend.BLOCKS, Backend.DENSE))
+CHOICES: list[tuple[AttentionCase, Backend, str]] = [
+    (gpu(), Backend.CUDNN, ""),
+    (gpu(dtype=torch.float16), Backend.CUDNN, ""),
+    (gpu(refused=(Backend.CUDNN,)), Backend.FLASH, "not cudnn: this torch does not support it"),
+    (gpu(AMPERE), Backend.FLASH, "not cudnn: it needs compute capability 9.0, the GPU has 8.0"),
+    (gpu(window=True), Backend.FLASH, "not cudnn: it has no kernel for a sliding window"),
+    (gpu(documents=True), Backend.FLASH, "not cudnn: torch cannot pass document boundaries to it"),
+    (gpu(window=True, documents=True), Backend.FLASH, "not cudnn: it has no kernel for a sliding window"),
+    (gpu(head_dim=256), Backend.FLASH, "multiple of 8 up to 128, not 256"),
+    (gpu(head_dim=100), Backend.EFFICIENT, "not flash: it needs a head dim that is a multiple of 8 up to 256"),
+    (gpu(dtype=torch.float32), Backend.EFFICIENT, "not flash: it needs bf16 or fp16, not torch.float32"),
+    (gpu(TURING), Backend.EFFICIENT, "not flash: it needs compute capability 8.0, the GPU has 7.5"),
+    (gpu(TURING, window=True), Backend.DENSE, "not efficient: it needs a full mask for a window"),
+    (gpu(dtype=torch.float32, documents=True), Backend.DENSE, "not efficient: it needs a full mask for documents"),
+    (gpu(dtype=torch.float64), Backend.DENSE, "not efficient: it has no kernel for torch.float64"),
+    (replace(gpu(), has_softcap=True), Backend.BLOCKS, "not flash: it does not support a soft cap"),
+    (
+        replace(gpu(dtype=torch.float64, documents=True), has_softcap=True),
+        Backend.BLOCKS,
+        "it does not support a soft cap",
+    ),
+    (AttentionCase("cpu", (0, 0), BF16, 64, True, True), Backend.CPU, "not flash: the device is cpu"),
+    (AttentionCase("cpu", (0, 0), BF16, 64, True, True, has_softcap=True), Backend.BLOCKS, "not flash: the device"),
+]
+"""Case, the kernel that is chosen for it, and part of the reason."""
 
 
-def test_a_backend_by_name() -> None:
+def test_first_kernel_that_supports_the_case_is_chosen() -> None:
+    for case, backend, reason in CHOICES:
+        choice = choose_attention(case)
+        assert choice.backend is backend, case
+        assert reason in choice.reason, case
+        is_slow = backend in (Backend.BLOCKS, Backend.DENSE)
+        assert choice.is_fallback == (case.device_type == "cuda" and is_slow), case
+
+
+def test_kernel_is_chosen_by_name() -> None:
     assert choose_attention(gpu(), "flash").backend is Backend.FLASH
     assert choose_attention(gpu(), "dense").is_fallback
     with pytest.raises(
@@ -66,7 +67,7 @@ def test_a_backend_by_name() -> None:
         choose_attention(gpu(window=True), "cudnn")
 
 
-def test_processors_have_one_kernel_whatever_is_asked_of_gpus() -> None:
+def test_cpu_ignores_the_kernel_chosen_for_gpus() -> None:
     assert choose_attention(AttentionCase("cpu", (0, 0), BF16, 64, False, False), "flash").backend is Backend.CPU
 
 
@@ -86,7 +87,7 @@ def test_a_slow_path_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     assert "attention: dense (not cudnn: it needs compute capability 9.0" in caplog.text
 
 
-def test_a_slow_path_is_an_error_where_that_is_asked_for() -> None:
+def test_slow_path_is_an_error_if_kernels_are_strict() -> None:
     q = draw(6, 1, 2, 8)
     with pytest.raises(
         ConfigError, match=r"kernels\.strict=true, and attention would write out all S \* S scores: not cudnn"

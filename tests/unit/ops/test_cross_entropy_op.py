@@ -82,34 +82,38 @@ def by_torch(
     return loss_T.detach(), torch.autograd.grad(loss_T, leaf, grad_T.to(loss_T.dtype))[0]
 
 
-def assert_all_close(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], tolerance: float = 1e-12) -> None:
+def assert_all_close(
+    found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], tolerance: float = 1e-12, case: object = ""
+) -> None:
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, check_dtype=False)
+        torch.testing.assert_close(
+            one, other, rtol=tolerance, atol=tolerance, check_dtype=False, msg=lambda text: f"{case} {text}"
+        )
 
 
 @all_terms
-@pytest.mark.parametrize("num_parts", [1, 2, 4])
-@pytest.mark.parametrize("vocab_size", [PADDED, 21, 18, 13, 6, 1])
-def test_parts_combine_to_the_whole(vocab_size: int, num_parts: int, terms: LossTerms) -> None:
-    logits, labels, grad_T = draw_logits(T, PADDED), draw_labels(vocab_size), draw(T, seed=2)
-    found = in_parts(logits, labels, vocab_size, num_parts, grad_T, terms)
-
-    assert_all_close(found, by_torch(logits, labels, vocab_size, grad_T, terms))
-    assert (found[1][:, vocab_size:] == 0).all()
+def test_parts_combine_to_the_whole(terms: LossTerms) -> None:
+    logits, grad_T = draw_logits(T, PADDED), draw(T, seed=2)
+    for vocab_size in (PADDED, 21, 18, 13, 6, 1):
+        labels = draw_labels(vocab_size)
+        expected = by_torch(logits, labels, vocab_size, grad_T, terms)
+        for num_parts in (1, 2, 4):
+            case = f"vocabulary of {vocab_size} in {num_parts} parts"
+            found = in_parts(logits, labels, vocab_size, num_parts, grad_T, terms)
+            assert_all_close(found, expected, case=case)
+            assert (found[1][:, vocab_size:] == 0).all(), case
 
 
 @all_terms
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rows_of_all_lengths(shape: tuple[int, int, int], terms: LossTerms) -> None:
-    rows, columns, vocab_size = shape
-    logits, labels, grad_T = draw_logits(rows, columns), draw_labels(vocab_size, rows), draw(rows, seed=2)
-
-    assert_all_close(
-        in_parts(logits, labels, vocab_size, 1, grad_T, terms), by_torch(logits, labels, vocab_size, grad_T, terms)
-    )
+def test_cross_entropy_of_rows_of_all_lengths(terms: LossTerms) -> None:
+    for rows, columns, vocab_size in SHAPES:
+        logits, labels, grad_T = draw_logits(rows, columns), draw_labels(vocab_size, rows), draw(rows, seed=2)
+        found = in_parts(logits, labels, vocab_size, 1, grad_T, terms)
+        expected = by_torch(logits, labels, vocab_size, grad_T, terms)
+        assert_all_close(found, expected, case=(rows, columns, vocab_size))
 
 
-def test_the_largest_logit_may_be_anyones() -> None:
+def test_largest_logit_may_be_at_any_place() -> None:
     """Far above the others, so that whatever is taken relative to another number overflows or is lost."""
     logits, labels, grad_T = draw_logits(34, 2051, dtype=torch.float32), draw_labels(2051, 34), draw(34, seed=2)
     places = on_device(torch.tensor([*range(0, 2048, 64), 2047, 2050]))  # of each warp, and in a tail
@@ -122,15 +126,14 @@ def test_the_largest_logit_may_be_anyones() -> None:
 
 
 @some_terms
-@pytest.mark.parametrize("num_parts", [1, 2, 4])
-def test_ignored_labels_count_for_nothing(num_parts: int, terms: LossTerms) -> None:
+def test_ignored_labels_have_no_loss_and_no_gradient(terms: LossTerms) -> None:
     logits, labels, grad_T = draw_logits(T, PADDED), draw_labels(20), draw(T, seed=2)
     labels[[1, 4, 8]] = IGNORED_LABEL
-    loss, grad = in_parts(logits, labels, 20, num_parts, grad_T, terms)
-
-    assert_all_close((loss, grad), by_torch(logits, labels, 20, grad_T, terms))
-    assert (loss[[1, 4, 8]] == 0).all()
-    assert (grad[[1, 4, 8]] == 0).all()
+    for num_parts in (1, 2, 4):
+        loss, grad = in_parts(logits, labels, 20, num_parts, grad_T, terms)
+        assert_all_close((loss, grad), by_torch(logits, labels, 20, grad_T, terms), case=f"{num_parts} parts")
+        assert (loss[[1, 4, 8]] == 0).all(), num_parts
+        assert (grad[[1, 4, 8]] == 0).all(), num_parts
 
 
 def test_logits_of_ignored_tokens_have_no_effect() -> None:
@@ -144,7 +147,7 @@ def test_logits_of_ignored_tokens_have_no_effect() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_is_seen(value: float) -> None:
+def test_loss_that_is_not_finite_is_reported(value: float) -> None:
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         logits = draw_logits(2, 123, dtype=dtype)
         logits[1, 120] = value
@@ -215,7 +218,7 @@ def test_part_of_padding_only() -> None:
     assert not logits_gradient_(logits, labels, torch.zeros_like(lse), draw(T), 18, 13, BOTH).any()
 
 
-def test_padding_has_no_say_even_where_it_is_largest() -> None:
+def test_padding_has_no_effect_even_if_it_is_largest() -> None:
     for value in (1e6, float("nan")):
         logits = draw_logits(T, PADDED)
         logits[:, 20:] = value
@@ -250,23 +253,22 @@ def test_logits_of_minus_infinity_are_probability_zero() -> None:
 
 
 @some_terms
-@pytest.mark.parametrize("num_parts", [1, 2, 4])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_half_precision_loses_no_more_than_plain_torch(dtype: torch.dtype, num_parts: int, terms: LossTerms) -> None:
+def test_half_precision_loses_no_more_than_plain_torch(dtype: torch.dtype, terms: LossTerms) -> None:
     logits = draw_logits(T, 512, dtype=dtype)
     labels = draw_labels(500)
     grad_T = draw(T, seed=2, dtype=torch.float32) / T
     exact = by_torch(logits.double(), labels, 500, grad_T.double(), terms)
     plain = by_torch(logits, labels, 500, grad_T, terms)
-    found = in_parts(logits, labels, 500, num_parts, grad_T, terms)
-
-    assert found[0].dtype == torch.float32
-    assert found[1].dtype == dtype
-    for mine, other, truth, times in zip(found, plain, exact, (2, 3), strict=True):
-        tiny = 3e-7 * truth.abs().max().item()
-        for norm in (torch.amax, torch.mean):
-            mine_error, other_error = (norm((x.double() - truth).abs()).item() for x in (mine, other))
-            assert mine_error <= times * other_error + tiny
+    for num_parts in (1, 2, 4):
+        found = in_parts(logits, labels, 500, num_parts, grad_T, terms)
+        assert found[0].dtype == torch.float32
+        assert found[1].dtype == dtype
+        for mine, other, truth, times in zip(found, plain, exact, (2, 3), strict=True):
+            tiny = 3e-7 * truth.abs().max().item()
+            for norm in (torch.amax, torch.mean):
+                mine_error, other_error = (norm((x.double() - truth).abs()).item() for x in (mine, other))
+                assert mine_error <= times * other_error + tiny, (num_parts, norm)
 
 
 def test_gradient_in_bf16_is_rounded_once() -> None:
@@ -349,7 +351,7 @@ def test_kernels_need_no_memory_beside_the_logits() -> None:
     assert torch.cuda.max_memory_allocated() - before <= 0.1 * grad.numel() * grad.element_size()
 
 
-@pytest.mark.slow(kept=["(9, 24, 21)-dtype0", "(9, 24, 21)-dtype1", "(9, 24, 21)-dtype2", "(9, 24, 21)-dtype3"])
+@pytest.mark.slow(kept=["(9, 24, 21)-dtype0", "(9, 24, 21)-dtype3"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [*SHAPES, (0, 16, 16), (4, 0, 16)], ids=str)
 def test_operators_keep_the_contract(shape: tuple[int, int, int], dtype: torch.dtype) -> None:

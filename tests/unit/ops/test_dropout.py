@@ -47,22 +47,23 @@ def drawn_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("hidden_size", [1, 7, 16, 123, 2056, 8191])
-def test_mask_is_that_of_the_random_numbers(hidden_size: int, dtype: torch.dtype) -> None:
-    shape = (5, 3, hidden_size) if hidden_size < 2000 else (2, 2, hidden_size)
-    token = tokens_of(shape)
-    ones = torch.ones(shape, dtype=dtype, device=UNDER_TEST.device)
-    for probability in (0.0, 1e-9, 0.1, 0.5, 0.999, 1 - 1e-12):
-        found = OPS.residual_dropout(None, ones, None, token, probability, *KEY)
-        assert torch.equal(found != 0, keep_mask(KEY, probability, token, hidden_size)), probability
+def test_mask_is_that_of_the_random_numbers(dtype: torch.dtype) -> None:
+    for hidden_size in (1, 7, 16, 123, 2056, 8191):
+        shape = (5, 3, hidden_size) if hidden_size < 2000 else (2, 2, hidden_size)
+        token = tokens_of(shape)
+        ones = torch.ones(shape, dtype=dtype, device=UNDER_TEST.device)
+        for probability in (0.0, 1e-9, 0.1, 0.5, 0.999, 1 - 1e-12):
+            found = OPS.residual_dropout(None, ones, None, token, probability, *KEY)
+            expected = keep_mask(KEY, probability, token, hidden_size)
+            assert torch.equal(found != 0, expected), (hidden_size, probability)
 
 
-@pytest.mark.parametrize("first", [0, -1, 1 << 62, -(1 << 63)])
-def test_mask_of_every_token_number_and_key(first: int) -> None:
-    token = on_device(torch.arange(7)[:, None] + torch.tensor([first, 3]))
+def test_mask_of_every_token_number_and_key() -> None:
     ones = torch.ones(7, 2, 40, device=UNDER_TEST.device)
-    for key in ((0, 0), (-1, 1), (1 << 62, -(1 << 63)), derive_key("dropout", 2, "x")):
-        assert torch.equal(dropout(ones, 0.4, key, token) != 0, keep_mask(key, 0.4, token, 40))
+    for first in (0, -1, 1 << 62, -(1 << 63)):
+        token = on_device(torch.arange(7)[:, None] + torch.tensor([first, 3]))
+        for key in ((0, 0), (-1, 1), (1 << 62, -(1 << 63)), derive_key("dropout", 2, "x")):
+            assert torch.equal(dropout(ones, 0.4, key, token) != 0, keep_mask(key, 0.4, token, 40)), (first, key)
 
 
 def test_mask_at_the_very_threshold() -> None:
@@ -92,6 +93,7 @@ def test_elements_are_dropped_or_scaled(probability: float, dtype: torch.dtype) 
     torch.testing.assert_close(x.grad, torch.where(mask, grad / (1 - probability), 0).to(dtype))
 
 
+@pytest.mark.slow(kept=["shape0", "shape3", "shape5"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_residual_dropout_is_the_sum_of_its_parts(shape: tuple[int, ...]) -> None:
     (x, y, bias), grad = drawn_inputs(shape)
@@ -112,14 +114,15 @@ def test_residual_dropout_is_the_sum_of_its_parts(shape: tuple[int, ...]) -> Non
 
 
 def test_dropout_gradients_are_the_slopes() -> None:
-    inputs = [one.requires_grad_() for one in drawn_inputs((12, 2, 3))[0]]
-    token = tokens_of((12, 2, 3))
+    inputs = [one.requires_grad_() for one in drawn_inputs((5, 2, 3))[0]]
+    token = tokens_of((5, 2, 3))
 
     assert torch.autograd.gradcheck(lambda x: dropout(x, 0.3, KEY, token), inputs[:1])
     assert torch.autograd.gradcheck(ours(0.3, token), inputs)
     assert torch.autograd.gradcheck(ours(0.0, None), inputs)
 
 
+@pytest.mark.slow(kept=["shape0-dtype0", "shape1-dtype2"])
 @pytest.mark.parametrize("dtype", DTYPES[:3])
 @pytest.mark.parametrize("shape", [(64, 4, 128), (33, 123)])
 def test_residual_dropout_loses_no_more_than_plain_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -177,7 +180,7 @@ def test_dropout_leaves_its_inputs_alone() -> None:
     assert all(torch.equal(one.detach(), copy) for one, copy in zip((x, y, bias, grad), copies, strict=True))
 
 
-def test_mean_is_kept() -> None:
+def test_dropout_keeps_the_mean() -> None:
     token = on_device(torch.arange(256)[:, None])
     out = dropout(torch.ones(256, 1, 256, dtype=torch.float64, device=UNDER_TEST.device), 0.3, KEY, token)
 
@@ -199,7 +202,7 @@ def test_only_token_numbers_are_kept_for_backward() -> None:
     assert saved_by(ours(0.0, token)) == []
 
 
-@pytest.mark.slow(kept=["shape3-dtype0", "shape3-dtype1", "shape3-dtype2", "shape3-dtype3"])
+@pytest.mark.slow(kept=["shape3-dtype0", "shape3-dtype3"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3, 16), (70, 123), (5, 2056), (300, 8), (0, 16), (4, 0)])
 def test_dropout_operators_keep_the_contract(shape: tuple[int, ...], dtype: torch.dtype) -> None:

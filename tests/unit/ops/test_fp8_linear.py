@@ -108,17 +108,12 @@ def test_a_gradient_that_is_not_finite_stays_visible(name: str) -> None:
     assert not x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("x_shape", "weight_shape", "message"),
-    [
-        ((15, 32), (16, 32), r"x of shape \[15, 32\] cannot be multiplied in FP8.* multiples of 16, got 15"),
-        ((16, 24), (16, 24), r"x of shape \[16, 24\] cannot be multiplied in FP8.* multiples of 16, got 24"),
-        ((16, 32), (3, 5, 32), r"weight of shape \[3, 5, 32\] cannot be multiplied in FP8.* multiples of 16, got 15"),
-    ],
-)
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_sizes_that_no_product_takes(
-    name: str, x_shape: tuple[int, ...], weight_shape: tuple[int, ...], message: str
-) -> None:
-    with pytest.raises(RuntimeError, match=message):
-        PRODUCTS[name](draw(*x_shape, dtype=torch.bfloat16), draw(*weight_shape, dtype=torch.bfloat16))
+def test_sizes_that_fp8_cannot_multiply_are_refused(name: str) -> None:
+    for x_shape, weight_shape, message in (
+        ((15, 32), (16, 32), r"x of shape \[15, 32\] cannot be multiplied in FP8: .* multiples of 16, got 15"),
+        ((16, 24), (16, 24), r"x of shape \[16, 24\] cannot be multiplied in FP8: .* multiples of 16, got 24"),
+        ((16, 32), (3, 5, 32), r"weight of shape \[3, 5, 32\] cannot be multiplied in FP8: .* multiples of 16, got 15"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            PRODUCTS[name](draw(*x_shape, dtype=torch.bfloat16), draw(*weight_shape, dtype=torch.bfloat16))

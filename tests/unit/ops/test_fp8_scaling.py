@@ -41,7 +41,7 @@ def test_scales_look_back_history_len_steps_and_no_further() -> None:
         assert of_second == pytest.approx(57344 / (10 * one))
 
 
-def test_magnitudes_that_are_not_finite_are_not_believed() -> None:
+def test_magnitudes_that_are_not_finite_are_ignored() -> None:
     x, scales = draw(16, 16, dtype=torch.bfloat16), scaling(2)
     step(scales, 2.0, 2.0)
     for bad in (float("inf"), float("nan")):

@@ -54,7 +54,7 @@ ROW_BY_ROW: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
 
 
 @pytest.mark.parametrize(("columns", "operation"), ROW_BY_ROW.values(), ids=ROW_BY_ROW)
-def test_rows_at_the_end(columns: int, operation: Callable[[Tensor], Tensor]) -> None:
+def test_row_by_row_operators_of_large_tensors(columns: int, operation: Callable[[Tensor], Tensor]) -> None:
     x = numbers(num_rows(columns), columns)
     found = results_of_the_end(operation, x)
     alone = results_of_the_end(operation, x[-TAIL:].clone())
@@ -72,7 +72,7 @@ def results_of_the_end(operation: Callable[[Tensor], Tensor], x: Tensor) -> list
     return [tail, x.grad[-TAIL:].clone()]
 
 
-def test_residual_dropout() -> None:
+def test_residual_dropout_of_large_tensors() -> None:
     x, y = numbers(num_rows(1024), 1024), numbers(num_rows(1024), 1024)
     token = torch.arange(len(x), device=x.device)
     found = residual_dropout(x, y, None, 0.3, (5, 7), token)[-TAIL:].clone()
@@ -81,7 +81,7 @@ def test_residual_dropout() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_rotary_positions(groups: int) -> None:
+def test_rotary_positions_of_large_tensors(groups: int) -> None:
     rows = num_rows(groups * 4 * 128)
     product = numbers(rows, 1, groups, 4, 128)
     cos, sin = (numbers(rows, 1, 1, 64, dtype=torch.float32) for _ in range(2))
@@ -91,7 +91,7 @@ def test_rotary_positions(groups: int) -> None:
     assert all(torch.equal(a[-TAIL:], b) for a, b in zip(found, alone, strict=True))
 
 
-def test_cross_entropy() -> None:
+def test_cross_entropy_of_large_tensors() -> None:
     logits = numbers(num_rows(1024), 1024)
     labels = torch.arange(len(logits), device=logits.device) % 1000
     tail, tail_labels = logits[-TAIL:].clone().requires_grad_(), labels[-TAIL:]
@@ -102,7 +102,7 @@ def test_cross_entropy() -> None:
     assert torch.equal(logits.grad[-TAIL:], tail.grad)
 
 
-def test_embedding() -> None:
+def test_embedding_of_large_tensors() -> None:
     table = numbers(num_rows(512), 512)
     tokens = torch.arange(len(table) - TAIL, len(table), device=table.device)
     assert torch.equal(embedding(tokens, table), table[-TAIL:])
@@ -124,7 +124,7 @@ def flat_state(start: int | None = None) -> tuple[list[Tensor], Tensor]:
     return tensors, torch.tensor([0, middle, len(tensors[0])], device=UNDER_TEST.device)
 
 
-def test_adamw() -> None:
+def test_adamw_of_large_tensors() -> None:
     is_decayed = torch.tensor([True, False], device=UNDER_TEST.device)
     ends = []
     for start in (None, -TAIL):
@@ -136,7 +136,7 @@ def test_adamw() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
-def test_lamb() -> None:
+def test_lamb_of_large_tensors() -> None:
     is_decayed = torch.tensor([True, False], device=UNDER_TEST.device)
     ratios = torch.tensor([1.0, 0.5], dtype=torch.float64, device=UNDER_TEST.device)
     ends, sums = [], []
@@ -152,13 +152,13 @@ def test_lamb() -> None:
     torch.testing.assert_close(*sums, rtol=1e-12, atol=0.0)
 
 
-def test_square_sum_counts_all() -> None:
+def test_square_sum_of_large_tensors() -> None:
     flat = torch.full((num_rows(1) + 3,), 2.0, dtype=torch.bfloat16, device=UNDER_TEST.device)
 
     assert square_sum(flat).item() == 4.0 * len(flat)
 
 
-def test_quantization() -> None:
+def test_quantization_of_large_tensors() -> None:
     x = numbers(num_rows(1024), 1024)
     scale = torch.full((2,), 16.0, device=x.device)
     plain, transposed, _ = fp8_quantize(x, scale, E4M3, True, True)

@@ -100,12 +100,14 @@ def test_a_weight_that_is_frozen_takes_nothing() -> None:
     assert main_grad.num_taken == 0
 
 
+@pytest.mark.slow(kept=["dtype1-False", "dtype0-True"])
 @pytest.mark.parametrize("is_fresh", [False, True])
-@pytest.mark.parametrize(("dtype", "total"), [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)])
-def test_add_product_keeps_the_contract(dtype: torch.dtype, total: torch.dtype, is_fresh: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_add_product_keeps_the_contract(dtype: torch.dtype, is_fresh: bool) -> None:
     for rows in (0, 1, 24):
-        arguments = (draw(5, 7, dtype=total), draw(rows, 5, dtype=dtype, seed=1), draw(rows, 7, dtype=dtype, seed=2))
-        assert_contract(OPS.add_product_.default, *arguments, is_fresh)
+        total = draw(5, 7, dtype=torch.float32)
+        factors = draw(rows, 5, dtype=dtype, seed=1), draw(rows, 7, dtype=dtype, seed=2)
+        assert_contract(OPS.add_product_.default, total, *factors, is_fresh)
 
 
 def test_a_fresh_sum_may_hold_anything() -> None:

@@ -47,6 +47,7 @@ def drawn_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> 
     return [x, residual, weight, bias], draw(2, *shape, dtype=dtype, seed=4)
 
 
+@pytest.mark.slow(kept=["shape0", "shape3", "shape4"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_norms_are_torchs(shape: tuple[int, ...]) -> None:
     (x, residual, weight, bias), grads = drawn_inputs(shape)
@@ -59,7 +60,7 @@ def test_norms_are_torchs(shape: tuple[int, ...]) -> None:
     assert_same(our_add_layer_norm, plain_add_layer_norm, [x, residual, weight, bias], grads, 1e-10)
 
 
-@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e4])
+@pytest.mark.parametrize("scale", [1e-6, 1e4])
 def test_rms_norm_of_small_and_large_inputs(scale: float) -> None:
     inputs = [draw(5, 3, 16) * scale, 1 + draw(16, seed=1)]
 
@@ -92,6 +93,7 @@ def test_norm_gradients_are_the_slopes() -> None:
     assert torch.autograd.gradcheck(our_add_layer_norm, [x, residual, weight, bias])
 
 
+@pytest.mark.slow(kept=["shape0-dtype0", "shape1-dtype1", "shape1-dtype2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("shape", [(64, 4, 128), (33, 123), (16, 4096)])
 def test_norms_lose_no_more_than_plain_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -190,7 +192,7 @@ def test_norm_without_added_sum_rounds_the_gradient_once() -> None:
         assert torch.equal(norm(x, *parameters, EPS)[1], x)
 
 
-@pytest.mark.slow(kept=["shape4-dtype0", "shape4-dtype1", "shape4-dtype2", "shape4-dtype3"])
+@pytest.mark.slow(kept=["shape4-dtype0", "shape4-dtype3"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [*SHAPES, (0, 16)])
 def test_norm_operators_keep_the_contract(shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -55,7 +55,7 @@ def test_another_package_named_apex_is_called_that(package_root: Path, files: di
     assert found.hint.startswith("pip uninstall apex, then build it from")
 
 
-def test_apex_without_its_kernels(package_root: Path) -> None:
+def test_apex_without_kernels_is_reported(package_root: Path) -> None:
     write_packages(package_root, without(APEX, "fused_layer_norm_cuda.py"))
     found = find_apex()
 
@@ -64,13 +64,13 @@ def test_apex_without_its_kernels(package_root: Path) -> None:
     assert "APEX_CUDA_EXT=1" in found.hint
 
 
-def test_transformer_engine_without_its_part_for_torch(package_root: Path) -> None:
+def test_transformer_engine_without_pytorch_is_reported(package_root: Path) -> None:
     write_packages(package_root, without(TRANSFORMER_ENGINE, "transformer_engine/pytorch/__init__.py"))
 
     assert find_transformer_engine().problem.endswith("was installed without its PyTorch module")
 
 
-def test_a_package_that_no_installer_knows(package_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apex_without_metadata_has_an_unknown_version(package_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_packages(package_root, without(APEX, "apex-0.1.dist-info/METADATA"))
     monkeypatch.setattr(sys, "path", [str(package_root)])
 

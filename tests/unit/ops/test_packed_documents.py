@@ -23,7 +23,7 @@ def test_documents_are_runs_of_equal_ids() -> None:
     assert {start.dtype for start in packed.starts} == {torch.int32}
 
 
-def test_a_sample_of_one_token() -> None:
+def test_sample_of_one_token_is_one_document() -> None:
     packed = pack_documents(torch.tensor([[9]]))
 
     assert packed.starts[0].tolist() == [0, 1]

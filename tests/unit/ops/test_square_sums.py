@@ -18,23 +18,22 @@ LENGTHS = [1, 7, 123, 8191, 8192, 8200, 24576, 70001]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("length", LENGTHS)
-def test_the_sum_has_the_digits_of_fp64(length: int, dtype: torch.dtype) -> None:
-    flat = draw(length, dtype=dtype)
-    exact = math.fsum(x * x for x in flat.tolist())
+def test_the_sum_has_the_digits_of_fp64(dtype: torch.dtype) -> None:
+    for length in LENGTHS:
+        flat = draw(length, dtype=dtype)
+        exact = math.fsum(x * x for x in flat.tolist())
+        found = square_sum(flat)
+        assert found.dtype == torch.float64
+        assert found.shape == ()
+        assert found.item() == pytest.approx(exact, rel=1e-13), length
 
-    found = square_sum(flat)
-    assert found.dtype == torch.float64
-    assert found.shape == ()
-    assert found.item() == pytest.approx(exact, rel=1e-13)
 
-
-@pytest.mark.parametrize("place", [0, 5000, 8192, 8199])
-def test_every_element_counts_once(place: int) -> None:
+def test_every_element_counts_once() -> None:
     for dtype in DTYPES:
-        flat = torch.zeros(8200, dtype=dtype, device=UNDER_TEST.device)
-        flat[place] = 3.0
-        assert square_sum(flat).item() == 9.0
+        for place in (0, 5000, 8192, 8199):
+            flat = torch.zeros(8200, dtype=dtype, device=UNDER_TEST.device)
+            flat[place] = 3.0
+            assert square_sum(flat).item() == 9.0, (place, dtype)
 
 
 def test_parts_of_more_tiles_than_threads_are_added() -> None:
@@ -53,17 +52,16 @@ def test_large_and_small_elements_lose_nothing() -> None:
     assert square_sum(flat[2:]).item() == 4097**2
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("place", [0, 4095, 8998])
-def test_square_sums_of_infinities_and_nans_stay_visible(place: int, bad: float) -> None:
-    flat = draw(8999, dtype=torch.float32)
-    flat[place] = bad
+def test_square_sums_of_infinities_and_nans_stay_visible() -> None:
+    for bad in (math.nan, math.inf, -math.inf):
+        for place in (0, 4095, 8998):
+            flat = draw(8999, dtype=torch.float32)
+            flat[place] = bad
+            found = square_sum(flat).item()
+            assert math.isnan(found) if math.isnan(bad) else found == math.inf, (bad, place)
 
-    found = square_sum(flat).item()
-    assert math.isnan(found) if math.isnan(bad) else found == math.inf
 
-
-@pytest.mark.slow(kept=["8191-dtype0", "8191-dtype1", "8191-dtype2", "8191-dtype3"])
+@pytest.mark.slow(kept=["8191-dtype0", "8191-dtype3"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [0, *LENGTHS])
 def test_square_sum_keeps_the_contract(length: int, dtype: torch.dtype) -> None:

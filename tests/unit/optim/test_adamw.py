@@ -1,4 +1,4 @@
-"""AdamW against torch.optim.AdamW, whole and in shards, and what it must leave alone."""
+"""AdamW against torch.optim.AdamW, whole and in shards, and which state it does not change."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ def by_us(ranks: list[Rank], num_steps: int = STEPS) -> None:
             rank.optimizer.step(0.1 / (step + 1), 1.0)
 
 
-@pytest.mark.parametrize(("weight_decay", "eps"), [(0.0, 1e-8), (0.1, 1e-8), (0.1, 0.5)])
-@pytest.mark.parametrize("dp_size", [1, 2, 3])
-def test_twenty_steps_in_fp64(dp_size: int, weight_decay: float, eps: float) -> None:
+@pytest.mark.parametrize(
+    ("dp_size", "weight_decay", "eps"), [(1, 0.0, 1e-8), (1, 0.1, 0.5), (2, 0.1, 1e-8), (3, 0.1, 0.5)]
+)
+def test_twenty_steps_in_fp64_are_torchs(dp_size: int, weight_decay: float, eps: float) -> None:
     ranks = [build_rank(dp_size, rank, weight_decay=weight_decay, eps=eps) for rank in range(dp_size)]
     by_us(ranks)
 
@@ -47,7 +48,7 @@ def test_twenty_steps_in_fp64(dp_size: int, weight_decay: float, eps: float) -> 
         torch.testing.assert_close(found[name], truth, rtol=1e-12, atol=1e-12, msg=name)
 
 
-def test_twenty_steps_in_fp32() -> None:
+def test_twenty_steps_in_fp32_are_torchs() -> None:
     rank = build_rank(dtype=torch.float32)
     by_us([rank])
 

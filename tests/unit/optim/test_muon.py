@@ -53,6 +53,7 @@ def run(ranks: list[Rank], gradients: list[dict[str, Tensor]], scale: float = 1.
     on_all(ranks, follow)
 
 
+@pytest.mark.slow(kept=["1-1-1000000", "3-1-1000000", "1-2-1", "2-2-1000000"])
 @pytest.mark.parametrize("bucket_size", [1, 10**6])
 @pytest.mark.parametrize(("dp_size", "tp_size"), [(1, 1), (3, 1), (1, 2), (2, 2)])
 def test_matrices_spread_over_ranks_move_as_whole_ones(dp_size: int, tp_size: int, bucket_size: int) -> None:

@@ -44,7 +44,7 @@ def test_parameter_groups_equal_runs_with_their_rate_and_decay(name: str) -> Non
         torch.testing.assert_close(found[parameter], expected[parameter], rtol=1e-12, atol=1e-12, msg=parameter)
 
 
-def test_lamb_scales_what_it_scaled_before() -> None:
+def test_lamb_keeps_its_trust_ratios_in_groups() -> None:
     """A norm that decays keeps a ratio of 1, and a matrix that does not decay has its own."""
     plain = after_steps(build_rank(name="lamb", weight_decay=0.1))
     groups = (ParameterGroupConfig(pattern="*", lr_scale=0.5),)

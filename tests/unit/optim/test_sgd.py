@@ -23,6 +23,7 @@ def by_torch(momentum: float, weight_decay: float, *, has_nesterov: bool) -> dic
     return {name: one.detach() for name, one in weights.items()}
 
 
+@pytest.mark.slow(kept=["1-0.9-0.1-False", "1-0.5-0.0-True", "3-0.9-0.1-True", "3-0.5-0.0-False"])
 @pytest.mark.parametrize("has_nesterov", [True, False])
 @pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 0.1), (0.5, 0.0)])
 @pytest.mark.parametrize("dp_size", [1, 3])

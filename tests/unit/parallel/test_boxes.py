@@ -25,13 +25,13 @@ def cut(whole: Tensor, box: Box) -> Tensor:
     return whole[tuple(slice(first, first + size) for first, size in zip(box.offsets, box.sizes, strict=True))]
 
 
-@settings(max_examples=500)
+@settings(max_examples=100)
 @given(ranges())
 @example(((3, 1, 4), 0, 12))
 @example(((1, 1, 1), 0, 1))
 @example(((5, 4, 3), 1, 59))
 @example(((2, 3, 4, 5), 7, 113))
-def test_boxes_are_the_range(case: tuple[tuple[int, ...], int, int]) -> None:
+def test_boxes_are_the_elements_of_the_range(case: tuple[tuple[int, ...], int, int]) -> None:
     shape, start, stop = case
     whole = torch.arange(math.prod(shape)).view(shape)
     found = list(boxes_of_range(shape, start, stop))
@@ -46,10 +46,10 @@ def test_boxes_are_the_range(case: tuple[tuple[int, ...], int, int]) -> None:
         assert part.flatten()[0].item() == position
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(ranges())
 def test_no_two_neighbouring_boxes_could_be_one(case: tuple[tuple[int, ...], int, int]) -> None:
-    """A longer box that starts where one starts, ends within the range and is axis-aligned would be found."""
+    """No longer axis-aligned box of the range starts where a box starts."""
     shape, start, stop = case
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     for position, box in boxes_of_range(shape, start, stop):
@@ -59,21 +59,12 @@ def test_no_two_neighbouring_boxes_could_be_one(case: tuple[tuple[int, ...], int
             assert not is_aligned or box.numel >= largest * stride
 
 
-def test_whole_tensor_is_one_box() -> None:
-    assert list(boxes_of_range((4, 3, 2), 0, 24)) == [(0, Box((0, 0, 0), (4, 3, 2)))]
-
-
-def test_worst_case_is_reached() -> None:
-    assert len(list(boxes_of_range((4, 4, 4), 1, 63))) == 5
-
-
-def test_empty_range_is_no_box() -> None:
-    assert not list(boxes_of_range((4, 3), 7, 7))
-    assert not list(boxes_of_range((), 0, 0))
-
-
-def test_scalar_is_one_box() -> None:
-    assert list(boxes_of_range((), 0, 1)) == [(0, Box((), ()))]
+def test_boxes_at_the_limits() -> None:
+    assert list(boxes_of_range((4, 3, 2), 0, 24)) == [(0, Box((0, 0, 0), (4, 3, 2)))], "the whole tensor"
+    assert len(list(boxes_of_range((4, 4, 4), 1, 63))) == 5, "the most boxes"
+    assert not list(boxes_of_range((4, 3), 7, 7)), "an empty range"
+    assert not list(boxes_of_range((), 0, 0)), "an empty range of a scalar"
+    assert list(boxes_of_range((), 0, 1)) == [(0, Box((), ()))], "a scalar"
 
 
 def test_boxes_of_huge_tensors_take_no_time() -> None:
@@ -84,5 +75,5 @@ def test_boxes_of_huge_tensors_take_no_time() -> None:
     assert sum(box.numel for _, box in found) == math.prod(shape) - 5 - 12345678901 % math.prod(shape)
 
 
-def test_shifted_box() -> None:
+def test_shifted_box_has_moved_offsets() -> None:
     assert Box((1, 2), (3, 4)).shifted((10, 0)) == Box((11, 2), (3, 4))

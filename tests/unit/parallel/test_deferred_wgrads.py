@@ -82,7 +82,7 @@ def test_deferred_wgrads_are_bitwise_equal() -> None:
     [linear, TensorwiseFp8Linear(CurrentScaler(), CurrentScaler(), CurrentScaler()), rowwise_fp8_linear],
     ids=["bf16", "fp8 tensorwise", "fp8 rowwise"],
 )
-def test_products_in_low_precision_wait_as_well(multiply: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_fp8_wgrads_are_deferred_too(multiply: Callable[[Tensor, Tensor], Tensor]) -> None:
     found = []
     for is_deferred in (True, False):
         with torch.device("meta"):

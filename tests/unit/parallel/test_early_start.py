@@ -56,7 +56,7 @@ def test_undeclared_gradient_write_is_an_error() -> None:
 
 
 def test_bucket_that_may_lack_a_gradient_does_not_start_early() -> None:
-    """An expert that no token chose in a step keeps neither its own bucket's step nor the buckets after it waiting."""
+    """An expert that no token chose in a step must not keep its own bucket, or later buckets, waiting."""
     counts = WriteCounts(buckets_of([1], [1, 0], [1]))
     assert counts.early == [0, 2]
     assert whole_after(counts, [(1, 1), (1, 1), (0, 0), (1, 0)], 1)[-2:] == [True, True], "any number is right"
@@ -229,6 +229,7 @@ def _twice(forward: Callable[..., Tensor], *arguments: Any) -> Tensor:
     return forward(*arguments) + forward(*arguments)
 
 
+@pytest.mark.slow(kept=["one chunk", "chunks, tied"])
 @pytest.mark.parametrize("case", ["one chunk", "tied", "full", "chunks, tied"])
 def test_parameters_are_gathered_before_their_use(case: str) -> None:
     rank_model, plain = make_rank_model(case), make_rank_model(case, overlap=False)

@@ -122,7 +122,7 @@ def assert_alike(hops: list) -> None:
         assert hops[one].sent[other] == hops[other].received[one]
 
 
-def test_matrices_are_those_of_the_model() -> None:
+def test_fused_weights_are_split_into_matrices() -> None:
     qkv, up = (row_of(f"blocks.0.{name}.weight", decoder_table()).fused for name in ("attention.qkv", "mlp.up"))
     queries, keys, values = matrices_of("w", (2, 6, 3, 5), qkv)
     (only,) = matrices_of("w", (1, 8, 5), up)
@@ -133,7 +133,7 @@ def test_matrices_are_those_of_the_model() -> None:
     assert matrices_of("w", (4, 5), None) == (LogicalMatrix("w", "", Box((0, 0), (4, 5))),)
 
 
-def test_work_is_dealt_out_evenly_and_alike() -> None:
+def test_matrices_are_assigned_evenly_to_owners() -> None:
     matrices = [*matrices_of("w", (4, 5, 7), Fused(0, ("a", "b", "c", "d"))), *matrices_of("v", (30, 7), None)]
 
     # the largest goes first; the others follow where there is least work

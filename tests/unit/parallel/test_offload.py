@@ -76,9 +76,7 @@ def run(config_tables: dict[str, dict[str, Any]]) -> tuple[float, dict[str, Tens
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("style", STYLES)
-def test_numbers_are_bitwise_the_same(
-    style: str, recompute: str, schedule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offload_changes_no_bit(style: str, recompute: str, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     copies = LateCopies()
     monkeypatch.setattr(rank_model_module, "ImmediateCopies", lambda: copies)
     parallel = {"recompute": recompute, "schedule": schedule}
@@ -98,7 +96,7 @@ def test_numbers_are_bitwise_the_same(
 
 
 @pytest.mark.slow
-def test_numbers_in_half_precision_and_fp8_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offload_changes_no_bit_in_bf16_and_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = LateCopies()
     monkeypatch.setattr(rank_model_module, "ImmediateCopies", lambda: copies)
     tables: dict[str, dict[str, Any]] = {
@@ -219,7 +217,7 @@ def test_backward_of_several_graphs_in_another_order() -> None:
         assert torch.equal(one.grad, other.grad)
 
 
-def test_graph_may_be_used_twice() -> None:
+def test_offloaded_graph_may_run_backward_twice() -> None:
     plain, chunk = Chunk(3, 0), Chunk(3, 2)
     found = []
     for each in (plain, chunk):
@@ -250,7 +248,7 @@ def test_forward_that_fails_leaves_nothing_open() -> None:
     assert len(chunk.copies.story) == before
 
 
-def test_copies_without_streams() -> None:
+def test_immediate_copies_return_the_data() -> None:
     copies = ImmediateCopies()
     source = torch.arange(10, dtype=torch.uint8)
     on_host, copied = copies.start_copy_to_host([source])

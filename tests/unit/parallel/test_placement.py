@@ -86,40 +86,30 @@ def shard_of(rank: int, placement: Placement, layout: Layout) -> tuple[int, int]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_boxes_tile_the_parameter(case: str) -> None:
-    held = np.zeros(CASES[case][1], int)
+def test_placements_cover_the_parameter_and_its_state(case: str) -> None:
+    _, shape, layout, _ = CASES[case]
+    held, counted = np.zeros(shape, int), np.zeros(shape, int)
+    holders = defaultdict(list)
+    for rank, placement in boxes_of(case):
+        shard = shard_of(rank, placement, layout)
+        holders[placement.box, shard].append(placement.holders)
+        if placement.holders.index == 0:
+            for _, box in boxes_of_range(placement.box.sizes, *shard):
+                shifted = box.shifted(placement.box.offsets)
+                counted[part_of(shifted.offsets, shifted.sizes)] += 1
     for box in {placement.box for _, placement in boxes_of(case)}:
         assert held[part_of(box.offsets, box.sizes)].shape == box.sizes, "the box sticks out"
         held[part_of(box.offsets, box.sizes)] += 1
-    assert (held == 1).all()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_each_value_of_the_state_counts_on_one_rank(case: str) -> None:
-    _, shape, layout, _ = CASES[case]
-    counted = np.zeros(shape, int)
-    for rank, placement in boxes_of(case):
-        if placement.holders.index == 0:
-            for _, box in boxes_of_range(placement.box.sizes, *shard_of(rank, placement, layout)):
-                shifted = box.shifted(placement.box.offsets)
-                counted[part_of(shifted.offsets, shifted.sizes)] += 1
-    assert (counted == 1).all()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_copies_are_the_ranks_with_the_same_shard(case: str) -> None:
-    layout = CASES[case][2]
-    holders = defaultdict(list)
-    for rank, placement in boxes_of(case):
-        holders[placement.box, shard_of(rank, placement, layout)].append(placement.holders)
-    for same in holders.values():
+    assert (held == 1).all(), "the boxes tile the parameter"
+    assert (counted == 1).all(), "each value of the state counts on one rank"
+    for same in holders.values():  # the ranks with copies of a shard
         assert [one.index for one in same] == list(range(len(same)))
         assert {one.count for one in same} == {len(same)}
         assert len({one.groups for one in same}) == 1
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_groups_are_those_of_the_plan(case: str) -> None:
+def test_groups_and_tensors_are_those_of_the_placements(case: str) -> None:
     layout, found = CASES[case][2], placed(case)
     holders = [HOLDERS[case]] if case in HOLDERS else []
     for rank, placement in boxes_of(case):
@@ -131,12 +121,9 @@ def test_groups_are_those_of_the_plan(case: str) -> None:
         for ranks in (ranks_of[group] for group in same.groups):
             index, count = index * len(ranks) + ranks.index(rank), count * len(ranks)
         assert (index, count) == (same.index, same.count)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_boxes_of_a_rank_are_end_to_end_in_its_tensor(case: str) -> None:
+    # the boxes of a rank follow each other in its tensor
     whole = np.arange(np.prod(CASES[case][1])).reshape(CASES[case][1])
-    for placements in placed(case).values():
+    for placements in found.values():
         parts = [whole[part_of(one.box.offsets, one.box.sizes)] for one in placements]
         tensor = np.concatenate([part.ravel() for part in parts]).reshape(tensor_shape(placements))
         if len(parts) > 1:

@@ -330,7 +330,7 @@ def test_selective_recompute_is_bitwise_equal_with_less_memory(style: str) -> No
     assert whole_bytes - selective_bytes == saved
 
 
-def test_kept_bytes_are_counted() -> None:
+def test_counter_of_kept_bytes_counts_storages_once() -> None:
     x = X.clone().requires_grad_()
 
     # exp saves its output, which is also what sin saves; cos saves the output of sin

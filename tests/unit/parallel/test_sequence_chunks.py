@@ -148,7 +148,7 @@ def test_without_overlap_the_same_exchanges_are_awaited_at_once() -> None:
 
 
 @pytest.mark.parametrize(("attention", "mlp"), [(True, False), (True, True)])
-def test_attention_takes_part(attention: bool, mlp: bool) -> None:
+def test_chunked_attention_overlaps_with_its_exchanges(attention: bool, mlp: bool) -> None:
     _, forward, backward = run(*branch_of(attention=attention, mlp=mlp))
     num_products = attention + mlp
 
@@ -196,7 +196,7 @@ def test_gathered_rows_are_in_chunk_order() -> None:
     assert gathering.rows.flatten().tolist() == [row for rows in chunk_rows for row in rows]
 
 
-def test_the_two_orders_are_each_others_inverse() -> None:
+def test_chunk_and_sequence_order_are_inverse() -> None:
     chunks = SequenceChunks(simulated_group("tp", TP, 1), K, has_overlap=True)
     rows = torch.arange(S)[:, None].expand(S, 2)
     shuffled = in_chunk_order(rows, chunks)

@@ -117,7 +117,7 @@ def test_boxes_of_all_ranks_tile_every_parameter(style: tuple[Any, ...], tp_size
     assert all(count.all() for count in counts.values())
 
 
-def test_cut_and_whole_parameters() -> None:
+def test_shapes_of_sharded_and_whole_parameters() -> None:
     _, found = planned(config_of(("serial", "layernorm", "swiglu", True, "learned", False)), 4)
     shapes = {one.name: (tuple(one.parameter.shape), not one.groups[1]) for one in found}
 
@@ -136,7 +136,7 @@ def test_cut_and_whole_parameters() -> None:
 
 
 @pytest.mark.parametrize("block", ["serial", "parallel"])
-def test_styles_take_the_places_of_the_points(block: str) -> None:
+def test_tensor_plan_replaces_the_named_submodules(block: str) -> None:
     model, _ = planned(config_of((block, "layernorm", "gelu", True, "learned", True)), 2, rank=1)
     kinds = Counter(type(module).__name__ for module in model.modules())
     branches = 2 * (2 if block == "serial" else 1)
@@ -153,7 +153,7 @@ def test_styles_take_the_places_of_the_points(block: str) -> None:
 
 
 @pytest.mark.parametrize("block", ["serial", "parallel"])
-def test_branches_in_chunks_take_the_place_of_both_points(block: str) -> None:
+def test_chunked_branches_replace_both_submodules(block: str) -> None:
     config = config_of((block, "layernorm", "gelu", True, "learned", True))
     model, found = planned(config, 2, recompute="full", num_sequence_chunks=4, has_overlap=False)
     whole = planned(config, 2)[1]

@@ -52,7 +52,7 @@ def output() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_layout_and_groups(output: dict[str, Any]) -> None:
+def test_plan_has_layout_and_groups_of_175b(output: dict[str, Any]) -> None:
     plan = output["plan"]
 
     assert plan["layout"] == {"tp_size": 8, "pp_size": 8, "dp_size": 192}
@@ -76,7 +76,7 @@ def test_layout_and_groups(output: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_stages_and_parameters(output: dict[str, Any]) -> None:
+def test_plan_has_stages_and_parameters_of_175b(output: dict[str, Any]) -> None:
     plan, size = output["plan"], parameters_by_part(load_config(CONFIG).config.model)
     stages = {stage["name"]: stage for stage in plan["stages"]}
 
@@ -94,7 +94,7 @@ def test_stages_and_parameters(output: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_step(output: dict[str, Any]) -> None:
+def test_plan_has_the_step_of_175b(output: dict[str, Any]) -> None:
     plan = output["plan"]
 
     assert (plan["schedule"], plan["num_chunks"], plan["num_microbatches"]) == ("interleaved", 6, 32)
@@ -104,7 +104,7 @@ def test_step(output: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_memory_of_a_rank(output: dict[str, Any]) -> None:
+def test_plan_has_the_memory_of_a_rank(output: dict[str, Any]) -> None:
     for stage in output["plan"]["stages"]:
         memory = stage["memory"]
         kinds = [memory[kind] for kind in STANDING + PASSING]
@@ -117,7 +117,7 @@ def test_memory_of_a_rank(output: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_text_says_it_all(output: dict[str, Any]) -> None:
+def test_plan_text_has_all_parts(output: dict[str, Any]) -> None:
     text = output["text"]
 
     for part in (
@@ -134,9 +134,9 @@ def test_text_says_it_all(output: dict[str, Any]) -> None:
     assert all(line == line.rstrip() and len(line) <= 160 for line in text.splitlines())
 
 
-@pytest.mark.slow(kept=["1f1b-1"])
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "fullest"), [("zero_bubble", 2), ("1f1b", 1)])
-def test_the_fullest_middle_stage_stands_for_all_of_them(schedule: str, fullest: int) -> None:
+def test_plan_shows_the_fullest_middle_stage(schedule: str, fullest: int) -> None:
     """Recomputed blocks keep less than they defer: with zero_bubble the last of these stages has most."""
     changes = {"parallel.pp_size": 4, "parallel.recompute": "full", "parallel.schedule": schedule}
     config = Config.from_dict(with_changes(changes))

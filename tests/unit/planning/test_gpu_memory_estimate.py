@@ -50,7 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.slow(kept=["Llama, FP8 by row"])
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
-def test_estimate_is_what_kernels_would_hold(changes: dict[str, Any]) -> None:
+def test_gpu_estimate_equals_a_step_on_fake_tensors(changes: dict[str, Any]) -> None:
     config = Config.from_dict(with_changes({**changes, "runtime.device": "cuda", "batch.global_batch_size": 4}))
     mesh = lone_mesh()
     estimate = estimate_memory(config, Layout(), 0, plan_stage(config, mesh))

@@ -72,7 +72,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
-def test_estimate_is_what_a_step_holds(changes: dict[str, Any]) -> None:
+def test_estimate_is_the_memory_of_a_step(changes: dict[str, Any]) -> None:
     counted, estimated, moment = measure_rank(RankContext(0, 1, ""), with_changes({**SMALL, **changes}))
 
     assert estimated == pytest.approx(counted, rel=0.001), moment

@@ -1,4 +1,4 @@
-"""What a dry run says of the update: parameter groups, state, messages and memory."""
+"""The update in a dry run: parameter groups, state, messages and memory."""
 
 from __future__ import annotations
 

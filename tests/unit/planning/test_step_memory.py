@@ -20,7 +20,7 @@ KEPT, MESSAGE = 1000, 1
 
 
 def footprint(kept: int, forward: int, backward: int, deferred: int = 0) -> Footprint:
-    """One to which it makes no difference whether its micro-batch is the newest."""
+    """Return a footprint that does not depend on whether its micro-batch is the newest."""
     return Footprint(kept, forward, backward, deferred, forward_after_newest=forward, backward_of_newest=backward)
 
 

@@ -32,7 +32,7 @@ def boxes(draw: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     return shape, offsets, sizes
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(box=boxes())
 def test_box_has_the_numbers_of_the_whole(box: Any) -> None:
     shape, offsets, sizes = box
@@ -41,7 +41,7 @@ def test_box_has_the_numbers_of_the_whole(box: Any) -> None:
     assert torch.equal(fill_normal_(torch.empty(sizes), KEY, 0.02, shape, offsets), expected)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(box=boxes())
 def test_indices_of_a_box_are_flat_positions(box: Any) -> None:
     shape, offsets, sizes = box
@@ -52,7 +52,7 @@ def test_indices_of_a_box_are_flat_positions(box: Any) -> None:
 
 
 class Temporaries(TorchDispatchMode):
-    """Knows the size of the largest wide tensor that is made meanwhile: those are what a block bounds."""
+    """Records the size of the largest int64 or fp64 tensor that is made. Blocks limit the size of these."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,6 +65,7 @@ class Temporaries(TorchDispatchMode):
         return made
 
 
+@pytest.mark.slow(kept=["some rows at once", "a box of 4 dims"])
 @pytest.mark.parametrize(
     ("shape", "offsets", "sizes"),
     [

@@ -38,7 +38,7 @@ def without_reductions(schedule: Schedule) -> list[list[Action]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
-def test_all_stages_reduce_in_the_slot_in_which_the_last_one_can(case: tuple[str, int, int, int]) -> None:
+def test_all_stages_reduce_in_the_slot_of_the_last_stage(case: tuple[str, int, int, int]) -> None:
     plain, aligned = build_schedule(*case), build_schedule(*case, has_aligned_reductions=True)
 
     assert check_schedule(aligned) == []

@@ -71,7 +71,7 @@ def split() -> Schedule:
     return SCHEDULES["zero_bubble"]
 
 
-def test_backward_before_its_forward(schedule: Schedule) -> None:
+def test_backward_before_its_forward_is_reported(schedule: Schedule) -> None:
     broken = swapped(schedule, 1, act(FORWARD, 2), act(BACKWARD, 2))
     position = schedule.stages[1].index(act(FORWARD, 2))
     problem = expect_one_problem(broken, "a forward comes before its backward")
@@ -91,7 +91,7 @@ def test_missing_send_is_reported_and_so_is_what_it_blocks(schedule: Schedule) -
     expect_one_problem(broken, "deadlock: stage 0", "the backward channel 1->0, but stage 1 itself stops at position")
 
 
-def test_missing_receive(schedule: Schedule) -> None:
+def test_missing_receive_is_reported(schedule: Schedule) -> None:
     broken = without(schedule, 0, act(ActionKind.RECV_BACKWARD, 1))
     expect_one_problem(broken, "stage 0: RECV_BACKWARD(chunk=0, microbatch=1) is missing")
     expect_one_problem(
@@ -99,12 +99,12 @@ def test_missing_receive(schedule: Schedule) -> None:
     )
 
 
-def test_missing_compute(schedule: Schedule) -> None:
+def test_missing_compute_is_reported(schedule: Schedule) -> None:
     expect_one_problem(without(schedule, 0, act(BACKWARD, 0)), "stage 0: BACKWARD(chunk=0, microbatch=0) is missing")
 
 
 @pytest.mark.parametrize("kind", [BACKWARD, ActionKind.RECV_FORWARD, ActionKind.SEND_BACKWARD])
-def test_duplicate(schedule: Schedule, kind: ActionKind) -> None:
+def test_duplicate_action_is_reported(schedule: Schedule, kind: ActionKind) -> None:
     actions = list(schedule.stages[1])
     first = actions.index(act(kind, 1))
     broken = with_stage(schedule, 1, [*actions, act(kind, 1)])
@@ -155,33 +155,35 @@ GATHER, REDUCE = Action(ActionKind.GATHER, 1, -1), Action(ActionKind.REDUCE, 0, 
         ),
     ],
 )  # fmt: skip
-def test_two_in_each_others_place(name: str, stage: int, one: Action, other: Action, reported: tuple[str, ...]) -> None:
+def test_swapped_actions_are_reported(
+    name: str, stage: int, one: Action, other: Action, reported: tuple[str, ...]
+) -> None:
     broken = swapped(SCHEDULES[name], stage, one, other)
     expect_one_problem(broken, f"stage {stage}", *reported)
 
 
 @pytest.mark.parametrize("kind", [ActionKind.GATHER, ActionKind.REDUCE])
-def test_missing_collective(schedule: Schedule, kind: ActionKind) -> None:
+def test_missing_collective_is_reported(schedule: Schedule, kind: ActionKind) -> None:
     expect_one_problem(without(schedule, 1, Action(kind, 0, -1)), f"stage 1: {kind.name}(chunk=0) is missing")
 
 
 @pytest.mark.parametrize(
     "foreign", [act(FORWARD, 4), act(BACKWARD, 0, chunk=1), act(ActionKind.RECV_FORWARD, 0), act(ActionKind.GATHER, 0)]
 )
-def test_action_that_does_not_belong(schedule: Schedule, foreign: Action) -> None:
+def test_foreign_action_is_reported(schedule: Schedule, foreign: Action) -> None:
     broken = with_stage(schedule, 0, [*schedule.stages[0], foreign])
     where = f"stage 0, position {len(schedule.stages[0])}, {foreign}"
     expect_one_problem(broken, f"{where}: this stage has no such action in this schedule")
 
 
 @pytest.mark.parametrize("kind", [INPUT, WEIGHT])
-def test_a_half_that_is_missing_or_done_twice(split: Schedule, kind: ActionKind) -> None:
+def test_missing_or_repeated_dgrad_or_wgrad_is_reported(split: Schedule, kind: ActionKind) -> None:
     expect_one_problem(without(split, 1, act(kind, 3)), f"stage 1: {act(kind, 3)} is missing")
     twice = with_stage(split, 1, [*split.stages[1], act(kind, 3)])
     expect_one_problem(twice, f"{act(kind, 3)}: already at position {split.stages[1].index(act(kind, 3))}")
 
 
-def test_a_whole_backward_among_halves(split: Schedule) -> None:
+def test_whole_backward_among_dgrads_is_reported(split: Schedule) -> None:
     broken = with_stage(split, 1, [*split.stages[1], act(BACKWARD, 2)])
     expect_one_problem(broken, f"{act(BACKWARD, 2)}: this stage has no such action in this schedule")
     whole = build_schedule("1f1b", 2, 1, 4)
@@ -189,14 +191,14 @@ def test_a_whole_backward_among_halves(split: Schedule) -> None:
     expect_one_problem(halved, "stage 1: WGRAD(chunk=0, microbatch=2) is missing")
 
 
-def test_an_activation_is_held_until_the_weights_half(split: Schedule) -> None:
+def test_activations_are_held_until_their_wgrad(split: Schedule) -> None:
     order = [action for action in split.stages[2] if action.kind is not WEIGHT]
     weights = [act(WEIGHT, microbatch) for microbatch in range(5)]
     hoarding = with_stage(split, 2, [*order[:-1], *weights, order[-1]])
     expect_one_problem(hoarding, "stage 2: 5 activations are held at once; schedule 'zero_bubble' may hold 3")
 
 
-def test_a_weights_half_takes_its_slot(split: Schedule) -> None:
+def test_wgrad_delays_a_later_message(split: Schedule) -> None:
     # the message that the next stage waits for leaves before it, not after
     late = swapped(split, 1, act(ActionKind.SEND_BACKWARD, 4), act(WEIGHT, 3))
     assert check_schedule(late) == []
@@ -209,7 +211,7 @@ def test_evaluation_has_no_reduce() -> None:
     expect_one_problem(broken, "REDUCE(chunk=0): this stage has no such action")
 
 
-def test_messages_crossed_on_a_channel(schedule: Schedule) -> None:
+def test_crossed_messages_of_a_channel_are_reported(schedule: Schedule) -> None:
     one, other = act(ActionKind.RECV_FORWARD, 1), act(ActionKind.RECV_FORWARD, 2)
     problem = expect_one_problem(
         swapped(schedule, 1, one, other), "forward channel 0->1, message 1: sent by stage 0, position"
@@ -218,7 +220,7 @@ def test_messages_crossed_on_a_channel(schedule: Schedule) -> None:
     assert problem.endswith("RECV_FORWARD(chunk=0, microbatch=2)")
 
 
-def test_too_many_receives_ahead() -> None:
+def test_too_many_receives_ahead_are_reported() -> None:
     orders = interleaved(ChunkPlacement(4, 2), 8)
     schedule = replace(
         build_schedule("interleaved", 4, 2, 8), stages=lower(orders, ChunkPlacement(4, 2), 8, receives_ahead=3)
@@ -230,7 +232,7 @@ def test_too_many_receives_ahead() -> None:
 
 
 @pytest.mark.parametrize(("name", "num_chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)])
-def test_receives_need_not_be_ahead(name: str, num_chunks: int) -> None:
+def test_schedules_without_receives_ahead_are_right(name: str, num_chunks: int) -> None:
     for pp_size in (2, 3, 4):
         for num_microbatches in (4, 5, 7, 8):
             schedule = build_schedule(name, pp_size, num_chunks, num_microbatches)
@@ -241,14 +243,14 @@ def test_receives_need_not_be_ahead(name: str, num_chunks: int) -> None:
             assert check_schedule(late, pending_receives_bound=1) == []
 
 
-def test_too_many_activations() -> None:
+def test_too_many_activations_are_reported() -> None:
     hungry = replace(build_schedule("gpipe", 2, 1, 8), name="1f1b")
     expect_one_problem(hungry, "stage 0: 8 activations are held at once; schedule '1f1b' may hold 2")
     expect_one_problem(hungry, "stage 1: 8 activations are held at once; schedule '1f1b' may hold 1")
     assert check_schedule(replace(hungry, name="experiment")) == []
 
 
-def test_compute_orders_that_wait_for_each_other() -> None:
+def test_deadlock_of_compute_orders_is_reported() -> None:
     orders = [
         [act(FORWARD, 0), act(BACKWARD, 0), act(FORWARD, 1), act(BACKWARD, 1)],
         [act(FORWARD, 0), act(FORWARD, 1), act(BACKWARD, 0), act(BACKWARD, 1)],
@@ -277,13 +279,13 @@ def test_a_larger_group_after_a_smaller_one_is_wrong() -> None:
     assert all("a forward comes before its backward" in problem for problem in problems)
 
 
-def test_wrong_number_of_lists(schedule: Schedule) -> None:
+def test_wrong_number_of_action_lists_is_reported(schedule: Schedule) -> None:
     assert check_schedule(replace(schedule, placement=ChunkPlacement(3, 1))) == [
         "schedule '1f1b' has 2 action lists for pp_size=3"
     ]
 
 
-def test_sizes_the_named_schedule_cannot_have(schedule: Schedule) -> None:
+def test_infeasible_sizes_of_a_schedule_are_reported(schedule: Schedule) -> None:
     expect_one_problem(
         replace(schedule, placement=ChunkPlacement(2, 2)), 'parallel.num_chunks=2 needs parallel.schedule="interleaved"'
     )
@@ -328,7 +330,7 @@ def test_interleaved_schedule_with_blocking_sends_deadlocks() -> None:
 def test_deadlock_is_found_exactly_at_dependency_cycles() -> None:
     rng = random.Random(0)
     verdicts: list[bool] = []
-    for _ in range(150):
+    for _ in range(75):
         pp_size, num_chunks, num_microbatches = rng.choice([(2, 1, 4), (2, 2, 3), (3, 1, 4), (3, 2, 4), (4, 2, 5)])
         placement = ChunkPlacement(pp_size, num_chunks)
         orders = interleaved(placement, num_microbatches)
@@ -340,4 +342,4 @@ def test_deadlock_is_found_exactly_at_dependency_cycles() -> None:
         is_deadlocked = any(problem.startswith("deadlock") for problem in check_schedule(schedule))
         assert is_deadlocked == (not can_finish(schedule))
         verdicts.append(is_deadlocked)
-    assert 20 < sum(verdicts) < 130
+    assert 10 < sum(verdicts) < 65

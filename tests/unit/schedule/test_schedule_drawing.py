@@ -9,7 +9,7 @@ from tests.helpers.source_tree import ROOT
 GUIDE_BLOCKS = [block.text for block in fenced_blocks((ROOT / "docs/guides/schedules.md").read_text(encoding="utf-8"))]
 
 
-def test_drawing_of_one_f_one_b() -> None:
+def test_drawing_of_1f1b() -> None:
     assert render(build_schedule("1f1b", 3, 1, 4)).splitlines() == [
         "stage 0 | F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3",
         "stage 1 | .  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .",
@@ -29,7 +29,7 @@ def test_single_stage_has_no_idle_slot() -> None:
     assert render(build_schedule("gpipe", 1, 1, 3)) == "stage 0 | F0 F1 F2 B0 B1 B2"
 
 
-def test_forward_only() -> None:
+def test_drawing_of_an_evaluation() -> None:
     assert render(forward_only(ChunkPlacement(2, 2), 2)).splitlines() == [
         "stage 0 | F0a F1a F0b F1b .",
         "stage 1 | .   F0a F1a F0b F1b",

@@ -17,7 +17,7 @@ def test_segments_grow_unless_the_user_says_otherwise() -> None:
     assert given == [GROWING_SEGMENTS]
 
 
-def test_torch_takes_the_settings() -> None:
+def test_torch_accepts_the_allocator_settings() -> None:
     set_allocator(GROWING_SEGMENTS)
     with pytest.raises((RuntimeError, ValueError), match="perhaps"):
         set_allocator("expandable_segments:perhaps")

@@ -1,4 +1,4 @@
-"""Checksums: equal for equal bytes, other for any other bit, and the same on whatever pieces the sum is made."""
+"""Checksums: equal for equal bytes, different after any changed bit, and independent of how the sum is split."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def test_every_single_bit_counts(dtype: torch.dtype, checksums: Checksums) -> No
     assert len(set(numbers)) == len(numbers)
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
-def test_signs_of_two_numbers_do_not_make_up_for_each_other(dtype: torch.dtype, checksums: Checksums) -> None:
-    x = torch.randn(64, generator=torch.Generator().manual_seed(2)).to(dtype)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_two_changed_signs_do_not_cancel(dtype: torch.dtype, checksums: Checksums) -> None:
+    x = torch.randn(32, generator=torch.Generator().manual_seed(2)).to(dtype)
     numbers = {int(checksums.of(x))}
-    for first in range(64):
+    for first in range(32):
         for second in range(first):
             y = x.clone()
             y[[first, second]] *= -1
             numbers.add(int(checksums.of(y)))
 
-    assert len(numbers) == 1 + 64 * 63 // 2
+    assert len(numbers) == 1 + 32 * 31 // 2
 
 
-def test_order_counts_also_across_pieces(checksums: Checksums) -> None:
+def test_order_matters_across_pieces_too(checksums: Checksums) -> None:
     x = torch.zeros(2 * PIECE_WORDS + 3)
     x[0], x[PIECE_WORDS], x[-1] = 1.0, 2.0, 3.0
     swapped = x.clone()
@@ -62,7 +62,7 @@ def test_checksum_compares_bits_not_numbers(checksums: Checksums) -> None:
     assert int(checksums.of(torch.tensor([0.0]))) != int(checksums.of(torch.tensor([-0.0])))
 
 
-def test_the_number_is_the_one_that_the_definition_gives(checksums: Checksums) -> None:
+def test_checksum_equals_its_definition(checksums: Checksums) -> None:
     x = torch.randint(-(2**31), 2**31 - 1, (PIECE_WORDS + 5,), generator=torch.Generator().manual_seed(3))
     drawn = torch.randint(
         -(2**63), 2**63 - 1, (PIECE_WORDS,), generator=torch.Generator().manual_seed(0), dtype=torch.int64

@@ -1,4 +1,4 @@
-"""Binding: the choice of cores on invented hosts, reading a host from files, and real affinity in a process."""
+"""Binding to cores: the choice on simulated hosts, a host read from files, and the affinity of a real process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -34,71 +35,56 @@ CONTAINER = HostCores(allowed=(0, 1, 5), nodes={0: (0, 1, 2, 3), 1: (4, 5, 6, 7)
 FOUR_NODES = HostCores(allowed=tuple(range(8)), nodes={node: (2 * node, 2 * node + 1) for node in range(4)})
 
 
-@pytest.mark.parametrize(
-    ("host", "num_ranks", "expected"),
-    [
-        (PLAIN, 1, [tuple(range(8))]),
-        (PLAIN, 2, [(0, 1, 2, 3), (4, 5, 6, 7)]),
-        (PLAIN, 3, [(0, 1), (2, 3), (4, 5)]),
-        (PLAIN, 8, [(core,) for core in range(8)]),
-        (THREADED, 4, [(0, 1, 8, 9), (2, 3, 10, 11), (4, 5, 12, 13), (6, 7, 14, 15)]),
-        (CONTAINER, 3, [(0,), (1,), (5,)]),
-        (CONTAINER, 5, [(0,), (1,), (5,), (0,), (1,)]),
-    ],
-)
-def test_core_gives_equal_shares(host: HostCores, num_ranks: int, expected: list[tuple[int, ...]]) -> None:
-    assert [choose_cores("core", host, rank, num_ranks).cores for rank in range(num_ranks)] == expected
+def cores_of_ranks(cpu_binding: Literal["core", "numa"], host: HostCores, num_ranks: int) -> list[tuple[int, ...]]:
+    return [choose_cores(cpu_binding, host, rank, num_ranks).cores for rank in range(num_ranks)]
 
 
-@pytest.mark.parametrize(
-    ("host", "num_ranks", "expected"),
-    [
-        (THREADED, 2, [THREADED.nodes[0], THREADED.nodes[1]]),
-        (THREADED, 5, [THREADED.nodes[node] for node in (0, 0, 0, 1, 1)]),
-        (THREADED, 1, [THREADED.nodes[0]]),
-        (CONTAINER, 4, [(0, 1), (0, 1), (5,), (5,)]),
-        (FOUR_NODES, 2, [(0, 1), (4, 5)]),
-        (PLAIN, 2, [(), ()]),
-    ],
-)
-def test_numa_gives_nodes_in_blocks_of_ranks(host: HostCores, num_ranks: int, expected: list[tuple[int, ...]]) -> None:
-    assert [choose_cores("numa", host, rank, num_ranks).cores for rank in range(num_ranks)] == expected
+def test_core_gives_equal_shares() -> None:
+    assert cores_of_ranks("core", PLAIN, 1) == [tuple(range(8))]
+    assert cores_of_ranks("core", PLAIN, 2) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert cores_of_ranks("core", PLAIN, 3) == [(0, 1), (2, 3), (4, 5)]
+    assert cores_of_ranks("core", PLAIN, 8) == [(core,) for core in range(8)]
+    assert cores_of_ranks("core", THREADED, 4) == [(0, 1, 8, 9), (2, 3, 10, 11), (4, 5, 12, 13), (6, 7, 14, 15)]
+    assert cores_of_ranks("core", CONTAINER, 3) == [(0,), (1,), (5,)]
+    assert cores_of_ranks("core", CONTAINER, 5) == [(0,), (1,), (5,), (0,), (1,)]
 
 
-@pytest.mark.parametrize(
-    ("gpu_node", "cores", "reason"),
-    [
+def test_numa_gives_nodes_in_blocks_of_ranks() -> None:
+    assert cores_of_ranks("numa", THREADED, 2) == [THREADED.nodes[0], THREADED.nodes[1]]
+    assert cores_of_ranks("numa", THREADED, 5) == [THREADED.nodes[node] for node in (0, 0, 0, 1, 1)]
+    assert cores_of_ranks("numa", THREADED, 1) == [THREADED.nodes[0]]
+    assert cores_of_ranks("numa", CONTAINER, 4) == [(0, 1), (0, 1), (5,), (5,)]
+    assert cores_of_ranks("numa", FOUR_NODES, 2) == [(0, 1), (4, 5)]
+    assert cores_of_ranks("numa", PLAIN, 2) == [(), ()]
+
+
+def test_numa_goes_to_the_gpu() -> None:
+    for gpu_node, cores, reason in (
         (1, (4, 5, 6, 7, 12, 13, 14, 15), "the node of its GPU"),
         (None, (0, 1, 2, 3, 8, 9, 10, 11), "number 1 of 2, by rank"),
         (7, (0, 1, 2, 3, 8, 9, 10, 11), "number 1 of 2, by rank"),
-    ],
-)
-def test_numa_goes_to_the_gpu(gpu_node: int | None, cores: tuple[int, ...], reason: str) -> None:
-    choice = choose_cores("numa", THREADED, 0, 2, gpu_node)
-
-    assert choice.cores == cores
-    assert reason in choice.text
+    ):
+        choice = choose_cores("numa", THREADED, 0, 2, gpu_node)
+        assert choice.cores == cores, gpu_node
+        assert reason in choice.text, gpu_node
 
 
-@pytest.mark.parametrize(
-    ("cpu_binding", "host", "rank", "num_ranks", "text"),
-    [
-        ("core", THREADED, 1, 4, "bound to cores 2-3,10-11, share 2 of 4"),
-        ("core", CONTAINER, 4, 5, "bound to core 1, ranks on it: 2 (5 ranks have 3 cores here)"),
-        ("core", CONTAINER, 2, 5, "bound to core 5, ranks on it: 1 (5 ranks have 3 cores here)"),
-        ("numa", CONTAINER, 0, 2, "bound to cores 0-1 of NUMA node 0 (number 1 of 2, by rank)"),
-        ("numa", PLAIN, 0, 2, "not bound: this host does not report its NUMA nodes"),
-    ],
-)
-def test_the_choice_is_explained(cpu_binding: str, host: HostCores, rank: int, num_ranks: int, text: str) -> None:
-    assert choose_cores(cpu_binding, host, rank, num_ranks).text == text  # type: ignore[arg-type]
+def test_the_choice_is_explained() -> None:
+    def text(cpu_binding: Literal["core", "numa"], host: HostCores, rank: int, num_ranks: int) -> str:
+        return choose_cores(cpu_binding, host, rank, num_ranks).text
+
+    assert text("core", THREADED, 1, 4) == "bound to cores 2-3,10-11, share 2 of 4"
+    assert text("core", CONTAINER, 4, 5) == "bound to core 1, ranks on it: 2 (5 ranks have 3 cores here)"
+    assert text("core", CONTAINER, 2, 5) == "bound to core 5, ranks on it: 1 (5 ranks have 3 cores here)"
+    assert text("numa", CONTAINER, 0, 2) == "bound to cores 0-1 of NUMA node 0 (number 1 of 2, by rank)"
+    assert text("numa", PLAIN, 0, 2) == "not bound: this host does not report its NUMA nodes"
 
 
-@pytest.mark.parametrize(
-    ("text", "cores"), [("", ()), ("3", (3,)), ("0-3,8,10-11", (0, 1, 2, 3, 8, 10, 11)), ("0-0", (0,))]
-)
-def test_core_list_is_parsed(text: str, cores: tuple[int, ...]) -> None:
-    assert parse_core_list(text) == cores
+def test_core_list_is_parsed() -> None:
+    assert parse_core_list("") == ()
+    assert parse_core_list("3") == (3,)
+    assert parse_core_list("0-3,8,10-11") == (0, 1, 2, 3, 8, 10, 11)
+    assert parse_core_list("0-0") == (0,)
 
 
 @pytest.fixture
@@ -119,7 +105,7 @@ def sys_root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_host_is_read(sys_root: Path) -> None:
+def test_host_cores_are_read_from_files(sys_root: Path) -> None:
     host = read_host_cores(sys_root)
 
     assert host.allowed == tuple(sorted(os.sched_getaffinity(0)))
@@ -127,11 +113,11 @@ def test_host_is_read(sys_root: Path) -> None:
     assert host.physical == {host.allowed[0]: (1, 17)}
 
 
-@pytest.mark.parametrize(
-    ("address", "node"), [("0000:1b:00.0", 1), ("0000:2b:00.0", None), ("0000:3b:00.0", None), ("", None)]
-)
-def test_gpu_node_is_read(sys_root: Path, address: str, node: int | None) -> None:
-    assert read_gpu_node(address, sys_root) == node
+def test_gpu_node_is_read(sys_root: Path) -> None:
+    assert read_gpu_node("0000:1b:00.0", sys_root) == 1
+    assert read_gpu_node("0000:2b:00.0", sys_root) is None
+    assert read_gpu_node("0000:3b:00.0", sys_root) is None
+    assert read_gpu_node("", sys_root) is None
 
 
 BIND = """
@@ -168,13 +154,13 @@ def test_every_thread_is_bound() -> None:
     assert text == f"bound to core {own[0]}, share {len(allowed)} of {len(allowed)}"
 
 
-def test_none_leaves_the_process_alone() -> None:
+def test_binding_none_changes_no_affinity() -> None:
     allowed = sorted(os.sched_getaffinity(0))
 
     assert bind_in_a_process("none", 0, 2) == ("not bound to cores", allowed, allowed)
 
 
-def test_a_system_that_refuses_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_binding_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_pid: int, _cores: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 

@@ -31,7 +31,7 @@ def test_fullness_is_reported_once_when_the_first_steps_are_done() -> None:
     assert memory.peak_bytes() == 60 * GIB
 
 
-def test_retries_are_warned_of_each_time_they_have_doubled(caplog: pytest.LogCaptureFixture) -> None:
+def test_retries_are_reported_each_time_they_double(caplog: pytest.LogCaptureFixture) -> None:
     retries = iter([0, 1, 1, 2, 3, 4, 5, 9, 9])
     memory = CudaMemory(80 * GIB, lambda: statistics(num_alloc_retries=next(retries)))
     with caplog.at_level(logging.WARNING):
@@ -50,7 +50,7 @@ def test_statistics_before_the_first_allocation_are_empty() -> None:
     assert memory.after_step(completed_step(0)) == ""
 
 
-def test_process_without_a_gpu() -> None:
+def test_cpu_process_reports_its_host_memory() -> None:
     memory = device_memory(torch.device("cpu"))
 
     assert isinstance(memory, HostMemory)

@@ -1,4 +1,4 @@
-"""Evaluation of a lone rank: the loss by hand, the tokens that count, bits a byte, and what it leaves behind."""
+"""Evaluation of a lone rank: the loss, the counted tokens, bits per byte, and the state afterwards."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def plain_loss_sum(config: Config, weights: dict[str, Tensor]) -> float:
     return total
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 2, 3])
+@pytest.mark.parametrize("micro_batch_size", [1, 3])
 def test_the_loss_is_that_of_the_model_on_every_window(micro_batch_size: int, tmp_path: Path) -> None:
     config = corpus(
         tmp_path,
@@ -136,7 +136,7 @@ def test_evaluation_has_no_auxiliary_loss_terms(tmp_path: Path) -> None:
     assert trained.item() == pytest.approx((smoothed + added).item(), rel=1e-12)
 
 
-def test_training_goes_on_with_dropout(tmp_path: Path) -> None:
+def test_training_has_dropout_after_an_evaluation(tmp_path: Path) -> None:
     config = corpus(tmp_path)
     rank_model = lone_rank_model(config)
     evaluated(config, rank_model)

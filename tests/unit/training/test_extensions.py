@@ -1,4 +1,4 @@
-"""What a program adds to a run: where a loss of its own is refused, and which forms a configuration may have."""
+"""Callbacks and custom losses: which losses are refused, and which forms of a configuration are accepted."""
 
 from __future__ import annotations
 

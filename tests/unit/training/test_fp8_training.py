@@ -1,4 +1,4 @@
-"""Training with FP8 products stays beside training in bf16, layer by layer as configured."""
+"""Training with FP8 products stays close to training in bf16, layer by layer as configured."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bf16_losses() -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_losses_stay_beside_those_of_bf16(recipe: str, bf16_losses: list[float]) -> None:
+def test_fp8_losses_stay_close_to_bf16(recipe: str, bf16_losses: list[float]) -> None:
     rank_model = build(**RECIPES[recipe])
     losses = [step(rank_model, number) for number in range(STEPS)]
 
@@ -71,10 +71,10 @@ def test_layers_that_are_skipped_keep_their_products() -> None:
         assert len([module for module in block.modules() if isinstance(module, Projection)]) == 4
 
 
-def test_skipping_all_layers_is_bf16_bit_by_bit(bf16_losses: list[float]) -> None:
-    rank_model = build(recipe="tensorwise", skip_layers=[0, 1, 2])
-
-    assert [step(rank_model, number) for number in range(3)] == bf16_losses[:3]
+def test_skipping_all_layers_is_bf16_bit_by_bit() -> None:
+    skipping, plain = build(recipe="tensorwise", skip_layers=[0, 1, 2]), build()
+    for number in range(2):
+        assert step(skipping, number) == step(plain, number)
 
 
 def test_delayed_scales_are_state_that_checkpoints_hold() -> None:

@@ -1,4 +1,4 @@
-"""What a round leaves of its configuration: the whole of it, and how it differs from that of the round before."""
+"""The run directory keeps the configuration of each round, and its differences from the round before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker says of the kernels that its GPU will run, and what it refuses."""
+"""A worker reports the kernels that its GPU will run, and refuses configurations without kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MISSING = Extension((), "megatrain._C was not built when megatrain was installed
 HOPPER, ADA, AMPERE = (9, 0), (8, 9), (8, 0)
 
 
-def test_kernels_that_run_and_kernels_that_are_not_there() -> None:
+def test_present_and_missing_kernels_are_reported() -> None:
     assert kernel_note(make_config(), HOPPER, BUILT) == "compiled kernels for 8.0, 9.0a"
     assert kernel_note(make_config(), HOPPER, MISSING) == (
         "no compiled kernels (megatrain._C was not built when megatrain was installed): all operations run in plain "
@@ -67,7 +67,7 @@ def test_kernels_that_cannot_run_are_refused(
         kernel_note(make_config(**tables), capability, extension)
 
 
-def test_strict_is_content_where_all_is_there() -> None:
+def test_strict_accepts_a_gpu_with_all_kernels() -> None:
     config = make_config(
         kernels={"strict": True}, fp8={"recipe": "tensorwise"}, train={"precision": "bf16"}, model={"num_heads": 2}
     )
@@ -152,7 +152,7 @@ def test_on_processors_named_backends_are_refused(package_root: Path) -> None:
     )
 
 
-def test_recordings_are_reported() -> None:
+def test_cuda_graphs_are_reported() -> None:
     config = make_config(kernels={"cuda_graphs": True})
 
     assert kernel_note(config, HOPPER, BUILT) == (

@@ -77,6 +77,7 @@ def parameters(rank_model: RankModel) -> list[Tensor]:
     return [shard.tensor.clone() for _, shard, _ in rank_model.optimizer.flat_shards()]
 
 
+@pytest.mark.slow(kept=["cross entropy alone", "recorded"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_losses_by_source_are_those_of_torch(case: Tables, tmp_path: Path) -> None:
     mixed = mixture(tmp_path, case)

@@ -1,4 +1,4 @@
-"""Training from recordings is training, bit by bit: a stand-in for CUDA graphs does what the Python would have done."""
+"""Training from recordings is bitwise the same as training. A stand-in for CUDA graphs replays the operations."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def require_same_training(config: Config, between: Between = lambda rank_model, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_training_is_the_same_to_the_bit(case: str) -> None:
+def test_replayed_training_is_bitwise_the_same(case: str) -> None:
     """One recording for the first micro-batch, whose gradients are fresh, and one for the two that add to them."""
     assert require_same_training(config_of(CASES[case], 3)) == [5, 5, 10, 10]
 
@@ -204,9 +204,9 @@ def test_a_skipped_step_leaves_no_trace(tables: Tables, bad_steps: tuple[int, ..
     assert min(replays) > 0
 
 
-@pytest.mark.slow(kept=["fp64"])
+@pytest.mark.slow
 @pytest.mark.parametrize("tables", [{}, {"train": {"precision": "bf16"}}, DELAYED], ids=["fp64", "bf16", "fp8"])
-def test_a_state_that_is_loaded_is_what_recordings_go_on_with(tables: Tables) -> None:
+def test_recordings_continue_with_a_loaded_state(tables: Tables) -> None:
     config = config_of(tables, 2)
     kept: dict[int, tuple[list[Tensor], int]] = {}
 

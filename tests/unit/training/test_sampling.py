@@ -1,4 +1,4 @@
-"""Text from a trained checkpoint: the tokens are the model's own, however it was found, and the command says them.
+"""Text from a trained checkpoint: the function and the command sample the tokens that the model predicts.
 
 The oracle is the model with the master weights that the job itself held at the end.
 """
@@ -122,11 +122,11 @@ def test_a_prompt_that_is_empty_starts_a_document(run: TrainedRun, loaded: Loade
     assert found == run.greedy([run.tokenizer.eod_id], 5)
 
 
-@pytest.mark.parametrize("prompt_length", [1, SEQ_LEN, SEQ_LEN + 5])
-def test_the_last_tokens_are_all_the_context_there_is(prompt_length: int, run: TrainedRun, loaded: LoadedModel) -> None:
-    prompt = [7 * place % VOCAB_SIZE for place in range(1, prompt_length + 1)]
-
-    assert list(loaded.tokens_after(prompt, Sampling(max_tokens=3, temperature=0.0))) == run.greedy(prompt, 3)
+def test_context_is_the_last_tokens_of_the_prompt(run: TrainedRun, loaded: LoadedModel) -> None:
+    for prompt_length in (1, SEQ_LEN, SEQ_LEN + 5):
+        prompt = [7 * place % VOCAB_SIZE for place in range(1, prompt_length + 1)]
+        found = list(loaded.tokens_after(prompt, Sampling(max_tokens=3, temperature=0.0)))
+        assert found == run.greedy(prompt, 3), prompt_length
 
 
 def test_the_end_of_a_document_ends_the_text(loaded: LoadedModel) -> None:
@@ -143,7 +143,7 @@ def test_tokenizer_without_end_of_documents_samples_all_tokens(loaded: LoadedMod
     assert list(replace(loaded, read_tokenizer=lambda: endless).tokens_after([1], GREEDY)) == tokens
 
 
-def test_rows_that_only_fill_up_the_vocabulary_are_never_chosen(loaded: LoadedModel) -> None:
+def test_padding_rows_of_the_vocabulary_are_never_chosen(loaded: LoadedModel) -> None:
     head = loaded.model.loss_head
     assert head is not None
     assert head.weight.shape[0] == VOCAB_SIZE + 4
@@ -187,7 +187,7 @@ def saved_tokenizer(checkpoint: Location) -> Location:
     return checkpoint / read_manifest(checkpoint).name_of(TOKENIZER_NAME)
 
 
-def test_a_checkpoint_without_a_tokenizer_says_what_to_do(run: TrainedRun, tmp_path: Path) -> None:
+def test_checkpoint_without_a_tokenizer_gives_a_hint(run: TrainedRun, tmp_path: Path) -> None:
     bare = train(tmp_path, None)
     with pytest.raises(DataError, match=r"tokenizer\.json is missing: the job had no data\.tokenizer"):
         load_checkpoint(checkpoint_of(bare), CPU)
@@ -267,9 +267,8 @@ def test_logits_are_those_of_the_weights_saved(run: TrainedRun) -> None:
     assert torch.allclose(loaded.logits(tokens_BS[1].tolist()), expected_BSV[1], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
+def test_tokens_of_another_form_are_refused(loaded: LoadedModel) -> None:
+    cases: list[tuple[Any, str]] = [
         ([VOCAB_SIZE], f"token {VOCAB_SIZE} is not in the vocabulary of this model .model.vocab_size={VOCAB_SIZE}"),
         ([3, -1], "token -1 is not in the vocabulary"),
         ([0] * (SEQ_LEN + 1), f"{SEQ_LEN + 1} tokens in a sequence, and model.seq_len={SEQ_LEN}; give at most"),
@@ -277,15 +276,13 @@ def test_logits_are_those_of_the_weights_saved(run: TrainedRun) -> None:
         ([], r"tokens have shape \[0\]"),
         (3, r"tokens have shape \[\]"),
         ([[1], [1, 2]], r"tokens cannot be made a tensor \(.*\); give integers of shape"),
-    ],
-    ids=["above", "below", "long", "fraction", "none", "scalar", "ragged"],
-)
-def test_tokens_of_another_form_are_refused(tokens: Any, message: str, loaded: LoadedModel) -> None:
-    with pytest.raises(DataError, match=message):
-        loaded.logits(tokens)
+    ]
+    for tokens, message in cases:
+        with pytest.raises(DataError, match=message):
+            loaded.logits(tokens)
 
 
-def test_the_function_says_what_is_wrong_with_a_place_or_a_value(run: TrainedRun, tmp_path: Path) -> None:
+def test_function_names_a_wrong_place_or_value(run: TrainedRun, tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"contains none; .*a Hugging Face directory would have a file config\.json"
     ):
@@ -302,7 +299,7 @@ def test_the_function_says_what_is_wrong_with_a_place_or_a_value(run: TrainedRun
         load(run.root, device="cpu").generate(max_tokens=-1, temperature=-1.0, top_p=0.0)
 
 
-def test_a_terminal_obeys_no_model(
+def test_control_characters_of_a_model_are_escaped(
     run: TrainedRun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Tokenizer, "decode", lambda *_: "a\x1b[2J\tb\nc")

@@ -1,4 +1,4 @@
-"""A worker that ends itself, with real black boxes; and with real workers whose executor, this test, says no more."""
+"""A worker ends itself: with real black boxes, and in real workers whose executor (this test) is silent."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_worker_without_an_executor_is_left_alone(box: tuple[Recorder, Path]) 
 
 
 @pytest.mark.parametrize("gone_s", [-600.0, 20.0])
-def test_a_worker_has_time_to_begin(box: tuple[Recorder, Path], gone_s: float) -> None:
+def test_worker_is_left_alone_before_its_first_step(box: tuple[Recorder, Path], gone_s: float) -> None:
     lease_gone(box[1], gone_s)
     assert polled(SelfFence(box[1], RULE)) == [NOTHING] * 3
 
@@ -109,7 +109,7 @@ def test_worker_that_completes_steps_runs_until_it_must_save(box: tuple[Recorder
     assert polled(fence) == [NOTHING] * 3
 
 
-def test_a_worker_whose_stop_takes_long_begins_it_sooner(box: tuple[Recorder, Path]) -> None:
+def test_worker_with_a_long_stop_saves_earlier(box: tuple[Recorder, Path]) -> None:
     recorder, path = box
     recorder.set_step(0)
     recorder.complete_step()
@@ -124,7 +124,7 @@ def test_a_worker_whose_stop_takes_long_begins_it_sooner(box: tuple[Recorder, Pa
 
 
 @pytest.mark.parametrize(("round_number", "is_over"), [(ROUND - 1, False), (ROUND, False), (ROUND + 1, True)])
-def test_a_worker_of_an_older_round_ends_although_it_moves(
+def test_worker_of_an_older_round_ends_despite_progress(
     box: tuple[Recorder, Path], round_number: int, is_over: bool
 ) -> None:
     lease_gone(box[1], -600.0, round_number)
@@ -133,7 +133,7 @@ def test_a_worker_of_an_older_round_ends_although_it_moves(
     assert second == ((FenceAction.STOP, wanted) if is_over else NOTHING)
 
 
-def test_a_black_box_that_is_no_more_is_an_error_that_names_it(box: tuple[Recorder, Path]) -> None:
+def test_lost_black_box_is_named_in_the_error(box: tuple[Recorder, Path]) -> None:
     fence = SelfFence(box[1], RULE)
     os.truncate(box[1], 10)
     with pytest.raises(DataError, match=box[1].name):

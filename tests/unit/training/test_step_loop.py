@@ -1,4 +1,4 @@
-"""The step loop: what it calls, in what order and with what, around steps, saves, evaluations and a load."""
+"""The step loop: its calls, their order and their arguments around steps, saves, evaluations and a load."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_saves_come_at_their_interval_and_once_at_the_end(
     ]
 
 
-def test_profiler_and_collector_learn_of_every_step(make_trainer: MakeTrainer) -> None:
+def test_profiler_and_collector_are_called_every_step(make_trainer: MakeTrainer) -> None:
     made = make_trainer({"checkpoint": {"interval": 1}, "train": {"steps": 2}, "optimizer": {"lr_warmup_steps": 1}})
     made.run()
 
@@ -155,14 +155,14 @@ def test_overlap_messages_go_to_the_log(make_trainer: MakeTrainer, monkeypatch: 
     assert reported == [f"judged step {step}" for step in range(made.config.train.steps)]
 
 
-def test_the_log_of_a_lone_rank_says_that_it_has_no_replicas(make_trainer: MakeTrainer) -> None:
+def test_log_reports_checksums_without_replicas(make_trainer: MakeTrainer) -> None:
     made = make_trainer({"train": {"checksum_interval": 2, "steps": 2}, "optimizer": {"lr_warmup_steps": 1}})
     made.run()
 
     assert "train.checksum_interval=2: no rank has a replica to compare with" in made.reports.texts
 
 
-def test_everything_is_a_span(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+def test_each_phase_of_a_step_is_a_span(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     directory = tmp_path / "boxes"
     directory.mkdir()
     made = make_trainer(
@@ -255,16 +255,15 @@ def test_a_command_of_the_executor_takes_a_checkpoint_once(make_trainer: MakeTra
     assert obeyed == [3]
 
 
-@pytest.mark.parametrize("command", [0, 57])
-def test_no_command_and_one_of_a_newer_program_are_left_alone(command: int, make_trainer: MakeTrainer) -> None:
+@pytest.mark.parametrize("command", [0, 57], ids=["none", "of a newer program"])
+def test_unknown_command_of_the_executor_is_ignored(command: int, make_trainer: MakeTrainer) -> None:
     made = make_trainer()
     made.recorder.control = ControlPage(command_number=3, command=command)
     made.run()
-
     assert made.noted("take") == []
 
 
-def test_a_finished_run_trains_no_more(make_trainer: MakeTrainer) -> None:
+def test_finished_run_does_not_train(make_trainer: MakeTrainer) -> None:
     made = make_trainer()
     made.checkpoints.restored = Restored(
         Continuation(TrainingProgress(step=STEPS), SampleStream.of_one(0, seed=0), ()), "step-5", 0, ()
@@ -303,7 +302,7 @@ def test_stop_request_is_agreed_on_in_the_same_step(
     assert made.noted("take", "wait") == [("take", 3), ("wait", 3)]
 
 
-def test_a_request_to_stop_during_an_evaluation_takes_one_step(
+def test_stop_request_in_an_evaluation_takes_one_step(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make_trainer({"evaluation": {"interval": 2}})

@@ -1,9 +1,10 @@
-"""One step of a lone rank at its edges: no label at all, a loss that is not finite, the factor that clips."""
+"""Edge cases of a step of a lone rank: no label at all, a loss that is not finite, and gradient clipping."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ def test_a_batch_without_a_label_has_loss_0_and_is_not_skipped(grad_clip: float,
     assert later.grad_norm > 0
 
 
-def test_only_labels_that_count_divide_the_loss() -> None:
+def test_loss_is_divided_by_the_number_of_counted_labels() -> None:
     config = make_config()
     tokens = random_tokens(config, seed=1)
     masked = tokens.clone()
@@ -91,7 +92,7 @@ def test_only_labels_that_count_divide_the_loss() -> None:
 
 
 @pytest.mark.parametrize("loss", [math.inf, math.nan])
-def test_a_loss_that_is_not_finite_is_enough_to_skip(loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_that_is_not_finite_skips_the_step(loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config()
     rank_model = lone_rank_model(config)
     before = masters(rank_model)
@@ -115,11 +116,12 @@ def test_gradients_are_scaled_to_the_norm_allowed(grad_clip: float, scales: list
     assert scales == [1e-3 / (outcome.grad_norm + 1e-6) if grad_clip == 1e-3 else 1.0]
 
 
-@pytest.mark.parametrize("asked", [Requests(*flags) for flags in itertools.product([False, True], repeat=3)])
-def test_requests_are_agreed(asked: Requests) -> None:
+def test_requests_are_agreed() -> None:
     config = make_config()
-    outcome = step(lone_rank_model(config), random_tokens(config, seed=1), requests=lambda: asked)
-    assert outcome.agreed == asked
+    rank_model, tokens = lone_rank_model(config), random_tokens(config, seed=1)
+    for flags in itertools.product([False, True], repeat=3):
+        outcome = step(rank_model, tokens, requests=partial(Requests, *flags))
+        assert outcome.agreed == Requests(*flags)
 
 
 def test_executed_actions_are_those_of_the_schedule() -> None:

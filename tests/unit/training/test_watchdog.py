@@ -1,4 +1,4 @@
-"""The watchdog, with real workers in processes of their own: free ones, stuck ones, groups, forks and leftovers."""
+"""The watchdog with real workers in separate processes: free ones, stuck ones, groups and forks."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def worker(body: str, grace_s: float = LONG_S, environment: dict[str, str] | Non
         wait_until(lambda: not is_running(started.watchdog_pid), "the end of the watchdog")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.slow(kept=["SIGTERM"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT], ids=lambda one: one.name)
 def test_a_free_worker_stops_by_itself(number: signal.Signals) -> None:
     body = "say('runs'); run_until(lambda: signals.is_requested); say(signals.name); watchdog.close(); sys.exit(75)"
     with worker(body) as free:
@@ -113,7 +114,7 @@ def test_a_stuck_worker_is_killed_after_the_grace_period() -> None:
         )
 
 
-def test_a_worker_whose_steps_are_long_has_twice_a_step(tmp_path: Path) -> None:
+def test_worker_with_long_steps_gets_twice_a_step(tmp_path: Path) -> None:
     """The step that it measured is in its black box, which the watchdog follows."""
     body = f"""
 from pathlib import Path
@@ -148,7 +149,7 @@ def test_stuck_worker_without_a_signal_is_left_alone() -> None:
         assert is_running(stuck.watchdog_pid)
 
 
-def test_signals_to_the_group_leave_the_watchdog_in_office() -> None:
+def test_signals_to_the_group_do_not_end_the_watchdog() -> None:
     with worker("get_stuck()", grace_s=0.1) as stuck:
         assert stuck.line() == "stuck"
         for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
@@ -166,6 +167,7 @@ def test_a_kill_of_the_group_takes_the_watchdog_along() -> None:
         wait_until(lambda: not is_running(stuck.watchdog_pid), "the end of the watchdog")
 
 
+@pytest.mark.slow(kept=["sys.exit(3)-3", "os.kill(os.getpid(), 9)--9"])
 @pytest.mark.parametrize(
     ("body", "status"),
     [("sys.exit(3)", 3), ("raise SystemExit", 0), ("os.kill(os.getpid(), 9)", -9), ("os._exit(4)", 4)],
@@ -197,7 +199,7 @@ os._exit(0)
             os.kill(child, signal.SIGKILL)
 
 
-def test_close_leaves_no_child() -> None:
+def test_close_leaves_no_child_and_restores_the_wakeup_fd() -> None:
     body = """
 watchdog.close()
 watchdog.close()
@@ -205,16 +207,11 @@ try:
     os.waitpid(-1, 0)
 except ChildProcessError:
     say("none")
+try:
+    watchdog.disarm()
+except RuntimeError as error:
+    say(error)
 assert signal.set_wakeup_fd(-1) == -1
-"""
-    with worker(body) as closed:
-        assert closed.line() == "none"
-        assert closed.end() == (0, "")
-
-
-def test_close_gives_the_wakeup_descriptor_back() -> None:
-    body = """
-watchdog.close()
 read_fd, write_fd = os.pipe()
 os.set_blocking(write_fd, False)
 signal.set_wakeup_fd(write_fd)
@@ -223,10 +220,11 @@ signal.raise_signal(signal.SIGUSR1)
 say(os.read(read_fd, 9) == bytes([signal.SIGUSR1]))
 """
     with worker(body) as closed:
-        assert closed.line() == "True"
+        assert [closed.line() for _ in range(3)] == ["none", "the watchdog is closed", "True"]
+        assert closed.end() == (0, "")
 
 
-def test_a_busy_worker_has_longer() -> None:
+def test_announced_work_extends_the_grace_period() -> None:
     with worker("watchdog.extend(0.4); get_stuck()", grace_s=0.1) as stuck:
         assert stuck.line() == "stuck"
         signalled = time.monotonic()
@@ -257,7 +255,7 @@ get_stuck()
         assert "got SIGUSR1" in errors
 
 
-def test_ending_a_forked_child_does_not_stop_the_worker() -> None:
+def test_signals_of_forked_children_do_not_stop_the_worker() -> None:
     body = """
 child = os.fork()
 if child == 0:
@@ -265,6 +263,11 @@ if child == 0:
     os._exit(0)
 os.kill(child, signal.SIGTERM)
 assert os.waitpid(child, 0)[1] == signal.SIGTERM, "the child has the worker's handler"
+child = os.fork()
+if child == 0:
+    signal.signal(signal.SIGUSR1, lambda *_: os._exit(7))
+    signal.raise_signal(signal.SIGUSR1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 end = time.monotonic() + 0.2
 run_until(lambda: time.monotonic() > end)
 say(signals.is_requested)
@@ -274,23 +277,7 @@ say(signals.is_requested)
         assert parent.end() == (0, "")
 
 
-def test_a_signal_that_a_forked_child_handles_is_not_the_workers() -> None:
-    body = """
-child = os.fork()
-if child == 0:
-    signal.signal(signal.SIGUSR1, lambda *_: os._exit(7))
-    signal.raise_signal(signal.SIGUSR1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-end = time.monotonic() + 0.2
-run_until(lambda: time.monotonic() > end)
-say("alive")
-"""
-    with worker(body, grace_s=0.05) as parent:
-        assert parent.line() == "alive"
-        assert parent.end() == (0, "")
-
-
-def test_the_watchdog_holds_nothing_of_the_worker_open() -> None:
+def test_watchdog_keeps_no_file_of_the_worker_open() -> None:
     body = "opened = open(os.devnull); watchdog.close(); watchdog = start_watchdog(9); say(watchdog.pid); get_stuck()"
     with worker(body) as stuck:
         stuck.watchdog_pid = int(stuck.line())
@@ -319,13 +306,7 @@ say("alive")
         assert "accepts no commands (" in errors
 
 
-def test_a_closed_watchdog_takes_no_command() -> None:
-    body = "watchdog.close()\ntry:\n    watchdog.disarm()\nexcept RuntimeError as error:\n    say(error)"
-    with worker(body) as closed:
-        assert closed.line() == "the watchdog is closed"
-
-
-def test_the_module_is_lean() -> None:
+def test_watchdog_module_imports_no_torch() -> None:
     script = "import megatrain.training.stopping.watchdog, json, sys; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=True

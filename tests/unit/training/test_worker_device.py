@@ -1,4 +1,4 @@
-"""A worker without a GPU of its own on a host that has some: it reports that before it binds to cores."""
+"""A worker without a GPU on a host that has GPUs reports this before it binds to cores."""
 
 from __future__ import annotations
 
