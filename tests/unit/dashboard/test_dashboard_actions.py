@@ -220,7 +220,7 @@ def test_at_most_a_quarter_of_the_hosts_is_removed_an_hour(harness: ActionHarnes
     assert harness.take("evict", "host-2", "key-00000002").is_accepted
 
 
-def test_one_of_few_hosts_may_be_evicted_an_hour(harness: ActionHarness) -> None:
+def test_a_small_job_evicts_one_host_an_hour_at_most(harness: ActionHarness) -> None:
     harness.take("evict", "host-2", "key-00000002")
     assert harness.refused("evict", "host-1", "key-00000001").status == 429
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import pickle
@@ -65,8 +66,11 @@ def test_analyser_of_torch_names_the_same_rank(tmp_path: Path, capsys: pytest.Ca
             entry["frames"] = [{"name": "f", "filename": "x.py", "line": 1}]
             entry["state"] = "completed" if entry["retired"] else "scheduled"
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump))
-    with suppress(SystemExit):
-        fr_trace.main(["-p", "nccl_trace_rank_", str(tmp_path)])
+    try:
+        with suppress(SystemExit):
+            fr_trace.main(["-p", "nccl_trace_rank_", str(tmp_path)])
+    finally:
+        gc.enable()  # torch's loader of dumps disables it for good
     output = "".join(capsys.readouterr())
     missing = re.search(r"missing ranks: \{([\d, ]+)\}", output)
     assert missing is not None, output
