@@ -40,6 +40,9 @@ from megatrain_dashboard.api.overview.document import (
     RangeDocument,
     ReasonDocument,
     SeriesDocument,
+    SourceDocument,
+    SourcesDocument,
+    SourceSeriesDocument,
 )
 from megatrain_dashboard.responses.document import Document, ThresholdsDocument, layout_document
 from tests.helpers.canned_devices import host_devices
@@ -200,6 +203,37 @@ def series_document(num: int = 600) -> SeriesDocument:
     )
 
 
+def sources_document(shown: str = "code") -> SourcesDocument:
+    """Return the losses of three sources; that of "code" rises."""
+    series = series_document(60)
+    rises = {"web": -0.31, "code": 0.12, "books": -0.02}
+    return SourcesDocument(
+        sources=tuple(
+            SourceDocument(
+                name=name,
+                num_tokens=1_000_000 * (place + 1),
+                token_share=(place + 1) / 6,
+                loss=2.0 + place / 10,
+                change=rise,
+                num_bad_steps=2 * (name == "code"),
+                last_bad_step=41_002 if name == "code" else None,
+                line=tuple(2.0 + rise * point / 32 for point in range(32)),
+            )
+            for place, (name, rise) in enumerate(rises.items())
+        ),
+        stride=series.stride,
+        step=series.step,
+        at_unix_s=series.at_unix_s,
+        series=SourceSeriesDocument(
+            name=shown,
+            loss=tuple(2.0 + rises[shown] * point / 60 for point in range(60)),
+            loss_high=tuple(2.1 + rises[shown] * point / 60 for point in range(60)),
+        ),
+        is_sampled=False,
+        range=series.range,
+    )
+
+
 def marks_document() -> MarksDocument:
     """Return marks of every kind, most of them checkpoints, which share places."""
     saved = [
@@ -300,6 +334,7 @@ def job_responses(*, health: str = "warning", can_act: bool = False) -> Mapping[
         "job": job_document(can_act=can_act),
         "overview": overview_document(health=health),
         "series": series_document(),
+        "sources": sources_document(),
         "marks": marks_document(),
         "notes": notes_document(can_act=can_act),
         "hosts": hosts(),

@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from megatrain.config.load import load_config
 from megatrain.config.serialize import to_toml
 from megatrain.contracts.records.record import encode
 from megatrain.reporting.jsonl_sink import JsonLinesSink
-from megatrain.reporting.report import IntervalReport, StepReport
+from megatrain.reporting.report import IntervalReport, SourceReport, StepReport
 from megatrain.run_files.run_directory import RunDirectory
 from tests.helpers.checkpoint_tree import put_main
 from tests.helpers.launched_job import make_incident
@@ -73,13 +73,22 @@ def write_run(
     return run
 
 
-def report_steps(run: RunDirectory, steps: range, *, loss: float, step_s: float, began_s: float) -> None:
-    """Report these steps as rank 0 does, the first of them at `began_s`."""
+def report_steps(
+    run: RunDirectory,
+    steps: range,
+    *,
+    loss: float,
+    step_s: float,
+    began_s: float,
+    sources: Callable[[int], Sequence[SourceReport]] = lambda step: (),
+) -> None:
+    """Report these steps as rank 0 does, the first of them at `began_s`. `sources`: the reports of a step's sources."""
     now_s = began_s
     sink = JsonLinesSink(run.metrics_file, unix_time=lambda: now_s)
     for step in steps:
         now_s += step_s
-        sink.write(step_report(step, loss + 8.0 / math.sqrt(step), step_s))
+        report = step_report(step, loss + 8.0 / math.sqrt(step), step_s)
+        sink.write(replace(report, sources=tuple(sources(step))))
         if step % 10 == 0:
             sink.write(interval_report(step, step_s))
     sink.close()

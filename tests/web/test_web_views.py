@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.helpers.canned_dashboard import CannedDashboard
-from tests.helpers.canned_job import LOST_HOST, MARKUP, SLOW_HOST, overview_document
+from tests.helpers.canned_job import LOST_HOST, MARKUP, SLOW_HOST, overview_document, sources_document
 
 Serve = Callable[..., CannedDashboard]
 
@@ -44,6 +44,20 @@ def test_view_shows_what_it_is_for(serve: Serve, pages, view: str) -> None:
     expect(page.locator(".skeleton")).to_have_count(0)
     expect(page.locator("[role=alert]")).to_have_count(0)
     pages.screenshot(page, f"{picture_name(view)}_1440_light")
+
+
+def test_loss_by_source_shows_the_chosen_source(serve: Serve, pages) -> None:
+    dashboard = serve()
+    page = pages.open(f"{dashboard.url}#/overview")
+    section = page.get_by_role("region", name="Loss by source")
+    expect(section.locator("figure")).to_have_attribute("data-chart", "Loss of code")
+    # the source whose loss rose most is the first row
+    expect(section.locator("tbody tr")).to_have_text([re.compile("code.*\\+0.12"), re.compile("books"), re.compile("web")])
+    dashboard.responses["sources"] = sources_document("web")
+    section.get_by_role("button", name="web").click()
+    expect(section.locator("figure")).to_have_attribute("data-chart", "Loss of web")
+    expect(section.locator("tr[aria-current=true]")).to_have_text(re.compile("web"))
+    assert "source=web" in page.evaluate("location.hash")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

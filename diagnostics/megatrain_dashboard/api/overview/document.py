@@ -151,3 +151,46 @@ class SeriesDocument(Document):
     gaps: tuple[GapDocument, ...]
     """The longest of the visible gaps, in order of time."""
     range: RangeDocument
+
+
+class SourceDocument(Document):
+    """The training loss of one source of the data, over the reports in the range."""
+
+    name: str
+    num_tokens: int
+    """Tokens of the source that have a label, in the steps that were read."""
+    token_share: float
+    """Its part of the tokens of all sources."""
+    loss: float | None
+    """Nats per token: the mean over the last tenth of the steps."""
+    change: float | None
+    """`loss` minus the mean over the first tenth; null for fewer than ten steps."""
+    num_bad_steps: int
+    """Steps in which its loss was not finite."""
+    last_bad_step: int | None
+    line: tuple[float | None, ...]
+    """The loss at a few points that are evenly spread over the steps."""
+
+
+class SourceSeriesDocument(Document):
+    """The loss of one source, for each entry of `step`: the mean over tokens, and the highest of one step."""
+
+    name: str
+    loss: tuple[float | None, ...]
+    loss_high: tuple[float | None, ...]
+
+
+class SourcesDocument(Document):
+    """The response of /sources: the losses by source; empty for a run with one source of data."""
+
+    sources: tuple[SourceDocument, ...]
+    """In the order in which the run reported them first; at most 1,024."""
+    stride: int
+    """Each entry of the series stands for this many steps."""
+    step: tuple[int, ...]
+    at_unix_s: tuple[float | None, ...]
+    series: SourceSeriesDocument | None
+    """The requested source. If none of that name is known, the source whose loss rose most or fell least."""
+    is_sampled: bool
+    """Whether so many steps were reported that only evenly spread parts of them were read."""
+    range: RangeDocument

@@ -1,7 +1,8 @@
-"""GET /overview and /series."""
+"""GET /overview, /series and /sources."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -9,19 +10,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.contracts.errors import DataError
-from megatrain_dashboard.api.overview.document import OverviewDocument, SeriesDocument
+from megatrain_dashboard.api.overview.document import OverviewDocument, SeriesDocument, SourcesDocument
 from megatrain_dashboard.api.overview.series_view import series_document
+from megatrain_dashboard.api.overview.sources_view import sources_document
 from megatrain_dashboard.api.overview.view import OverviewInputs, overview_document
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import cached_response, document_bytes
+from megatrain_dashboard.responses.errors import unavailable
 from megatrain_dashboard.responses.heavy import HeavyQueries
 from megatrain_dashboard.responses.query_parameters import From, RoundNumber, To, check_round
 from megatrain_dashboard.sources.protocol import JobSource
+from megatrain_dashboard.sources.runs.metrics_records import read_metrics_records
 
 _FRESH_S = 0.5
 _MAX_SERIES = 4
-"""Requests at a time. They have a limit of their own, because one may read thousands of steps again, and so that charts
-do not wait for a heat map."""
+"""Requests for charts at a time. They have a limit of their own, because one may read thousands of steps again, and so
+that charts do not wait for a heat map."""
+_RECORD_BYTES = 8 * 2**20
 
 
 def router(parts: DashboardParts) -> APIRouter:
@@ -62,6 +67,30 @@ def router(parts: DashboardParts) -> APIRouter:
         key = ("series", source.live().versions["series"], round_number, window, points)
         return cached_response(request, parts.responses.get(key, make))
 
+    @routes.get("/sources", response_model=SourcesDocument, dependencies=[Depends(turns.slot, scope="function")])
+    def sources(
+        request: Request,
+        begin: From = "",
+        end: To = "",
+        source: Annotated[str, Query(max_length=200, description="the source of `series`")] = "",
+        points: Annotated[int, Query(ge=2, le=2000)] = 400,
+    ) -> Response:
+        """Return the training loss of each source of the data, from the records of steps in metrics.jsonl.
+
+        Of a part with more than 8 MiB of records, evenly spread pieces are read.
+        """
+        window = parts.window(begin, end)
+
+        def make() -> bytes:
+            try:
+                read = read_metrics_records(parts.source.run, _RECORD_BYTES, window.begin_s, window.end_s)
+            except OSError as error:
+                raise unavailable(f"metrics/metrics.jsonl cannot be read: {error.strerror or error}") from error
+            return document_bytes(sources_document(read, window=window, name=source, points=points))
+
+        key = ("sources", _version_of(parts.source.run.metrics_file), window, source, points)
+        return cached_response(request, parts.responses.get(key, make))
+
     return routes
 
 
@@ -76,6 +105,15 @@ def overview_inputs(source: JobSource, now_s: float) -> OverviewInputs:
         is_recorded=source.is_recorded,
         num_hosts=_num_hosts(source) if source.is_recorded else 0,
     )
+
+
+def _version_of(path: Path) -> tuple[int, int] | None:
+    """Return a value that changes whenever a file grows; None if there is no such file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 def _num_hosts(source: JobSource) -> int:

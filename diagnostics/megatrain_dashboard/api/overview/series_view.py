@@ -37,17 +37,17 @@ def series_document(series: SeriesSnapshot, *, round_number: int | None, window:
     return SeriesDocument(
         stride=stride,
         step=steps,
-        at_unix_s=_numbers(picked.column("at")),
-        loss=_numbers(picked.column("loss")),
-        loss_low=_numbers(picked.column("loss_low")),
-        loss_high=_numbers(picked.column("loss_high")),
-        grad_norm=_numbers(picked.column("grad")),
-        grad_norm_high=_numbers(picked.column("grad_high")),
-        step_s=_numbers(picked.column("step_s")),
-        step_s_low=_numbers(picked.column("step_s_low")),
-        step_s_high=_numbers(picked.column("step_s_high")),
-        tokens_per_s=_numbers(_rate(picked)),
-        mfu=_numbers(picked.column("mfu")),
+        at_unix_s=numbers(picked.column("at")),
+        loss=numbers(picked.column("loss")),
+        loss_low=numbers(picked.column("loss_low")),
+        loss_high=numbers(picked.column("loss_high")),
+        grad_norm=numbers(picked.column("grad")),
+        grad_norm_high=numbers(picked.column("grad_high")),
+        step_s=numbers(picked.column("step_s")),
+        step_s_low=numbers(picked.column("step_s_low")),
+        step_s_high=numbers(picked.column("step_s_high")),
+        tokens_per_s=numbers(_rate(picked)),
+        mfu=numbers(picked.column("mfu")),
         round=tuple(picked.column("round").astype(np.int64).tolist()),
         bad_steps=series.bad_steps,
         gaps=tuple(GapDocument(begin_unix_s=one.begin_s, end_unix_s=one.end_s, round=one.round) for one in gaps),
@@ -88,5 +88,6 @@ def _rate(series: SeriesSnapshot) -> Float64:
     return np.where(is_known, rate, series.column("tokens_per_s"))
 
 
-def _numbers(column: Float64) -> tuple[float | None, ...]:
+def numbers(column: Float64) -> tuple[float | None, ...]:
+    """Return the values of a column; None for those that are not finite."""
     return tuple(value if known else None for value, known in zip(column.tolist(), np.isfinite(column), strict=True))

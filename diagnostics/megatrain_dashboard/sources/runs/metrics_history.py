@@ -1,28 +1,27 @@
-"""The history of a run's metrics, from the lines that rank 0 writes to <run>/metrics. Reading takes bounded time.
+"""The history of a run's metrics, from the records that rank 0 writes to <run>/metrics. Reading takes bounded time.
 
-Every run has these lines, with or without a diagnostics daemon, and keeps them longer than its events. A small file is
-read whole. Of a large one, evenly spread pieces are read, including the first and the last bytes, so that a run of a
-million steps costs no more than one of ten thousand. For a step that was repeated, the last record counts.
+Every run has these records, with or without a diagnostics daemon, and keeps them longer than its events. For a step
+that was repeated, the last record counts.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.files.bounded_files import open_below
 from megatrain.run_files.run_directory import RunDirectory
+from megatrain_dashboard.sources.runs.metrics_records import (
+    MetricsRecords,
+    finite_number,
+    is_last_report,
+    read_metrics_records,
+    reported_step,
+)
 from megatrain_diagnostics.analysis.effective_time import Restart
 from megatrain_diagnostics.events.tables import Float64
 
-_PIECE_BYTES = 8192
-"""A piece holds about twenty records."""
-_LARGEST_STEP = 2**53
 _NO_ROUND = -1
 _LINE_POINTS = 32
 NEWEST_STEPS = 20
@@ -81,14 +80,7 @@ def read_metrics_history(run: RunDirectory, most_bytes: int) -> MetricsHistory:
 
     Raises: OSError where the file exists but cannot be read.
     """
-    try:
-        descriptor = open_below(run.root, str(run.metrics_file.relative_to(run.root)))
-    except FileNotFoundError:
-        return EMPTY
-    with open(descriptor, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        lines = [line for piece in _pieces(file.fileno(), size, most_bytes) for line in piece]
-    return _history_of(lines, is_sampled=size > most_bytes)
+    return _history_of(read_metrics_records(run, most_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,64 +146,23 @@ def line_of(history: MetricsHistory, name: str) -> tuple[float | None, ...]:
     return tuple(float(f"{value:.4g}") if math.isfinite(value) else None for value in found.tolist())
 
 
-def _pieces(descriptor: int, size: int, most_bytes: int) -> Iterator[list[bytes]]:
-    """Yield the whole lines of each piece that is read."""
-    if size <= most_bytes:
-        yield os.pread(descriptor, size, 0).split(b"\n")
-        return
-    num_pieces = max(2, most_bytes // _PIECE_BYTES)
-    for begin in np.linspace(0, size - _PIECE_BYTES, num_pieces).astype(np.int64).tolist():
-        lines = os.pread(descriptor, _PIECE_BYTES, begin).split(b"\n")
-        # the first and the last line of a piece are incomplete, except at the ends of the file
-        yield lines[0 if begin == 0 else 1 : len(lines) if begin + _PIECE_BYTES >= size else -1]
-
-
-def _history_of(lines: list[bytes], *, is_sampled: bool) -> MetricsHistory:
+def _history_of(read: MetricsRecords) -> MetricsHistory:
     rows: list[tuple[float, ...]] = []
     mfu_per_rate = math.nan
-    for line in lines:
-        record = _record(line)
-        kind = record.get("kind")
-        if kind == "step" and 0 < (step := _number(record, "step")) <= _LARGEST_STEP:
+    for record in read.records:
+        if (step := reported_step(record)) is not None:
             names = ("unix_time_s", "loss", "duration_s", "num_tokens", "world_size")
-            rows.append((step, *(_number(record, name) for name in names)))
-        elif kind == "interval" and (rate := _number(record, "tokens_per_s_per_rank")) > 0:
-            mfu_per_rate = _number(record, "mfu") / rate
+            rows.append((step, *(finite_number(record, name) for name in names)))
+        elif record.get("kind") == "interval" and (rate := finite_number(record, "tokens_per_s_per_rank")) > 0:
+            mfu_per_rate = finite_number(record, "mfu") / rate
     if not rows:
         return EMPTY
     table = np.array(rows, dtype=np.float64).T
     for name in ("step_s", "tokens", "num_ranks"):
         row = table[COLUMNS.index(name)]
         row[~(row > 0)] = np.nan
-    return MetricsHistory(_last_of_each(table), mfu_per_rate, () if is_sampled else _restarts(table), is_sampled)
-
-
-def _record(line: bytes) -> dict[str, object]:
-    """Return the JSON object of a line; an empty one for a line that a crash cut off or that no trainer wrote."""
-    try:
-        found = json.loads(line) if line.startswith(b"{") else None
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _number(record: dict[str, object], name: str) -> float:
-    value = record.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return math.nan
-    try:
-        found = float(value)
-    except OverflowError:
-        return math.nan
-    return found if math.isfinite(found) else math.nan
-
-
-def _last_of_each(table: Float64) -> Float64:
-    """Return the records that count: a record does not count if an earlier or the same step was reported after it."""
-    steps = table[0]
-    later = np.minimum.accumulate(steps[::-1])[::-1]
-    kept: Float64 = table[:, steps < np.append(later[1:], np.inf)]
-    return kept
+    restarts = () if read.is_sampled else _restarts(table)
+    return MetricsHistory(table[:, is_last_report(table[0])], mfu_per_rate, restarts, read.is_sampled)
 
 
 def _restarts(table: Float64) -> tuple[Restart, ...]:

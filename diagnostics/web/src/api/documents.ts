@@ -691,6 +691,33 @@ export interface SeriesDocument {
   range: RangeDocument;
 }
 
+export interface SourceDocument {
+  name: string;
+  num_tokens: number;
+  token_share: number;
+  loss: number | null;
+  change: number | null;
+  num_bad_steps: number;
+  last_bad_step: number | null;
+  line: readonly (number | null)[];
+}
+
+export interface SourceSeriesDocument {
+  name: string;
+  loss: readonly (number | null)[];
+  loss_high: readonly (number | null)[];
+}
+
+export interface SourcesDocument {
+  sources: readonly SourceDocument[];
+  stride: number;
+  step: readonly number[];
+  at_unix_s: readonly (number | null)[];
+  series: SourceSeriesDocument | null;
+  is_sampled: boolean;
+  range: RangeDocument;
+}
+
 export interface PeerGroupDocument {
   name: string;
   first_rank: number;

@@ -15,8 +15,10 @@ export interface Across {
   gaps: readonly GapDocument[];
 }
 
+type Steps = Pick<SeriesDocument, "step" | "at_unix_s" | "gaps" | "range">;
+
 /** Return the x values. On a time axis lines break at gaps, in which nothing was trained. `endS`: the end of the axis. */
-export function acrossOf(series: SeriesDocument, axis: Axis, endS: number | null): Across {
+export function acrossOf(series: Steps, axis: Axis, endS: number | null): Across {
   if (axis === "step") {
     return { axis, values: series.step, rows: series.step.map((_, row) => row), min: null, max: null, gaps: [] };
   }

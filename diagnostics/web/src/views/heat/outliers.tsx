@@ -23,7 +23,7 @@ function columnsOf(
       isNumber: true,
       sort: (row) => row.rank,
       render: (row) => (
-        <button type="button" class="heat-show" onClick={() => show(row.rank, row.step)} title="show this cell in the heat map">
+        <button type="button" class="cell-button" onClick={() => show(row.rank, row.step)} title="show this cell in the heat map">
           {row.rank}
         </button>
       ),

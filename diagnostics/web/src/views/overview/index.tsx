@@ -14,6 +14,7 @@ import { KeyFigures } from "./key_figures";
 import { DataGaps, LastIncident, NextAction } from "./what_next";
 import { Questions } from "./questions";
 import { SeriesCharts } from "./series_charts";
+import { SourceLosses } from "./source_losses";
 
 const JOB_ACTIONS = ["checkpoint", "restart", "stop", "diag-on", "diag-off"] as const;
 
@@ -30,6 +31,7 @@ function Answer({ status }: { status: OverviewDocument }): JSX.Element {
         <DataGaps status={status} />
       </div>
       <SeriesCharts />
+      <SourceLosses />
     </>
   );
 }
