@@ -22,6 +22,7 @@ NAMES = (
     "model_files",
     "document_attention",
     "tokenisation",
+    "packing",
     "log_classification",
     "recovery",
     "recovery_network",

@@ -42,6 +42,9 @@ def continued_stream(
         return ContinuedStream(
             now, problem=f"its samples were drawn with seed {before.seed}, and data.seed is {now.seed}"
         )
+    if before.packing != now.packing:
+        packings = [one.packing or "none" for one in (before, now)]
+        return ContinuedStream(now, problem=f"data.packing was {packings[0]}, and is {packings[1]}")
     places = _places(now.sources, before.sources)
     sources, notes, problem = _recognised(before.sources, now.sources, places, accepted)
     if problem:

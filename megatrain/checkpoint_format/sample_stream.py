@@ -47,6 +47,8 @@ class SampleStream:
     skipped: SampleRanges = ()
     validation_digest: str = ""
     tokenizer_digest: str = ""
+    packing: str = ""
+    """How documents are packed into samples (data/packing.py); empty: not packed."""
 
     @classmethod
     def of_one(cls, num_tokens: int, seed: int, name: str = "", digest: str = "", **files: str) -> Self:
@@ -89,6 +91,7 @@ class SampleStream:
             skipped=reader.sample_ranges("skipped"),
             validation_digest=reader.text("validation_digest"),
             tokenizer_digest=reader.text("tokenizer_digest"),
+            packing=reader.text("packing"),
         )
 
 

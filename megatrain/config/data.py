@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Literal
 
 from megatrain.config.options import option
 
@@ -45,6 +46,14 @@ class DataConfig:
     has_document_mask: bool = field(
         default=False,
         metadata=option("Whether attention stops at the boundaries of the documents packed in one sample."),
+    )
+    packing: Literal["none", "best_fit"] = field(
+        default="none",
+        metadata=option(
+            "How documents share samples. none: the token stream is cut every model.seq_len tokens. best_fit: "
+            "documents that fit into a sample stay whole, and the rest of the sample is padding; needs "
+            "data.has_document_mask, and the file that `megatrain data pack` makes for each pair."
+        ),
     )
     accepted_digest: str = field(
         default="",

@@ -51,8 +51,8 @@ def evaluation_batches(
         starts_B = samples_B * seq_len
         label_counts_B = np.clip(dataset.num_tokens - 1 - starts_B, 0, seq_len)
         label_counts_B[samples_B >= num_samples] = 0
-        windows = [
-            TokenWindow(dataset, start, count)
+        samples = [
+            [TokenWindow(dataset, start, count)]
             for start, count in zip(starts_B.tolist(), label_counts_B.tolist(), strict=True)
         ]
-        yield assemble(windows, samples_B, seq_len, has_document_mask)
+        yield assemble(samples, samples_B, seq_len, has_document_mask)

@@ -63,7 +63,7 @@ class IndexedDataset:
     def __init__(self, prefix: Path, vocab_size: int | None = None) -> None:
         self.prefix = prefix
         self.vocab_size = vocab_size
-        index = _map(index_path(prefix))
+        index = map_file(index_path(prefix))
         self.dtype, num_sequences, num_bounds = _read_header(index_path(prefix), index)
         offset = INDEX_HEADER.size
         self.sequence_lengths: NDArray[np.int32] = np.frombuffer(index, "<i4", num_sequences, offset)
@@ -71,7 +71,7 @@ class IndexedDataset:
         self.sequence_pointers: NDArray[np.int64] = np.frombuffer(index, "<i8", num_sequences, offset)
         offset += self.sequence_pointers.nbytes
         self.document_bounds: NDArray[np.int64] = np.frombuffer(index, "<i8", num_bounds, offset)
-        data = _map(data_path(prefix))
+        data = map_file(data_path(prefix))
         _check_sums(self, len(data))
         self.tokens: NDArray[Any] = np.frombuffer(data, self.dtype)
 
@@ -93,6 +93,20 @@ class IndexedDataset:
         if sequence == self.num_sequences:
             return self.num_tokens
         return int(self.sequence_pointers[sequence]) // self.dtype.itemsize
+
+    def document_starts(self, first: int, last: int) -> NDArray[np.int64]:
+        """Return the positions of the first tokens of documents `first` to `last` - 1.
+
+        Document number `num_documents` is the end of the stream. Only this part of the index is copied.
+        """
+        sequences = self.document_bounds[first:last]
+        if not len(sequences):
+            return np.zeros(0, np.int64)
+        low, high = int(sequences[0]), int(sequences[-1])
+        # the end of the stream has no pointer; it is the last entry if `high` is the number of sequences
+        pointers = np.append(self.sequence_pointers[low : high + 1] // self.dtype.itemsize, self.num_tokens)
+        starts: NDArray[np.int64] = pointers[sequences - low]
+        return starts
 
     def document(self, document: int) -> NDArray[Any]:
         """Return a document's tokens."""
@@ -130,7 +144,8 @@ class IndexedDataset:
             )
 
 
-def _map(path: Path) -> bytes | mmap.mmap:
+def map_file(path: Path) -> bytes | mmap.mmap:
+    """Return the content of a file, mapped. Raises: DataError when it cannot be read."""
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:

@@ -1,8 +1,9 @@
-"""The window of the token stream for sample number `cursor`: a pure function of (seed, cursor).
+"""The pieces of the token stream in sample number `cursor`: a pure function of (seed, cursor).
 
-Each epoch divides the stream into consecutive windows of seq_len tokens, starting at an offset of the epoch, and visits
-them in the order of a Feistel permutation keyed by (seed, epoch), cycle-walked to the exact number of windows. Nothing
-is stored: any sample is found in O(1), so a run resumes at a cursor at once, with any number of data-parallel ranks.
+Without packing, each epoch divides the stream into consecutive windows of seq_len tokens, starting at an offset of the
+epoch; with packing, the samples of an epoch are the bins of a file. An epoch visits them in the order of a Feistel
+permutation keyed by (seed, epoch), cycle-walked to their exact number. No order is stored: any sample is found in O(1),
+so a run resumes at a cursor at once, with any number of data-parallel ranks.
 Source: cycle walking is Black and Rogaway 2002; the mixer is the finaliser of splitmix64 (Steele et al. 2014).
 """
 
@@ -10,16 +11,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
+from megatrain.data.bins import PackedBins
 
 _ROUNDS = 8
 _STREAM_OFFSET = 0
 _STREAM_PERMUTATION = 1
 _WORD = (1 << 64) - 1
+
+
+class SamplePieces(NamedTuple):
+    """The pieces of N samples: sample n has those from bounds[n] to bounds[n + 1].
+
+    A piece has a first token and a number of labels; it spans one token more than labels. Shapes: starts and labels
+    [P], bounds [N + 1].
+    """
+
+    starts: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    bounds: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +65,47 @@ class SampleOrder:
         """Return the starts of the windows of samples `cursors`. Each window spans seq_len + 1 tokens; the last token
         is only a label."""
         epochs, indices = np.divmod(np.asarray(cursors, dtype=np.int64), self.samples_per_epoch)
-        epoch_keys = _mix(
-            _mix(np.uint64(self.seed & _WORD) + np.zeros_like(epochs, np.uint64)) ^ epochs.astype(np.uint64)
-        )
+        epoch_keys = _epoch_keys(self.seed, epochs)
         offsets = _mix(epoch_keys ^ np.uint64(_STREAM_OFFSET)) % np.uint64(self.seq_len)
         windows = permuted(indices, self.samples_per_epoch, _mix(epoch_keys ^ np.uint64(_STREAM_PERMUTATION)))
         return offsets.astype(np.int64) + windows * self.seq_len
+
+    def pieces(self, cursors: NDArray[np.int64]) -> SamplePieces:
+        """Return the window of each sample as its only piece."""
+        starts = self.window_starts(cursors)
+        return SamplePieces(starts, np.full_like(starts, self.seq_len), np.arange(len(starts) + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedOrder:
+    """The order of packed samples: each epoch has every bin once, in another order."""
+
+    bins: PackedBins
+    seed: int
+
+    @property
+    def seq_len(self) -> int:
+        return self.bins.seq_len
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return self.bins.num_bins
+
+    def pieces(self, cursors: NDArray[np.int64]) -> SamplePieces:
+        """Return the pieces of samples `cursors`."""
+        epochs, indices = np.divmod(np.asarray(cursors, dtype=np.int64), self.samples_per_epoch)
+        keys = _mix(_epoch_keys(self.seed, epochs) ^ np.uint64(_STREAM_PERMUTATION))
+        chosen = permuted(indices, self.samples_per_epoch, keys)
+        firsts, ends = self.bins.bounds[chosen], self.bins.bounds[chosen + 1]
+        bounds = np.concatenate([[0], np.cumsum(ends - firsts)])
+        # the places of all pieces: those of sample n count up from firsts[n]
+        places = np.arange(bounds[-1]) + np.repeat(firsts - bounds[:-1], ends - firsts)
+        found = self.bins.pieces[places]
+        return SamplePieces(found["start"].astype(np.int64), found["labels"].astype(np.int64), bounds)
+
+
+def _epoch_keys(seed: int, epochs: NDArray[np.int64]) -> NDArray[np.uint64]:
+    return _mix(_mix(np.uint64(seed & _WORD) + np.zeros_like(epochs, np.uint64)) ^ epochs.astype(np.uint64))
 
 
 def key_of(seed: int, *numbers: int) -> np.uint64:

@@ -22,7 +22,7 @@ from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream
 from megatrain.contracts.sample_ranges import SampleRanges
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.mixture import Mixture
-from megatrain.data.order import SampleOrder
+from megatrain.data.order import PackedOrder, SampleOrder
 from megatrain.data.sample_sources import SampleSources
 from megatrain.ops.cross_entropy import IGNORED_LABEL
 
@@ -74,7 +74,7 @@ class TrainingSource:
 
     identity: StreamSource
     dataset: IndexedDataset
-    order: SampleOrder
+    order: SampleOrder | PackedOrder
     section: str = ""
     max_epochs: float = 0.0
 
@@ -122,10 +122,10 @@ class BatchReader:
             )
         samples_MB = positions(cursor, dealt(num_microbatches, dp_rank, dp_size, micro_batch_size), skipped)
         sources, indices = self.mixture.places(samples_MB.ravel())
-        windows = self._windows(sources, indices)
+        samples = self._samples(sources, indices)
         microbatches = [
-            assemble(windows[first : first + micro_batch_size], samples_B, self.seq_len, self.has_document_mask)
-            for first, samples_B in zip(range(0, len(windows), micro_batch_size), samples_MB, strict=True)
+            assemble(samples[first : first + micro_batch_size], samples_B, self.seq_len, self.has_document_mask)
+            for first, samples_B in zip(range(0, len(samples), micro_batch_size), samples_MB, strict=True)
         ]
         return StepBatch(
             cursor,
@@ -147,17 +147,19 @@ class BatchReader:
         names = tuple("" if source is None else source.identity.name for source in self.sources)
         return SampleSources(names, source_MB, np.stack([num_labels_by_sample(one) for one in microbatches]))
 
-    def _windows(self, sources: NDArray[np.int64], indices: NDArray[np.int64]) -> list[TokenWindow]:
-        """Return the windows of samples, in their order, by their places in the mixture."""
-        starts = np.empty_like(indices)
+    def _samples(self, sources: NDArray[np.int64], indices: NDArray[np.int64]) -> list[list[TokenWindow]]:
+        """Return the windows of each sample, by their places in the mixture."""
+        samples: list[list[TokenWindow]] = [[] for _ in indices]
         for number in np.unique(sources).tolist():
-            is_of_source = sources == number
-            starts[is_of_source] = self._open(number).order.window_starts(indices[is_of_source])
-        seq_len = self.seq_len
-        return [
-            TokenWindow(self._open(number).dataset, start, seq_len)
-            for number, start in zip(sources.tolist(), starts.tolist(), strict=True)
-        ]
+            of_source = np.flatnonzero(sources == number)
+            source = self._open(number)
+            starts, labels, bounds = (part.tolist() for part in source.order.pieces(indices[of_source]))
+            for place, first, end in zip(of_source.tolist(), bounds[:-1], bounds[1:], strict=True):
+                samples[place] = [
+                    TokenWindow(source.dataset, *piece)
+                    for piece in zip(starts[first:end], labels[first:end], strict=True)
+                ]
+        return samples
 
     def _open(self, number: int) -> TrainingSource:
         source = self.sources[number]
@@ -186,27 +188,35 @@ def positions(cursor: int, counts: NDArray[np.int64], skipped: SampleRanges) -> 
 
 
 def assemble(
-    windows: Sequence[TokenWindow], samples_B: NDArray[np.int64], seq_len: int, has_document_mask: bool
+    samples: Sequence[Sequence[TokenWindow]], samples_B: NDArray[np.int64], seq_len: int, has_document_mask: bool
 ) -> MicroBatch:
-    """Return the micro-batch of these windows, one for each sample.
+    """Return the micro-batch of these samples. The windows of a sample follow each other.
 
-    A window with fewer labels than `seq_len` is padded with token 0 and label -100. With `has_document_mask` the last
-    token of a document gets label -100 too, because it would have to predict the first token of an unrelated document.
+    A sample with fewer labels than `seq_len` is padded with token 0 and label -100. With `has_document_mask`, each
+    window begins another document, as does the padding, and the last token of a document gets label -100 too, because
+    it would have to predict the first token of an unrelated document.
     """
-    shape = (len(windows), seq_len)
+    shape = (len(samples), seq_len)
     tokens_BS = np.zeros(shape, dtype=np.int64)
     labels_BS = np.full(shape, IGNORED_LABEL, dtype=np.int64)
-    documents_BS = np.zeros(shape, dtype=np.int64) if has_document_mask else None
-    for row, (dataset, start, count) in enumerate(windows):
-        if count == 0:
-            continue
-        window = dataset.window(start, count + 1)
-        tokens_BS[row, :count] = window[:-1]
-        labels_BS[row, :count] = window[1:]
-        if documents_BS is not None:
-            firsts = dataset.document_starts_between(start + 1, start + count + 1) - start
-            labels_BS[row, firsts - 1] = IGNORED_LABEL
-            documents_BS[row] = np.searchsorted(firsts, np.arange(seq_len), side="right")
+    is_first_BS = np.zeros(shape, dtype=bool)
+    for row, windows in enumerate(samples):
+        column = 0
+        for dataset, start, count in windows:
+            if count == 0:
+                continue
+            is_first_BS[row, column] = column > 0
+            window = dataset.window(start, count + 1)
+            tokens_BS[row, column : column + count] = window[:-1]
+            labels_BS[row, column : column + count] = window[1:]
+            if has_document_mask:
+                firsts = dataset.document_starts_between(start + 1, start + count + 1) - start + column
+                labels_BS[row, firsts - 1] = IGNORED_LABEL
+                is_first_BS[row, firsts[firsts < seq_len]] = True
+            column += count
+        if 0 < column < seq_len:
+            is_first_BS[row, column] = True
+    documents_BS = np.cumsum(is_first_BS, axis=1) if has_document_mask else None
     return MicroBatch(
         tokens_SB=_sequence_first(tokens_BS),
         labels_SB=_sequence_first(labels_BS),

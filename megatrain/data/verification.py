@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from megatrain.contracts.errors import DataError
+from megatrain.data.bins import PackedBins, first_difference
 from megatrain.data.dataset import tokenizer_beside, tokenizer_digest
 from megatrain.data.indexed import IndexedDataset, data_path, index_path
 from megatrain.data.meta import META_NAME, DataMeta, SplitMeta, read_meta
@@ -84,7 +86,26 @@ def _verify_pair(prefix: Path, meta: DataMeta | None, split: SplitMeta | None, v
     problems += _vocabulary_problems(dataset, vocab_size or (meta.vocab_size if meta is not None else None))
     if meta is not None and split is not None:
         problems += _end_problems(dataset, meta.eod_id)
+    problems += _packing_problems(dataset)
     return VerifiedPair(str(prefix), dataset.num_documents, dataset.num_tokens, tuple(problems))
+
+
+def _packing_problems(dataset: IndexedDataset) -> Iterator[DataProblem]:
+    """Yield what is wrong with the packed samples beside the token files."""
+    for path in sorted(dataset.prefix.parent.glob(f"{glob.escape(dataset.prefix.name)}.bins-*")):
+        seq_len = path.name.rpartition("-")[2]
+        if not seq_len.isdecimal():
+            continue
+        try:
+            offset = first_difference(dataset, PackedBins(dataset, int(seq_len)))
+        except DataError as error:
+            yield _as_problem(error, path)
+            continue
+        if offset is not None:
+            again = f"`megatrain data pack {dataset.prefix} --seq-len {seq_len} --force`"
+            yield DataProblem(
+                str(path), offset, f"differs from what packing makes of the documents; make it again: {again}"
+            )
 
 
 def _tokenizer_problems(prefix: Path, meta: DataMeta) -> Iterator[DataProblem]:

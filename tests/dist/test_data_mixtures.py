@@ -146,6 +146,30 @@ def test_planned_stages_begin_at_their_tokens_after_any_stop(rank_pool: RankPool
     assert runs[0].digests(5) == runs[1].digests(5) != runs[1].digests(4)
 
 
+def test_a_packed_run_resumes_in_the_same_samples(rank_pool: RankPool, tmp_path: Path) -> None:
+    web, code = {"name": "web", "weight": 3.0}, {"name": "code"}
+    runs = [Mixed(rank_pool, tmp_path / name) for name in ("stops", "does not stop")]
+    for run in runs:
+        run.stages = {"data": {"packing": "best_fit", "has_document_mask": True}}
+        exit_code, output = run.train(2, web, code)
+        assert exit_code == ExitCode.DATA
+        prefix, seq_len = run.prefixes["web"], str(make_config().model.seq_len)
+        assert f"make it with `megatrain data pack {prefix} --seq-len {seq_len}`" in output
+        for name in ("web", "code"):
+            assert main(["data", "pack", str(run.prefixes[name]), "--seq-len", seq_len]) == ExitCode.OK
+    for steps in (2, 4):
+        exit_code, output = runs[0].train(steps, web, code)
+        assert exit_code == ExitCode.OK, output
+    assert runs[1].train(4, web, code)[0] == ExitCode.OK
+    assert runs[0].digests(4) == runs[1].digests(4)
+    assert runs[0].stream(4).packing == "best_fit"
+    # the samples of another packing are others, so the cursor has no meaning there
+    runs[0].stages = {"data": {"has_document_mask": True}}
+    exit_code, output = runs[0].train(5, web, code)
+    assert exit_code == ExitCode.CHECKPOINT
+    assert "its sample order differs: data.packing was best_fit, and is none" in output
+
+
 @pytest.mark.slow
 def test_a_rollback_skips_samples_in_the_mixture_that_read_them(mixed: Mixed) -> None:
     """The job goes back below the sample at which the mixture changed."""

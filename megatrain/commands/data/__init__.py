@@ -1,14 +1,17 @@
-"""`megatrain data`: build token files from text; inspect, verify, sample, merge and export them. Loads no torch."""
+"""`megatrain data`: build token files from text; inspect, verify, sample, pack, merge and export them.
+
+Loads no torch.
+"""
 
 from __future__ import annotations
 
 import argparse
 
-from megatrain.commands.data import build, export, inspect, merge, sample, verify
+from megatrain.commands.data import build, export, inspect, merge, pack, sample, verify
 
-SUMMARY = "build token files from text; inspect, verify, sample, merge and export them"
+SUMMARY = "build token files from text; inspect, verify, sample, pack, merge and export them"
 
-_VERBS = (build, inspect, verify, sample, merge, export)
+_VERBS = (build, inspect, verify, sample, pack, merge, export)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -48,6 +48,12 @@ _KINDS = (
 def data_problems(context: Context) -> Iterator[Problem]:
     """Yield what is wrong with the training data and the held-out data as the configuration names them."""
     config = context.config
+    if config.data.packing != "none" and not config.data.has_document_mask:
+        yield Problem(
+            ("data.packing", "data.has_document_mask"),
+            f"data.packing={value_text(config.data.packing)} needs data.has_document_mask=true, so that attention does "
+            'not cross documents; set it, or data.packing="none"',
+        )
     for kind in _KINDS:
         sections = config.sections_of(kind.name)
         with_path = {name: one for name, one in sections.items() if one.path}

@@ -26,6 +26,7 @@ weight = 0.3
 max_epochs = 4
 """
 PROBLEMS = {
+    '[data]\ntrain = "a"\npacking = "best_fit"': 'data.packing="best_fit" needs data.has_document_mask=true, so that',
     '[data]\ntrain = "a"\n[data_source]\npath = "b"': (
         r'data_source.path="b" and data.train="a" both name training data; add a \[\[data_source\]\] for data.train'
     ),

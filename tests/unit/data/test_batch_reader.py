@@ -89,8 +89,8 @@ def test_document_mask_follows_the_bounds_of_documents(dataset: IndexedDataset) 
 
 def test_a_microbatch_keeps_its_own_sample_numbers(dataset: IndexedDataset) -> None:
     samples_B = np.arange(3)
-    windows = [TokenWindow(dataset, start, SEQ_LEN) for start in (0, 8, 16)]
-    batch = assemble(windows, samples_B, SEQ_LEN, has_document_mask=False)
+    samples = [[TokenWindow(dataset, start, SEQ_LEN)] for start in (0, 8, 16)]
+    batch = assemble(samples, samples_B, SEQ_LEN, has_document_mask=False)
     samples_B += 100
     assert batch.sample_B.tolist() == [0, 1, 2]
 
