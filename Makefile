@@ -1,5 +1,5 @@
-# megatrain: every command a developer or a CI machine needs. `make` alone lists them.
-# Nothing here needs root, except ci-deps when a part under test needs a Debian package.
+# megatrain: the commands for developers and CI. `make` without a target lists them.
+# Only ci-deps needs root, if a Debian package is missing.
 
 PYTHON     ?= python3
 VENV       := .venv
@@ -10,23 +10,22 @@ DEMO_ARGS  ?=
 BENCH_ARGS ?=
 TEST_ARGS  ?=
 SUITE_ARGS ?=
-# Repeats at most three failures. Python keeps what it compiled, also where the environment says otherwise: hundreds of
-# processes run the same files.
+# Repeats at most three failed tests. Python always caches compiled files, because hundreds of processes run the same
+# files.
 PYTEST     := env -u PYTHONDONTWRITEBYTECODE $(VENV_PY) -m tests.run
-# The longest first: the pool of ranks, and the README's examples. A process more than cores, because many tests wait for
-# servers.
+# One process more than cores, because many tests wait for servers. SUITE begins with the tests that take longest.
 SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder
 SUITE      := tests/dist tests/docs tests/unit
 
 .DEFAULT_GOAL := help
 .PHONY: help gate smoke venv web dashboard-sample demo demo-fault test test-slow test-all test-kernels test-torch-cuda test-faults test-faults-ranks test-faults-hosts test-faults-outages test-faults-programs test-faults-pace test-faults-short test-web test-mutations check bench ci-nightly ci-deps clean
 
-help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "make %-16s %s\n", $$1, $$2 }'
+help:  ## list the targets with their descriptions
+	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "make %-17s %s\n", $$1, $$2 }'
 
 venv: $(STAMP)  ## create .venv and install megatrain with everything that tests and checks use
 
-# The stamp is written last: an interrupted or failed installation is taken up again by the next make.
+# The stamp is written last, so that the next make repeats an interrupted or failed installation.
 $(STAMP): pyproject.toml setup.py install.py constraints.txt
 	@if ! $(VENV_PY) -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	  command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON) on this machine; megatrain needs Python 3.11 or later" >&2; exit 1; }; \
@@ -40,54 +39,54 @@ $(STAMP): pyproject.toml setup.py install.py constraints.txt
 	@$(VENV_PY) install.py
 	@touch $@
 
-web: venv  ## build the dashboard's page from diagnostics/web (only for those who change it: the files are committed)
+web: venv  ## build the dashboard's page from diagnostics/web (only after a change: the built files are committed)
 	@$(VENV_PY) diagnostics/web/generate_documents.py
 	@$(VENV_PY) diagnostics/web/build.py
 
-dashboard-sample: venv  ## the dashboard, full: the history of a small job in which things went wrong
+dashboard-sample: venv  ## open the dashboard of a recorded small job with many failures
 	@$(VENV_PY) -m megatrain dashboard --replay tests/golden/dashboard-sample
 
 demo: venv  ## train a small GPT on real text with 8 CPU processes, evaluate it and sample from it
 	@$(VENV_PY) -m megatrain.demo $(DEMO_ARGS)
 
-demo-fault: venv  ## the same training, with a process killed in the middle; shows the recovery
+demo-fault: venv  ## run the demo, kill a process during training, and show the recovery
 	@$(VENV_PY) -m megatrain.demo_fault $(DEMO_ARGS)
 
-test: venv  ## run the tests that cover each package, in minutes (no GPU, no root, no network)
+test: venv  ## run the tests that cover each package, in minutes (needs no GPU, no root and no network)
 	@$(PYTEST) -- $(SUITE) --slow=without $(SIDE_BY_SIDE) $(TEST_ARGS)
 
-test-slow: venv  ## run the slow ones: every layout, every crash point, every example of the guides
+test-slow: venv  ## run the slow tests: every layout, every crash point, every example of the guides
 	@$(PYTEST) -- $(SUITE) --slow=only $(SIDE_BY_SIDE) $(TEST_ARGS)
 
-test-all: test test-slow  ## run both
+test-all: test test-slow  ## run test and test-slow
 
-smoke: venv  ## one test of each expensive kind: a killed rank, a page in a browser, emulated CUDA, nvcc
+smoke: venv  ## run one test of each expensive kind: a killed rank, a page in a browser, emulated CUDA, nvcc
 	@$(PYTEST) -- tests/faults/ranks/test_killed_rank.py \
 	  'tests/web/test_web_sample.py::test_view_of_the_sample_fits_every_screen[overview]' \
 	  'tests/web/test_web_views.py::test_view_shows_what_it_is_for[overview]' \
 	  tests/kernels/test_compiled.py::test_nvcc_compiles_a_kernel
 	@$(PYTEST) --kernels=emulated -- tests/unit/ops/test_normalization.py
 
-test-kernels: venv  ## carry out the CUDA kernels on the processor, and compile them with nvcc (no GPU)
+test-kernels: venv  ## test the CUDA kernels on the CPU, and compile them with nvcc (needs no GPU)
 	@$(PYTEST) --kernels=emulated -- tests/unit/ops $(SIDE_BY_SIDE) $(TEST_ARGS)
 	@$(PYTEST) -- tests/kernels $(TEST_ARGS)
 
-# An environment of its own: a torch for CUDA takes gigabytes, and only this target needs one.
+# A separate environment, because torch for CUDA takes gigabytes and only this target needs it.
 CUDA_TORCH ?= 2.13.0
 CUDA_VENV  := .venv-cuda-$(CUDA_TORCH)
 CUDA_TESTS := --rootdir . -c /dev/null -p no:cacheprovider -q -rfEs tests/kernels tests/unit/ops tests/gpu
 
-test-torch-cuda:  ## test the kernels and operators beside a torch built for CUDA (no GPU; downloads gigabytes; CUDA_TORCH=2.11.0)
+test-torch-cuda:  ## test kernels and operators with torch built for CUDA (needs no GPU; downloads gigabytes; CUDA_TORCH=2.11.0)
 	@test -x $(CUDA_VENV)/bin/pytest || { $(PYTHON) -m venv --clear $(CUDA_VENV) && \
 	  $(CUDA_VENV)/bin/python -m pip install $(PIP_FLAGS) 'torch===$(CUDA_TORCH)' && \
 	  $(CUDA_VENV)/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt \
 	    numpy safetensors h11 setuptools nvidia-cuda-crt nvidia-cuda-nvcc nvidia-nvvm pytest; }
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(CUDA_VENV)/bin/python -m pytest $(CUDA_TESTS) $(TEST_ARGS)
 
-# Launched jobs wait more than they compute. Those that are judged by how long their steps take run alone.
+# Launched jobs wait more than they compute, so several run at a time. Tests that depend on step times run alone.
 FAULTS := test-faults-ranks test-faults-hosts test-faults-outages test-faults-programs
 
-test-faults: $(FAULTS) test-faults-pace  ## break launched jobs in every way (as root also with networks that are cut)
+test-faults: $(FAULTS) test-faults-pace  ## test launched jobs with every fault (as root also with network partitions)
 
 $(FAULTS): test-faults-%: venv
 	@$(PYTEST) -- tests/faults/$* -n auto --dist worksteal $(TEST_ARGS)
@@ -95,16 +94,16 @@ $(FAULTS): test-faults-%: venv
 test-faults-pace: venv
 	@$(PYTEST) -- tests/faults/pace $(TEST_ARGS)
 
-test-faults-short: venv  ## break launched jobs in the ways that happen most
+test-faults-short: venv  ## test launched jobs with the most frequent faults
 	@$(PYTEST) -- tests/faults --slow=without -n auto --dist worksteal $(TEST_ARGS)
 
-test-web: venv  ## open the dashboard in a real browser (chromium of the system)
+test-web: venv  ## test the dashboard in a real browser (the system's chromium)
 	@$(PYTEST) -- tests/web $(SIDE_BY_SIDE) -n 2 $(TEST_ARGS)
 
-test-mutations: venv  ## put small faults into the product, other ones each day, and see which the quick tests find
+test-mutations: venv  ## inject small faults into the code, other ones each day, and show which of them the tests detect
 	@$(VENV_PY) -m tests.mutate $(or $(MUTATE_ARGS),--part today)
 
-check: venv  ## format, lint, types, layers and spelling
+check: venv  ## check format, lint, types, layers and spelling
 	@$(VENV)/bin/ruff format --check --quiet .
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/mypy --no-error-summary
@@ -112,16 +111,16 @@ check: venv  ## format, lint, types, layers and spelling
 	@$(VENV)/bin/codespell
 	@echo "make: check passed"
 
-bench: venv  ## measure side by side; results go to docs/benchmarks
+bench: venv  ## run the benchmarks (BENCH_ARGS=--write: results go to docs/benchmarks)
 	@$(VENV_PY) -m benchmarks $(BENCH_ARGS)
 
-# A test that would skip because a part is missing fails.
+# With this, a test that would be skipped because a part is missing fails.
 gate ci-nightly: export MEGATRAIN_REQUIRE = all
 
-gate:  ## what each change must pass, in minutes; .ci/run (SUITE_ARGS=--write: figures go to docs/benchmarks/suite.md)
+gate:  ## run what CI runs for each change, in minutes (SUITE_ARGS=--write: times go to docs/benchmarks/suite.md)
 	@$(PYTHON) -m tests.stages gate $(SUITE_ARGS) ci-deps venv check test smoke
 
-ci-nightly:  ## everything that needs no GPU, once a night
+ci-nightly:  ## run all tests that need no GPU, except test-torch-cuda and test-mutations
 	@$(PYTHON) -m tests.stages nightly --keep-going $(SUITE_ARGS) ci-deps venv check test test-slow test-kernels test-web \
 	  $(FAULTS) test-faults-pace
 
@@ -131,7 +130,7 @@ ci-deps:  ## install the Debian packages that tests use (prometheus, alertmanage
 	command -v prometheus-alertmanager >/dev/null || missing="$$missing prometheus-alertmanager"; \
 	command -v chromium >/dev/null || missing="$$missing chromium fonts-inter"; \
 	if [ -z "$$missing" ]; then \
-	  echo "make: the programs that tests use are here"; \
+	  echo "make: the programs that tests use are installed"; \
 	else \
 	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
 	  echo "make: installing$$missing (Debian and Ubuntu)"; \
@@ -140,6 +139,6 @@ ci-deps:  ## install the Debian packages that tests use (prometheus, alertmanage
 	    echo "make: these cannot be installed:$$missing; their tests are skipped, or fail under MEGATRAIN_REQUIRE=all" >&2; exit 1; }; \
 	fi
 
-clean:  ## remove caches and build leftovers (keeps .venv, runs and data)
+clean:  ## remove caches and build files (keeps .venv, runs and data)
 	@rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
