@@ -18,7 +18,12 @@ from typing import Self
 
 from megatrain.arena.slot_layout import SealedSnapshot
 from megatrain.checkpoint_format.checkpoint_files import check_writable
-from megatrain.checkpoint_format.checkpoint_names import WRITING_NAME
+from megatrain.checkpoint_format.checkpoint_names import (
+    SENTENCEPIECE_NAME,
+    TOKENIZER_CONFIG_NAME,
+    TOKENIZER_NAME,
+    WRITING_NAME,
+)
 from megatrain.checkpoint_format.location import Location, is_relative_name
 from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.contracts.errors import CheckpointError, MissingFileError
@@ -26,9 +31,10 @@ from megatrain.contracts.files.json_object import JsonObject
 
 MARK_SCHEMA_VERSION = 1
 _DAMAGE = "remove it, and the checkpoint is written again"
+_TOKENIZER_FILES = "|".join(map(re.escape, (TOKENIZER_NAME, SENTENCEPIECE_NAME, TOKENIZER_CONFIG_NAME)))
 _OF_ROUND = re.compile(
     r"(host-)?r([0-9]{6,})-([0-9]{5,}\.done|[0-9]{5,}\.failed|manifest-[0-9a-f]{8}\.json|metadata|index\.json"
-    r"|tokenizer\.json|rank-[0-9]{5,}\.distcp)"
+    rf"|{_TOKENIZER_FILES}|rank-[0-9]{{5,}}\.distcp)"
 )
 
 

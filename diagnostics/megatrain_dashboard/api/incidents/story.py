@@ -157,10 +157,7 @@ def _why_not_notified(incident: Incident, config: Config | None, now_s: float) -
         return f"Only receivers of level green are notified of planned actions ({listed})."
     if incident.state is IncidentState.OPEN and now_s - incident.moments.detected < _YOUNG_S:
         return f"Not notified yet: {listed}."
-    return (
-        f"No notification is recorded: {listed} may leave incidents out (`events`, `level`), or an older "
-        "version notified them."
-    )
+    return f"No notification is recorded: `events` or `level` of {listed} may leave this incident out."
 
 
 def offered_actions(incident: Incident, snapshot: JobSnapshot | None) -> tuple[KindAndTarget, ...]:
