@@ -145,7 +145,7 @@ NOT_NOTIFIED: list[tuple[str, dict[str, Any], str]] = [
     (
         '[webhook]\nurl = "http://127.0.0.1:1/x"\n',
         {},
-        "No notification is recorded: webhook may leave incidents out",
+        "No notification is recorded: `events` or `level` of webhook may leave this incident out",
     ),
     ('[webhook]\nurl = "http://127.0.0.1:1/x"\n', {"kind": IncidentKind.REQUEST}, "planned"),
     (
