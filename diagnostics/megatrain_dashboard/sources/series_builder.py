@@ -61,7 +61,9 @@ class SeriesSnapshot:
             chosen &= self.column("last") >= first
         if last is not None:
             chosen &= self.column("first") <= last
-        bad = tuple(one for one in self.bad_steps if (first or 0) <= one and (last is None or one <= last))
+        bad = tuple(
+            bad_step for bad_step in self.bad_steps if (first or 0) <= bad_step and (last is None or bad_step <= last)
+        )
         return SeriesSnapshot(self.table[:, chosen], bad, self.restarts, self.reached)
 
     def newest(self, name: str) -> float | None:
@@ -168,7 +170,7 @@ class SeriesBuilder:
                 kept_s = self._cut(first, step)
                 first += 1
         self._size = first
-        self._bad = [one for one in self._bad if one < step]
+        self._bad = [bad_step for bad_step in self._bad if bad_step < step]
         return kept_s
 
     def _cut(self, place: int, step: int) -> float:

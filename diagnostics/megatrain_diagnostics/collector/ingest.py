@@ -216,7 +216,7 @@ class Ingest:
             if taken and not self._commit(taken):
                 return
             with self._changed:
-                self._pending_bytes -= sum(one.num_bytes for one in taken)
+                self._pending_bytes -= sum(pending.num_bytes for pending in taken)
                 self._changed.notify_all()
                 if self._is_closed and not self._pending:
                     return
@@ -227,9 +227,9 @@ class Ingest:
     def _commit(self, taken: list[_Pending]) -> bool:
         """Make batches durable, with retries, and acknowledge them; return False if `close` came before a success."""
         rows: Counter[str] = Counter()
-        for one in taken:
-            if one.admitted is not None:
-                self._append(one.session.name.host, one.admitted, rows)
+        for pending in taken:
+            if pending.admitted is not None:
+                self._append(pending.session.name.host, pending.admitted, rows)
         began_s = time.monotonic()
         while not self._try_commit():
             with self._changed:
@@ -239,10 +239,10 @@ class Ingest:
             return False
         self.ledger.note_commit(rows, time.monotonic() - began_s)
         through: dict[SenderSession, int] = {}
-        for one in taken:
-            through[one.session] = max(one.number, through.get(one.session, -1))
-            if one.admitted is not None:
-                self._consumers.put(one.admitted.kind, one.admitted.live)
+        for pending in taken:
+            through[pending.session] = max(pending.number, through.get(pending.session, -1))
+            if pending.admitted is not None:
+                self._consumers.put(pending.admitted.kind, pending.admitted.live)
         for session, number in through.items():
             session.acknowledge(number)
         return True

@@ -46,14 +46,14 @@ def run(args: argparse.Namespace) -> int:
     """Print all verdicts, the newest first, or the one of --id. Raises: MegatrainError."""
     job, source, cases = _find(args)
     if args.id:
-        case = _one(job, cases, args.id)
+        case = _matching_case(job, cases, args.id)
         if args.is_json:
             print_json({"job": job, "source": source, "verdict": _document(case)})
         else:
             print_lines(case_lines(case))
         return int(ExitCode.OK)
     if args.is_json:
-        print_json({"job": job, "source": source, "verdicts": [_document(one) for one in reversed(cases)]})
+        print_json({"job": job, "source": source, "verdicts": [_document(case) for case in reversed(cases)]})
     else:
         print_lines(cases_lines(job, cases, time.time()))
     return int(ExitCode.OK)
@@ -113,13 +113,13 @@ def _document(case: VerdictWithOutcome) -> dict[str, Any]:
     }
 
 
-def _one(job: str, cases: Sequence[VerdictWithOutcome], wanted: str) -> VerdictWithOutcome:
+def _matching_case(job: str, cases: Sequence[VerdictWithOutcome], wanted: str) -> VerdictWithOutcome:
     """Return the verdict of this id or prefix. Raises: NotFoundError, or UsageError if several match."""
-    matches = [one for one in cases if one.verdict_id == wanted]
-    matches = matches or [one for one in cases if one.verdict_id.startswith(wanted)]
+    matches = [case for case in cases if case.verdict_id == wanted]
+    matches = matches or [case for case in cases if case.verdict_id.startswith(wanted)]
     if len(matches) == 1:
         return matches[0]
-    names = names_text([one.verdict_id for one in (matches or cases)]) or "none"
+    names = names_text([match.verdict_id for match in (matches or cases)]) or "none"
     if matches:
         raise UsageError(f"{len(matches)} verdicts begin with {wanted!r}: {names}; give more characters")
     raise NotFoundError(f"{job} has no verdict {wanted!r}; it has {names}")

@@ -88,7 +88,11 @@ class DaemonReporter:
         if now_s - self._record.started_unix_s > _GRACE_S:
             away = away_hosts(self._snapshot(), self._ledger.counters().connected)
         silent = self._judge.silent_ranks()
-        devices = [one for one in self._devices.problems(self._ledger.counters().connected) if self._trains(one.host)]
+        devices = [
+            problem
+            for problem in self._devices.problems(self._ledger.counters().connected)
+            if self._trains(problem.host)
+        ]
         return DaemonReport(
             session=self._record.session,
             at_unix_s=now_s,
@@ -98,7 +102,7 @@ class DaemonReporter:
             num_silent_ranks=len(silent),
             away_hosts=away[:_MAX_HOSTS],
             num_away_hosts=len(away),
-            devices=tuple(replace(one, text=one.text[:_MAX_DEVICE_TEXT]) for one in devices[:_MAX_DEVICES]),
+            devices=tuple(replace(device, text=device.text[:_MAX_DEVICE_TEXT]) for device in devices[:_MAX_DEVICES]),
             num_device_problems=len(devices),
         )
 
@@ -111,4 +115,4 @@ def _is_due(written: DaemonReport, now: DaemonReport) -> bool:
 
 
 def _devices_of(report: DaemonReport) -> list[tuple[str, str, tuple[int, ...], float | None]]:
-    return [(one.kind, one.host, one.ranks, one.since_unix_s) for one in report.devices]
+    return [(device.kind, device.host, device.ranks, device.since_unix_s) for device in report.devices]

@@ -129,7 +129,7 @@ class StoredEvents:
                 continue
             if not segments:
                 return None
-            files = [_GLOB.sub(r"[\g<0>]", str(one.path)) for one in segments]
+            files = [_GLOB.sub(r"[\g<0>]", str(segment.path)) for segment in segments]
             source = f"SELECT * FROM read_parquet(${len(values) + 1}, hive_partitioning = false)"
             is_late = threading.Event()
             try:
@@ -266,7 +266,7 @@ def read_arrow_table(
     """
     kind: Any = table_named(table)  # a type variable cannot stand for a union of classes
     if kind is None:
-        raise NotFoundError(f"table {table!r} of events; the tables are {', '.join(one.NAME for one in TABLES)}")
+        raise NotFoundError(f"table {table!r} of events; the tables are {', '.join(kind.NAME for kind in TABLES)}")
     if not directory.exists():
         return to_stored(kind, to_arrow(joined(kind, []))), ()
     events = StoredEvents(directory)

@@ -125,7 +125,7 @@ def _findings(source: JobSource, roster: Roster) -> Sequence[Finding]:
         found = _judged(source, roster)
     except DataError:
         return ()  # the spans of steps exist, but their sums do not
-    return [one for one in found.findings if one.key not in found.ended]
+    return [finding for finding in found.findings if finding.key not in found.ended]
 
 
 def economy_of(source: JobSource, now_s: float, round_number: int) -> Economy:

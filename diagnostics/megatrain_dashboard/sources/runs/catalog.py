@@ -87,8 +87,8 @@ class JobCatalog:
         self._closed.set()
         self._thread.join()
         self._pool.shutdown(cancel_futures=True)
-        for one in self._own.values():
-            one.client.close()
+        for job in self._own.values():
+            job.client.close()
         if self._shared is not None:
             self._shared.close()
 
@@ -118,9 +118,9 @@ class JobCatalog:
             polls, problem = self._shared.poll_all()
             problems = (*problems, *filter(None, [problem]))
             for reach, poll in polls.items():
-                one = self._of_etcd(seen, reach, poll)
-                seen[one.name] = one
-                elsewhere |= {one.summary.root} if one.summary is not None else set()
+                job = self._of_etcd(seen, reach, poll)
+                seen[job.name] = job
+                elsewhere |= {job.summary.root} if job.summary is not None else set()
         self._summaries = {root: known for root, known in self._summaries.items() if root in elsewhere or root in roots}
         return CatalogPoll(seen, problems, time.monotonic() - began_s)
 
@@ -137,7 +137,7 @@ class JobCatalog:
 
     def _asked(self, seen: Mapping[str, JobSeen]) -> dict[str, JobSeen]:
         """Return the jobs that have their own etcd, with their current state in it."""
-        reaches = {name: reach for name, one in seen.items() if (reach := own_reach(one.summary)) is not None}
+        reaches = {name: reach for name, job in seen.items() if (reach := own_reach(job.summary)) is not None}
         for reach in set(self._own) - set(reaches.values()):
             self._own.pop(reach).client.close()
         for reach in reaches.values():
