@@ -251,7 +251,7 @@ class Watch:
         if not changes:
             # a progress notification: all events up to this revision have been sent
             self._advance(newest)
-        for revision, group in itertools.groupby(changes, lambda one: one.item.mod_revision):
+        for revision, group in itertools.groupby(changes, lambda change: change.item.mod_revision):
             if revision >= self._next_revision and self._queue.put(Changes(revision, tuple(group))):
                 self._advance(revision)
         return bool(changes)

@@ -67,16 +67,16 @@ def run(args: argparse.Namespace) -> int:
     now_s = time.time()
     if not args.id:
         if args.is_json:
-            documents = [incident_document(one) for one in reversed(found.incidents)]
-            note_documents = [to_plain(one) for one in reversed(notes)]
+            documents = [incident_document(incident) for incident in reversed(found.incidents)]
+            note_documents = [to_plain(note) for note in reversed(notes)]
             print_json({"job": found.job, "source": found.source, "incidents": documents, "notes": note_documents})
         else:
             print_lines([*incidents_lines(found.job, found.incidents, now_s), *notes_lines(notes, now_s)])
         return int(ExitCode.OK)
-    incident = _one(found, args.id)
-    of_it = [one for one in notes if one.is_of(incident, now_s)]
+    incident = _matching_incident(found, args.id)
+    of_it = [note for note in notes if note.is_of(incident, now_s)]
     if args.is_json:
-        note_documents = [to_plain(one) for one in of_it]
+        note_documents = [to_plain(note) for note in of_it]
         print_json({
             "job": found.job, "source": found.source, "incident": incident_document(incident), "notes": note_documents,
         })  # fmt: skip
@@ -123,7 +123,7 @@ def _on_disk(job: str, error: MegatrainError) -> _IncidentList:
     return _IncidentList(str(run), found, str(location), run)
 
 
-def _one(found: _IncidentList, wanted: str) -> Incident:
+def _matching_incident(found: _IncidentList, wanted: str) -> Incident:
     matches = matching(found.incidents, wanted)
     if len(matches) == 1:
         return matches[0]

@@ -148,9 +148,11 @@ def _lines(run: Path, standing: RunStanding, last: LastKnown, now_s: float) -> l
     if last.saved_step is not None and last.saved_unix_s is not None:
         found.append(("checkpoint", f"step {last.saved_step:,}, {age_text(last.saved_unix_s, now_s)} ago"))
     if last.incident is not None:
-        one = last.incident
-        age = age_text(one.moments.began, now_s)
-        found.append(("last incident", f"{one.incident_id}, {age} ago, {one.state}: {short(one.reason)}"))
+        incident = last.incident
+        age = age_text(incident.moments.began, now_s)
+        found.append(
+            ("last incident", f"{incident.incident_id}, {age} ago, {incident.state}: {short(incident.reason)}")
+        )
     return [f"{run}: {standing.headline}", "", *facts(found)]
 
 

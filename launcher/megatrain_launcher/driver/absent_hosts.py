@@ -251,8 +251,8 @@ def _returned(state: ClusterState, round_: Round) -> tuple[str, ...]:
         return ()
     holds = (
         state.seen[key].mod_revision
-        for one in _holds(state, round_)
-        if (key := keys.incident(one.incident_id)) in state.seen
+        for hold in _holds(state, round_)
+        if (key := keys.incident(hold.incident_id)) in state.seen
     )
     last_recorded = max((written.create_revision, *holds))
     return tuple(

@@ -28,7 +28,7 @@ class DecisionLog:
     def line(self, decision: Decision, now: float) -> str:
         """Return the line to log now; empty if nothing is new. A text that differs only in its numbers is not new."""
         acts = HaltRound | WriteRound | SkipRound | EndJob | OpenIncident
-        is_act = any(isinstance(one, acts) for one in decision.actions)
+        is_act = any(isinstance(action, acts) for action in decision.actions)
         gist = decision.reason if is_act else _NUMBER.sub("#", decision.reason)
         if gist != self._pending:
             self._pending, self._pending_since = gist, now

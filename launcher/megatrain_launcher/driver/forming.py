@@ -42,11 +42,11 @@ def eligible(now: float, state: ClusterState, policy: Policy, previous: Round | 
 
     `previous`: the newest round. Whether its members still have workers is not checked here; the caller checks that.
     """
-    fenced = {session for one in state.rounds.values() for session in one.fenced}
+    fenced = {session for round_ in state.rounds.values() for session in round_.fenced}
     members = {part.session for part in previous.hosts} if previous is not None else set()
     last_round_of = {part.session: number for number in sorted(state.rounds) for part in state.rounds[number].hosts}
     checked = _checks_pending(now, state)
-    evicted = {one.host: one.by for one in state.requests.values() if one.kind is RequestKind.EVICT}
+    evicted = {request.host: request.by for request in state.requests.values() if request.kind is RequestKind.EVICT}
     available: dict[str, HostRecord] = {}
     refused: dict[str, str] = {}
     for host in sorted(state.hosts, key=natural_order):
@@ -177,7 +177,9 @@ def form(
         )
         why = f"{why}: {missing}" if missing else why
         number = previous.number if previous is not None else 0
-        closed = tuple(UpdateIncident(as_ended(one, is_recovered=False)) for one in _open_with(state, incident))
+        closed = tuple(
+            UpdateIncident(as_ended(incident, is_recovered=False)) for incident in _open_with(state, incident)
+        )
         return Decision((*closed, EndJob(JobEnd(int(ExitCode.FAILURE), why, now, number))), why)
     return Decision((), text)
 
@@ -249,8 +251,10 @@ def _write(
         fenced=all_fenced,
         rollback=_rollback_of(incident, previous),
     )
-    updates = tuple(UpdateIncident(_with_round(now, one, number)) for one in _open_with(state, incident))
-    abandoned = tuple(UpdateIncident(as_ended(one, is_recovered=False)) for one in state.abandoned_incidents())
+    updates = tuple(UpdateIncident(_with_round(now, incident, number)) for incident in _open_with(state, incident))
+    abandoned = tuple(
+        UpdateIncident(as_ended(incident, is_recovered=False)) for incident in state.abandoned_incidents()
+    )
     return Decision(
         (*updates, *abandoned, WriteRound(round_, vanished)),
         f"round {number} with {count_text(count, 'host')}: {reason}",
@@ -276,7 +280,7 @@ def _with_round(now: float, incident: Incident, number: int) -> Incident:
 
 def _open_with(state: ClusterState, incident: Incident | None) -> tuple[Incident, ...]:
     """Return the open incidents, with `incident` in place of its recorded state."""
-    open_ = {one.incident_id: one for one in state.open_incidents()}
+    open_ = {incident.incident_id: incident for incident in state.open_incidents()}
     if incident is not None:
         open_[incident.incident_id] = incident
     return tuple(open_[key] for key in sorted(open_))

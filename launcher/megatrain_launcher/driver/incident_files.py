@@ -139,7 +139,9 @@ class _Audit:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if name not in self._known:  # an earlier driver may have appended it
-                self._known = {(one.outcome.verdict_id, str(one.outcome.kind)) for one in read_audit(self._path)[0]}
+                self._known = {
+                    (entry.outcome.verdict_id, str(entry.outcome.kind)) for entry in read_audit(self._path)[0]
+                }
             if name not in self._known:
                 append_to_audit(self._path, entry)
                 self._known.add(name)

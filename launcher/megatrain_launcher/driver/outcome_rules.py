@@ -78,7 +78,11 @@ def number_of_round(state: ClusterState) -> int | None:
 
 def incident_of_hang(state: ClusterState, verdict: HostVerdict) -> Incident | None:
     """Return the incident of the hang that a verdict is about; None if the driver has detected no such hang."""
-    found = [one for one in state.incidents.values() if one.kind is IncidentKind.HANG and one.round == verdict.round]
+    found = [
+        incident
+        for incident in state.incidents.values()
+        if incident.kind is IncidentKind.HANG and incident.round == verdict.round
+    ]
     return max(found, key=state.created, default=None)
 
 
@@ -154,7 +158,7 @@ def _of_straggler(
     balance = balance_of(state, policy, round_, verdict, len(hosts), len(spares))
     if not balance.is_worth_it and not is_approved:
         return Judgement(OutcomeKind.DECLINED, f"it does not pay: {balance.text}", balance.gain_s, balance.price_s)
-    evicted = sum(len(one.culprit_hosts) for one in _evictions_since(state, now - HOUR_S))
+    evicted = sum(len(incident.culprit_hosts) for incident in _evictions_since(state, now - HOUR_S))
     if evicted + len(hosts) > policy.evictions_per_hour:
         reason = (
             f"{evicted} of {count_text(policy.evictions_per_hour, 'host')} were evicted as stragglers within an "
@@ -197,8 +201,8 @@ def _spares_text(spares: Sequence[str]) -> str:
 
 
 def _evictions_since(state: ClusterState, moment: float) -> list[Incident]:
-    found = (one for one in state.incidents.values() if one.kind is IncidentKind.STRAGGLER)
-    return [one for one in found if one.moments.detected >= moment]
+    found = (incident for incident in state.incidents.values() if incident.kind is IncidentKind.STRAGGLER)
+    return [incident for incident in found if incident.moments.detected >= moment]
 
 
 def _of_numerics(

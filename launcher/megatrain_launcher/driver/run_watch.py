@@ -72,7 +72,7 @@ class RunWatch:
     @property
     def problems(self) -> tuple[str, ...]:
         """Recent losses, and directories that cannot be recreated."""
-        return (*self._losses.texts, *(one.problem for one in self._watched if one.problem))
+        return (*self._losses.texts, *(watched.problem for watched in self._watched if watched.problem))
 
     def __enter__(self) -> Self:
         self._closed.clear()
@@ -86,26 +86,26 @@ class RunWatch:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            for one in self._watched:
-                self._poll(one)
+            for watched in self._watched:
+                self._poll(watched)
             self.has_polled = True
             self._closed.wait(_POLL_S)
-        for one in self._watched:
-            one.path.close()
+        for watched in self._watched:
+            watched.path.close()
 
-    def _poll(self, one: _Watched) -> None:
-        was_lost, path = one.path.was_lost(), one.path.path
-        if not was_lost and not one.problem:
+    def _poll(self, watched: _Watched) -> None:
+        was_lost, path = watched.path.was_lost(), watched.path.path
+        if not was_lost and not watched.problem:
             return
         if was_lost:
-            text = self._losses.note(str(path), one.consequence)
+            text = self._losses.note(str(path), watched.consequence)
             if self._is_driving():
                 _logger.error("%s", text)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            one.problem = f"{path} cannot be created again: {error.strerror}"
+            watched.problem = f"{path} cannot be created again: {error.strerror}"
             return
-        one.problem = ""
-        one.path.was_lost()  # watch the new directory from now on
+        watched.problem = ""
+        watched.path.was_lost()  # watch the new directory from now on
         self._on_lost(path)

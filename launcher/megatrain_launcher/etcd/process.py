@@ -67,9 +67,9 @@ def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket(family)) for _ in range(count)]
-        for one in sockets:
-            one.bind((address, 0))
-        return [one.getsockname()[1] for one in sockets]
+        for sock in sockets:
+            sock.bind((address, 0))
+        return [sock.getsockname()[1] for sock in sockets]
 
 
 class EtcdProcess:

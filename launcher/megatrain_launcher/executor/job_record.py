@@ -132,7 +132,7 @@ def read_job(client: EtcdClient, keys: JobKeys) -> JobView:
         end=None if end is None else decode(JobEnd, end.value, keys.end),
         end_revision=0 if end is None else end.mod_revision,
         hosts=tuple(found for item in hosts if (found := _host_of(item)) is not None),
-        has_begun=record is not None and any(one.create_revision > record.mod_revision for one in rounds),
+        has_begun=record is not None and any(item.create_revision > record.mod_revision for item in rounds),
     )
 
 
@@ -155,7 +155,10 @@ def _only(items: tuple[KeyValue, ...]) -> KeyValue | None:
 def _is_any_alive(hosts: Iterable[HostRecord]) -> bool:
     """Probe a few of the registered hosts; one live host proves that their launch runs."""
     few = itertools.islice(hosts, _MAX_ASKED)
-    return any(ask(one.address, one.liveness_port, one.session)[0] is Vitality.ALIVE for one in few)
+    return any(
+        ask(host_record.address, host_record.liveness_port, host_record.session)[0] is Vitality.ALIVE
+        for host_record in few
+    )
 
 
 def _is_same_launch(record: JobRecord, mine: JobRecord) -> bool:
@@ -171,7 +174,10 @@ def _has_no_live_host(view: JobView, mine: JobRecord) -> bool:
     if mine.launch_id or not view.has_begun:
         return False
     asked = itertools.islice(view.hosts, _MAX_ASKED)
-    return all(ask(one.address, one.liveness_port, one.session)[0] is Vitality.DEAD for one in asked)
+    return all(
+        ask(host_record.address, host_record.liveness_port, host_record.session)[0] is Vitality.DEAD
+        for host_record in asked
+    )
 
 
 def _write(client: EtcdClient, keys: JobKeys, view: JobView, mine: JobRecord, find_lost_launch: FindLostLaunch) -> None:

@@ -52,18 +52,18 @@ def find_lost_launch(record: JobRecord, run: RunDirectory, boxes: Path | None, h
 
 def lost_launch_of(record: JobRecord, signs: list[Sign], now: float, booted: float | None, host: str) -> LostLaunch:
     """Return the traces that follow from signs of life. `booted`: when this machine, that of `host`, was started."""
-    own = [one for one in signs if record.created_unix_s <= one.unix_s <= now] or signs[:1]
-    last = max(own, key=lambda one: one.unix_s)
+    own = [sign for sign in signs if record.created_unix_s <= sign.unix_s <= now] or signs[:1]
+    last = max(own, key=lambda sign: sign.unix_s)
     # the progress: the slowest rank among the signs within a minute of the newest one
-    steps = [one for one in own if one.step is not None]
-    newest = max((one.unix_s for one in steps), default=0.0)
-    reached = min((one.step for one in steps if one.step is not None and one.unix_s > newest - 60.0), default=None)
+    steps = [sign for sign in own if sign.step is not None]
+    newest = max((sign.unix_s for sign in steps), default=0.0)
+    reached = min((sign.step for sign in steps if sign.step is not None and sign.unix_s > newest - 60.0), default=None)
     evidence = [f"the last sign of life, {time_text(last.unix_s)}: {last.what}"]
     cause = ""
     if booted is not None and booted > last.unix_s:
         cause = MACHINE_RESTARTED
         evidence.append(f"the machine of {host} was restarted after that, at {time_text(booted)}")
-    elif host in {record.first_host, *(one.host for one in own)}:
+    elif host in {record.first_host, *(sign.host for sign in own)}:
         cause = LAUNCHER_LOST
         evidence.append(
             f"the machine of {host} has not been restarted since: the launcher was killed, by a person or by the "

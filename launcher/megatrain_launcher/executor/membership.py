@@ -162,7 +162,7 @@ class Membership:
             if self.unfit_reason(check) == reason:
                 return False
             self._unfit_reasons[check] = reason
-            reasons = [self._unfit_reasons[one] for one in FitnessCheck if self.unfit_reason(one)]
+            reasons = [self._unfit_reasons[check] for check in FitnessCheck if self.unfit_reason(check)]
             self._record = replace(self.record, is_fit=not reasons, unfit_reason="; ".join(reasons))
             self._is_registered = False
         self._notify_change()

@@ -144,14 +144,14 @@ def _with_receipts(record: ReceiverRecord, plan: Plan, problem: str, now_s: floa
 
 def _with_receipt(known: tuple[Receipt, ...], new: Receipt) -> tuple[Receipt, ...]:
     """Return receipts with a new one. Several tries share one receipt; a repeat to an Alertmanager adds none."""
-    last = next((one for one in reversed(known) if one.stage == new.stage), None)
+    last = next((receipt for receipt in reversed(known) if receipt.stage == new.stage), None)
     if last is None or (not last.problem and new.stage != known[-1].stage):
         num_failed = int(bool(new.problem))
         return (*known, replace(new, num_failed=num_failed))[-_MAX_RECEIPTS:]
     if not last.problem:
         return known
     tried = replace(new, num_failed=last.num_failed + bool(new.problem))
-    return tuple(tried if one is last else one for one in known)
+    return tuple(tried if receipt is last else receipt for receipt in known)
 
 
 _Sorted = tuple[list[Topic], list[Topic], list[Topic], list[Topic], float | None]
