@@ -287,7 +287,7 @@ class JobCheckpoints:
                     )
                 found = continuation(origin, self._config, self._data, is_same_run=candidate.is_own)
                 try:
-                    shards = [(one.kind, one.shard) for one in self._shards]
+                    shards = [(shard.kind, shard.shard) for shard in self._shards]
                     location = open_location(candidate.location)
                     report = load_state(location, manifest, shards, self._mesh.rank, self._mesh.cpu_groups)
                 except CheckpointError as error:
@@ -376,7 +376,7 @@ class JobCheckpoints:
         slot.copy_in()
         if attachment.missing:
             # the lost hosts' writers, which would have stored the snapshot in its old round, are gone
-            paths, is_pending = [one.path for one in slots], words.step > start.newest_step
+            paths, is_pending = [slot.path for slot in slots], words.step > start.newest_step
             number = self._peers.adopt(attachment, paths, self._claim.number, is_pending=is_pending)
             self._attachment = replace(attachment, next_snapshot=number + 1)
         return Restored(found, origin.location, 0, start.warnings)

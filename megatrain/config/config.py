@@ -136,7 +136,11 @@ class Config:
         """The sets of held-out data by the key that holds the path: data.validation, or one per [[validation_set]]."""
         if self.data.validation:
             return {"data.validation": ValidationSetConfig(path=self.data.validation, name="data.validation")}
-        return {f"{name}.path": one for name, one in self.sections_of("validation_set").items() if one.path}
+        return {
+            f"{name}.path": validation_set
+            for name, validation_set in self.sections_of("validation_set").items()
+            if validation_set.path
+        }
 
     def sections_of(self, kind: str) -> Mapping[str, Any]:
         """Return the sections of a kind in NUMBERED by name, in the order of their numbers."""

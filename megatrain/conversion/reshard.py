@@ -92,7 +92,7 @@ def planned_images(
     for rank in range(layout.world_size):
         with dry_mesh(layout, rank, has_wrap_links=config.parallel.num_chunks > 1, holders=config.holders) as mesh:
             shards = build_rank_model(config, mesh, mesh.recorder, torch.device("meta")).saved_shards()
-        saved = [one for one in shards if has_optimizer or one.kind == "master"]
+        saved = [shard for shard in shards if has_optimizer or shard.kind == "master"]
         yield rank, plan_snapshot(saved, max_item_bytes).file
 
 

@@ -76,7 +76,7 @@ class JsonLinesSink:
 def _json_value(value: Any) -> Any:
     """Return a value for JSON: NaN and infinity, which JSON does not have, are replaced by None at all levels."""
     if isinstance(value, dict):
-        return {name: _json_value(one) for name, one in value.items()}
+        return {name: _json_value(item) for name, item in value.items()}
     if isinstance(value, tuple):
-        return [_json_value(one) for one in value]
+        return [_json_value(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -109,7 +109,7 @@ class ActionLog:
     def _note_loss(self, trail: ActionTrail) -> None:
         """Record that this process's newest entry is missing: the next append would hide that."""
         newest = self._newest_hash
-        if newest and all(one.entry_hash != newest for one in trail.entries):
+        if newest and all(entry.entry_hash != newest for entry in trail.entries):
             self._loss = f"{self._path.name}: the newest entry is missing: lines were removed"
 
 

@@ -40,7 +40,9 @@ def open_reader(config: Config) -> BatchReader:
     from the model, and when two sources have the same content.
     """
     prefixes = {key: Path(source.path) for key, source in config.data_sources.items()}
-    with_validation = prefixes | {key: Path(one.path) for key, one in config.validation_sets.items()}
+    with_validation = prefixes | {
+        key: Path(validation_set.path) for key, validation_set in config.validation_sets.items()
+    }
     check_same_tokenizer(with_validation)
     if config.data.tokenizer:
         for prefix in with_validation.values():
@@ -52,7 +54,7 @@ def open_reader(config: Config) -> BatchReader:
         identity = StreamSource(source.resolved_name, dataset.num_tokens, data_digest(dataset))
         sources.append(TrainingSource(identity, dataset, order, key.partition(".")[0], source.max_epochs))
     _refuse_twins(
-        ((f"{one.section}.path", one.dataset, one.identity.digest) for one in sources),
+        ((f"{source.section}.path", source.dataset, source.identity.digest) for source in sources),
         "use one source with the sum of their weights",
     )
     mixture = Mixture(config.resolved_data_seed, planned_stages(config), len(sources))
@@ -73,7 +75,9 @@ def open_validation(config: Config) -> tuple[ValidationSet, ...]:
         text_bytes = meta.validation.text_bytes if meta is not None and prefix.name == "validation" else None
         sets.append(ValidationSet(named.resolved_name, dataset, num_samples, text_bytes, data_digest(dataset)))
     found = zip(config.validation_sets, sets, strict=True)
-    _refuse_twins(((key, one.dataset, one.digest) for key, one in found), "remove one of them")
+    _refuse_twins(
+        ((key, validation_set.dataset, validation_set.digest) for key, validation_set in found), "remove one of them"
+    )
     return tuple(sets)
 
 
@@ -84,7 +88,7 @@ def sample_stream(config: Config, reader: BatchReader, validation: Iterable[Vali
         config.resolved_data_seed,
         tuple(source.identity for source in reader.sources if source is not None),
         planned_stages(config),
-        validation_digest=",".join(one.digest for one in validation),
+        validation_digest=",".join(validation_set.digest for validation_set in validation),
         tokenizer_digest=tokenizer_digest(Path(tokenizer)) if tokenizer else "",
     )
 

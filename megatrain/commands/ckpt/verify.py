@@ -70,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
         if target.branch is not None and (step := step_of(target.location.name)) is not None:
             verified.append(Verification.of(target.branch, step, time.time(), problems))
         if not args.is_json:
-            print_lines([f"{target.location}: {'DAMAGED' if problems else 'OK'}", *(f"  {one}" for one in problems)])
+            print_lines(
+                [f"{target.location}: {'DAMAGED' if problems else 'OK'}", *(f"  {problem}" for problem in problems)]
+            )
     _store_results(resolved.checkpoints, verified)
     num_damaged = sum(bool(result["problems"]) for result in results)
     if args.is_json:
