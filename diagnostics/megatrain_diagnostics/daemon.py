@@ -175,7 +175,7 @@ def _recall(store: EventStore, rounds: KnownRounds, consumers: ConsumerThread) -
         ranks = store.read(Ranks)
         ranks = select(ranks, ranks.round <= rounds.latest_in_etcd)
         if num_rows(ranks):
-            rounds.note_ranks(ranks)
+            rounds.add_ranks(ranks)
             newest = Where(rounds=(newest_round(ranks),))
             consumers.put(Groups, store.read(Groups, newest))
             consumers.put(Ranks, select(ranks, matching(ranks, newest)))

@@ -175,7 +175,7 @@ class JobCheckpoints:
             num_skipped=progress.num_skipped,
         )
         times = self._snapshots.take(label, self._config.runtime.checkpoint_timeout_s)
-        self._peers.note_smallest_failure_number(self._snapshots.smallest_failure_number)
+        self._peers.set_smallest_failure_number(self._snapshots.smallest_failure_number)
         self._offer_newest()
         return times
 
@@ -201,7 +201,7 @@ class JobCheckpoints:
             return
         self._snapshots.ensure_writer_runs()
         if self._snapshots.take_stored_event():
-            self._mesh.recorder.note_write(self._writer.last_write_s())
+            self._mesh.recorder.record_write_time(self._writer.last_write_s())
 
     @property
     def is_storing(self) -> bool:

@@ -147,10 +147,10 @@ class JobPeers:
         """Return this rank's number if the last copy of its snapshot failed, else a number above those of all ranks."""
         return self._copies.failure_number() if self._copies is not None else 0
 
-    def note_smallest_failure_number(self, smallest: int) -> None:
+    def set_smallest_failure_number(self, smallest: int) -> None:
         """Record the smallest of all ranks' failure numbers."""
         if self._copies is not None:
-            self._copies.note_smallest_failure_number(smallest)
+            self._copies.set_smallest_failure_number(smallest)
 
     def news(self) -> list[str]:
         """Return messages about changes in the copies of all ranks since the last call."""

@@ -66,7 +66,7 @@ def known_verifications(checkpoints: Location) -> dict[tuple[str, int], Verifica
         return {}
 
 
-def note_verifications(checkpoints: Location, found: Iterable[Verification]) -> None:
+def record_verifications(checkpoints: Location, found: Iterable[Verification]) -> None:
     """Store results. They replace earlier ones of the same checkpoints; only the newest 4,096 are kept.
 
     Raises: CheckpointError when the file cannot be read or written.

@@ -213,7 +213,7 @@ class WriteCounts:
         self._writes = [[0] * len(bucket) for bucket in self._buckets]
         self._num_missing = [len(bucket) for bucket in self._buckets]
 
-    def note(self, bucket: int, index: int) -> None:
+    def count(self, bucket: int, index: int) -> None:
         """Count one write.
 
         Raises: RuntimeError for one more write than declared: the bucket's reduction may have started without it.

@@ -239,7 +239,7 @@ class ChunkDataParallel:
         if not self._is_counting:
             add(*self.buckets[number].take_gradient(index))
             return
-        self._counts.note(number, index)  # before the write: the reduction of the bucket may be in flight
+        self._counts.count(number, index)  # before the write: the reduction of the bucket may be in flight
         add(*self.buckets[number].take_gradient(index))
         early = self._counts.early
         # a bucket that is complete before an earlier one waits for it: all ranks start collectives in one order

@@ -119,7 +119,7 @@ class Reports:
     def evaluation(self, report: EvaluationReport) -> None:
         self.evaluations.append(report)
 
-    def note(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self.texts.append(text)
 
 

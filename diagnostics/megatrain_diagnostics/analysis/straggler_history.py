@@ -62,11 +62,11 @@ def _run(roster: Roster, thresholds: Thresholds, steps: Steps, correlations: np.
             live.add_totals(part, 0.0)
             live.add_values(worth)
             while live.advance(0.0, at_most=1):
-                _note(seen, live.assessment, thresholds)
+                _record_findings(seen, live.assessment, thresholds)
     while live.advance(_FOREVER_S, at_most=1):
-        _note(seen, live.assessment, thresholds)
+        _record_findings(seen, live.assessment, thresholds)
     live.assess()
-    _note(seen, live.assessment, thresholds)
+    _record_findings(seen, live.assessment, thresholds)
     now = {finding.key for finding in live.assessment.findings}
     return StragglerHistory(
         findings=tuple(
@@ -96,7 +96,7 @@ def _by_steps(totals: StepTotals, values: Values) -> Iterable[tuple[StepTotals, 
         )
 
 
-def _note(seen: dict[str, Finding], assessment: StragglerAssessment, thresholds: Thresholds) -> None:
+def _record_findings(seen: dict[str, Finding], assessment: StragglerAssessment, thresholds: Thresholds) -> None:
     for finding in assessment.findings:
         is_high = finding.confidence is VerdictConfidence.HIGH
         if not is_high and finding.num_seen < 2 * thresholds.num_steps:

@@ -61,7 +61,7 @@ class ConsumerThread:
             while self._num_rows > _MAX_ROWS and len(self._waiting) > 1:
                 _, passed_over = self._waiting.popleft()
                 self._num_rows -= num_rows(passed_over)
-                self._ledger.note_unjudged_rows(num_rows(passed_over))
+                self._ledger.count_unjudged_rows(num_rows(passed_over))
             self._changed.notify()
 
     def close(self) -> None:

@@ -81,52 +81,52 @@ class Ledger:
         self._last_refusal = ""
         self._examples: dict[RejectionReason, str] = {}
 
-    def note_batch(self, num_bytes: int, *, is_duplicate: bool = False) -> None:
+    def count_batch(self, num_bytes: int, *, is_duplicate: bool = False) -> None:
         with self._lock:
             self._numbers["duplicate_batches" if is_duplicate else "batches"] += 1
             self._numbers["num_bytes"] += num_bytes
 
-    def note_refused_rows(self, reason: RejectionReason, host: str, num_rows: int) -> None:
+    def count_refused_rows(self, reason: RejectionReason, host: str, num_rows: int) -> None:
         with self._lock:
             self._refused_rows[self._key(self._refused_rows, reason, host)] += num_rows
 
-    def note_refused_batch(self, reason: RejectionReason, host: str, example: str) -> None:
+    def count_refused_batch(self, reason: RejectionReason, host: str, example: str) -> None:
         """Count a batch that was rejected entirely; `example` describes the reason."""
         with self._lock:
             self._refused_batches[self._key(self._refused_batches, reason, host)] += 1
             self._examples[reason] = example
 
-    def note_old_rows(self, num_rows: int) -> None:
+    def count_old_rows(self, num_rows: int) -> None:
         with self._lock:
             self._numbers["old_rows"] += num_rows
 
-    def note_unjudged_rows(self, num_rows: int) -> None:
+    def count_unjudged_rows(self, num_rows: int) -> None:
         with self._lock:
             self._numbers["unjudged_rows"] += num_rows
 
-    def note_dropped(self, host: str, session: str, num_rows: int) -> None:
+    def record_dropped_rows(self, host: str, session: str, num_rows: int) -> None:
         """Record how many rows a session has dropped since it began, as reported by its sender."""
         with self._lock:
             if num_rows and (host in self._dropped_rows or len(self._dropped_rows) < _MAX_KEYS):
                 sessions = self._dropped_rows.setdefault(host, {})
                 sessions[session] = max(num_rows, sessions.get(session, 0))
 
-    def note_commit(self, rows: Mapping[str, int], seconds: float) -> None:
+    def count_commit(self, rows: Mapping[str, int], seconds: float) -> None:
         with self._lock:
             self._stored_rows.update(rows)
             self._numbers["commits"] += 1
             self._last_commit_s = seconds
 
-    def note_failed_commit(self) -> None:
+    def count_failed_commit(self) -> None:
         with self._lock:
             self._numbers["failed_commits"] += 1
 
-    def note_refused_handshake(self, reason: str) -> None:
+    def count_refused_handshake(self, reason: str) -> None:
         with self._lock:
             self._numbers["refused_handshakes"] += 1
             self._last_refusal = reason
 
-    def note_stream(self, change: int, host: str) -> None:
+    def count_stream(self, change: int, host: str) -> None:
         """Count a stream that opened (`change` 1) or ended (-1)."""
         with self._lock:
             self._numbers["streams"] += change

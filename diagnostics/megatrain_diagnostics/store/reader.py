@@ -98,7 +98,9 @@ class StoredEvents:
         table = from_arrow(kind, found)
         for name in columns_of(kind):
             if names_of(name) is not None and np.any(getattr(table, name) == NOT_KNOWN):
-                self._catalog.note(f"{kind.NAME}: contains rows of a newer version of megatrain with an unknown {name}")
+                self._catalog.record_problem(
+                    f"{kind.NAME}: contains rows of a newer version of megatrain with an unknown {name}"
+                )
         return in_order(table)
 
     def bounds(self, kind: type[Table], where: Where, column: str) -> tuple[int, int] | None:

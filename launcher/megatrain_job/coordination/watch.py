@@ -195,11 +195,11 @@ class Watch:
             try:
                 self._listen(stream, endpoint)
             except GatewayError as error:
-                self._gateway.note_failure(endpoint, error.message, is_alive=True)
+                self._gateway.record_failure(endpoint, error.message, is_alive=True)
                 raise error.typed(what, str(endpoint), shown(self.keys.start)) from error
             except (OSError, GarbageError, MalformedError) as error:
                 if not self._is_over:
-                    self._gateway.note_failure(endpoint, f"a watch ended: {error}", is_alive=True)
+                    self._gateway.record_failure(endpoint, f"a watch ended: {error}", is_alive=True)
                 raise CoordinationError(f"{what} at {endpoint}: {error}", endpoints=(str(endpoint),)) from error
             finally:
                 self._confirmed_at, self._standing = self.confirmed_at, None
@@ -221,7 +221,7 @@ class Watch:
             elif time.monotonic() - confirmed_at >= self._limits.renew_s:
                 return
             elif self._standing is None and time.monotonic() - opened_at >= _SETTLED_S:
-                self._note_confirmed(endpoint)
+                self._record_confirmation(endpoint)
             proven_at = max(proven_at, self._gateway.proven_at(endpoint))
             if time.monotonic() - proven_at >= self._limits.silence_s:
                 assert self._next_revision is not None
@@ -247,7 +247,7 @@ class Watch:
         _check_history(self._next_revision, newest)
         changes = [read_change(raw, self.keys, newest) for raw in list_field(message, "events")]
         if changes or self._standing is None:
-            self._note_confirmed(endpoint)
+            self._record_confirmation(endpoint)
         if not changes:
             # a progress notification: all events up to this revision have been sent
             self._advance(newest)
@@ -256,7 +256,7 @@ class Watch:
                 self._advance(revision)
         return bool(changes)
 
-    def _note_confirmed(self, endpoint: Endpoint) -> None:
+    def _record_confirmation(self, endpoint: Endpoint) -> None:
         self._num_failures = self._num_refusals = 0
         self._confirmed_at, self._standing = time.monotonic(), endpoint
         if self._problem:

@@ -117,11 +117,11 @@ def _cordon(job: OpenJob, args: argparse.Namespace) -> int:
     else:
         age = age_text(cordon.created_unix_s, time.time())
         print_lines([f"{args.host} was cordoned already, {age} ago by {cordon.by}: {cordon.reason}"])
-    _note_about(snapshot, args.host)
+    _print_membership(snapshot, args.host)
     return int(ExitCode.OK)
 
 
-def _note_about(snapshot: JobSnapshot, host: str) -> None:
+def _print_membership(snapshot: JobSnapshot, host: str) -> None:
     newest = snapshot.newest_round
     if newest is not None and snapshot.newest_halt is None and any(part.host == host for part in newest.hosts):
         print_note(

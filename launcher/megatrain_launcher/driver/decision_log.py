@@ -52,8 +52,8 @@ class CurrentAlarms:
     def texts(self) -> tuple[str, ...]:
         return (*self._by_topic.values(), *self._etcd)
 
-    def note_refusal(self, text: str) -> None:
-        """Record that etcd refuses writes, until `note_etcd` replaces this text by etcd's own alarms."""
+    def add_refusal(self, text: str) -> None:
+        """Record that etcd refuses writes, until `set_etcd_alarms` replaces this text by etcd's own alarms."""
         if text not in self._etcd:
             _logger.error("alarm: %s", text)
             self._etcd = (*self._etcd, text)
@@ -66,7 +66,7 @@ class CurrentAlarms:
                 _logger.error("alarm: %s", text)
         self._by_topic = found
 
-    def note_etcd(self, found: Sequence[EtcdAlarm]) -> None:
+    def set_etcd_alarms(self, found: Sequence[EtcdAlarm]) -> None:
         """Replace the alarms of etcd, and log new ones."""
         texts = tuple(f"etcd member {alarm.member_id:x} raises {alarm.name}" for alarm in found)
         for text in texts:

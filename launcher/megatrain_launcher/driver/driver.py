@@ -149,7 +149,7 @@ class Driver:
                 self._clock,
                 notifier,
             ) as term:
-                term.lead(stop, self._note)
+                term.lead(stop, self._set_reason)
             is_given_up = False
         except CoordinationError as error:
             # this host has no rights to read or write the driver's keys; another host may have them
@@ -179,5 +179,5 @@ class Driver:
         vitality, _ = self._liveness.ask(record.address, record.liveness_port, record.session)
         return vitality is Vitality.DEAD
 
-    def _note(self, reason: str) -> None:
+    def _set_reason(self, reason: str) -> None:
         self._reason = reason

@@ -98,7 +98,7 @@ class RunWatch:
         if not was_lost and not watched.problem:
             return
         if was_lost:
-            text = self._losses.note(str(path), watched.consequence)
+            text = self._losses.record(str(path), watched.consequence)
             if self._is_driving():
                 _logger.error("%s", text)
         try:

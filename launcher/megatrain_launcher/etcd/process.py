@@ -281,7 +281,7 @@ class EtcdProcess:
         if lost_data or CLIENT_SOCKET in missing:
             self._start_again()
         what = "its etcd continues with all its data: nothing of it is lost"
-        _logger.error("%s", self._losses.note(f"{self._directory} ({', '.join(sorted(missing))})", what))
+        _logger.error("%s", self._losses.record(f"{self._directory} ({', '.join(sorted(missing))})", what))
 
     def _restore(self) -> None:
         """Restore the data as it is now, and end the process that has the removed files open."""

@@ -154,7 +154,7 @@ class LogDisk:
 
     def _check(self, file: RotatingFile) -> None:
         if file.recreate_if_removed():
-            text = self._losses.note(
+            text = self._losses.record(
                 f"a log in {file.path.parent}", "its earlier lines are lost, and it is created again"
             )
             _logger.warning("%s", text)

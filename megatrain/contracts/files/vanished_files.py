@@ -69,7 +69,7 @@ class Losses:
         self._lock = threading.Lock()
         self._recent: dict[str, tuple[float, str]] = {}
 
-    def note(self, what: str, consequence: str) -> str:
+    def record(self, what: str, consequence: str) -> str:
         """Record that `what` was just removed, and return the sentence that reports it.
 
         `consequence`: what is lost by the removal, and what continues.

@@ -57,10 +57,10 @@ def test_a_directory_that_was_made_again_is_a_loss_once(tmp_path: Path) -> None:
 def test_losses_are_reported_for_a_while() -> None:
     now = [1_700_000_000.0]
     losses = Losses(lambda: now[0])
-    text = losses.note("/run/metrics", "its records are lost")
+    text = losses.record("/run/metrics", "its records are lost")
     assert text == "/run/metrics was removed from outside at 22:13:20 UTC: its records are lost"
     now[0] += REPORT_S - 1.0
-    losses.note("/run/events", "what was stored is lost")
+    losses.record("/run/events", "what was stored is lost")
     assert losses.texts == (text, "/run/events was removed from outside at 22:23:19 UTC: what was stored is lost")
     now[0] += 2.0
     assert losses.texts == ("/run/events was removed from outside at 22:23:19 UTC: what was stored is lost",)

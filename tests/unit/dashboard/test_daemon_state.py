@@ -131,10 +131,10 @@ def test_state_is_written_only_when_it_changes(tmp_path: Path) -> None:
     writer = StateWriter(tmp_path, "demo", record, judge, ledger, Store(), lambda: problem[0])
     assert writer.write(100.0)
     assert not writer.write(101.0)
-    ledger.note_refused_rows(RejectionReason.FLOOD, "host-1", 5)
-    ledger.note_refused_batch(RejectionReason.FLOOD, "host-1", "example")
-    ledger.note_dropped("host-1", "s", 4)
-    ledger.note_stream(1, "host-1")
+    ledger.count_refused_rows(RejectionReason.FLOOD, "host-1", 5)
+    ledger.count_refused_batch(RejectionReason.FLOOD, "host-1", "example")
+    ledger.record_dropped_rows("host-1", "s", 4)
+    ledger.count_stream(1, "host-1")
     live = judged()
     judge.step, judge.assessment = live.step, live.assessment
     assert writer.write(102.0)
@@ -146,7 +146,7 @@ def test_state_is_written_only_when_it_changes(tmp_path: Path) -> None:
     assert found.scores().argmax() == 2
     assert (found.host_scores, found.thresholds) == (live.assessment.host_scores, live.assessment.thresholds)
     assert "secret" not in (tmp_path / STATE_NAME).read_text()
-    ledger.note_stream(-1, "host-1")
+    ledger.count_stream(-1, "host-1")
     assert writer.write(103.0)
     found, _ = read_state(tmp_path)
     assert found is not None

@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from megatrain.checkpoint_format.checkpoint_files import pin
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.url_location import open_location
-from megatrain.checkpoint_format.verifications import Verification, note_verifications
+from megatrain.checkpoint_format.verifications import Verification, record_verifications
 from megatrain.cli import main
 from megatrain.contracts.records.host_verdict import AuditEntry, OutcomeKind, VerdictOutcome
 from megatrain.run_files.incidents import AUDIT_NAME, append_to_audit
@@ -162,7 +162,7 @@ def annotated(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     for outcome in (waiting, declined):
         append_to_audit(run.incidents / AUDIT_NAME, AuditEntry(outcome, STRAGGLER))
     write_state(run.diagnosis, replace(STATE, round=2, findings=(replace(FINDING, ranks=(3,)),)))
-    note_verifications(
+    record_verifications(
         LocalLocation(run.checkpoints),
         [Verification.of("main", 50, 1_790_000_100.0, []), Verification.of("main", 100, 1.0, ["older than it"])],
     )
@@ -207,7 +207,7 @@ def test_checkpoints_have_a_state_and_a_verification(annotated: Page) -> None:
 
 def test_damaged_files_are_reported_in_every_view(own_run: RunDirectory) -> None:
     later_s = 4_000_000_000.0
-    note_verifications(
+    record_verifications(
         LocalLocation(own_run.checkpoints),
         [Verification.of("main", 100, later_s, ["r000001-rank-00000.distcp: 16 bytes are missing"])],
     )

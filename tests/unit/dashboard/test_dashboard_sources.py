@@ -11,8 +11,8 @@ from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.verifications import (
     VERIFIED_NAME,
     Verification,
-    note_verifications,
     read_verifications,
+    record_verifications,
 )
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.records.host_records import HostPhase
@@ -206,8 +206,8 @@ def test_verdict_in_etcd_and_in_the_audit_is_one_case() -> None:
 def test_verifications_are_kept_one_a_checkpoint(tmp_path: Path) -> None:
     place = LocalLocation(tmp_path)
     assert read_verifications(place) == {}
-    note_verifications(place, [Verification.of("main", 10, 1.0, ["torn", "and more"])])
-    note_verifications(place, [Verification.of("main", 10, 2.0, []), Verification.of("main", 20, 3.0, [])])
+    record_verifications(place, [Verification.of("main", 10, 1.0, ["torn", "and more"])])
+    record_verifications(place, [Verification.of("main", 10, 2.0, []), Verification.of("main", 20, 3.0, [])])
     with (tmp_path / VERIFIED_NAME).open("ab") as file:
         file.write(b"torn\n")
     found = read_verifications(place)

@@ -72,7 +72,7 @@ def reporter(
 
 def test_changes_are_reported_at_once_other_values_periodically(etcd: Etcd) -> None:
     judge, ledger = Judge(), Ledger()
-    ledger.note_stream(1, "host-1")
+    ledger.count_stream(1, "host-1")
     writer = reporter(etcd, judge, ledger)
     assert [writer.write(NOW_S + at) for at in (0, 1, 4, 5, 6)] == [True, False, False, True, False]
     assert etcd.written[0].away_hosts == ("host-2",)
@@ -80,7 +80,7 @@ def test_changes_are_reported_at_once_other_values_periodically(etcd: Etcd) -> N
     assert writer.write(NOW_S + 7)
     assert (etcd.written[-1].silent_ranks, etcd.written[-1].num_silent_ranks) == ("0-1, 3", 3)
     etcd.is_away = True
-    ledger.note_stream(1, "host-2")
+    ledger.count_stream(1, "host-2")
     assert not writer.write(NOW_S + 8)
     etcd.is_away = False
     assert writer.write(NOW_S + 9), "what was not written is written later"
@@ -120,8 +120,8 @@ def test_unreachable_etcd_is_red() -> None:
 
 def test_device_problems_of_training_hosts_are_reported(etcd: Etcd) -> None:
     devices, ledger = Devices(), Ledger()
-    ledger.note_stream(1, "host-1")
-    ledger.note_stream(2, "host-2")
+    ledger.count_stream(1, "host-1")
+    ledger.count_stream(2, "host-2")
     writer = reporter(etcd, Judge(), ledger, devices=devices)
     assert writer.write(NOW_S)
     hot = DeviceProblem(DeviceProblemKind.GPU_DEGRADED, "host-2", "GPU 3 is slowed down: 91 C", NOW_S - 60)

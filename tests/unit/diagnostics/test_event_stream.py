@@ -389,7 +389,7 @@ class Watcher:
 def test_consumers_get_committed_rows_and_may_fail(tmp_path: Path) -> None:
     watcher = Watcher()
     with RunningCollector(tmp_path / "events", consumers=(watcher,)) as collector:
-        collector.rounds.note(3, world_size=8)
+        collector.rounds.add(3, world_size=8)
         with Sender("host-1", FixedDaemon(collector.record), None) as sender:
             wait_until(lambda: watcher.num_calls > 0, "the first table, of clocks")
             sender.send(Spans, span_rows(5, round_number=3))

@@ -125,7 +125,7 @@ def take_steps(recorder: Recorder, steps: range) -> None:
         with recorder.span(SUMMED):
             pass
         recorder.complete_step()
-        recorder.note_value(StepValue.LOSS, float(step))
+        recorder.record_value(StepValue.LOSS, float(step))
 
 
 def test_rows_and_lines_are_sent_when_many_or_old(host: Host) -> None:

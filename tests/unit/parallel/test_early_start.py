@@ -36,7 +36,7 @@ def whole_after(counts: WriteCounts, writes: list[tuple[int, int]], num_microbat
     counts.begin(num_microbatches)
     found = []
     for bucket, index in writes:
-        counts.note(bucket, index)
+        counts.count(bucket, index)
         found.append(counts.is_whole(0))
     return found
 
