@@ -50,7 +50,7 @@ from megatrain_diagnostics.store.hang_answer import (
 )
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence, read_boxes, read_dumps, read_incident
 from megatrain_diagnostics.streamer.stacks import DumpTarget, collect_stacks
-from megatrain_job.commands.job_place import run_at
+from megatrain_job.commands.job_location import run_at
 
 _MAX_ROWS = 16
 _MAX_FRAMES = 4

@@ -31,7 +31,7 @@ from megatrain_diagnostics.commands.arguments import (
     report_problems,
 )
 from megatrain_diagnostics.commands.log_file import as_utf8, opened_log
-from megatrain_job.commands.job_place import run_at
+from megatrain_job.commands.job_location import run_at
 from megatrain_job.failures.bundle import classify_bundle
 from megatrain_job.failures.classifier import LogClassifier, classify
 

@@ -18,7 +18,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.diag_records import DiagSettings
 from megatrain.contracts.records.record import to_plain
 from megatrain.formatting import seconds_text
-from megatrain_job.commands.job_place import add_job, opened_job
+from megatrain_job.commands.job_location import add_job, opened_job
 from megatrain_job.jobs.recording import change_recording, configured_period, read_recording, switched
 from megatrain_job.jobs.send_request import asker
 

@@ -26,7 +26,7 @@ from megatrain.formatting import age_text, count_text, names_text, ranks_text, s
 from megatrain.run_files.incidents import AUDIT_NAME, read_audit
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.commands.arguments import Verbs, add_json
-from megatrain_job.commands.job_place import PlaceError, add_job, named_job, opened_job, run_at
+from megatrain_job.commands.job_location import JobLocationError, add_job, named_job, opened_job, run_at
 from megatrain_job.jobs.verdict_cases import VerdictWithOutcome, cases_of_audit, read_cases
 
 
@@ -135,7 +135,7 @@ def _find(args: argparse.Namespace) -> tuple[str, str, list[VerdictWithOutcome]]
             return job.keys.job, "etcd", cases
     except CoordinationRefusedError:
         raise
-    except (CoordinationError, PlaceError) as error:
+    except (CoordinationError, JobLocationError) as error:
         return _on_disk(named_job(args), error)
 
 

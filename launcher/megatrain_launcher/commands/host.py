@@ -22,7 +22,7 @@ from megatrain.contracts.records.job_requests import Answer, RequestKind
 from megatrain.contracts.records.record import to_plain
 from megatrain.contracts.records.rounds import JobEnd
 from megatrain.formatting import age_text, names_text
-from megatrain_job.commands.job_place import OpenJob, add_job, opened_job
+from megatrain_job.commands.job_location import OpenJob, add_job, opened_job
 from megatrain_job.jobs.cordons import cordon_host, uncordon_host
 from megatrain_job.jobs.documents import check_document, host_document
 from megatrain_job.jobs.host_view import host_views
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the subcommand that was parsed; return the exit code.
 
-    Raises: UsageError, PlaceError, NotFoundError, CoordinationError, RefusedError.
+    Raises: UsageError, JobLocationError, NotFoundError, CoordinationError, RefusedError.
     """
     if args.host_verb in _OF_ONE_HOST and not args.host:
         raise UsageError(f"which host? write megatrain host {args.host_verb} [JOB] --host HOST")

@@ -25,7 +25,7 @@ from megatrain.contracts.records.incident import Incident
 from megatrain.contracts.records.record import to_plain
 from megatrain.run_files.incidents import read_incidents
 from megatrain.run_files.run_directory import RunDirectory
-from megatrain_job.commands.job_place import PlaceError, add_job, named_job, opened_job, run_at
+from megatrain_job.commands.job_location import JobLocationError, add_job, named_job, opened_job, run_at
 from megatrain_job.jobs.documents import incident_document
 from megatrain_job.jobs.notes import Note, read_notes
 from megatrain_job.jobs.snapshot import read_job
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print all incidents of a job, or one.
 
-    Raises: PlaceError, UsageError, NotFoundError, CoordinationError, DataError.
+    Raises: JobLocationError, UsageError, NotFoundError, CoordinationError, DataError.
     """
     found = _find(args)
     notes = _notes(found.run_directory)
@@ -95,7 +95,7 @@ def _find(args: argparse.Namespace) -> _IncidentList:
                 raise UnknownJobError(f"job {snapshot.job!r}: etcd has no job of this name")
     except CoordinationRefusedError:
         raise
-    except (CoordinationError, PlaceError) as error:
+    except (CoordinationError, JobLocationError) as error:
         return _on_disk(named_job(args), error)
     for text in snapshot.unreadable:
         print_note(f"left out: {text}")

@@ -51,7 +51,7 @@ def test_launch_driver_and_executor_load_no_torch() -> None:
     source = (
         "import sys\n"
         "import megatrain_launcher.commands.launch, megatrain_launcher.commands.driver\n"
-        "import megatrain_launcher.launch.host, megatrain_launcher.launch.lone_driver\n"
+        "import megatrain_launcher.launch.host, megatrain_launcher.launch.dedicated_driver\n"
         "import megatrain_launcher.executor.executor, megatrain_launcher.launch.executor_parts\n"
         "print('torch' in sys.modules)\n"
     )

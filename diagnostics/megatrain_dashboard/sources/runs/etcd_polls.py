@@ -13,7 +13,7 @@ from megatrain.contracts.errors import ConfigError, CoordinationError, DataError
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.formatting import names_text, short
 from megatrain_dashboard.sources.runs.run_summary import RunSummary
-from megatrain_job.commands.job_place import list_jobs
+from megatrain_job.commands.job_location import list_jobs
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.jobs.etcd_job import EtcdPoll

@@ -20,7 +20,7 @@ from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import Cordon, JobEnd
-from megatrain_job.commands.job_place import add_job, list_jobs, opened_job
+from megatrain_job.commands.job_location import add_job, list_jobs, opened_job
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange, Range
