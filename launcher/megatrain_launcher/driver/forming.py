@@ -164,7 +164,7 @@ def form(
                 return _after_pairs(now, tests, culprits, incident)
         found_text = findings_text(tests.findings)
         why = f"{why}; pair tests: {found_text}" if found_text else why
-        return _write(now, state, policy, available, count, previous, fenced, incident, why, vanished)
+        return _write_round(now, state, policy, available, count, previous, fenced, incident, why, vanished)
     missing = _missing(state, found, left_out or {}, previous, available)
     waited_s = now - since
     text = f"waiting for {wanted - len(available)} of {count_text(wanted, 'host')} since {_clock(since)}"
@@ -222,7 +222,7 @@ def _may_start_with_fewer(
     return now - times[min(policy.feasible_counts) - 1] >= WAIT_FOR_MORE_S
 
 
-def _write(
+def _write_round(
     now: float,
     state: ClusterState,
     policy: Policy,

@@ -98,12 +98,12 @@ class IncidentFiles:
                     audit, self._must_reopen_audit = _Audit(directory / AUDIT_NAME), False
                 record = self._waiting.pop(next(iter(self._waiting)))
                 self._busy_since = time.monotonic()
-            problem = _write(directory, record) if isinstance(record, Incident) else audit.append(record)
+            problem = _write_incident(directory, record) if isinstance(record, Incident) else audit.append(record)
             with self._changed:
                 self._problem = problem
 
 
-def _write(directory: Path, incident: Incident) -> str:
+def _write_incident(directory: Path, incident: Incident) -> str:
     """Write an incident's file; return the error, empty if it was written."""
     path = directory / f"{incident.incident_id}.json"
     raw = encode(incident) + b"\n"

@@ -217,9 +217,9 @@ def _while_stopping(now: float, state: ClusterState, request: JobRequest, round_
     doing = "saves and stops" if is_saving else "is being stopped"
     match request.kind:
         case RequestKind.RESTART:
-            return _wait(now, state, request, f"round {number} {doing} already; then a new one begins")
+            return _answer_waiting(now, state, request, f"round {number} {doing} already; then a new one begins")
         case RequestKind.STOP:
-            return _wait(now, state, request, f"round {number} {doing}; then the job ends")
+            return _answer_waiting(now, state, request, f"round {number} {doing}; then the job ends")
         case _ if is_saving:
             text = f"round {number} already saves and stops; request a checkpoint again when the next round trains"
             return (_answer(now, request, text, is_done=True),)
@@ -228,7 +228,7 @@ def _while_stopping(now: float, state: ClusterState, request: JobRequest, round_
             return _refuse(now, request, text)
 
 
-def _wait(now: float, state: ClusterState, request: JobRequest, text: str) -> tuple[DriverAction, ...]:
+def _answer_waiting(now: float, state: ClusterState, request: JobRequest, text: str) -> tuple[DriverAction, ...]:
     """Return one answer that names what the request waits for; nothing if there is an answer already."""
     if _is_overdue(now, state, request):
         return _refuse(now, request, f"the request was not completed within {REQUEST_TIMEOUT_S:g} s: {text}")
@@ -248,7 +248,7 @@ def _await_training(now: float, state: ClusterState, request: JobRequest, round_
     if len(found) == len(round_.hosts) and all(status.phase is HostPhase.RUNNING for status in found):
         text = f"done: round {round_.number} trains; it began after this request"
         return (_answer(now, request, text, is_done=True),)
-    return _wait(now, state, request, f"round {round_.number} begins")
+    return _answer_waiting(now, state, request, f"round {round_.number} begins")
 
 
 def _command(now: float, state: ClusterState, kind: str, hosts: tuple[str, ...], request: JobRequest) -> HostCommand:
@@ -282,7 +282,7 @@ def _evict(now: float, state: ClusterState, request: JobRequest) -> tuple[Driver
     if round_.number in state.halts:
         doing = "saves and stops" if state.halts[round_.number].is_saving else "is being stopped"
         text = f"{host} is cordoned; round {round_.number} {doing} already, and the next one begins without it"
-        return (*cordon, *_wait(now, state, request, text))
+        return (*cordon, *_answer_waiting(now, state, request, text))
     at_risk = unsaved(state, round_)
     if at_risk:
         text = f"{host} is cordoned and leaves when round {round_.number} ends; the round continues for now: {at_risk}"
@@ -293,7 +293,7 @@ def _evict(now: float, state: ClusterState, request: JobRequest) -> tuple[Driver
 def _about_verdict(now: float, state: ClusterState, policy: Policy, request: JobRequest) -> tuple[DriverAction, ...]:
     reply = decided_by_person(now, state, policy, request)
     if not reply.is_done and not reply.actions:
-        return _wait(now, state, request, reply.text)
+        return _answer_waiting(now, state, request, reply.text)
     return (*reply.actions, _answer(now, request, reply.text, is_accepted=reply.is_accepted, is_done=reply.is_done))
 
 

@@ -150,7 +150,7 @@ class Term:
             incidents = self._client.read_all(KeyRange.prefix(self._keys.directory("incidents")))
             found = Snapshot(incidents.revision, (*notices.items, *incidents.items), "the job is over")
             updates = kept_receipts(fold_all(ClusterState(self._keys, self._host, now), (found,), now))
-            if updates and self._write(writes_of(updates, self._keys).operations):
+            if updates and self._transact(writes_of(updates, self._keys).operations):
                 for update in updates:
                     self._files.write(update.incident)
         except CoordinationError as error:
@@ -237,7 +237,7 @@ class Term:
         damaged = self._state.damaged_revisions
         writes = writes_of(decision.actions, self._keys, answer_lease_id=lease_id, damaged=damaged)
         if writes.operations:
-            if self._write(writes.operations, writes.conditions):
+            if self._transact(writes.operations, writes.conditions):
                 for action in decision.actions:
                     if isinstance(action, OpenIncident | UpdateIncident):
                         self._files.write(action.incident)
@@ -253,7 +253,7 @@ class Term:
     def _audit(self, outcome: VerdictOutcome) -> None:
         self._files.audit(AuditEntry(outcome, self._state.verdicts.get(outcome.verdict_id)))
 
-    def _write(self, operations: tuple[Operation, ...], conditions: tuple[Compare, ...] = ()) -> bool:
+    def _transact(self, operations: tuple[Operation, ...], conditions: tuple[Compare, ...] = ()) -> bool:
         """Return whether etcd applied the transaction. Raises: LeadershipLostError, UnknownOutcomeError."""
         response = self._leadership.txn(operations, conditions)
         self._awaited = response.revision
@@ -278,7 +278,7 @@ class Term:
         if report == self._report or now - self._reported_at < _REPORT_S:
             return
         self._reported_at = now
-        if self._write((Put(self._keys.report, encode(report)),)):
+        if self._transact((Put(self._keys.report, encode(report)),)):
             self._report = report
 
     def _maintain(self) -> None:
@@ -295,6 +295,6 @@ class Term:
         trims = trims_of(self._keys, self._state.seen)
         if trims:
             try:
-                self._write(tuple(trims))
+                self._transact(tuple(trims))
             except NoSpaceError as error:
                 self._alarms.add_refusal(str(error))

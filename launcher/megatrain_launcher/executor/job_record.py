@@ -90,7 +90,7 @@ def claim_job(
         view = read_job(client, keys)
         waited_s = time.monotonic() - began
         if view.record is None or (view.end is not None and not view.hosts):
-            _write(
+            _write_record(
                 client, keys, view, mine, find_lost_launch
             )  # then read the record again: another host may have written it first
         elif view.end is not None and mine.launch_id and view.record.launch_id == mine.launch_id:
@@ -109,7 +109,7 @@ def claim_job(
         elif view.hosts and (waited_s > patience_s or (view.end is None and _is_any_alive(view.hosts))):
             raise ConfigError([_another_launch(view.record, view, mine)])
         elif view.end is None and not view.hosts and waited_s > _ABANDONED_S:
-            _write(client, keys, view, mine, find_lost_launch)
+            _write_record(client, keys, view, mine, find_lost_launch)
         else:
             # hosts of an ended launch are leaving, leases of a killed launch are expiring, or the first host of another
             # launch is about to register
@@ -180,7 +180,9 @@ def _has_no_live_host(view: JobView, mine: JobRecord) -> bool:
     )
 
 
-def _write(client: EtcdClient, keys: JobKeys, view: JobView, mine: JobRecord, find_lost_launch: FindLostLaunch) -> None:
+def _write_record(
+    client: EtcdClient, keys: JobKeys, view: JobView, mine: JobRecord, find_lost_launch: FindLostLaunch
+) -> None:
     """Write this launch's record in place of `view.record`, unless another host has changed it.
 
     The new record contains the traces of an earlier launch without an end.
