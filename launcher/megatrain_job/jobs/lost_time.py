@@ -31,7 +31,7 @@ def median_of(incident: Incident) -> float:
         return 0.0
 
 
-def restart_price_s(incidents: Iterable[Incident]) -> float | None:
+def measured_restart_cost_s(incidents: Iterable[Incident]) -> float | None:
     """Return the median cost of the newest recoveries, None before the first."""
     costs = [cost for incident in incidents if (cost := _cost_s(incident)) is not None]
     return median(costs[-_MAX_INCIDENTS:]) if costs else None

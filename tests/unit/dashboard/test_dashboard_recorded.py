@@ -312,8 +312,8 @@ def test_empty_directory_is_shown_without_figures(tmp_path: Path) -> None:
 
 def test_restart_price_and_gain_of_remaining_steps(page: Page) -> None:
     economy = economy_of(page.source, NOW_S, 2)
-    assert (economy.remaining_steps, economy.price_text) == (120, "measured")
-    assert economy.price_s == pytest.approx(30.5 + 10)
+    assert (economy.remaining_steps, economy.cost_text) == (120, "measured")
+    assert economy.cost_s == pytest.approx(30.5 + 10)
 
 
 def test_uncommitted_checkpoint_is_damaged_unless_being_written(own_run: RunDirectory) -> None:

@@ -120,11 +120,11 @@ def test_eviction_is_worth_it_if_it_gains_more_than_its_cost(source: RecordedJob
     result = WhatIfReader(source.events).replayed(source.roster(None), None, None, "job").result
     finding = replace(FINDING, gain_s=0.5)
     again = replace(finding, cause=Cause.NETWORK, gain_s=0.1)
-    for remaining, price_s, is_worth_it in ((100, 49.0, True), (100, 51.0, False), (None, 1.0, None)):
-        document = whatif_document(3, result, [finding, again], [], Economy(remaining, price_s, "here"))
+    for remaining, cost_s, is_worth_it in ((100, 49.0, True), (100, 51.0, False), (None, 1.0, None)):
+        document = whatif_document(3, result, [finding, again], [], Economy(remaining, cost_s, "here"))
         assert [one.action for one in document.actions].count("evict") == 1
         first = document.actions[0]
-        assert (first.action, first.target, first.is_worth_it) == ("evict", "host-1", is_worth_it), price_s
+        assert (first.action, first.target, first.is_worth_it) == ("evict", "host-1", is_worth_it), cost_s
         assert first.gain_s == (None if remaining is None else pytest.approx(50.0))
 
 

@@ -15,7 +15,7 @@ from megatrain.contracts.records.rounds import JobEnd, LostLaunch
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_job.jobs.lost_time import restart_price_s
+from megatrain_job.jobs.lost_time import measured_restart_cost_s
 from megatrain_launcher.executor.job_record import claim_job
 from megatrain_launcher.executor.lost_launch import Sign, find_lost_launch, lost_launch_of
 from tests.helpers.driver_story import begin, go_on, incidents
@@ -123,8 +123,8 @@ class TestReport:
         assert None not in seconds.values()
         assert seconds["detect"] is not None
         assert "after its last sign of life" in incident.reason
-        assert restart_price_s([incident]) is None
-        assert restart_price_s([replace(incident, kind=IncidentKind.FAILURE)]) is not None
+        assert measured_restart_cost_s([incident]) is None
+        assert measured_restart_cost_s([replace(incident, kind=IncidentKind.FAILURE)]) is not None
 
     def test_a_launch_after_one_that_ended_in_order_reports_nothing(self) -> None:
         assert self.relaunched(None) == []

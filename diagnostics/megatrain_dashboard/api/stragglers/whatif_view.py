@@ -26,8 +26,8 @@ class Economy:
     """The numbers that a remedy is weighed by. `remaining_steps` None: not known."""
 
     remaining_steps: int | None
-    price_s: float
-    price_text: str
+    cost_s: float
+    cost_text: str
 
 
 def whatif_document(
@@ -125,7 +125,7 @@ def _balance(action: str, target: str, gain_s_per_step: float, economy: Economy)
     gain_s_per_step = max(0.0, gain_s_per_step)
     steps = economy.remaining_steps
     gain_s = None if steps is None else gain_s_per_step * steps
-    price = f"a restart costs {seconds_text(economy.price_s)} ({economy.price_text})"
+    cost = f"a restart costs {seconds_text(economy.cost_s)} ({economy.cost_text})"
     rest = "the number of remaining steps is not known" if steps is None or gain_s is None else (
         f"over {count_text(steps, 'step')} {seconds_text(gain_s)}"
     )  # fmt: skip
@@ -134,7 +134,7 @@ def _balance(action: str, target: str, gain_s_per_step: float, economy: Economy)
         target=target,
         gain_s_per_step=gain_s_per_step,
         gain_s=gain_s,
-        price_s=economy.price_s,
-        is_worth_it=None if gain_s is None else gain_s > economy.price_s,
-        text=f"at most {seconds_text(gain_s_per_step)} a step, {rest}; {price}",
+        price_s=economy.cost_s,
+        is_worth_it=None if gain_s is None else gain_s > economy.cost_s,
+        text=f"at most {seconds_text(gain_s_per_step)} a step, {rest}; {cost}",
     )
