@@ -145,7 +145,7 @@ class LiveDetection:
         scores = rank_scores(compute, findings) if evidence.is_enough else ()
         self.assessment = StragglerAssessment(
             findings=findings,
-            unjudged_ranks=tuple(np.flatnonzero(self.peers.num_peers == 0).tolist()),
+            ranks_without_peers=tuple(np.flatnonzero(self.peers.num_peers == 0).tolist()),
             silent_ranks=self.silent_ranks(),
             first_step=int(window.steps[0]),
             last_step=int(window.steps[-1]),

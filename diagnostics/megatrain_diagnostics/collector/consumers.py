@@ -59,9 +59,9 @@ class ConsumerThread:
             self._waiting.append((kind, table))
             self._num_rows += num_rows(table)
             while self._num_rows > _MAX_ROWS and len(self._waiting) > 1:
-                _, passed_over = self._waiting.popleft()
-                self._num_rows -= num_rows(passed_over)
-                self._ledger.count_unjudged_rows(num_rows(passed_over))
+                _, skipped = self._waiting.popleft()
+                self._num_rows -= num_rows(skipped)
+                self._ledger.count_skipped_rows(num_rows(skipped))
             self._changed.notify()
 
     def close(self) -> None:

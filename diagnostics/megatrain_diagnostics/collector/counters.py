@@ -62,7 +62,7 @@ class IngestCounters:
     failed_commits: int
     last_commit_s: float
     """Duration of the newest commit."""
-    unjudged_rows: int
+    skipped_rows: int
     """Rows that the live detection skipped because it was too slow; they are stored."""
 
 
@@ -100,9 +100,9 @@ class Ledger:
         with self._lock:
             self._numbers["old_rows"] += num_rows
 
-    def count_unjudged_rows(self, num_rows: int) -> None:
+    def count_skipped_rows(self, num_rows: int) -> None:
         with self._lock:
-            self._numbers["unjudged_rows"] += num_rows
+            self._numbers["skipped_rows"] += num_rows
 
     def record_dropped_rows(self, host: str, session: str, num_rows: int) -> None:
         """Record how many rows a session has dropped since it began, as reported by its sender."""
@@ -153,7 +153,7 @@ class Ledger:
                 commits=numbers["commits"],
                 failed_commits=numbers["failed_commits"],
                 last_commit_s=self._last_commit_s,
-                unjudged_rows=numbers["unjudged_rows"],
+                skipped_rows=numbers["skipped_rows"],
             )
 
     def examples(self) -> tuple[Mapping[RejectionReason, str], str]:
@@ -208,7 +208,7 @@ class LossReporter:
                 lines.append(f"host {host} has dropped {count_text(more, 'row')} that did not fit its spool")
         if more := now.refused_handshakes - self._reported.refused_handshakes:
             lines.append(f"{count_text(more, 'stream')} refused, the newest: {last_refusal}")
-        if more := now.unjudged_rows - self._reported.unjudged_rows:
+        if more := now.skipped_rows - self._reported.skipped_rows:
             lines.append(
                 f"{count_text(more, 'row')} stored but skipped by the live detection, because too many arrived at once"
             )

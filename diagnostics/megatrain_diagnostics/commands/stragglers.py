@@ -98,7 +98,7 @@ def _document(found: StragglerHistory) -> dict[str, Any]:
         ],
         "thresholds": None if end.thresholds is None else asdict(end.thresholds),
         "host_scores": dict(end.host_scores),
-        "unjudged_ranks": list(end.unjudged_ranks),
+        "unjudged_ranks": list(end.ranks_without_peers),
         "silent_ranks": list(end.silent_ranks),
         "num_wrong_rows": found.num_wrong,
     }
@@ -117,8 +117,8 @@ def _lines(found: StragglerHistory, roster: Roster) -> list[str]:
         pairs.append(("thresholds", _thresholds(end.thresholds)))
     if end.host_scores:
         pairs.append(("hosts", _highest(end.host_scores)))
-    if end.unjudged_ranks:
-        pairs.append(("not compared", f"{_ranks(end.unjudged_ranks)}: no other rank does the same work"))
+    if end.ranks_without_peers:
+        pairs.append(("not compared", f"{_ranks(end.ranks_without_peers)}: no other rank does the same work"))
     if end.silent_ranks:
         pairs.append(("silent", f"{_ranks(end.silent_ranks)} sent no telemetry for the newest steps"))
     if found.num_wrong:

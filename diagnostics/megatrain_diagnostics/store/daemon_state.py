@@ -90,7 +90,7 @@ class DaemonState:
         return ranks_of(self.silent)
 
     @property
-    def unjudged_ranks(self) -> tuple[int, ...]:
+    def ranks_without_peers(self) -> tuple[int, ...]:
         return ranks_of(self.unjudged)
 
 

@@ -283,7 +283,7 @@ def test_ranks_without_peers_are_not_judged() -> None:
     live, _ = watch(SyntheticJob(Layout(pp_size=2), compute_factor={1: 1.05}), 40)
     assert live.assessment.findings == ()
     assert not live.assessment.is_enough
-    assert live.assessment.unjudged_ranks == (0, 1)
+    assert live.assessment.ranks_without_peers == (0, 1)
     live, _ = watch(SyntheticJob(DP4), 40)
     assert live.assessment.is_enough
 
