@@ -27,9 +27,9 @@ from megatrain.training.rank_model import RankModel
 from megatrain.training.replica_check import ReplicaCheck, odd_rows
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_states_bitwise
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans_by_step
-from tests.helpers.lone_rank import SilentRecorder
 from tests.helpers.rank_pool import RankError, RankPool
 from tests.helpers.rank_protocol import RankContext
+from tests.helpers.single_rank import SilentRecorder
 from tests.helpers.training_case import Orders, RankRecord, make_config, on_layout, train_on_rank
 from tests.helpers.waiting import DEADLINE_S
 

@@ -15,9 +15,9 @@ from megatrain.contracts.process import Process
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.placement import Cut, PlacementRow, placements_of, tensor_shape
 from megatrain.parallel.sharding import LogicalParameter
-from tests.helpers.lone_rank import SilentRecorder
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
+from tests.helpers.single_rank import SilentRecorder
 from tests.helpers.waiting import DEADLINE_S
 
 SHAPE = (8, 96)

@@ -8,8 +8,8 @@ import pytest
 
 from megatrain.training.training_data import open_reader
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_close
-from tests.helpers.lone_rank import lone_rank_model
 from tests.helpers.mixed_data import losses_by_source, write_mixture
+from tests.helpers.single_rank import single_rank_model
 from tests.helpers.training_case import make_config, on_layout
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -34,7 +34,7 @@ def test_losses_by_source_are_the_same_in_every_layout(layout: Tables, jobs: Tra
     one_process = make_config(mixture)
     size = one_process.batch.global_batch_size
     batches = [open_reader(one_process).read_step(step * size, size, 0, 1, 1) for step in range(3)]
-    expected = losses_by_source(lone_rank_model(one_process), batches[0])
+    expected = losses_by_source(single_rank_model(one_process), batches[0])
     run = jobs.run(make_config(mixture, layout))
 
     assert {one.name: (one.loss, one.num_tokens) for one in run.steps[0].sources} == {

@@ -10,7 +10,7 @@ from megatrain.comm import Pending
 from megatrain.comm.dry import dry_group
 from megatrain.comm.group import Group
 from megatrain.contracts.black_box.operations import Operation
-from tests.helpers.lone_rank import SilentRecorder, simulated_group
+from tests.helpers.single_rank import SilentRecorder, simulated_group
 
 RANKS = (0, 1)
 PIECE = 100.0

@@ -14,7 +14,7 @@ import pytest
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.contracts.records.record import decode
 from megatrain_dashboard.launched import job_commands
-from tests.helpers.lone_rank import make_config
+from tests.helpers.single_rank import make_config
 
 CONFIG = make_config(job={"name": "a job"})
 ETCD = ["--rdzv-endpoint=http://127.0.0.1:1"]

@@ -16,7 +16,7 @@ from megatrain.contracts.records.record import decode
 from megatrain.run_files.run_directory import RunDirectory, black_box_path, previous_black_box
 from megatrain_diagnostics.launched import job_commands, streamer_command
 from megatrain_diagnostics.streamer.settings import StreamerSettings
-from tests.helpers.lone_rank import make_config
+from tests.helpers.single_rank import make_config
 
 CONFIG = make_config(
     job={"name": "a job"}, telemetry={"black_box_directory": "/boxes"}, diagnostics={"spool_mb": 3, "metrics_port": 9}

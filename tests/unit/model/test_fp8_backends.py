@@ -24,10 +24,10 @@ from megatrain.ops.transformer_engine_linear import TransformerEngineLinear
 from tests.helpers.backend_packages import TRANSFORMER_ENGINE, write_packages
 from tests.helpers.fp8_error import GRADIENT_ERROR, INPUT_ERROR, relative
 from tests.helpers.kernels import UNDER_TEST, draw
-from tests.helpers.lone_buckets import bucket_gradients, put_in_buckets
-from tests.helpers.lone_rank import gradients_by_name, lone_rank_model, make_config, random_tokens, run_gradients
 from tests.helpers.relative_error import forward_and_backward
 from tests.helpers.require import require
+from tests.helpers.single_rank import gradients_by_name, make_config, random_tokens, run_gradients, single_rank_model
+from tests.helpers.single_rank_buckets import bucket_gradients, put_in_buckets
 
 SMALL: dict[str, Any] = {"vocab_size": 61, "seq_len": 16, "hidden_size": 64, "num_layers": 2, "num_heads": 4}
 
@@ -189,7 +189,7 @@ def test_model_trains_with_transformer_engine(package_root: Path) -> None:
         ("transformer_engine", {"offload_layers": 1}),
     ):
         config = fp8_config(name, parallel)
-        rank_model = lone_rank_model(config)
+        rank_model = single_rank_model(config)
         loss = run_gradients(rank_model, random_tokens(config, seed=0))
         results.append((loss, gradients_by_name(rank_model)))
 
@@ -203,8 +203,8 @@ def test_model_trains_with_transformer_engine(package_root: Path) -> None:
 
 def test_replaced_projections_keep_parameters_and_checkpoints(package_root: Path) -> None:
     write_packages(package_root, TRANSFORMER_ENGINE)
-    own = lone_rank_model(fp8_config("megatrain"))
-    rank_model = lone_rank_model(fp8_config("transformer_engine", skip_layers=[1]))
+    own = single_rank_model(fp8_config("megatrain"))
+    rank_model = single_rank_model(fp8_config("transformer_engine", skip_layers=[1]))
     run_gradients(rank_model, random_tokens(rank_model.config, seed=0))
     modules = [one.pipeline.chunks[0].module for one in (own, rank_model)]
     first, second = (

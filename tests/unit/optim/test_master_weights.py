@@ -9,7 +9,7 @@ import torch
 
 from megatrain.parallel.placement import ShardHolders
 from tests.helpers.hand_made_optimizer import SHAPES, build_rank, draw, whole_state
-from tests.helpers.lone_buckets import give_holders
+from tests.helpers.single_rank_buckets import give_holders
 
 
 def test_tiny_updates_accumulate_under_bf16() -> None:

@@ -18,8 +18,8 @@ from megatrain.parallel.bucket import SHARD_MULTIPLE, Bucket, ShardSlice, group_
 from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.placement import SOLE_HOLDER, Placement, ShardHolders, placements_of, row_of, tensor_shape
 from megatrain.parallel.sharding import LogicalParameter
-from tests.helpers.lone_buckets import held_whole
-from tests.helpers.lone_rank import simulated_group
+from tests.helpers.single_rank import simulated_group
+from tests.helpers.single_rank_buckets import held_whole
 
 CPU = torch.device("cpu")
 

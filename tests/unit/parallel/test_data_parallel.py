@@ -1,4 +1,4 @@
-"""Accumulation of gradients in the buckets of a lone rank: over micro-batches and steps, in both ZeRO stages."""
+"""Accumulation of gradients in the buckets of a single rank: over micro-batches and steps, in both ZeRO stages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.placement import ShardHolders
-from tests.helpers.lone_buckets import give_holders, held_whole
-from tests.helpers.lone_rank import simulated_group
+from tests.helpers.single_rank import simulated_group
+from tests.helpers.single_rank_buckets import give_holders, held_whole
 
 CPU = torch.device("cpu")
 

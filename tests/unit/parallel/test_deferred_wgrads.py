@@ -15,7 +15,7 @@ from megatrain.ops.fp8_linear import CurrentScaler, TensorwiseFp8Linear, rowwise
 from megatrain.ops.linear import linear
 from megatrain.parallel.data_parallel import ChunkDataParallel
 from megatrain.parallel.deferred_wgrads import DeferredWgrads, Wgrads
-from tests.helpers.lone_buckets import bucket_gradients, put_in_buckets
+from tests.helpers.single_rank_buckets import bucket_gradients, put_in_buckets
 
 CPU = torch.device("cpu")
 PRODUCTS, SMALL = {"first", "second"}, {"table", "bias"}

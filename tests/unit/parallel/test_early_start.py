@@ -20,7 +20,7 @@ from megatrain.parallel.placement import Placement
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.schedule import build_schedule
 from megatrain.training.rank_model import RankModel
-from tests.helpers.lone_rank import gradients_by_name, lone_rank_model, make_config, microbatches, random_tokens
+from tests.helpers.single_rank import gradients_by_name, make_config, microbatches, random_tokens, single_rank_model
 
 
 def buckets_of(*num_writes: list[int]) -> list[list[LogicalParameter]]:
@@ -64,7 +64,7 @@ def test_bucket_that_may_lack_a_gradient_does_not_start_early() -> None:
 
 
 class NotingGroup:
-    """The group of a lone rank: notes when an exchange starts and is awaited; a gather lands when it is awaited."""
+    """The group of a single rank: notes when an exchange starts and is awaited; a gather lands when it is awaited."""
 
     name, size, rank = "dp", 1, 0
 
@@ -141,7 +141,7 @@ MODEL = {"vocab_size": 61, "seq_len": 8, "hidden_size": 16, "num_layers": 4, "nu
 
 def make_rank_model(case: str, **parallel: Any) -> RankModel:
     tables = CASES[case]
-    return lone_rank_model(
+    return single_rank_model(
         make_config(
             model={**MODEL, "has_tied_head": False, **tables.get("model", {})},
             parallel={"bucket_size": 500, **tables.get("parallel", {}), **parallel},

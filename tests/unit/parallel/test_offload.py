@@ -19,7 +19,7 @@ from megatrain.ops.normalization import ResidualStream
 from megatrain.parallel.offload import ImmediateCopies, Offloader
 from megatrain.parallel.recompute import SelectiveRecompute
 from megatrain.training import rank_model as rank_model_module
-from tests.helpers.lone_rank import gradients_by_name, lone_rank_model, make_config, random_tokens, run_gradients
+from tests.helpers.single_rank import gradients_by_name, make_config, random_tokens, run_gradients, single_rank_model
 
 NOT_A_NUMBER = 0xFF
 """A byte of which every floating type makes not-a-number."""
@@ -67,7 +67,7 @@ class LateCopies:
 
 def run(config_tables: dict[str, dict[str, Any]]) -> tuple[float, dict[str, Tensor]]:
     config = make_config(**config_tables)
-    rank_model = lone_rank_model(config)
+    rank_model = single_rank_model(config)
     losses = [run_gradients(rank_model, random_tokens(config, seed), first_sample=12) for seed in (0, 1)]
     return losses[-1], gradients_by_name(rank_model)
 

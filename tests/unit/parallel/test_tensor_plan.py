@@ -24,7 +24,7 @@ from megatrain.parallel.sequence_chunks import ChunkedSublayers
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.styles import GatherSequence, ReduceScatterSequence, VocabularyCrossEntropy, VocabularyRows
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
-from tests.helpers.lone_rank import simulated_group
+from tests.helpers.single_rank import simulated_group
 
 SIZES: dict[str, Any] = {
     "vocab_size": 57, "seq_len": 8, "hidden_size": 16, "num_layers": 2, "num_heads": 8, "num_kv_heads": 4,

@@ -24,7 +24,7 @@ from megatrain.planning.plan_text import render
 from megatrain.planning.run_plan import plan_run
 from megatrain.schedule import build_schedule
 from megatrain.training.rank_model import RankModel, build_rank_model
-from tests.helpers.lone_rank import SilentRecorder, lone_mesh
+from tests.helpers.single_rank import SilentRecorder, single_rank_mesh
 
 LLAMA: dict[str, Any] = {
     "model.positions": "rope",
@@ -52,7 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_gpu_estimate_equals_a_step_on_fake_tensors(changes: dict[str, Any]) -> None:
     config = Config.from_dict(with_changes({**changes, "runtime.device": "cuda", "batch.global_batch_size": 4}))
-    mesh = lone_mesh()
+    mesh = single_rank_mesh()
     estimate = estimate_memory(config, Layout(), 0, plan_stage(config, mesh))
     rank_model = build_rank_model(config, mesh, SilentRecorder(), torch.device("cpu"))
     rank_model.set_training(True)

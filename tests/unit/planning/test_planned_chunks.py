@@ -22,7 +22,7 @@ from megatrain.planning.chunks import plan_stage
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.rank_model import build_rank_model
-from tests.helpers.lone_rank import simulated_group
+from tests.helpers.single_rank import simulated_group
 from tests.helpers.source_tree import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))

@@ -12,7 +12,7 @@ from megatrain.ops import fp8_linear
 from megatrain.schedule import ChunkPlacement, build_schedule, forward_only
 from megatrain.training.rank_model import RankModel
 from megatrain.training.step import train_step
-from tests.helpers.lone_rank import SilentRecorder, lone_rank_model, make_config, microbatches, random_tokens
+from tests.helpers.single_rank import SilentRecorder, make_config, microbatches, random_tokens, single_rank_model
 
 STEPS = 12
 MODEL: dict[str, Any] = {
@@ -30,7 +30,7 @@ over 128 tokens; measured: up to 4.7e-3 in these steps."""
 
 
 def build(**fp8: Any) -> RankModel:
-    return lone_rank_model(make_config(model=MODEL, train={"steps": STEPS, "precision": "bf16"}, fp8=fp8))
+    return single_rank_model(make_config(model=MODEL, train={"steps": STEPS, "precision": "bf16"}, fp8=fp8))
 
 
 def step(rank_model: RankModel, number: int = 0) -> float:

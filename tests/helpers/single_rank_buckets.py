@@ -12,7 +12,7 @@ from megatrain.parallel.bucket import Bucket
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.placement import Placement, ShardHolders
 from megatrain.parallel.sharding import LogicalParameter
-from tests.helpers.lone_rank import simulated_group
+from tests.helpers.single_rank import simulated_group
 
 
 def held_whole(name: str, parameter: nn.Parameter) -> LogicalParameter:

@@ -124,7 +124,7 @@ class Reports:
 
 
 @dataclass
-class LoneTrainer:
+class SingleRankTrainer:
     """A trainer, and all that it was given."""
 
     config: Config
@@ -152,7 +152,7 @@ class LoneTrainer:
         self.recorder.close()
 
 
-def lone_trainer(config: Config, patch: pytest.MonkeyPatch) -> LoneTrainer:
+def single_rank_trainer(config: Config, patch: pytest.MonkeyPatch) -> SingleRankTrainer:
     """Return a trainer of `config`; to be closed."""
     notes: list[Note] = []
     stop = threading.Event()
@@ -187,4 +187,4 @@ def lone_trainer(config: Config, patch: pytest.MonkeyPatch) -> LoneTrainer:
             **stand_ins,
         )
     )
-    return LoneTrainer(config, trainer, rank_model, recorder, checkpoints, garbage, reports, notes, stop)
+    return SingleRankTrainer(config, trainer, rank_model, recorder, checkpoints, garbage, reports, notes, stop)
