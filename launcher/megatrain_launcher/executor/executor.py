@@ -192,7 +192,7 @@ def _start_follower(
         orders=joined.orders,
         membership=joined.membership,
         places=joined.local.crash.places,
-        patience=settings.config.patience,
+        phase_timeouts=settings.config.phase_timeouts,
         fence_rule=settings.config.fence_rule,
         recording=DiagSettings(sample_period=settings.config.diagnostics.sample_period),
         publish=partial(_publish, writer, joined.local.crash),

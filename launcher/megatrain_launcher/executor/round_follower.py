@@ -19,7 +19,7 @@ from megatrain.contracts.records.diag_records import DiagSettings
 from megatrain.contracts.records.host_records import HangEvidence, Stall
 from megatrain.contracts.records.rounds import HostCommand
 from megatrain.fencing.fence import Deadlines, FenceAction, FenceRule, LeaseView, StepSilence, fence, step_silence
-from megatrain.fencing.patience import Patience, find_stall
+from megatrain.fencing.phase_timeouts import PhaseTimeouts, find_stall
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.jobs.host_view import stall_text
 from megatrain_launcher.executor.control_pages import ControlPages
@@ -92,7 +92,7 @@ class FollowerParts:
     orders: OrderState
     membership: Membership
     places: BoxPlaces
-    patience: Patience
+    phase_timeouts: PhaseTimeouts
     fence_rule: FenceRule
     recording: DiagSettings
     """What the ranks record until etcd has other settings."""
@@ -201,7 +201,7 @@ class RoundFollower:
         self._write_pages(followed)
 
     def _watch_for_stall(self, followed: _Followed, living: Mapping[int, Progress]) -> None:
-        stall = find_stall(living, self._parts.patience, time.monotonic_ns(), time.time())
+        stall = find_stall(living, self._parts.phase_timeouts, time.monotonic_ns(), time.time())
         is_sure = stall is None or followed.suspected is not None
         followed.suspected = stall
         if not is_sure:

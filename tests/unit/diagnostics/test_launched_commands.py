@@ -47,7 +47,7 @@ def test_the_streamer_gets_the_files_of_its_ranks(tmp_path: Path) -> None:
     settings = decode(StreamerSettings, arguments[4], "--settings")
     assert settings == StreamerSettings(
         job="a job", host="h 1", run=str(tmp_path), host_logs=str(tmp_path / "logs" / "h"),
-        black_box_directory="/boxes", spool_bytes=3_000_000, patience=CONFIG.patience, metrics_port=9,
+        black_box_directory="/boxes", spool_bytes=3_000_000, phase_timeouts=CONFIG.phase_timeouts, metrics_port=9,
         telemetry_interval_s=10.0,
     )  # fmt: skip
     box = black_box_path(Path("/boxes"), "a job", RunDirectory(tmp_path).key, "main", 7, 3)
