@@ -25,7 +25,7 @@ from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.probe import ProbeResult
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.writes import writes_of
-from megatrain_launcher.liveness import Vitality
+from megatrain_launcher.liveness import Liveness
 from tests.helpers.job_history import JobHistory
 from tests.helpers.simulated_etcd import KEYS, SimulatedEtcd
 from tests.helpers.simulated_host import SimulatedHost
@@ -149,11 +149,11 @@ class SimulatedJob:
             if isinstance(action, Probe):
                 host = self.hosts[action.host]
                 if not host.is_connected:
-                    vitality = Vitality.UNKNOWN
+                    vitality = Liveness.UNKNOWN
                 elif host.is_up and host.session == action.session:
-                    vitality = Vitality.ALIVE
+                    vitality = Liveness.ALIVE
                 else:
-                    vitality = Vitality.DEAD
+                    vitality = Liveness.DEAD
                 results.append(ProbeResult(action.host, action.session, vitality, "probed", self.now))
         if results and self.driver.state is not None:
             self.driver.state = self.driver.state.with_probes(tuple(results))

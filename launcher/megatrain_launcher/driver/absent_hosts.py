@@ -29,7 +29,7 @@ from megatrain_launcher.driver.incidents import median_step_s, new_incident
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.responses import HOLD
 from megatrain_launcher.driver.state import ClusterState
-from megatrain_launcher.liveness import Vitality
+from megatrain_launcher.liveness import Liveness
 
 _SLOW_STEPS = 3
 """A host without a lease is evicted if no step is completed for this many times the median step."""
@@ -187,7 +187,7 @@ def _exit_code_of(state: ClusterState, round_: Round, part: RoundHost) -> int | 
 
 def _is_alive(state: ClusterState, part: RoundHost) -> bool:
     found = state.probes.get(part.host)
-    return found is not None and found.session == part.session and found.vitality is Vitality.ALIVE
+    return found is not None and found.session == part.session and found.liveness is Liveness.ALIVE
 
 
 def _hold(

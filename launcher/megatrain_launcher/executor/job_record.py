@@ -22,7 +22,7 @@ from megatrain.contracts.records.rounds import JobEnd, JobRecord, LostLaunch
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.wire import Compare, Delete, KeyRange, KeyValue, Operation, Put, Range
 from megatrain_launcher.executor.settings import ExecutorSettings
-from megatrain_launcher.liveness import Vitality, ask
+from megatrain_launcher.liveness import Liveness, ask
 
 _logger = logging.getLogger(__name__)
 _MAX_SHOWN_KEYS = 8
@@ -156,7 +156,7 @@ def _is_any_alive(hosts: Iterable[HostRecord]) -> bool:
     """Probe a few of the registered hosts; one live host proves that their launch runs."""
     few = itertools.islice(hosts, _MAX_ASKED)
     return any(
-        ask(host_record.address, host_record.liveness_port, host_record.session)[0] is Vitality.ALIVE
+        ask(host_record.address, host_record.liveness_port, host_record.session)[0] is Liveness.ALIVE
         for host_record in few
     )
 
@@ -175,7 +175,7 @@ def _has_no_live_host(view: JobView, mine: JobRecord) -> bool:
         return False
     asked = itertools.islice(view.hosts, _MAX_ASKED)
     return all(
-        ask(host_record.address, host_record.liveness_port, host_record.session)[0] is Vitality.DEAD
+        ask(host_record.address, host_record.liveness_port, host_record.session)[0] is Liveness.DEAD
         for host_record in asked
     )
 
