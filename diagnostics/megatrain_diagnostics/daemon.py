@@ -39,7 +39,7 @@ from megatrain_diagnostics.analysis.device_states import WINDOW_S
 from megatrain_diagnostics.collector.admission import Admission, RowRateLimiter
 from megatrain_diagnostics.collector.configuration import Configuration, reachable_address, usual_address
 from megatrain_diagnostics.collector.consumers import ConsumerThread
-from megatrain_diagnostics.collector.counters import Ledger, LossReporter
+from megatrain_diagnostics.collector.counters import Ledger, LostRowsReporter
 from megatrain_diagnostics.collector.event_server import EventServer
 from megatrain_diagnostics.collector.ingest import Ingest
 from megatrain_diagnostics.collector.rounds_known import JobWatch, KnownRounds
@@ -111,7 +111,7 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
                      store.directory)  # fmt: skip
         maintenance = threading.Thread(target=_maintain, args=(store, configuration, stop), daemon=True)
         maintenance.start()
-        losses, holding = LossReporter(ledger), StoreWatch(store)
+        lost_rows, holding = LostRowsReporter(ledger), StoreWatch(store)
 
         def problem() -> str:
             return ingest.problem or holding.problem
@@ -130,7 +130,7 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
         )
         while not stop.wait(_POLL_S):
             holding.poll()
-            losses.report(time.monotonic())
+            lost_rows.report(time.monotonic())
             state.write(time.time())
             report.write(time.time())
         _logger.info("the daemon exits")

@@ -20,7 +20,7 @@ from megatrain_dashboard.actions.document import ActionRequest
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.jobs.cordons import cordon_host, uncordon_host
 from megatrain_job.jobs.recording import change_recording, configured_period, switched
-from megatrain_job.jobs.send_request import ACCEPT_S, Gone, make_request, news_of
+from megatrain_job.jobs.send_request import ACCEPT_S, EtcdUnreachable, make_request, news_of
 from megatrain_job.jobs.snapshot import JobSnapshot, read_job
 
 
@@ -76,7 +76,7 @@ class EtcdBackend:
                     case JobEnd():
                         text = f"the job has ended with exit code {news.exit_code}: {news.reason}"
                         return Outcome(is_accepted=False, is_done=True, text=text)
-                    case Gone():
+                    case EtcdUnreachable():
                         return Outcome(is_accepted=False, is_done=True, text=f"etcd does not answer: {news.reason}")
         raise AssertionError("news_of ends by raising")
 

@@ -169,7 +169,7 @@ class Ledger:
         return key if key in counter or len(counter) < _MAX_KEYS else (reason, OTHERS)
 
 
-class LossReporter:
+class LostRowsReporter:
     """Logs the rows lost since its last report, at most once a minute."""
 
     def __init__(self, ledger: Ledger) -> None:

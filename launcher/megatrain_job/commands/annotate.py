@@ -17,7 +17,7 @@ from megatrain.contracts.records.record import to_plain
 from megatrain.run_files.action_log import ActionLog
 from megatrain_job.commands.job_location import add_job, job_location, named_job, opened_job, run_at
 from megatrain_job.jobs.notes import Author, Note, NoteWriter, log_path, moment, place_text
-from megatrain_job.jobs.send_request import asker
+from megatrain_job.jobs.send_request import requester
 from megatrain_job.jobs.snapshot import read_job
 
 SUMMARY = "put a note on a run, at a step or at a time"
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """
     directory = _run_directory(args)
     writer = NoteWriter(ActionLog(log_path(directory)))
-    author = Author(asker(), _ROLE)
+    author = Author(requester(), _ROLE)
     try:
         if args.retract:
             note = writer.retract(args.retract, args.text, author)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain_job.coordination.errors import AttemptError, GarbageError, UnknownOutcomeError
+from megatrain_job.coordination.errors import AttemptError, InvalidResponseError, UnknownOutcomeError
 from megatrain_job.coordination.gateway_response import (
     GatewayError,
     JsonObject,
@@ -167,9 +167,9 @@ class Gateway:
             except BaseException:
                 stream.close()
                 raise
-        except (OSError, GarbageError) as error:
+        except (OSError, InvalidResponseError) as error:
             # a malformed answer to one watch does not show that the other streams are broken
-            self.record_failure(endpoint, _reason(error), is_alive=isinstance(error, GarbageError))
+            self.record_failure(endpoint, _reason(error), is_alive=isinstance(error, InvalidResponseError))
             raise CoordinationError(
                 f"{what}: no answer from {endpoint}: {_reason(error)}", endpoints=(str(endpoint),)
             ) from error
@@ -254,7 +254,7 @@ class Gateway:
             content = connection.read_response(exchange, deadline)
             is_reusable = not exchange.is_last
             return _without_envelope(read_response(exchange.status, content))
-        except (OSError, GarbageError) as error:
+        except (OSError, InvalidResponseError) as error:
             reason = _reason(error)
             # a short timeout does not show that the member and its streams are frozen
             is_proof = not isinstance(error, TimeoutError) or deadline.seconds >= self._slow_after_s

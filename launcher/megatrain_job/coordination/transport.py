@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from megatrain_job.coordination.errors import GarbageError
+from megatrain_job.coordination.errors import InvalidResponseError
 from megatrain_job.coordination.http_exchange import HttpExchange
 from megatrain_job.coordination.settings import Endpoint
 
@@ -88,7 +88,7 @@ class EndpointRing:
 
 
 class EtcdConnection:
-    """An open connection. Raises: OSError (which includes TimeoutError and ssl.SSLError) or GarbageError."""
+    """An open connection. Raises: OSError (which includes TimeoutError and ssl.SSLError) or InvalidResponseError."""
 
     def __init__(self, endpoint: Endpoint, context: ssl.SSLContext | None, deadline: Deadline) -> None:
         self.endpoint = endpoint
@@ -122,7 +122,7 @@ class EtcdConnection:
                 break
             body += exchange.feed(data)
             if len(body) > MAX_CONTENT_BYTES:
-                raise GarbageError(f"the answer is longer than {MAX_CONTENT_BYTES >> 20} MiB")
+                raise InvalidResponseError(f"the answer is longer than {MAX_CONTENT_BYTES >> 20} MiB")
         return bytes(body)
 
     def is_quiet(self) -> bool:

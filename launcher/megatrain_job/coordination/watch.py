@@ -20,7 +20,7 @@ from typing import Self
 
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.coordination.errors import CompactedError, GarbageError
+from megatrain_job.coordination.errors import CompactedError, InvalidResponseError
 from megatrain_job.coordination.event_queue import EventQueue
 from megatrain_job.coordination.gateway_response import GatewayError, JsonObject, MalformedError
 from megatrain_job.coordination.json_fields import flag_field, header_revision, int_field, list_field
@@ -197,7 +197,7 @@ class Watch:
             except GatewayError as error:
                 self._gateway.record_failure(endpoint, error.message, is_alive=True)
                 raise error.typed(what, str(endpoint), shown(self.keys.start)) from error
-            except (OSError, GarbageError, MalformedError) as error:
+            except (OSError, InvalidResponseError, MalformedError) as error:
                 if not self._is_over:
                     self._gateway.record_failure(endpoint, f"a watch ended: {error}", is_alive=True)
                 raise CoordinationError(f"{what} at {endpoint}: {error}", endpoints=(str(endpoint),)) from error

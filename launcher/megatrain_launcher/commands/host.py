@@ -26,7 +26,14 @@ from megatrain_job.commands.job_location import OpenJob, add_job, opened_job
 from megatrain_job.jobs.cordons import cordon_host, uncordon_host
 from megatrain_job.jobs.documents import check_document, host_document
 from megatrain_job.jobs.host_view import host_views
-from megatrain_job.jobs.send_request import Gone, asker, check_accepts_requests, checked, make_request, news_of
+from megatrain_job.jobs.send_request import (
+    EtcdUnreachable,
+    check_accepts_requests,
+    checked,
+    make_request,
+    news_of,
+    requester,
+)
 from megatrain_job.jobs.snapshot import JobSnapshot, read_job
 from megatrain_launcher.commands.job import print_answer
 from megatrain_launcher.commands.status import known
@@ -109,7 +116,7 @@ def _ls(job: OpenJob, args: argparse.Namespace) -> int:
 
 def _cordon(job: OpenJob, args: argparse.Namespace) -> int:
     snapshot = read_job(job.client, job.keys)
-    cordon, is_new = cordon_host(job.client, job.keys, args.host, reason=args.reason, by=asker())
+    cordon, is_new = cordon_host(job.client, job.keys, args.host, reason=args.reason, by=requester())
     if args.is_json:
         print_json({"job": job.keys.job, "is_new": is_new, "cordon": to_plain(cordon)})
     elif is_new:
@@ -191,7 +198,7 @@ def _check(job: OpenJob, args: argparse.Namespace) -> int:
                 elif isinstance(news, JobEnd):
                     problem = f"the job has ended: {news.reason}"
                     break
-                elif isinstance(news, Gone):
+                elif isinstance(news, EtcdUnreachable):
                     print_note(f"etcd does not answer, still waiting: {news.reason}")
                 if answer is not None and answer.is_done:  # the driver answers only after it has seen all reports
                     break

@@ -27,7 +27,7 @@ from typing import Self
 from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
 from megatrain.contracts.exit_codes import end_text
 from megatrain.contracts.files.own_files import make_own_directory
-from megatrain.contracts.files.vanished_files import Losses, is_in_place
+from megatrain.contracts.files.vanished_files import RecentRemovals, is_in_place
 from megatrain.contracts.files.whole_files import write_private
 from megatrain.programs.child_process import ChildProcess
 from megatrain_job.commands.etcd_flags import without_password
@@ -110,7 +110,7 @@ class EtcdProcess:
         self._missing: frozenset[str] = frozenset()
         self._has_listened = False
         """Whether etcd's socket was seen since etcd was started."""
-        self._losses = Losses()
+        self._removals = RecentRemovals()
         self._problem = ""
         self._thread = threading.Thread(target=self._run, name="etcd process", daemon=True)
         self._held = ExitStack()
@@ -130,7 +130,7 @@ class EtcdProcess:
     @property
     def problems(self) -> tuple[str, ...]:
         """Which of etcd's files were removed lately, and why they cannot be restored."""
-        return tuple(filter(None, (self._problem, *self._losses.texts)))
+        return tuple(filter(None, (self._problem, *self._removals.texts)))
 
     def keep(self, path: Path, content: bytes) -> None:
         """Keep a small file that only this user can access, and rewrite it when it is removed.
@@ -281,7 +281,7 @@ class EtcdProcess:
         if lost_data or CLIENT_SOCKET in missing:
             self._start_again()
         what = "its etcd continues with all its data: nothing of it is lost"
-        _logger.error("%s", self._losses.record(f"{self._directory} ({', '.join(sorted(missing))})", what))
+        _logger.error("%s", self._removals.record(f"{self._directory} ({', '.join(sorted(missing))})", what))
 
     def _restore(self) -> None:
         """Restore the data as it is now, and end the process that has the removed files open."""

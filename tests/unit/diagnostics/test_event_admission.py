@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.collector.admission import Admission, Admitted, RefusedBatchError, RowRateLimiter
-from megatrain_diagnostics.collector.counters import Ledger, LossReporter, RejectionReason
+from megatrain_diagnostics.collector.counters import Ledger, LostRowsReporter, RejectionReason
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
 from megatrain_diagnostics.events.tables import (
     Clocks,
@@ -213,7 +213,7 @@ def test_sums_of_admitted_times_never_overflow(rows: list[tuple[int, int, int]])
 
 def test_new_losses_are_reported_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     ledger = Ledger()
-    reporter = LossReporter(ledger)
+    reporter = LostRowsReporter(ledger)
     assert reporter.report(0.0) == []
     ledger.count_refused_rows(RejectionReason.FLOOD, "host-1", 5)
     ledger.count_refused_batch(RejectionReason.NO_BATCH, "host-\x1b2", "not Arrow")

@@ -288,7 +288,7 @@ def test_an_etcd_that_ends_with_its_job_answers_a_stop(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=accept_and_end, name="etcd accepting")
         thread.start()
-        last = wait_for_answer(client, keys, request, timeout_s=30, gone_s=0.2)
+        last = wait_for_answer(client, keys, request, timeout_s=30, unreachable_s=0.2)
         thread.join()
     assert last.is_done
     assert last.text == "saving; the job's etcd has gone since then, as it does when a job has ended"
@@ -310,11 +310,11 @@ def test_accepted_request_may_take_longer(client: EtcdClient, keys: JobKeys) -> 
 
 
 def _accept(client: EtcdClient, keys: JobKeys, request: JobRequest) -> None:
-    """Accept a request as a driver would, and wait until the asker has heard of it."""
+    """Accept a request as a driver would, and wait until the requester has heard of it."""
     key = keys.request(request.request_id)
     wait_until(lambda: client.get(key) is not None, "the request")
     client.put(keys.answer(request.request_id), encode(answer(request, "saving", is_done=False)))
-    wait_until(lambda: (item := client.get(key)) is not None and item.lease_id == 0, "the asker")
+    wait_until(lambda: (item := client.get(key)) is not None and item.lease_id == 0, "the requester")
 
 
 @pytest.mark.slow
