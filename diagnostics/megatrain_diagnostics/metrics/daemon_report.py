@@ -29,14 +29,14 @@ _MAX_DEVICES = 16
 _MAX_DEVICE_TEXT = 300
 
 
-class DeviceJudge(Protocol):
+class DeviceProblemSource(Protocol):
     """The part of DeviceWatch that the report uses."""
 
     def problems(self, connected: Collection[str]) -> tuple[DeviceProblem, ...]:
         """Return the problems, the worst first. `connected`: hosts with a connected streamer."""
 
 
-def away_hosts(snapshot: JobSnapshot | None, connected: Iterable[str]) -> tuple[str, ...]:
+def disconnected_hosts(snapshot: JobSnapshot | None, connected: Iterable[str]) -> tuple[str, ...]:
     """Return the hosts of the newest round that run a streamer but have no open stream, in the order of ranks."""
     newest = None if snapshot is None else snapshot.newest_round
     if snapshot is None or newest is None:
@@ -54,7 +54,7 @@ class DaemonReporter:
         client: EtcdClient,
         keys: JobKeys,
         record: DaemonRecord,
-        sources: tuple[AssessmentSource, Ledger, TrainingMetrics, DeviceJudge],
+        sources: tuple[AssessmentSource, Ledger, TrainingMetrics, DeviceProblemSource],
         problem: Callable[[], str],
         snapshot: Callable[[], JobSnapshot | None],
     ) -> None:
@@ -86,7 +86,7 @@ class DaemonReporter:
     def _report(self, now_s: float) -> DaemonReport:
         away: tuple[str, ...] = ()
         if now_s - self._record.started_unix_s > _GRACE_S:
-            away = away_hosts(self._snapshot(), self._ledger.counters().connected)
+            away = disconnected_hosts(self._snapshot(), self._ledger.counters().connected)
         silent = self._judge.silent_ranks()
         devices = [
             problem

@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 _WARNING_PAUSE_S = 60.0
 
 
-class LiveJudge(Protocol):
+class LiveAssessmentSource(Protocol):
     """The part of the controller that the state file uses."""
 
     @property
@@ -50,7 +50,7 @@ class StateWriter:
         directory: Path,
         job: str,
         record: DaemonRecord,
-        judge: LiveJudge,
+        judge: LiveAssessmentSource,
         ledger: Ledger,
         store: StoreSize,
         problem: Callable[[], str],

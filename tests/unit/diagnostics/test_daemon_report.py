@@ -14,7 +14,7 @@ from megatrain.contracts.records.host_verdict import HostVerdict
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode
 from megatrain_diagnostics.collector.counters import Ledger
-from megatrain_diagnostics.metrics.daemon_report import DaemonReporter, away_hosts
+from megatrain_diagnostics.metrics.daemon_report import DaemonReporter, disconnected_hosts
 from megatrain_diagnostics.metrics.job_records import records_of
 from megatrain_diagnostics.metrics.training_metrics import TrainingMetrics
 from megatrain_job.jobs.etcd_job import EtcdPoll, EtcdRecords
@@ -91,10 +91,10 @@ def test_only_hosts_that_stream_are_away_and_only_after_a_while(etcd: Etcd) -> N
     young = reporter(etcd, Judge(), Ledger(), replace(RECORD, started_unix_s=NOW_S - 5))
     young.write(NOW_S)
     assert etcd.written[0].num_away_hosts == 0, "hosts need time to find a new daemon"
-    assert away_hosts(STREAMED, ["host-2"]) == ("host-1",)
-    assert away_hosts(make_snapshot(), []) == ()
-    assert away_hosts(make_snapshot(rounds={}), []) == ()
-    assert away_hosts(None, []) == ()
+    assert disconnected_hosts(STREAMED, ["host-2"]) == ("host-1",)
+    assert disconnected_hosts(make_snapshot(), []) == ()
+    assert disconnected_hosts(make_snapshot(rounds={}), []) == ()
+    assert disconnected_hosts(None, []) == ()
 
 
 def test_metrics_show_what_etcd_held_at_the_last_poll() -> None:

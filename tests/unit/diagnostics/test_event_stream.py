@@ -19,7 +19,7 @@ from megatrain_diagnostics.collector.counters import RejectionReason
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import Clocks, LogLines, Spans, Table, from_columns, num_rows
 from megatrain_diagnostics.store.segments import StoreError
-from megatrain_diagnostics.wire.authentication import SenderName, enter
+from megatrain_diagnostics.wire.authentication import SenderName, authenticate_to_daemon
 from megatrain_diagnostics.wire.connection import DaemonConnection
 from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
 from megatrain_diagnostics.wire.messages import MAX_FRAME_BYTES, MAX_FRAME_ROWS, BatchHeader, batch_bytes
@@ -337,7 +337,7 @@ def test_garbage_rows_are_counted_and_the_stream_continues(tmp_path: Path) -> No
     frames = garbage_frames()
     with RunningCollector(tmp_path / "events") as collector:
         with stranger(collector) as host:
-            enter(host, SenderName("host-1", "s"), collector.record.token)
+            authenticate_to_daemon(host, SenderName("host-1", "s"), collector.record.token)
             for header, content in frames:
                 host.send(FrameKind.BATCH, header, content)
             host.send(FrameKind.BATCH, encode(BatchHeader("spans", 100, time.time_ns())), batch_bytes(span_rows(5)))
@@ -359,7 +359,7 @@ def test_malformed_frame_ends_the_stream_with_a_reason(tmp_path: Path) -> None:
     batch = batch_bytes(span_rows(5))
     with RunningCollector(tmp_path / "events") as collector:
         with stranger(collector) as host:
-            enter(host, SenderName("host-1", "s"), collector.record.token)
+            authenticate_to_daemon(host, SenderName("host-1", "s"), collector.record.token)
             host.send(FrameKind.BATCH, encode(BatchHeader("spans", 1, time.time_ns())), batch)
             host._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
             with pytest.raises(WireError, match="not a frame: kind 80, a header of "):
