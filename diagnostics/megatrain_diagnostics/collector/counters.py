@@ -66,7 +66,7 @@ class IngestCounters:
     """Rows that the live detection skipped because it was too slow; they are stored."""
 
 
-class Ledger:
+class IngestStatistics:
     """Counts rows, batches and streams; for any thread."""
 
     def __init__(self) -> None:
@@ -172,16 +172,16 @@ class Ledger:
 class LostRowsReporter:
     """Logs the rows lost since its last report, at most once a minute."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._reported = ledger.counters()
+    def __init__(self, statistics: IngestStatistics) -> None:
+        self._statistics = statistics
+        self._reported = statistics.counters()
         self._next_s = float("-inf")
 
     def report(self, now_s: float) -> list[str]:
         """Log new losses when a report is due; return the lines. `now_s`: monotonic time."""
         if now_s < self._next_s:
             return []
-        counters = self._ledger.counters()
+        counters = self._statistics.counters()
         lines = self._news(counters)
         if lines:
             self._next_s = now_s + _REPORT_S
@@ -191,7 +191,7 @@ class LostRowsReporter:
         return lines
 
     def _news(self, now: IngestCounters) -> list[str]:
-        examples, last_refusal = self._ledger.examples()
+        examples, last_refusal = self._statistics.examples()
         lines = []
         for what, new, old in (
             ("row", now.refused_rows, self._reported.refused_rows),

@@ -119,7 +119,7 @@ class EventServer:
             name = authenticate_sender(connection, self._token)
             self._stream(connection, name)
         except OSError as error:
-            self._ingest.ledger.count_refused_handshake(str(error))
+            self._ingest.statistics.count_refused_handshake(str(error))
             connection.refuse(str(error))
         finally:
             with self._changed:
@@ -130,11 +130,11 @@ class EventServer:
         with self._changed:
             self._strangers.pop(connection, None)
             self._streams.add(connection)
-        self._ingest.ledger.count_stream(1, name.host)
+        self._ingest.statistics.count_stream(1, name.host)
         try:
             self._serve(connection, self._ingest.session(name))
         finally:
-            self._ingest.ledger.count_stream(-1, name.host)
+            self._ingest.statistics.count_stream(-1, name.host)
             with self._changed:
                 self._streams.discard(connection)
                 self._changed.notify_all()

@@ -12,7 +12,7 @@ from megatrain.contracts.records.diag_records import DaemonRecord, DaemonReport,
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import encode
 from megatrain.formatting import ranges_text
-from megatrain_diagnostics.collector.counters import Ledger
+from megatrain_diagnostics.collector.counters import IngestStatistics
 from megatrain_diagnostics.metrics.job_metrics import AssessmentSource
 from megatrain_diagnostics.metrics.training_metrics import TrainingMetrics
 from megatrain_job.coordination.client import EtcdClient
@@ -54,13 +54,13 @@ class DaemonReporter:
         client: EtcdClient,
         keys: JobKeys,
         record: DaemonRecord,
-        sources: tuple[AssessmentSource, Ledger, TrainingMetrics, DeviceProblemSource],
+        sources: tuple[AssessmentSource, IngestStatistics, TrainingMetrics, DeviceProblemSource],
         problem: Callable[[], str],
         snapshot: Callable[[], JobSnapshot | None],
     ) -> None:
         """`record`: of this daemon; `problem`: returns why nothing can be stored, "" when storing works."""
         self._client, self._keys, self._record = client, keys, record
-        self._judge, self._ledger, self._training, self._devices = sources
+        self._judge, self._statistics, self._training, self._devices = sources
         self._problem, self._snapshot = problem, snapshot
         self._written: DaemonReport | None = None
 
@@ -86,11 +86,11 @@ class DaemonReporter:
     def _report(self, now_s: float) -> DaemonReport:
         away: tuple[str, ...] = ()
         if now_s - self._record.started_unix_s > _GRACE_S:
-            away = disconnected_hosts(self._snapshot(), self._ledger.counters().connected)
+            away = disconnected_hosts(self._snapshot(), self._statistics.counters().connected)
         silent = self._judge.silent_ranks()
         devices = [
             problem
-            for problem in self._devices.problems(self._ledger.counters().connected)
+            for problem in self._devices.problems(self._statistics.counters().connected)
             if self._trains(problem.host)
         ]
         return DaemonReport(

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from megatrain.contracts.records.diag_records import DaemonRecord
 from megatrain_diagnostics.analysis.findings import StragglerAssessment
-from megatrain_diagnostics.collector.counters import IngestCounters, Ledger
+from megatrain_diagnostics.collector.counters import IngestCounters, IngestStatistics
 from megatrain_diagnostics.metrics.job_metrics import StoreSize
 from megatrain_diagnostics.metrics.training_metrics import refused_by_reason
 from megatrain_diagnostics.store.daemon_state import (
@@ -51,13 +51,13 @@ class StateWriter:
         job: str,
         record: DaemonRecord,
         judge: LiveAssessmentSource,
-        ledger: Ledger,
+        statistics: IngestStatistics,
         store: StoreSize,
         problem: Callable[[], str],
     ) -> None:
         """`record`: of this daemon; `problem`: returns why nothing can be stored, "" when storing works."""
         self._directory, self._job, self._record = directory, job, record
-        self._judge, self._ledger, self._store, self._problem = judge, ledger, store, problem
+        self._judge, self._statistics, self._store, self._problem = judge, statistics, store, problem
         self._written: DaemonState | None = None
         self._next_warning_s = float("-inf")
 
@@ -77,7 +77,7 @@ class StateWriter:
         return True
 
     def _state(self) -> DaemonState:
-        counters, judge = self._ledger.counters(), self._judge
+        counters, judge = self._statistics.counters(), self._judge
         known = judge.assessment
         return DaemonState(
             job=self._job,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.collector.admission import Admission, Admitted, RefusedBatchError, RowRateLimiter
-from megatrain_diagnostics.collector.counters import Ledger, LostRowsReporter, RejectionReason
+from megatrain_diagnostics.collector.counters import IngestStatistics, LostRowsReporter, RejectionReason
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
 from megatrain_diagnostics.events.tables import (
     Clocks,
@@ -212,15 +212,15 @@ def test_sums_of_admitted_times_never_overflow(rows: list[tuple[int, int, int]])
 
 
 def test_new_losses_are_reported_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    ledger = Ledger()
-    reporter = LostRowsReporter(ledger)
+    statistics = IngestStatistics()
+    reporter = LostRowsReporter(statistics)
     assert reporter.report(0.0) == []
-    ledger.count_refused_rows(RejectionReason.FLOOD, "host-1", 5)
-    ledger.count_refused_batch(RejectionReason.NO_BATCH, "host-\x1b2", "not Arrow")
-    ledger.record_dropped_rows("host-3", "life", 7)
-    ledger.record_dropped_rows("host-3", "life", 9)
-    ledger.record_dropped_rows("host-3", "next life", 1)
-    ledger.count_refused_handshake("host 'x' has another token")
+    statistics.count_refused_rows(RejectionReason.FLOOD, "host-1", 5)
+    statistics.count_refused_batch(RejectionReason.NO_BATCH, "host-\x1b2", "not Arrow")
+    statistics.record_dropped_rows("host-3", "life", 7)
+    statistics.record_dropped_rows("host-3", "life", 9)
+    statistics.record_dropped_rows("host-3", "next life", 1)
+    statistics.count_refused_handshake("host 'x' has another token")
     with caplog.at_level(logging.WARNING):
         assert reporter.report(1.0) == [
             "host host-1: 5 rows rejected: flood",
@@ -229,16 +229,16 @@ def test_new_losses_are_reported_once_a_minute(caplog: pytest.LogCaptureFixture)
             "1 stream refused, the newest: host 'x' has another token",
         ]
     assert "\x1b" not in caplog.text
-    ledger.count_refused_rows(RejectionReason.FLOOD, "host-1", 2)
+    statistics.count_refused_rows(RejectionReason.FLOOD, "host-1", 2)
     assert reporter.report(30.0) == []
     assert reporter.report(62.0) == ["host host-1: 2 rows rejected: flood"]
     assert reporter.report(200.0) == []
 
 
 def test_made_up_hosts_do_not_fill_the_memory() -> None:
-    ledger = Ledger()
+    statistics = IngestStatistics()
     for number in range(10_050):
-        ledger.count_refused_rows(RejectionReason.FLOOD, f"host-{number}", 1)
-    refused = ledger.counters().refused_rows
+        statistics.count_refused_rows(RejectionReason.FLOOD, f"host-{number}", 1)
+    refused = statistics.counters().refused_rows
     assert len(refused) <= 10_001
     assert refused[(RejectionReason.FLOOD, "others")] == 50

@@ -135,8 +135,8 @@ def test_slow_handshake_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             slow.sendall(struct.pack("<BQQ", FrameKind.HANDSHAKE, 4096, 0))
             # a byte at a time, so that no receive of the daemon waits long
             wait_until(lambda: is_ended_when_sent(slow, b" "), "the daemon to end the handshake")
-        wait_until(lambda: collector.ledger.counters().refused_handshakes > 0, "the count")
-        assert collector.ledger.counters().refused_handshakes == 1
+        wait_until(lambda: collector.statistics.counters().refused_handshakes > 0, "the count")
+        assert collector.statistics.counters().refused_handshakes == 1
 
 
 @pytest.mark.slow
