@@ -60,7 +60,7 @@ def _try(receiver: Receiver, job: str, links: PageLinks) -> str:
     now_s = time.time()
     topic = _test_topic(now_s, Stage.OPEN)
     answer = receiver.try_once(Message(job, (topic,), links, now_s))
-    if receiver.rules.manner.keeps_state:
+    if receiver.rules.delivery_mode.keeps_state:
         receiver.try_once(Message(job, (_test_topic(now_s, Stage.CLOSED),), links, now_s))
         return f"{answer} (and resolved again)"
     return answer
