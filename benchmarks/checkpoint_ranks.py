@@ -268,7 +268,7 @@ class _Steps:
         started = time.perf_counter()
         num_steps, is_stored, is_over = 0, False, False
         while not is_over:
-            is_stored = bool(checkpoints.news()) or is_stored
+            is_stored = bool(checkpoints.new_messages()) or is_stored
             is_late = time.perf_counter() - started > _LONGEST_BLOCK_S
             is_over = self._step(is_over=is_stored or is_late)
             num_steps += 1

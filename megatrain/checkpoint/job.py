@@ -60,7 +60,7 @@ class Restored:
 
 
 class JobCheckpoints:
-    """Takes and restores the checkpoints of one job. All ranks call every method except `news` together."""
+    """Takes and restores the checkpoints of one job. All ranks call every method except `new_messages` together."""
 
     def __init__(
         self,
@@ -208,11 +208,11 @@ class JobCheckpoints:
         """Return whether storage does not have the last snapshot yet."""
         return self._snapshots is not None and self._snapshots.pending() is not None
 
-    def news(self) -> list[str]:
+    def new_messages(self) -> list[str]:
         """Return messages about the host's writer and the peers since the last call. Does not communicate."""
         notes = [*self._claim.notes, *self._notes]
         self._claim.notes, self._notes = [], []
-        return [*notes, *(self._writer.news() if self._writer is not None else []), *self._peers.news()]
+        return [*notes, *(self._writer.new_messages() if self._writer is not None else []), *self._peers.new_messages()]
 
     def close(self, *, is_done: bool) -> None:
         """Leave the arena. After the job is done, the arena is removed."""

@@ -204,7 +204,7 @@ class PeerCopies:
         """Record the smallest of all ranks' failure numbers."""
         self._failing = smallest if smallest < len(self._keepers) else None
 
-    def news(self) -> list[str]:
+    def new_messages(self) -> list[str]:
         """Return messages about what has changed since the last call."""
         if self._failing == self._reported:
             return []

@@ -69,7 +69,7 @@ def bands(box: Box, stored: Sequence[Box]) -> Iterator[Box]:
             yield from bands(part, inside)
 
 
-class Turns:
+class WriteOrder:
     """Chooses the file to write next, by the stored items that its next part needs."""
 
     def __init__(self, needs: Sequence[Sequence[Collection[int]]]) -> None:

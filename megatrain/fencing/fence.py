@@ -116,7 +116,7 @@ class FenceRule:
             return None
         return interval_s
 
-    def gone_by(
+    def workers_gone_at(
         self,
         *,
         lease_gone_at: float,

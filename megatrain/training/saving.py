@@ -102,7 +102,7 @@ class Saving:
         """Keep a checkpoint writer running while a snapshot is not stored, and log the writer's messages."""
         self._checkpoints.ensure_writer_runs()
         if self._reporter is not None:
-            for line in self._checkpoints.news():
+            for line in self._checkpoints.new_messages():
                 self._reporter.print_line(line)
 
     def _save(self, progress: TrainingProgress) -> None:

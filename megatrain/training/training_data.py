@@ -53,7 +53,7 @@ def open_reader(config: Config) -> BatchReader:
         order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed, source.path)
         identity = StreamSource(source.resolved_name, dataset.num_tokens, data_digest(dataset))
         sources.append(TrainingSource(identity, dataset, order, key.partition(".")[0], source.max_epochs))
-    _refuse_twins(
+    _refuse_duplicates(
         ((f"{source.section}.path", source.dataset, source.identity.digest) for source in sources),
         "use one source with the sum of their weights",
     )
@@ -75,7 +75,7 @@ def open_validation(config: Config) -> tuple[ValidationSet, ...]:
         text_bytes = meta.validation.text_bytes if meta is not None and prefix.name == "validation" else None
         sets.append(ValidationSet(named.resolved_name, dataset, num_samples, text_bytes, data_digest(dataset)))
     found = zip(config.validation_sets, sets, strict=True)
-    _refuse_twins(
+    _refuse_duplicates(
         ((key, validation_set.dataset, validation_set.digest) for key, validation_set in found), "remove one of them"
     )
     return tuple(sets)
@@ -103,7 +103,7 @@ def planned_stages(config: Config) -> tuple[MixtureStage, ...]:
     return tuple(stages)
 
 
-def _refuse_twins(found: Iterable[tuple[str, IndexedDataset, str]], hint: str) -> None:
+def _refuse_duplicates(found: Iterable[tuple[str, IndexedDataset, str]], hint: str) -> None:
     """Raise DataError if two of `found`, each (key, tokens, digest), have the same digest."""
     firsts: dict[str, tuple[str, IndexedDataset]] = {}
     for key, dataset, digest in found:

@@ -24,7 +24,7 @@ from megatrain.parallel.pipeline import Pipeline
 from megatrain.parallel.placement import Cut, PlacementRow, placements_of, tensor_shape
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.training.rank_model import RankModel
-from megatrain.training.replica_check import ReplicaCheck, odd_rows
+from megatrain.training.replica_check import ReplicaCheck, differing_rows
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_states_bitwise
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans_by_step
 from tests.helpers.rank_pool import RankError, RankPool
@@ -195,4 +195,4 @@ def test_checksums_do_not_change_a_clean_run(
     ],
 )
 def test_odd_rows_differ_from_the_majority(rows: list[tuple[int, ...]], expected: tuple[int, ...] | None) -> None:
-    assert odd_rows(rows) == expected
+    assert differing_rows(rows) == expected

@@ -78,7 +78,7 @@ class _Checkpoints:
     def ensure_writer_runs(self) -> None:
         pass
 
-    def news(self) -> list[str]:
+    def new_messages(self) -> list[str]:
         return []
 
 

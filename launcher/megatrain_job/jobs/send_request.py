@@ -50,7 +50,7 @@ class EtcdUnreachable:
     reason: str
 
 
-News = Answer | CheckReport | JobEnd | EtcdUnreachable
+RequestEvent = Answer | CheckReport | JobEnd | EtcdUnreachable
 
 
 def make_request(kind: RequestKind, *, host: str = "", reason: str = "", verdict: str = "", by: str = "") -> JobRequest:
@@ -85,7 +85,7 @@ def check_accepts_requests(snapshot: JobSnapshot) -> None:
         )
 
 
-def news_of(
+def request_events(
     client: EtcdClient,
     keys: JobKeys,
     request: JobRequest,
@@ -93,7 +93,7 @@ def news_of(
     timeout_s: float,
     accept_s: float = ACCEPT_S,
     unreachable_s: float = UNREACHABLE_S,
-) -> Generator[News, None, None]:
+) -> Generator[RequestEvent, None, None]:
     """Send a request and yield its answers until the consumer stops. Yield `EtcdUnreachable`, at most once, if etcd
     does not answer for `unreachable_s`.
 
@@ -109,11 +109,11 @@ def news_of(
         is_answered, gone_since_s, is_gone_reported = False, None, False
         with Watch(client, KeyRange.prefix(keys.prefix), start_revision=revision) as watch:
             while (left_s := began_s + limit_s - time.monotonic()) > 0:
-                for news in _read(keys, request, watch.next(min(left_s, _POLL_S))):
-                    if isinstance(news, Answer) and not is_answered:
+                for event in _read(keys, request, watch.next(min(left_s, _POLL_S))):
+                    if isinstance(event, Answer) and not is_answered:
                         is_answered, limit_s = True, timeout_s
-                        _detach_lease(client, keys, request, news)
-                    yield news
+                        _detach_lease(client, keys, request, event)
+                    yield event
                 problem = watch.problem
                 now_s = time.monotonic()
                 gone_since_s = (gone_since_s or now_s) if problem else None
@@ -139,7 +139,7 @@ def checked(answer: Answer) -> Answer:
     return answer
 
 
-def _read(keys: JobKeys, request: JobRequest, event: WatchEvent | None) -> Iterator[News]:
+def _read(keys: JobKeys, request: JobRequest, event: WatchEvent | None) -> Iterator[RequestEvent]:
     for item in () if event is None else event.written:
         location = shown(item.key)
         match keys.parts(item.key.decode(errors="replace")):

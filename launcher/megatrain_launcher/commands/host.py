@@ -31,7 +31,7 @@ from megatrain_job.jobs.send_request import (
     check_accepts_requests,
     checked,
     make_request,
-    news_of,
+    request_events,
     requester,
 )
 from megatrain_job.jobs.snapshot import JobSnapshot, read_job
@@ -189,17 +189,17 @@ def _check(job: OpenJob, args: argparse.Namespace) -> int:
     answer: Answer | None = None
     problem = ""
     try:
-        with closing(news_of(job.client, job.keys, request, timeout_s=args.timeout_s)) as all_news:
-            for news in all_news:
-                if isinstance(news, CheckReport):
-                    reports[news.host] = _joined(reports.get(news.host), news)
-                elif isinstance(news, Answer):
-                    answer = checked(news)
-                elif isinstance(news, JobEnd):
-                    problem = f"the job has ended: {news.reason}"
+        with closing(request_events(job.client, job.keys, request, timeout_s=args.timeout_s)) as events:
+            for event in events:
+                if isinstance(event, CheckReport):
+                    reports[event.host] = _joined(reports.get(event.host), event)
+                elif isinstance(event, Answer):
+                    answer = checked(event)
+                elif isinstance(event, JobEnd):
+                    problem = f"the job has ended: {event.reason}"
                     break
-                elif isinstance(news, EtcdUnreachable):
-                    print_note(f"etcd does not answer, still waiting: {news.reason}")
+                elif isinstance(event, EtcdUnreachable):
+                    print_note(f"etcd does not answer, still waiting: {event.reason}")
                 if answer is not None and answer.is_done:  # the driver answers only after it has seen all reports
                     break
     except CoordinationError as error:
@@ -213,12 +213,12 @@ def _results(reports: Iterable[CheckReport]) -> Iterable[CheckResult]:
     return (result for report in reports for result in report.results)
 
 
-def _joined(before: CheckReport | None, news: CheckReport) -> CheckReport:
+def _joined(before: CheckReport | None, report: CheckReport) -> CheckReport:
     """Merge a host's reports: one of its own checks, and one for each neighbour that it was tested with."""
-    if before is None or before.session != news.session:
-        return news
-    known = {(result.name, result.partner): result for result in (*before.results, *news.results)}
-    return replace(news, results=tuple(known.values()))
+    if before is None or before.session != report.session:
+        return report
+    known = {(result.name, result.partner): result for result in (*before.results, *report.results)}
+    return replace(report, results=tuple(known.values()))
 
 
 def _print_checks(

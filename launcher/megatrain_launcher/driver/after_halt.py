@@ -31,7 +31,7 @@ from megatrain_launcher.driver.incidents import (
     as_ended,
     history_of,
     last_step,
-    no_earlier,
+    not_before,
     statuses_in,
 )
 from megatrain_launcher.driver.policy import Policy
@@ -185,7 +185,7 @@ def _completed(now: float, state: ClusterState, round_: Round, incident: Inciden
         incident,
         failures=most_informative(_failures_of(state, round_, incident)),
         last_step=max(steps, default=None),
-        moments=replace(incident.moments, halted=no_earlier(now, incident.moments)),
+        moments=replace(incident.moments, halted=not_before(now, incident.moments)),
     )
 
 

@@ -71,12 +71,12 @@ def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple
     return actions
 
 
-def gone_by(state: ClusterState, policy: Policy, round_: Round, part: RoundHost, lease_gone_at: float) -> float:
+def workers_gone_at(state: ClusterState, policy: Policy, round_: Round, part: RoundHost, lease_gone_at: float) -> float:
     """Return when a host's workers are certainly gone, by the deadlines that the host enforces without a lease."""
     others = [host for host in round_.hosts if host.host != part.host]
     moments = [at for host in others if (at := _stuck_since(state, round_, host)) is not None]
     seen_s, published = _seen_interval_s(state, round_), published_deadlines(state, policy, round_)
-    return policy.fence_rule.gone_by(
+    return policy.fence_rule.workers_gone_at(
         lease_gone_at=lease_gone_at,
         stuck_since=min(moments, default=None),
         published_s=published.interval_s,

@@ -18,7 +18,7 @@ from megatrain.contracts.records.rounds import Cordon, JobEnd, Rollback, Round
 from megatrain.formatting import count_text
 from megatrain_launcher.driver.actions import CordonHost, Decision, EndJob, UpdateIncident, WriteRound
 from megatrain_launcher.driver.evictions import EvictionReason
-from megatrain_launcher.driver.incidents import CHECK_NOTE, PAIRS_NOTE, as_ended, no_earlier
+from megatrain_launcher.driver.incidents import CHECK_NOTE, PAIRS_NOTE, as_ended, not_before
 from megatrain_launcher.driver.pair_checks import PairCheck, findings_text, follow_pairs
 from megatrain_launcher.driver.policy import CHECK_TIMEOUT_S, WAIT_FOR_MORE_S, Policy
 from megatrain_launcher.driver.ranks import choose, parts_of
@@ -273,7 +273,7 @@ def _rollback_of(incident: Incident | None, previous: Round | None) -> Rollback 
 
 def _with_round(now: float, incident: Incident, number: int) -> Incident:
     """Return an incident with `number` as the round of its recovery, and the moments of an earlier one cleared."""
-    written = no_earlier(now, incident.moments)
+    written = not_before(now, incident.moments)
     moments = replace(incident.moments, round_written=written, joined=None, loaded=None, first_step=None)
     return replace(incident, next_round=number, moments=moments)
 

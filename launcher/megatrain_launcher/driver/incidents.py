@@ -113,7 +113,7 @@ def _reached(moments: Moments, found: Sequence[HostStatus], now: float) -> Momen
     Recorded times are kept. No time is earlier than that of the previous phase.
     """
     joined, loaded, first_step = moments.joined, moments.loaded, moments.first_step
-    least = no_earlier(moments.round_written or moments.detected, moments)
+    least = not_before(moments.round_written or moments.detected, moments)
     if joined is None:
         joined = _within(_last(status.milestones.joined_unix_s for status in found), least, now)
     if loaded is None:
@@ -124,7 +124,7 @@ def _reached(moments: Moments, found: Sequence[HostStatus], now: float) -> Momen
     return replace(moments, joined=joined, loaded=loaded, first_step=first_step)
 
 
-def no_earlier(now: float, moments: Moments) -> float:
+def not_before(now: float, moments: Moments) -> float:
     """Return `now`, or the latest recorded time if that is later, because another driver's clock may be ahead."""
     recorded = (moments.detected, moments.decided, moments.halted, moments.round_written)
     return max(now, *(moment for moment in recorded if moment is not None))

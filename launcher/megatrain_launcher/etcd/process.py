@@ -34,7 +34,7 @@ from megatrain_job.commands.etcd_flags import without_password
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.maintenance import status
 from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
-from megatrain_launcher.etcd.access import WrongPasswordError, admit_only, make_certificate
+from megatrain_launcher.etcd.access import WrongPasswordError, make_certificate, restrict_users
 from megatrain_launcher.etcd.data import HeldFiles, frozen
 from megatrain_launcher.etcd.place import LOCK, make_private, place_of_sockets, take_lock, why_not_started
 from megatrain_launcher.etcd.program import (
@@ -322,7 +322,7 @@ class EtcdProcess:
         socket_url = f"unix://{CLIENT_SOCKET}"
         self._start_and_wait([*always, *listening(socket_url), *NEW], EtcdSettings((socket_endpoint,)))
         try:
-            admit_only(EtcdSettings((socket_endpoint,)), self._credentials)
+            restrict_users(EtcdSettings((socket_endpoint,)), self._credentials)
         except WrongPasswordError as error:
             hint = f"remove {self._directory / 'etcd'}, after which rounds count from 1 again"
             raise CoordinationError(f"etcd in {self._directory} {error}; {hint}") from error

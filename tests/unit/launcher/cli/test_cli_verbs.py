@@ -24,7 +24,7 @@ from megatrain_job.commands.job_location import add_job, list_jobs, opened_job
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange, Range
-from megatrain_job.jobs.send_request import make_request, news_of
+from megatrain_job.jobs.send_request import make_request, request_events
 from megatrain_job.jobs.snapshot import read_job
 from megatrain_launcher.commands.status import StatusCode
 from megatrain_launcher.commands.wait_for_answer import wait_for_answer
@@ -298,7 +298,7 @@ def test_accepted_request_may_take_longer(client: EtcdClient, keys: JobKeys) -> 
     request = make_request(RequestKind.CHECKPOINT)
     thread = threading.Thread(target=_accept, args=(client, keys, request), name="etcd accepting")
     thread.start()
-    with closing(news_of(client, keys, request, timeout_s=20, accept_s=0.3)) as news:
+    with closing(request_events(client, keys, request, timeout_s=20, accept_s=0.3)) as news:
         next(news)
         ready_s = time.monotonic() + 0.35
         wait_until(lambda: time.monotonic() > ready_s, "the time to accept to be over")
