@@ -77,7 +77,7 @@ def failures_of(pool: RankPool, config: Config, *flips: Flip) -> list[str]:
     """Return what each rank of a job that fails says, in rank order."""
     with pytest.raises(RankError) as caught:
         pool.run(train_with_flipped_bits, config.layout(None).world_size, config, Orders(), flips)
-    return [one.description for one in sorted(caught.value.failures, key=lambda one: one.rank)]
+    return [failure.description for failure in sorted(caught.value.failures, key=lambda failure: failure.rank)]
 
 
 def test_a_flipped_bit_ends_the_run_on_all_ranks_and_is_named(rank_pool: RankPool, train_data: Tables) -> None:

@@ -251,9 +251,9 @@ class SimulatedJob:
             others = [decode(Incident, item.value, key) for key, item in self.etcd.items.items()
                       if key.startswith(KEYS.directory("incidents"))]  # fmt: skip
             assert not [
-                one for one in others
-                if one.state is IncidentState.OPEN and one.incident_id != incident.incident_id
-                and one.next_round is not None
+                other for other in others
+                if other.state is IncidentState.OPEN and other.incident_id != incident.incident_id
+                and other.next_round is not None
             ], "evicted while another recovery goes on"  # fmt: skip
 
 

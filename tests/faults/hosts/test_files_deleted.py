@@ -106,7 +106,7 @@ def test_job_reports_removed_files_and_trains_on(tmp_path: Path) -> None:
         saved = newest_step(launched)
         launch = launched.start("launch")
         launched.wait_for_step(saved + 5)
-        assert next(one["step"] for one in launched.step_records() if one["step"] > saved) == saved + 1
+        assert next(record["step"] for record in launched.step_records() if record["step"] > saved) == saved + 1
         assert counter_and_rounds(launched) == (before[0], before[1] + 1)
         launch.send_signal(signal.SIGTERM)
         assert launched.finish("launch") == ExitCode.SAVED_AND_STOPPED

@@ -25,7 +25,7 @@ def trace_of(operation: Operation, calls: list[tuple[int, bool, float]], rest: f
 
 def ideal(*traces: Trace, rate: float = PIECE) -> float:
     """With the rate as it is, a piece travels for one second."""
-    return ideal_of_calls([[one] for one in traces], rate)
+    return ideal_of_calls([[trace] for trace in traces], rate)
 
 
 def test_sequence_chunks_awaited_later_overlap_with_products() -> None:

@@ -69,4 +69,4 @@ def test_a_rank_that_cannot_listen_is_named() -> None:
 
 
 def test_addresses_are_formatted_with_brackets_for_ipv6() -> None:
-    assert [str(one) for one in addresses("10.0.0.1", "fe80::1")] == ["10.0.0.1:4000", "[fe80::1]:4001"]
+    assert [str(address) for address in addresses("10.0.0.1", "fe80::1")] == ["10.0.0.1:4000", "[fe80::1]:4001"]

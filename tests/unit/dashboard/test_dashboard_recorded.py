@@ -319,7 +319,7 @@ def test_restart_price_and_gain_of_remaining_steps(page: Page) -> None:
 def test_uncommitted_checkpoint_is_damaged_unless_being_written(own_run: RunDirectory) -> None:
     (own_run.checkpoints / "main" / "step-000000050" / "COMMIT").unlink()
     document = checkpoints_document(read_checkpoints(str(own_run.checkpoints)))
-    states = {one.step: (one.state, one.problem[:9]) for one in document.checkpoints}
+    states = {checkpoint.step: (checkpoint.state, checkpoint.problem[:9]) for checkpoint in document.checkpoints}
     assert states == {50: ("damaged", "it has no"), 100: ("committed", "")}
 
 
@@ -328,7 +328,7 @@ def test_pin_appears_at_the_next_poll(own_run: RunDirectory) -> None:
 
     def reasons() -> dict[int, str | None]:
         survey = watch.seen.survey
-        return {} if survey is None else {one.step: one.pin_reason for one in survey.checkpoints}
+        return {} if survey is None else {checkpoint.step: checkpoint.pin_reason for checkpoint in survey.checkpoints}
 
     with closing(watch):
         wait_until(lambda: bool(reasons()), "the first poll")

@@ -118,7 +118,7 @@ def test_unreachable_etcd_is_red() -> None:
     for poll in (EtcdPoll(problem="refused"), EtcdPoll(make_snapshot(), at_unix_s=NOW_S - 9, problem="refused")):
         health = records_of(poll, NOW_S).health
         assert health is not None
-        assert [one.code for one in health.reasons] == [ReasonCode.UNREACHABLE]
+        assert [reason.code for reason in health.reasons] == [ReasonCode.UNREACHABLE]
         assert health.reasons[0].since_unix_s == (NOW_S - 9 if poll.snapshot else None)
 
 
@@ -138,4 +138,4 @@ def test_device_problems_of_training_hosts_are_reported(etcd: Etcd) -> None:
     devices.found = tuple(replace(hot, text=f"GPU {number} " + 500 * "x") for number in range(40))
     assert writer.write(NOW_S + 3)
     assert (len(etcd.written[-1].devices), etcd.written[-1].num_device_problems) == (16, 40)
-    assert all(len(one.text) <= 300 for one in etcd.written[-1].devices)
+    assert all(len(device.text) <= 300 for device in etcd.written[-1].devices)

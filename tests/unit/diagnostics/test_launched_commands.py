@@ -26,7 +26,7 @@ ETCD = ["--rdzv-endpoint=http://127.0.0.1:1"]
 
 def test_commands_are_entry_points() -> None:
     for group, function in (("megatrain.job_programs", job_commands), ("megatrain.host_program", streamer_command)):
-        assert function in [one.load() for one in importlib.metadata.entry_points(group=group)]
+        assert function in [point.load() for point in importlib.metadata.entry_points(group=group)]
 
 
 def test_the_daemon_gets_the_run_and_its_etcd() -> None:

@@ -413,7 +413,7 @@ def test_box_of_an_unstarted_round_hides_no_stalled_rank(host: Host) -> None:
         for turn in range(3):
             streamer.poll(LONG_S + turn)
     assert host.silent == [(0,)]
-    assert [(one.rank, one.step) for one in streamer.reading().ranks] == [(0, 3)]
+    assert [(rank.rank, rank.step) for rank in streamer.reading().ranks] == [(0, 3)]
     streamer.end()
 
 
@@ -438,7 +438,7 @@ def test_devices_are_sent_with_their_ranks(host: Host, monkeypatch: pytest.Monke
     take_steps(recorder, range(8))
     streamer, taken = host.streamer(OneReading())
     streamer.poll(LONG_S)
-    assert [one.gpu_uuid for one in streamer.reading().ranks] == ["GPU-b"]
+    assert [rank.gpu_uuid for rank in streamer.reading().ranks] == ["GPU-b"]
     assert streamer.reading().devices is not None
     streamer.end()
     gpus = taken.all(Gpus)

@@ -127,4 +127,4 @@ def test_prober_asks_a_host_once_at_a_time() -> None:
 
         wait_until(has_come, "the answer")
     prober.close()
-    assert {(one.host, one.liveness, one.at) for one in results} == {("a", Liveness.ALIVE, 5.0)}
+    assert {(result.host, result.liveness, result.at) for result in results} == {("a", Liveness.ALIVE, 5.0)}

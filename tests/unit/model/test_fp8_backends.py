@@ -90,9 +90,9 @@ def test_products_are_off_by_what_their_bits_allow(backend: Backend, has_bias: b
     assert relative(out, truth[0]) < 1.2 * (2 * INPUT_ERROR**2) ** 0.5
     assert relative(grad_x, truth[1]) < 1.2 * (INPUT_ERROR**2 + GRADIENT_ERROR**2) ** 0.5
     assert relative(grad_weight, truth[2]) < 1.2 * (INPUT_ERROR**2 + GRADIENT_ERROR**2) ** 0.5
-    for one in grad_bias:  # a backend may sum what was rounded to 8 bits
-        assert one.shape == (3, 32)
-        assert relative(one, truth[3]) < 1.2 * GRADIENT_ERROR
+    for bias in grad_bias:  # a backend may sum what was rounded to 8 bits
+        assert bias.shape == (3, 32)
+        assert relative(bias, truth[3]) < 1.2 * GRADIENT_ERROR
 
 
 def test_products_are_in_eight_bits(backend: Backend) -> None:
@@ -208,7 +208,7 @@ def test_replaced_projections_keep_parameters_and_checkpoints(package_root: Path
     run_gradients(rank_model, random_tokens(rank_model.config, seed=0))
     modules = [one.pipeline.chunks[0].module for one in (own, rank_model)]
     first, second = (
-        {type(one.multiply) for one in modules[1].blocks[layer].modules() if isinstance(one, Projection)}
+        {type(module.multiply) for module in modules[1].blocks[layer].modules() if isinstance(module, Projection)}
         for layer in ("0", "1")
     )
 
@@ -216,5 +216,5 @@ def test_replaced_projections_keep_parameters_and_checkpoints(package_root: Path
     assert TransformerEngineLinear not in second
     names = [[name for name, _ in module.named_parameters()] for module in modules]
     assert names[0] == names[1]
-    shards = [[(one.kind, one.shard.name) for one in each.saved_shards()] for each in (own, rank_model)]
+    shards = [[(shard.kind, shard.shard.name) for shard in each.saved_shards()] for each in (own, rank_model)]
     assert shards[0] == shards[1]

@@ -102,7 +102,7 @@ def test_a_step_of_the_model_is_that_of_torch() -> None:
     )
     rank_model = single_rank_model(config)
     weights = {name: one.clone().requires_grad_() for name, one in parameters_by_name(rank_model).items()}
-    parts = {name: logical_parts(name, one.detach()) for name, one in weights.items() if is_hidden(name)}
+    parts = {name: logical_parts(name, weight.detach()) for name, weight in weights.items() if is_hidden(name)}
     decayed = [name for name in weights if not is_hidden(name) and not name.endswith(("bias", "norm.weight"))]
     others = [name for name in weights if not is_hidden(name) and name not in decayed]
     muon = torch.optim.Muon(
@@ -140,6 +140,6 @@ def logical_parts(name: str, whole: Tensor) -> list[Tensor]:
     """Return copies of the logical matrices of a weight."""
     matrices = matrices_of(name, tuple(whole.shape), row_of(name, decoder_table()).fused)
     return [
-        whole[box_slices(one.box.offsets, one.box.sizes)].reshape(one.num_rows, one.num_columns).clone()
-        for one in matrices
+        whole[box_slices(matrix.box.offsets, matrix.box.sizes)].reshape(matrix.num_rows, matrix.num_columns).clone()
+        for matrix in matrices
     ]

@@ -53,7 +53,7 @@ def backward(net: Net, chunk: ChunkDataParallel, microbatch: int) -> DeferredWgr
 
 
 def sums(chunk: ChunkDataParallel, names: set[str]) -> dict[str, Tensor]:
-    return {name: one.clone() for name, one in bucket_gradients(chunk).items() if name in names}
+    return {name: gradient.clone() for name, gradient in bucket_gradients(chunk).items() if name in names}
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -27,7 +27,7 @@ def buckets_of(*num_writes: list[int]) -> list[list[LogicalParameter]]:
     """Return buckets of parameters that are declared to be written so often."""
     placement = Placement("w", (3,), Box((0,), (3,)))
     return [
-        [LogicalParameter(nn.Parameter(torch.zeros(3)), (placement,), count) for count in one] for one in num_writes
+        [LogicalParameter(nn.Parameter(torch.zeros(3)), (placement,), count) for count in write] for write in num_writes
     ]
 
 
@@ -174,7 +174,7 @@ def test_early_buckets_start_in_order_and_are_bitwise_equal(case: str, monkeypat
         assert all(
             torch.equal(gradients[name].nan_to_num(), one.nan_to_num()) for name, one in gradients_by_name(late).items()
         )
-        assert math.isnan(scale) == any(one.isnan().any() for one in gradients.values())
+        assert math.isnan(scale) == any(gradient.isnan().any() for gradient in gradients.values())
         of_chunks = {
             number: [note for note in notes if note.startswith(f"reduce {number}.")] for number in range(num_chunks)
         }

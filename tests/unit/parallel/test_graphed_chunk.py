@@ -46,8 +46,8 @@ def train(rank_model: RankModel, inputs: list[PipelineInput], schedule: str = "1
     rank_model.pipeline.train(build_schedule(schedule, 1, 1, len(inputs)), inputs, lambda: scale)
 
 
-def with_context(one: PipelineInput, **changes: Any) -> PipelineInput:
-    return replace(one, context=replace(one.context, **changes))
+def with_context(pipeline_input: PipelineInput, **changes: Any) -> PipelineInput:
+    return replace(pipeline_input, context=replace(pipeline_input.context, **changes))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,9 @@ def test_only_a_gpu_with_cuda_graphs_enabled_records(monkeypatch: pytest.MonkeyP
     for is_wanted in (False, True):
         config = make_config(kernels={"cuda_graphs": is_wanted})
         captures = {device: capture_of(config, torch.device(device)) for device in ("cpu", "meta", "cuda")}
-        assert [device for device, one in captures.items() if one is not None] == (["cuda"] if is_wanted else [])
+        assert [device for device, capture in captures.items() if capture is not None] == (
+            ["cuda"] if is_wanted else []
+        )
 
 
 def test_a_rank_model_records_with_what_its_device_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,9 @@ def plain_gradients(style: str, tokens: Tensor, weights: dict[str, Tensor]) -> t
     context = TokenContext(torch.arange(tokens.shape[1]), tokens.shape[0] - 1)
     loss = model(tokens[:-1], context, tokens[1:]) / tokens[1:].numel()
     loss.backward()
-    return loss.item(), {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    return loss.item(), {
+        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
 
 
 @pytest.mark.slow(kept=["llama-1f1b-4-2", "llama-gpipe-2-1", "llama-gpipe-1-2", "gpt-gpipe-2-2"])

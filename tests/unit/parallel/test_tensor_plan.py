@@ -95,7 +95,7 @@ def planned(
 def test_boxes_of_all_ranks_tile_every_parameter(style: tuple[Any, ...], tp_size: int, num_kv_heads: int) -> None:
     config = replace(config_of(style), num_kv_heads=num_kv_heads)
     with torch.device("meta"):
-        whole = {name: tuple(one.shape) for name, one in Transformer(config).named_parameters()}
+        whole = {name: tuple(parameter.shape) for name, parameter in Transformer(config).named_parameters()}
     ranks = [planned(config, tp_size, rank)[1] for rank in range(tp_size)]
     counts = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in whole.items()}
     for found in ranks:

@@ -68,8 +68,10 @@ def peak_of_a_pass(rank_model: RankModel) -> int:
     samples = torch.arange(config.batch.micro_batch_size)
     tokens = torch.zeros(config.model.seq_len, len(samples), dtype=torch.int64)
     inputs = [rank_model.pipeline_input(tokens.clone(), tokens.clone(), samples, None) for _ in range(2)]
-    positions = [one for one in rank_model.pipeline.chunks[0].module.positions.values() if one is not None]
-    tables = [x for one in positions for x in one.table(len(tokens), device, rank_model.pipeline.dtype)]
+    positions = [
+        position for position in rank_model.pipeline.chunks[0].module.positions.values() if position is not None
+    ]
+    tables = [x for position in positions for x in position.table(len(tokens), device, rank_model.pipeline.dtype)]
     standing: list[Tensor] = [*tables, *(x for each in inputs for x in (each.tokens_SB, each.labels_SB))]
     for _, state in rank_model.optimizer.states:
         standing += [state.bucket.values, state.bucket.gradients, *state.tensors().values()]

@@ -40,9 +40,9 @@ def without(schedule: Schedule, stage: int, action: Action) -> Schedule:
     return with_stage(schedule, stage, [other for other in schedule.stages[stage] if other != action])
 
 
-def swapped(schedule: Schedule, stage: int, one: Action, other: Action) -> Schedule:
+def swapped(schedule: Schedule, stage: int, action: Action, other: Action) -> Schedule:
     actions = list(schedule.stages[stage])
-    a, b = actions.index(one), actions.index(other)
+    a, b = actions.index(action), actions.index(other)
     actions[a], actions[b] = actions[b], actions[a]
     return with_stage(schedule, stage, actions)
 
@@ -156,9 +156,9 @@ GATHER, REDUCE = Action(ActionKind.GATHER, 1, -1), Action(ActionKind.REDUCE, 0, 
     ],
 )  # fmt: skip
 def test_swapped_actions_are_reported(
-    name: str, stage: int, one: Action, other: Action, reported: tuple[str, ...]
+    name: str, stage: int, action: Action, other: Action, reported: tuple[str, ...]
 ) -> None:
-    broken = swapped(SCHEDULES[name], stage, one, other)
+    broken = swapped(SCHEDULES[name], stage, action, other)
     expect_one_problem(broken, f"stage {stage}", *reported)
 
 

@@ -81,7 +81,7 @@ def test_delayed_scales_are_state_that_checkpoints_hold() -> None:
     rank_model = build(**RECIPES["delayed"])
     for number in range(3):
         step(rank_model, number)
-    shards = {one.shard.name: one.shard for one in rank_model.saved_shards() if one.kind == "fp8_history"}
+    shards = {shard.shard.name: shard.shard for shard in rank_model.saved_shards() if shard.kind == "fp8_history"}
 
     assert list(shards) == ["blocks.0", "blocks.1", "blocks.2"]
     assert all(shard.global_shape == (12, 4) for shard in shards.values())

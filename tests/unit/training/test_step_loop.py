@@ -201,7 +201,7 @@ def test_results_of_a_step_are_recorded(make_trainer: MakeTrainer, tmp_path: Pat
     seq_len, num_samples = made.config.model.seq_len, 4
 
     for number, report in enumerate(made.reports.steps):
-        found = {StepValue(one.kind_number): one.value for one in box.values if one.step == number}
+        found = {StepValue(value.kind_number): value.value for value in box.values if value.step == number}
         assert found == {
             StepValue.LOSS: report.loss,
             StepValue.GRAD_NORM: report.grad_norm,

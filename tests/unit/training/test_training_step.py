@@ -32,8 +32,10 @@ def step(rank_model: RankModel, tokens: Tensor, *, grad_clip: float = 0.0, **opt
     """Train on [S + 1, B] token ids, where negative ones are labels that do not count."""
     labels = tokens[1:].where(tokens[1:] >= 0, IGNORED_LABEL)
     inputs = [
-        rank_model.pipeline_input(one.tokens_SB, labels[:, 2 * index : 2 * index + 2], one.context.sample_B, None)
-        for index, one in enumerate(microbatches(rank_model, tokens.clamp(min=0)))
+        rank_model.pipeline_input(
+            microbatch.tokens_SB, labels[:, 2 * index : 2 * index + 2], microbatch.context.sample_B, None
+        )
+        for index, microbatch in enumerate(microbatches(rank_model, tokens.clamp(min=0)))
     ]
     arguments: dict[str, Any] = {
         "lr": 1e-2,
@@ -138,8 +140,8 @@ def test_executed_actions_are_those_of_the_schedule() -> None:
     for chunk, pipeline_chunk in enumerate(rank_model.pipeline.chunks):
         pipeline_chunk.module.register_forward_pre_hook(lambda *_, chunk=chunk: ran.append(f"FORWARD {chunk}"))
     schedule = config.parallel.build_schedule(2)
-    listed = [f"{one.kind.name} {one.chunk}" for one in schedule.stages[0] if one.kind.name in KINDS]
-    initial = [f"GATHER {one.chunk}" for one in schedule.initial_gathers(0)]
+    listed = [f"{stage.kind.name} {stage.chunk}" for stage in schedule.stages[0] if stage.kind.name in KINDS]
+    initial = [f"GATHER {gather.chunk}" for gather in schedule.initial_gathers(0)]
     for _ in range(2):
         ran.clear()
         step(rank_model, random_tokens(config, seed=1), schedule=schedule)

@@ -97,19 +97,19 @@ def test_status_finds_its_job_by_directory_name_or_endpoint(
 
 def test_jobs_are_distinguished(client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run) -> None:
     others = [JobKeys(f"{keys.job}{end}") for end in ("-x", "0")]  # one before and one after it in the order of keys
-    for one in (keys, *others):
-        fill(client, one)
+    for other in (keys, *others):
+        fill(client, other)
     torchrun = JobKeys("rdzv-abc")
     client.put(torchrun.host("h"), b"{}")
     try:
-        assert set(list_jobs(client)) == {keys.job, *(one.job for one in others)}
+        assert set(list_jobs(client)) == {keys.job, *(other.job for other in others)}
         megatrain("status", "--rdzv-endpoint", etcd.urls[0], code=2)
         assert re.search(rf"which job\? etcd at http.* has {keys.job}, .* and .*; name one", megatrain.notes)
-        for one in others:
-            assert megatrain("status", one.job, "--rdzv-endpoint", etcd.urls[0]).startswith(f"{one.job}: ")
+        for other in others:
+            assert megatrain("status", other.job, "--rdzv-endpoint", etcd.urls[0]).startswith(f"{other.job}: ")
     finally:
-        for one in (*others, torchrun):
-            client.delete(KeyRange.prefix(one.prefix))
+        for other in (*others, torchrun):
+            client.delete(KeyRange.prefix(other.prefix))
 
 
 def test_job_that_is_not_found_is_named(keys: JobKeys, etcd: EtcdServers, megatrain: Run, run: Path) -> None:
@@ -214,7 +214,7 @@ def test_request_prints_both_answers_of_the_driver(client: EtcdClient, keys: Job
         for kind in kinds:
             assert megatrain("job", kind, "demo", "--reason", "because") == f"{keys.job}: {kind} at step 1,250\n"
             assert "megatrain: taken up" in megatrain.notes, kind
-    assert [(one.kind, one.reason) for one in driver.requests] == [(kind, "because") for kind in kinds]
+    assert [(request.kind, request.reason) for request in driver.requests] == [(kind, "because") for kind in kinds]
     assert not client.read(Range(KeyRange.prefix(keys.directory("requests")))).items
 
 
