@@ -42,7 +42,7 @@ class _Times:
 
     def over(self, other: _Times) -> _Times:
         """Return the ratios round by round."""
-        return _Times(tuple(value / two for value, two in zip(self.values, other.values, strict=True)))
+        return _Times(tuple(mine / theirs for mine, theirs in zip(self.values, other.values, strict=True)))
 
     def row(self, what: str, unit: str, bar: str = "") -> Row:
         return _row(what, unit, self.median, min(self.values), max(self.values), bar)
