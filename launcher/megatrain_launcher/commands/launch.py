@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     def execute(settings: ExecutorSettings) -> int:
         # imported only here: the program that starts several executors needs neither module
         from megatrain_launcher.executor.executor import run_executor
-        from megatrain_launcher.launch.executor_parts import parts_with
+        from megatrain_launcher.launch.cordons import parts_with
 
         if early.is_requested:  # the exception was raised before, during an import that suppressed it
             stop_early(early.name)

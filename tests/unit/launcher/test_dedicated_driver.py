@@ -21,9 +21,8 @@ from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.executor.job_record import record_of
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.adapter import CordonError, HostFacts
-from megatrain_launcher.launch.cordons import CordonWatch
+from megatrain_launcher.launch.cordons import CordonWatch, parts_with
 from megatrain_launcher.launch.dedicated_driver import policy_of, run_dedicated_driver
-from megatrain_launcher.launch.executor_parts import parts_with
 from megatrain_launcher.launch.plan import LaunchPlan, choose_platform, make_plan
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launch_cases import small_flags
