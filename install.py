@@ -95,8 +95,8 @@ def uv_environment(options: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 def cpu_wheels(find_links: Sequence[str]) -> list[str]:
     """Return the names of the wheels of torch's CPU build that lie in directories of `find_links`."""
-    directories = [unquote(urlsplit(one).path) if one.startswith("file:") else one for one in find_links]
-    return sorted(path.name for one in directories for path in Path(one).glob("torch-*+cpu-*.whl"))
+    directories = [unquote(urlsplit(link).path) if link.startswith("file:") else link for link in find_links]
+    return sorted(path.name for directory in directories for path in Path(directory).glob("torch-*+cpu-*.whl"))
 
 
 def has_gpu() -> bool:

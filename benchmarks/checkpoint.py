@@ -42,7 +42,7 @@ class _Times:
 
     def over(self, other: _Times) -> _Times:
         """Return the ratios round by round."""
-        return _Times(tuple(one / two for one, two in zip(self.values, other.values, strict=True)))
+        return _Times(tuple(mine / theirs for mine, theirs in zip(self.values, other.values, strict=True)))
 
     def row(self, what: str, unit: str, bar: str = "") -> Row:
         return _row(what, unit, self.median, min(self.values), max(self.values), bar)
@@ -66,8 +66,8 @@ def run(size_gb: float = 1.0, storage: str = "") -> Result:
         notes=_notes(steps),
         settings={
             "ranks": NUM_RANKS,
-            "state_GB": sum(one.state_bytes for one in saves) / 1e9,
-            "tensors_per_rank": max(one.num_tensors for one in saves),
+            "state_GB": sum(save.state_bytes for save in saves) / 1e9,
+            "tensors_per_rank": max(save.num_tensors for save in saves),
             "hidden_size": tables["model"]["hidden_size"],
             "bucket_size": BUCKET_SIZE,
             "storage_file_system": file_system,
@@ -78,13 +78,13 @@ def run(size_gb: float = 1.0, storage: str = "") -> Result:
 
 
 def _save_rows(ranks: Sequence[SaveFigures]) -> list[Row]:
-    times = {key: _spans([one.windows[key] for one in ranks]) for key in ranks[0].windows}
+    times = {key: _spans([rank.windows[key] for rank in ranks]) for key in ranks[0].windows}
     stall, stage_2 = times["megatrain", "stall"], times["megatrain", "stage 2"]
     copy, whole = times["copy, tensor by tensor", "copy"], times["copy, one memcpy a rank", "copy"]
     plain = [times[f"write and fsync by {count}", "write"] for count in (1, NUM_RANKS)]
     kept, fresh = ("dcp.async_save, stager kept", "dcp.async_save")
     best_plain = min(plain, key=lambda one: one.median)
-    gigabytes = sum(one.state_bytes for one in ranks) / 1e9
+    gigabytes = sum(rank.state_bytes for rank in ranks) / 1e9
     speed = _Times(tuple(gigabytes / seconds for seconds in stage_2.values))
     return [
         stall.row("stall: take", "s"),
@@ -115,18 +115,18 @@ def _restore_rows(ranks: Sequence[SaveFigures]) -> list[Row]:
     size = ranks[0].checkpoint_bytes
     rows = []
     for cut in ranks[0].bytes_read:
-        read, received = sum(one.bytes_read[cut] for one in ranks), sum(one.bytes_received[cut] for one in ranks)
-        seconds = _Times((_span([one.load_windows[cut] for one in ranks]),))
+        read, received = sum(rank.bytes_read[cut] for rank in ranks), sum(rank.bytes_received[cut] for rank in ranks)
+        seconds = _Times((_span([rank.load_windows[cut] for rank in ranks]),))
         rows += [
             _count_row(f"load, {cut}: bytes read / checkpoint's size", read / size, "<= 1.05", "ratio"),
             _count_row(f"load, {cut}: bytes between ranks / checkpoint's size", received / size, "", "ratio"),
             seconds.row(f"load, {cut}", "s"),
         ]
-    restore = _spans([one.restore_windows for one in ranks])
+    restore = _spans([rank.restore_windows for rank in ranks])
     rows += [
         restore.row("warm restore", "s", "<= 2"),
         _count_row(
-            "warm restore: bytes read from storage", sum(one.restore_bytes_read for one in ranks), "<= 0", "bytes"
+            "warm restore: bytes read from storage", sum(rank.restore_bytes_read for rank in ranks), "<= 0", "bytes"
         ),
     ]
     return rows
@@ -135,8 +135,8 @@ def _restore_rows(ranks: Sequence[SaveFigures]) -> list[Row]:
 def _step_rows(steps: StepFigures) -> list[Row]:
     beside, alone = _Times(tuple(steps.beside[1:])), _Times(tuple(steps.alone[1:]))
     return [
-        _Times(tuple(1e3 * one for one in alone.values)).row("step without stage 2", "ms"),
-        _Times(tuple(1e3 * one for one in beside.values)).row("step beside stage 2", "ms"),
+        _Times(tuple(1e3 * value for value in alone.values)).row("step without stage 2", "ms"),
+        _Times(tuple(1e3 * value for value in beside.values)).row("step beside stage 2", "ms"),
         beside.over(alone).row("step beside stage 2 / without", "ratio", "<= 1.05"),
         _Times(tuple(steps.stage_2_s[1:])).row("stage 2 beside the step", "s"),
         _Times(tuple(map(float, steps.num_steps[1:]))).row("steps in a block", "count"),
@@ -195,7 +195,11 @@ def _places(storage: str) -> Iterator[Places]:
 def _disk_directory() -> str:
     """Return a directory for temporary files that is not on a memory file system."""
     candidates = [tempfile.gettempdir(), "/var/tmp", str(Path.cwd())]
-    return next(one for one in candidates if Path(one).is_dir() and _file_system(Path(one)) not in _MEMORY_FILE_SYSTEMS)
+    return next(
+        candidate
+        for candidate in candidates
+        if Path(candidate).is_dir() and _file_system(Path(candidate)) not in _MEMORY_FILE_SYSTEMS
+    )
 
 
 def _file_system(path: Path) -> str:

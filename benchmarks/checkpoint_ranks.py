@@ -157,7 +157,7 @@ def _fill_from(place: LocalLocation, cut: str, state: RankState, mesh: Mesh, fig
         _drop_from_page_cache(place.path)
     with _all_together():
         started = time.perf_counter()
-        shards = [(one.kind, one.shard) for one in state.shards]
+        shards = [(shard.kind, shard.shard) for shard in state.shards]
         report: LoadReport = load_state(place, read_manifest(place), shards, mesh.rank, mesh.cpu_groups)
         figures.load_windows[cut] = (started, time.perf_counter())
     figures.bytes_read[cut], figures.bytes_received[cut] = report.bytes_read, report.bytes_received
@@ -268,7 +268,7 @@ class _Steps:
         started = time.perf_counter()
         num_steps, is_stored, is_over = 0, False, False
         while not is_over:
-            is_stored = bool(checkpoints.news()) or is_stored
+            is_stored = bool(checkpoints.new_messages()) or is_stored
             is_late = time.perf_counter() - started > _LONGEST_BLOCK_S
             is_over = self._step(is_over=is_stored or is_late)
             num_steps += 1

@@ -79,7 +79,7 @@ def _map(path: Path) -> mmap.mmap:
 
 def copy_bytes(state: RankState) -> int:
     """Return the bytes of shared memory that a copy tensor by tensor takes."""
-    return sum(_aligned(one.shard.tensor.nbytes) for one in state.shards)
+    return sum(_aligned(shard.shard.tensor.nbytes) for shard in state.shards)
 
 
 def _aligned(num_bytes: int) -> int:
@@ -94,8 +94,8 @@ class TensorCopies(Side):
     def __init__(self, state: RankState, buffers: SharedBuffers) -> None:
         self._pairs = []
         end = 0
-        for one in state.shards:
-            source = one.shard.tensor.reshape(-1).numpy().view(np.uint8)
+        for shard in state.shards:
+            source = shard.shard.tensor.reshape(-1).numpy().view(np.uint8)
             self._pairs.append((buffers.own[end : end + source.size], source))
             end += _aligned(source.size)
 
@@ -201,8 +201,8 @@ class TorchAsyncSave(Side):
 def torch_state(state: RankState) -> dict[str, Tensor]:
     """Return the state in the form of torch's checkpoints: one key for each box, so that no two ranks share a key."""
     return {
-        f"{one.kind}.{one.shard.name}.{','.join(map(str, one.shard.box.offsets))}": one.shard.tensor
-        for one in state.shards
+        f"{shard.kind}.{shard.shard.name}.{','.join(map(str, shard.shard.box.offsets))}": shard.shard.tensor
+        for shard in state.shards
     }
 
 

@@ -36,12 +36,12 @@ class RankState:
 
     @property
     def num_bytes(self) -> int:
-        return sum(one.shard.tensor.nbytes for one in self.shards)
+        return sum(shard.shard.tensor.nbytes for shard in self.shards)
 
     def fill(self) -> None:
         """Give every element its value."""
-        for one in self.shards:
-            one.shard.tensor.copy_(_values(one.kind, one.shard))
+        for shard in self.shards:
+            shard.shard.tensor.copy_(_values(shard.kind, shard.shard))
 
     def clear(self) -> None:
         for flat in self.flats:
@@ -49,7 +49,7 @@ class RankState:
 
     def is_filled(self) -> bool:
         """Return whether every element has the value that `fill` gives it."""
-        return all(torch.equal(one.shard.tensor, _values(one.kind, one.shard)) for one in self.shards)
+        return all(torch.equal(shard.shard.tensor, _values(shard.kind, shard.shard)) for shard in self.shards)
 
 
 def state_tables(size_gb: float) -> dict[str, dict[str, Any]]:

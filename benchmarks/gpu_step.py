@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.nn import functional
 
-from benchmarks.lone_trainer import LoneTrainer
+from benchmarks.single_rank_trainer import SingleRankTrainer
 from megatrain.config.config import Config
 from megatrain.ops.rotary import inverse_frequencies, rotary_table
 from megatrain.telemetry.flops import mfu, training_flops_per_token
@@ -109,9 +109,9 @@ def host_bound_config(base: Config, *, cuda_graphs: bool) -> Config:
     return Config.from_dict(tables)
 
 
-def our_step(config: Config, device: torch.device) -> tuple[Step, LoneTrainer]:
+def our_step(config: Config, device: torch.device) -> tuple[Step, SingleRankTrainer]:
     """Return megatrain's step, and the trainer that the caller must close."""
-    trainer = LoneTrainer(config, device)
+    trainer = SingleRankTrainer(config, device)
     return lambda tokens_SB: trainer.step(tokens_SB[:-1], tokens_SB[1:]).loss, trainer
 
 

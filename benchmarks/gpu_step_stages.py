@@ -158,7 +158,7 @@ def parity(stage: Stage) -> None:
         stage.change(found=dict(losses))
     differences = [abs(a - b) / b for a, b in zip(losses["cuda"], losses["cpu"], strict=True)]
     stage.change(found={"differences of the losses, relative": differences, "bound": PARITY_BOUND, **losses})
-    if not all(one <= PARITY_BOUND for one in differences):
+    if not all(difference <= PARITY_BOUND for difference in differences):
         stage.fail(f"losses differ by more than {PARITY_BOUND}: {differences}")
 
 

@@ -138,7 +138,7 @@ def _costs(pool: RankPool, server: dist.TCPStore) -> Costs:
 
 def _measured(layout: Layout, side: str, turns: Mapping[str, Turns], costs: Costs) -> Row:
     own, ours = turns[side], turns[OURS]
-    ratio = statistics.median(one / other for one, other in zip(own.seconds, ours.seconds, strict=True))
+    ratio = statistics.median(second / other for second, other in zip(own.seconds, ours.seconds, strict=True))
     return {
         **_row(layout, side, own.groups, own.world, costs),
         "seconds": statistics.median(own.seconds),

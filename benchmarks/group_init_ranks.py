@@ -108,9 +108,9 @@ def create_all(context: RankContext, orders: Orders) -> Record:
         record.world_requests = Counter(counts)
         mesh = create_mesh(orders.layout, context.rank, torch.device("cpu"), Recorder(BlackBoxWriter.anonymous()))
         groups = [
-            (one.name, one.size, one.communicator.process_group)
-            for one in mesh.groups
-            if isinstance(one.communicator, ProcessGroupCommunicator)
+            (group.name, group.size, group.communicator.process_group)
+            for group in mesh.groups
+            if isinstance(group.communicator, ProcessGroupCommunicator)
         ]
     else:
         inside = dist.PrefixStore(orders.prefix, store)

@@ -39,7 +39,7 @@ def run() -> Result:
             for side in list(SIDES)[:: 1 if turn % 2 == 0 else -1]:
                 run_directory = Path(directory) / f"run-{turn}-{list(SIDES).index(side)}"
                 records = train_records(run_directory, prefix, 2, STEPS, [*LAYOUT, SIDES[side]])
-                seconds[side] += [one["wall_s"] for one in records if one["kind"] == "interval"][LEFT_OUT:]
+                seconds[side] += [record["wall_s"] for record in records if record["kind"] == "interval"][LEFT_OUT:]
     found = {side: figures(values) for side, values in seconds.items()}
     planned, unplanned = (one["p99 / p50"] for one in found.values())
     return Result(

@@ -65,7 +65,7 @@ def run() -> Result:
         live.add_totals(totals, float(step))
         live.advance(float(step))
         spent_ms.append(1e3 * (time.perf_counter() - began))
-        sure = [one for one in live.assessment.findings if one.confidence is VerdictConfidence.HIGH]
+        sure = [finding for finding in live.assessment.findings if finding.confidence is VerdictConfidence.HIGH]
         if sure and named_at is None:
             assert set(sure[0].hosts) == {f"host-{SLOW_RANKS[0] // RANKS_PER_HOST:04d}"}, sure[0].hosts
             named_at = step

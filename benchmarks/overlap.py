@@ -178,8 +178,8 @@ class _Ranks:
     def block(self, side: str, num_steps: int, is_traced: bool = False) -> _Block:
         """Let all ranks train `num_steps` steps, after one that is not counted."""
         answers = self.order(what="block", side=side, num_steps=num_steps + 1, is_traced=is_traced)
-        traces = [Trace.from_dict(one["trace"]) for one in answers if one["trace"]]
-        return _Block(max(one["seconds"] for one in answers), answers[0]["steps"], traces)
+        traces = [Trace.from_dict(answer["trace"]) for answer in answers if answer["trace"]]
+        return _Block(max(answer["seconds"] for answer in answers), answers[0]["steps"], traces)
 
     def _tell(self, what: Mapping[str, Any]) -> int:
         number, self._number = self._number, self._number + 1

@@ -48,13 +48,15 @@ class Computes:
 def measured_computes(records: Sequence[Record], steps: set[int]) -> Computes:
     """Return the compute times of these steps from a rank's black box."""
     found: dict[Any, list[float]] = {}
-    for one in records:
-        if one.step not in steps or not one.is_span or one.duration_ns is None:
+    for record in records:
+        if record.step not in steps or not record.is_span or record.duration_ns is None:
             continue
-        if one.operation in _COMPUTES:
-            found.setdefault((_COMPUTES[one.operation], one.chunk, one.microbatch), []).append(one.duration_ns / 1e9)
-        elif one.operation in (Operation.OPTIMIZER.value, Operation.CLIP.value):
-            found.setdefault(one.operation, []).append(one.duration_ns / 1e9)
+        if record.operation in _COMPUTES:
+            found.setdefault((_COMPUTES[record.operation], record.chunk, record.microbatch), []).append(
+                record.duration_ns / 1e9
+            )
+        elif record.operation in (Operation.OPTIMIZER.value, Operation.CLIP.value):
+            found.setdefault(record.operation, []).append(record.duration_ns / 1e9)
     medians = {key: statistics.median(values) for key, values in found.items()}
     update = sum(medians.pop(name, 0.0) for name in (Operation.OPTIMIZER.value, Operation.CLIP.value))
     return Computes(medians, update)
@@ -101,8 +103,8 @@ def ideal_of_schedule(config: Config, computes: Sequence[Computes], rate: float)
     ends = []
     updates: list[int | None] = [None] * len(computes)
     for step in range(_NUM_STEPS):
-        updates = [replay.add_rank(step, rank, one, updates[rank]) for rank, one in enumerate(computes)]
-        ends.append([one for one in updates if one is not None])
+        updates = [replay.add_rank(step, rank, compute, updates[rank]) for rank, compute in enumerate(computes)]
+        ends.append([update for update in updates if update is not None])
     end = replay.ends()
     return float(max(end[ends[-1]]) - max(end[ends[-2]]))
 
@@ -114,7 +116,7 @@ class _Replay:
         self._layout = config.layout(None)
         self._schedule = config.parallel.build_schedule(config.num_microbatches(config.parallel.dp_size))
         bucket_bytes, message_bytes = sent_bytes(config)
-        self._exchange_s = {key: [one / rate for one in sizes] for key, sizes in bucket_bytes.items()}
+        self._exchange_s = {key: [size / rate for size in sizes] for key, sizes in bucket_bytes.items()}
         self._message_s = message_bytes / rate if self._layout.pp_size > 1 else 0.0
         self._replay = LinkReplay()
         self._arrivals: dict[Any, int] = {}
@@ -175,4 +177,4 @@ class _Replay:
 def _parts(seconds: float, exchanges: Sequence[float]) -> list[float]:
     """Return the compute time of each bucket of a chunk."""
     whole = sum(exchanges)
-    return [seconds * (one / whole if whole else 1.0 / len(exchanges)) for one in exchanges]
+    return [seconds * (exchange / whole if whole else 1.0 / len(exchanges)) for exchange in exchanges]

@@ -35,8 +35,8 @@ def _fully_sharded(model: Transformer, config: Config, devices: DeviceMesh) -> F
         firsts.append(cast(FSDPModule, blocks[0]))
     whole = fully_shard(model, mesh=devices, reshard_after_forward=False)
     whole._set_unshard_async_op(True)
-    for one, following in pairwise([whole, *firsts]):
-        one.set_modules_to_forward_prefetch([following])
+    for first, following in pairwise([whole, *firsts]):
+        first.set_modules_to_forward_prefetch([following])
     return whole
 
 

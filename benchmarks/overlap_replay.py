@@ -73,7 +73,7 @@ class LinkReplay:
     def ends(self) -> NDArray[np.float64]:
         """Return the ends of all computations and messages. Can be called only once."""
         now, busy = 0.0, set[int]()
-        ready = {one for one in self._pieces if not one.num_awaited}
+        ready = {piece for piece in self._pieces if not piece.num_awaited}
         for one in ready:
             one.ready_at = now
         running: list[tuple[float, int]] = []

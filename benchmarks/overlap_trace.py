@@ -106,7 +106,7 @@ class _Traced(Pending):
 
 def sent_by_calls(trace: Trace) -> float:
     """Return the bytes that a rank sends in the block."""
-    return sum(one.num_bytes for one in trace.exchanges)
+    return sum(exchange.num_bytes for exchange in trace.exchanges)
 
 
 def ideal_of_calls(traces: Sequence[Sequence[Trace]], rate: float) -> float:
@@ -124,8 +124,8 @@ def _add_rank(replay: LinkReplay, rank: int, blocks: Sequence[Trace], rate: floa
     """Add a rank's block. Each compute takes the median time over the rank's blocks. Returns the marks."""
     first = blocks[0]
     program = [call[:2] for call in first.calls]
-    assert all([call[:2] for call in one.calls] == program for one in blocks), f"the blocks of rank {rank} differ"
-    computes = [float(np.median([one.calls[at][2] for one in blocks])) for at in range(len(program))]
+    assert all([call[:2] for call in block.calls] == program for block in blocks), f"the blocks of rank {rank} differ"
+    computes = [float(np.median([block.calls[at][2] for block in blocks])) for at in range(len(program))]
     nodes: list[int] = []
     marks: list[int] = []
     num_calls: Counter[tuple[int, ...]] = Counter()

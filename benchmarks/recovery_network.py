@@ -223,7 +223,7 @@ def _bars(outage: Outage, found: Sequence[Found]) -> list[Bar]:
     """Return the bars of an outage, for the worst of its runs. A missing value counts as infinite."""
 
     def worst(seconds: Iterable[float | None]) -> float:
-        return max(math.inf if one is None else one for one in seconds)
+        return max(math.inf if second is None else second for second in seconds)
 
     title, bars = outage.title, []
     if outage.is_partition:

@@ -19,7 +19,7 @@ from megatrain.contracts.records.diag_records import DaemonRecord
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain_diagnostics.collector.admission import Admission, RowRateLimiter
 from megatrain_diagnostics.collector.consumers import ConsumerThread
-from megatrain_diagnostics.collector.counters import Ledger
+from megatrain_diagnostics.collector.counters import IngestStatistics
 from megatrain_diagnostics.collector.event_server import EventServer
 from megatrain_diagnostics.collector.ingest import Ingest
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
@@ -46,12 +46,12 @@ class Nowhere:
 
 def serve(job: str, endpoint: str, stop: threading.Event) -> None:
     """Acknowledge until `stop` is set."""
-    keys, ledger, rounds = JobKeys(job), Ledger(), KnownRounds()
+    keys, statistics, rounds = JobKeys(job), IngestStatistics(), KnownRounds()
     with ExitStack() as closing:
         client = closing.enter_context(EtcdClient(EtcdSettings.of(endpoint)))
-        consumers = ConsumerThread([], ledger, RowsAhead(lambda: rounds.latest_in_etcd))
+        consumers = ConsumerThread([], statistics, RowsAhead(lambda: rounds.latest_in_etcd))
         closing.callback(consumers.close)
-        ingest = Ingest(Nowhere(), Admission(rounds, RowRateLimiter()), ledger, consumers)
+        ingest = Ingest(Nowhere(), Admission(rounds, RowRateLimiter()), statistics, consumers)
         closing.callback(ingest.close)
         token = secrets.token_hex(32)
         server = EventServer(ingest, LOOPBACK, 0, token)

@@ -94,7 +94,9 @@ def _measure(side: Side, directory: Path, prefix: Path) -> dict[str, Any]:
     deciles = statistics.quantiles(seconds, n=10)
     return {
         "layout": side.name,
-        "tokens/s": sum(statistics.median(one["num_tokens"] / one["duration_s"] for one in steps) for steps in by_job),
+        "tokens/s": sum(
+            statistics.median(step["num_tokens"] / step["duration_s"] for step in steps) for steps in by_job
+        ),
         "ms/step": statistics.median(seconds) * 1e3,
         "p10 ms": deciles[0] * 1e3,
         "p90 ms": deciles[-1] * 1e3,

@@ -126,10 +126,11 @@ def _measure(pool: RankPool, name: str, rounds: int, unit_s: float) -> list[dict
 def _idle_parts(of_stage: list[list[Pass]]) -> tuple[list[float], list[float]]:
     """Return the median idle fraction of each stage, and the seconds of each step."""
     steps_s = [
-        max(one.end_s for one in passes) - min(one.begin_s for one in passes) for passes in zip(*of_stage, strict=True)
+        max(pass_.end_s for pass_ in passes) - min(pass_.begin_s for pass_ in passes)
+        for passes in zip(*of_stage, strict=True)
     ]
     idle = [
-        statistics.median(1.0 - one.busy_s / step_s for one, step_s in zip(passes, steps_s, strict=True))
+        statistics.median(1.0 - pass_.busy_s / step_s for pass_, step_s in zip(passes, steps_s, strict=True))
         for passes in of_stage
     ]
     return idle, steps_s

@@ -37,25 +37,25 @@ _PARTS: Mapping[str, type[ValidationSetReport | SourceReport]] = {"sets": Valida
 """The reports in columns that are lists, by column type."""
 _IncidentColumn = tuple[str, str, Callable[[Incident], Any]]
 _INCIDENT_COLUMNS: Sequence[_IncidentColumn] = (
-    ("incident_id", "string", lambda one: one.incident_id),
-    ("kind", "string", lambda one: str(one.kind)),
-    ("state", "string", lambda one: str(one.state)),
-    ("round", "int64", lambda one: one.round),
-    ("began_unix_s", "float64", lambda one: one.moments.began),
-    ("detected_unix_s", "float64", lambda one: one.moments.detected),
-    ("action", "string", lambda one: one.action),
-    ("reason", "string", lambda one: one.reason),
-    ("label", "string", lambda one: one.label),
-    ("confidence", "string", lambda one: one.confidence),
-    ("culprit_hosts", "strings", lambda one: list(one.culprit_hosts)),
-    ("culprit_ranks", "numbers", lambda one: list(one.culprit_ranks)),
-    ("evidence", "strings", lambda one: list(one.evidence)),
-    ("last_step", "int64", lambda one: one.last_step),
-    ("resumed_step", "int64", lambda one: one.resumed_step),
-    ("steps_lost", "int64", lambda one: one.steps_lost),
-    ("next_round", "int64", lambda one: one.next_round),
-    ("effective_time_ratio", "float64", lambda one: one.effective_time_ratio),
-    ("verdict", "string", lambda one: one.verdict),
+    ("incident_id", "string", lambda incident: incident.incident_id),
+    ("kind", "string", lambda incident: str(incident.kind)),
+    ("state", "string", lambda incident: str(incident.state)),
+    ("round", "int64", lambda incident: incident.round),
+    ("began_unix_s", "float64", lambda incident: incident.moments.began),
+    ("detected_unix_s", "float64", lambda incident: incident.moments.detected),
+    ("action", "string", lambda incident: incident.action),
+    ("reason", "string", lambda incident: incident.reason),
+    ("label", "string", lambda incident: incident.label),
+    ("confidence", "string", lambda incident: incident.confidence),
+    ("culprit_hosts", "strings", lambda incident: list(incident.culprit_hosts)),
+    ("culprit_ranks", "numbers", lambda incident: list(incident.culprit_ranks)),
+    ("evidence", "strings", lambda incident: list(incident.evidence)),
+    ("last_step", "int64", lambda incident: incident.last_step),
+    ("resumed_step", "int64", lambda incident: incident.resumed_step),
+    ("steps_lost", "int64", lambda incident: incident.steps_lost),
+    ("next_round", "int64", lambda incident: incident.next_round),
+    ("effective_time_ratio", "float64", lambda incident: incident.effective_time_ratio),
+    ("verdict", "string", lambda incident: incident.verdict),
 )
 
 
@@ -94,8 +94,8 @@ class RunRecord:
         """
         found, problems = read_incidents(self._run)
         self._problems.update(dict.fromkeys(problems))
-        columns = {name: (dtype, [read(one) for one in found]) for name, dtype, read in _INCIDENT_COLUMNS}
-        phases = [phase_seconds(one.moments) for one in found]
+        columns = {name: (dtype, [read(incident) for incident in found]) for name, dtype, read in _INCIDENT_COLUMNS}
+        phases = [phase_seconds(incident.moments) for incident in found]
         columns |= {f"{phase}_s": ("float64", [seconds[phase] for seconds in phases]) for phase in PHASES}
         return _table(columns)
 
@@ -153,12 +153,12 @@ def _columns_of(
     report: type[StepReport | IntervalReport | EvaluationReport | ValidationSetReport | SourceReport],
 ) -> dict[str, str]:
     hints = typing.get_type_hints(report)
-    return {one.name: _ARROW_TYPES[_kind_of(hints[one.name])] for one in fields(report)}
+    return {field.name: _ARROW_TYPES[_kind_of(hints[field.name])] for field in fields(report)}
 
 
 def _kind_of(hint: Any) -> object:
     """Return the type in a hint: T of `T`, `T | None` and `tuple[T, ...]`."""
-    return next((one for one in typing.get_args(hint) if one is not type(None)), hint)
+    return next((arg for arg in typing.get_args(hint) if arg is not type(None)), hint)
 
 
 def _records(run: RunDirectory) -> list[dict[str, Any]]:
@@ -205,7 +205,7 @@ def _value(value: object, dtype: str) -> object:
     if dtype in _PARTS and isinstance(value, list):
         columns = _columns_of(_PARTS[dtype])
         return [
-            {name: _value(one.get(name), columns[name]) for name in columns} for one in value if isinstance(one, dict)
+            {name: _value(row.get(name), columns[name]) for name in columns} for row in value if isinstance(row, dict)
         ]
     return value if (dtype, type(value)) in (("bool", bool), ("string", str)) else None
 

@@ -115,7 +115,7 @@ def draw(sources: Mapping[str, str], count: int, seed: int) -> list[Drawn]:
     chance = random.Random(seed)
     by_package: dict[str, list[Drawn]] = {}
     for path in sorted(sources):
-        of_file = [Drawn(path, one) for one in mutations_of(sources[path])]
+        of_file = [Drawn(path, mutation) for mutation in mutations_of(sources[path])]
         by_package.setdefault(package_of(path), []).extend(of_file)
     packages = list(by_package.values())
     chance.shuffle(packages)
@@ -152,8 +152,8 @@ def run_all(drawn: Sequence[Drawn], run_tests: RunTests) -> Iterator[Outcome]:
 def by_package(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Return a row for each package, and the sum."""
     rows = []
-    for package in [*sorted({package_of(one.drawn.path) for one in outcomes}), ""]:
-        of_package = [one for one in outcomes if package_of(one.drawn.path).startswith(package)]
+    for package in [*sorted({package_of(outcome.drawn.path) for outcome in outcomes}), ""]:
+        of_package = [outcome for outcome in outcomes if package_of(outcome.drawn.path).startswith(package)]
         found = sum(bool(one.found_by) for one in of_package)
         rows.append({"package": package or "all", "mutations": len(of_package), "found": found})
     return rows
@@ -168,8 +168,8 @@ def lost_outcomes(before: Sequence[Outcome], now: Sequence[Outcome]) -> list[Out
 def read_outcomes(path: Path) -> list[Outcome]:
     """Return the outcomes that --results has written."""
     return [
-        Outcome(Drawn(one["drawn"]["path"], Mutation(**one["drawn"]["mutation"])), one["found_by"])
-        for one in json.loads(path.read_text())
+        Outcome(Drawn(load["drawn"]["path"], Mutation(**load["drawn"]["mutation"])), load["found_by"])
+        for load in json.loads(path.read_text())
     ]
 
 

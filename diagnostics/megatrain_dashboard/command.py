@@ -19,10 +19,18 @@ from megatrain.contracts.records.rounds import JobRecord
 from megatrain.programs.stop_signals import stopped_by_signals
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.commands.etcd_flags import EtcdFlags, etcd_flags
-from megatrain_job.commands.job_place import RUNS, NoPlaceError, PlaceError, add_job, named_job, opened_job, run_at
+from megatrain_job.commands.job_location import (
+    RUNS,
+    JobLocationError,
+    MissingJobLocationError,
+    add_job,
+    named_job,
+    opened_job,
+    run_at,
+)
 
 if TYPE_CHECKING:
-    from megatrain_job.commands.job_place import OpenJob
+    from megatrain_job.commands.job_location import OpenJob
     from megatrain_job.coordination.settings import EtcdSettings
 
 SUMMARY = "show all jobs in the browser, or one job: a running one, or with --replay the history of a run"
@@ -46,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal arrives. Raises: PlaceError, ConfigError, CoordinationError, DataError."""
+    """Serve until a signal arrives. Raises: JobLocationError, ConfigError, CoordinationError, DataError."""
     try:
         # imported late, so that --help does not wait for it
         from megatrain_dashboard import program
@@ -62,15 +70,19 @@ def run(args: argparse.Namespace) -> int:
         settings = program.checked_settings(DashboardConfig(), given)
         return ended(program.serve_jobs(runs, etcd, settings, stop, print_note))
     if args.runs is not None:
-        raise PlaceError(f"--runs={args.runs} lists all jobs, but another argument names one; leave one of them out")
+        raise JobLocationError(
+            f"--runs={args.runs} lists all jobs, but another argument names one; leave one of them out"
+        )
     if args.replay:
         if named_job(args):
-            raise PlaceError(
+            raise JobLocationError(
                 f"--replay={args.replay} shows a recorded run, JOB shows a running job; give only one of them"
             )
         found = run_at(args.replay)
         if found is None:
-            raise NoPlaceError(f"--replay={args.replay}: no such directory; name a run directory such as runs/demo")
+            raise MissingJobLocationError(
+                f"--replay={args.replay}: no such directory; name a run directory such as runs/demo"
+            )
         settings = program.checked_settings(DashboardConfig(), given)
         has_ended = program.serve_recorded(RunDirectory(found), settings, stop, print_note)
     else:
@@ -86,22 +98,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _all_jobs(args: argparse.Namespace) -> tuple[Path | None, EtcdSettings | None]:
-    """Return the directory of runs and the etcd whose jobs are listed; None where there is none. Raises: PlaceError."""
+    """Return the directory of runs and the etcd whose jobs are listed; None where there is none.
+
+    Raises: JobLocationError.
+    """
     try:
         flags = etcd_flags(args)
         etcd = flags.settings(os.environ) if flags.endpoints else None
     except ConfigError as error:
-        raise PlaceError("; ".join(error.problems)) from error
+        raise JobLocationError("; ".join(error.problems)) from error
     if etcd is None and flags != EtcdFlags():
-        raise PlaceError(
+        raise JobLocationError(
             "--etcd-* and --rdzv-conf belong to the etcd of --rdzv-endpoint: give that option too, or none of them"
         )
     if args.run is not None:
-        raise PlaceError(f"--run={args.run} is the directory of one job: name the job too, or use --runs for all jobs")
+        raise JobLocationError(
+            f"--run={args.run} is the directory of one job: name the job too, or use --runs for all jobs"
+        )
     runs: Path | None = args.runs or RUNS
     if runs is not None and not runs.is_dir():
         if args.runs is not None or etcd is None:
-            raise NoPlaceError(f"{runs}: no such directory of runs; name it with --runs DIR")
+            raise MissingJobLocationError(f"{runs}: no such directory of runs; name it with --runs DIR")
         runs = None
     return runs, etcd
 
@@ -116,15 +133,17 @@ def ended(has_ended: bool) -> int:
 
 
 def _of_record(job: OpenJob, named: Path | None) -> tuple[Path, DashboardConfig]:
-    """Return the run directory and the section of a job. Raises: PlaceError, ConfigError, CoordinationError."""
+    """Return the run directory and the section of a job. Raises: JobLocationError, ConfigError, CoordinationError."""
     item = job.client.get(job.keys.record)
     if item is None:
-        raise NoPlaceError(
+        raise MissingJobLocationError(
             f"etcd has no job {job.keys.job!r}; `megatrain dashboard --replay DIR` shows a job that has ended"
         )
     record = decode(JobRecord, item.value, job.keys.record)
     directory = named or job.run_directory or Path(record.run_directory)
     if not directory.is_dir():
-        raise NoPlaceError(f"{directory}: no such run directory on this machine; name its path here with --run DIR")
+        raise MissingJobLocationError(
+            f"{directory}: no such run directory on this machine; name its path here with --run DIR"
+        )
     # a job that torchrun started has no configuration
     return directory, config_of_values(record.config, record.job).dashboard if record.config else DashboardConfig()

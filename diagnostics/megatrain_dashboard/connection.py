@@ -95,14 +95,18 @@ class GuardedConnection(H11Protocol):
 
     def _drop_slow_readers(self) -> None:
         """While there are too many unread bytes, drop connections that do not read, the longest paused first."""
-        waiting = [one for one in self.connections if isinstance(one, GuardedConnection) and one._stall_timer]
-        sizes = {one: one.transport.get_write_buffer_size() for one in waiting}
+        waiting = [
+            connection
+            for connection in self.connections
+            if isinstance(connection, GuardedConnection) and connection._stall_timer
+        ]
+        sizes = {connection: connection.transport.get_write_buffer_size() for connection in waiting}
         excess = sum(sizes.values()) - self.limits.max_unread_bytes
-        for one in sorted(waiting, key=lambda one: one._paused_s):
+        for connection in sorted(waiting, key=lambda connection: connection._paused_s):
             if excess <= 0:
                 return
-            excess -= sizes[one]
-            one._drop()
+            excess -= sizes[connection]
+            connection._drop()
 
     def resume_writing(self) -> None:
         super().resume_writing()

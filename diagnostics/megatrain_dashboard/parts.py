@@ -46,7 +46,7 @@ class DashboardParts:
         """Return the newest moment of a finished run, or the present for a live one, in whole seconds."""
         if not self.source.is_recorded:
             return math.floor(self.clock())  # whole seconds, so that many requests share a response
-        ended_s = [one.moments.first_step or one.moments.detected for one in facts.incidents]
+        ended_s = [incident.moments.first_step or incident.moments.detected for incident in facts.incidents]
         return math.ceil(max([*ended_s, facts.series.newest("at") or 0.0]))
 
     @property

@@ -39,7 +39,7 @@ from megatrain_diagnostics.analysis.device_states import WINDOW_S
 from megatrain_diagnostics.collector.admission import Admission, RowRateLimiter
 from megatrain_diagnostics.collector.configuration import Configuration, reachable_address, usual_address
 from megatrain_diagnostics.collector.consumers import ConsumerThread
-from megatrain_diagnostics.collector.counters import Ledger, LossReporter
+from megatrain_diagnostics.collector.counters import IngestStatistics, LostRowsReporter
 from megatrain_diagnostics.collector.event_server import EventServer
 from megatrain_diagnostics.collector.ingest import Ingest
 from megatrain_diagnostics.collector.rounds_known import JobWatch, KnownRounds
@@ -78,7 +78,7 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
     keys = JobKeys(settings.job)
     with ExitStack() as closing:
         store = closing.enter_context(_opened_store(RunDirectory(settings.run).events, stop))
-        ledger, rounds, configuration = Ledger(), KnownRounds(), Configuration(settings)
+        statistics, rounds, configuration = IngestStatistics(), KnownRounds(), Configuration(settings)
         client = closing.enter_context(EtcdClient(settings.etcd))
         watch = JobWatch(client, keys, rounds, configuration.take)
         closing.callback(watch.close)
@@ -87,19 +87,21 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
                                 DeviceFindings(store).with_devices)  # fmt: skip
         training = TrainingMetrics()
         devices = DeviceWatch(lambda: configuration.section.telemetry_interval_s)
-        consumers = ConsumerThread([controller, training, devices], ledger, RowsAhead(lambda: rounds.latest_in_etcd))
+        consumers = ConsumerThread(
+            [controller, training, devices], statistics, RowsAhead(lambda: rounds.latest_in_etcd)
+        )
         closing.callback(consumers.close)
         if not configuration.wait(stop):
             return
         _recall(store, rounds, consumers)
-        ingest = Ingest(store, Admission(rounds, RowRateLimiter()), ledger, consumers)
+        ingest = Ingest(store, Admission(rounds, RowRateLimiter()), statistics, consumers)
         closing.callback(ingest.close)
         token = secrets.token_hex(32)
         server = _listening(settings, configuration.section, ingest, token)
         failures = SaveFailures()
         etcd = EtcdJob(client, keys, failures.follow)
         closing.callback(etcd.close)
-        parts = MetricsParts(training, ledger, controller, store, etcd, failures)
+        parts = MetricsParts(training, statistics, controller, store, etcd, failures)
         metrics = served_metrics(parts, keys.job, configuration.checkpoints, configuration.section)
         record = DaemonRecord(
             host=socket.gethostname(), session=session, address=reachable_address(settings, server.address),
@@ -111,7 +113,7 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
                      store.directory)  # fmt: skip
         maintenance = threading.Thread(target=_maintain, args=(store, configuration, stop), daemon=True)
         maintenance.start()
-        losses, holding = LossReporter(ledger), StoreWatch(store)
+        lost_rows, holding = LostRowsReporter(statistics), StoreWatch(store)
 
         def problem() -> str:
             return ingest.problem or holding.problem
@@ -121,16 +123,16 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
             keys.job,
             record,
             controller,
-            ledger,
+            statistics,
             store,
             problem,
         )
         report = DaemonReporter(
-            client, keys, record, (controller, ledger, training, devices), problem, lambda: etcd.last_poll.snapshot
+            client, keys, record, (controller, statistics, training, devices), problem, lambda: etcd.last_poll.snapshot
         )
         while not stop.wait(_POLL_S):
             holding.poll()
-            losses.report(time.monotonic())
+            lost_rows.report(time.monotonic())
             state.write(time.time())
             report.write(time.time())
         _logger.info("the daemon exits")
@@ -175,7 +177,7 @@ def _recall(store: EventStore, rounds: KnownRounds, consumers: ConsumerThread) -
         ranks = store.read(Ranks)
         ranks = select(ranks, ranks.round <= rounds.latest_in_etcd)
         if num_rows(ranks):
-            rounds.note_ranks(ranks)
+            rounds.add_ranks(ranks)
             newest = Where(rounds=(newest_round(ranks),))
             consumers.put(Groups, store.read(Groups, newest))
             consumers.put(Ranks, select(ranks, matching(ranks, newest)))

@@ -47,7 +47,7 @@ def streamer_command(*, config: Config, run: Path, host: str, logs: Path, etcd: 
         host_logs=str(logs.absolute()),
         black_box_directory=config.telemetry.black_box_directory,
         spool_bytes=config.diagnostics.spool_mb * 1_000_000,
-        patience=config.patience,
+        phase_timeouts=config.phase_timeouts,
         metrics_address=config.diagnostics.metrics_address,
         metrics_port=config.diagnostics.metrics_port,
         metrics_token_file=config.diagnostics.metrics_token_file,

@@ -85,7 +85,7 @@ class RoundAgent:
         self._standby = standby
         self._logs = logs
         self._changed = threading.Event()
-        standby.notify(self.wake)
+        standby.set_change_callback(self.wake)
 
     def wake(self) -> None:
         """Make the agent check at once whether the round must stop. May be called from any thread."""

@@ -62,24 +62,23 @@ def release_snapshots(
     writer first completes the writes to storage.
     """
     leaving = [_Leaving(arena, _writer_of(arena)) for arena in find_snapshots(config, run, host)]
-    for one in leaving:
+    for waiting in leaving:
         with suppress(CheckpointError):
-            replace(HostPlan.read(one.arena.host_plan), keep_arena_s=0.0).write(one.arena.host_plan)
-        wake_writer(one.arena)
+            replace(HostPlan.read(waiting.arena.host_plan), keep_arena_s=0.0).write(waiting.arena.host_plan)
+        wake_writer(waiting.arena)
     began = time.monotonic()
     limit_s = config.runtime.checkpoint_timeout_s if timeout_s is None else timeout_s
     is_reported = False
-    while leaving := [one for one in leaving if not one.is_gone()]:
+    while leaving := [waiting for waiting in leaving if not waiting.is_gone()]:
         waited_s = time.monotonic() - began
         if waited_s > limit_s:
             break
         if waited_s > _REPORT_AFTER_S and not is_reported:
             is_reported = True
-            report(
-                f"waiting for the checkpoint writer of {', '.join(str(one.arena.root) for one in leaving)} to finish"
-            )
+            arenas = ", ".join(str(waiting.arena.root) for waiting in leaving)
+            report(f"waiting for the checkpoint writer of {arenas} to finish")
         time.sleep(_POLL_S)
-    return [one.arena.root for one in leaving]
+    return [waiting.arena.root for waiting in leaving]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ _PROOFS_S = 2 * WatchLimits().silence_s
 """An idle watch is confirmed to work within half of this time; after an outage of etcd, within this time."""
 
 
-class Vitality(StrEnum):
+class Liveness(StrEnum):
     ALIVE = "alive"
     DEAD = "dead"
     UNKNOWN = "unknown"
@@ -65,11 +65,11 @@ class LivenessPort:
                 connection.sendall(self.session.encode() + b"\n")
 
 
-def ask(address: str, port: int, session: str, *, timeout_s: float = _ANSWER_S) -> tuple[Vitality, str]:
+def ask(address: str, port: int, session: str, *, timeout_s: float = _ANSWER_S) -> tuple[Liveness, str]:
     """Return whether the executor with this session answers at a port, and the evidence as a sentence."""
     endpoint = f"{address}:{port}"
     if not 0 < port <= _LAST_PORT:
-        return Vitality.UNKNOWN, f"{endpoint} is not an address"
+        return Liveness.UNKNOWN, f"{endpoint} is not an address"
     deadline = time.monotonic() + timeout_s
     received = b""
     try:
@@ -81,15 +81,15 @@ def ask(address: str, port: int, session: str, *, timeout_s: float = _ANSWER_S) 
                     break
                 received += part
     except ConnectionRefusedError:
-        return Vitality.DEAD, f"{endpoint} refuses connections: no executor is there"
+        return Liveness.DEAD, f"{endpoint} refuses connections: no executor is there"
     except (OSError, ValueError) as error:  # an address may be an invalid name
-        return Vitality.UNKNOWN, f"{endpoint} does not answer ({error})"
+        return Liveness.UNKNOWN, f"{endpoint} does not answer ({error})"
     found = received.decode(errors="replace").strip()
     if found == session:
-        return Vitality.ALIVE, f"{endpoint} answers: its executor lives"
+        return Liveness.ALIVE, f"{endpoint} answers: its executor lives"
     if not found:
-        return Vitality.UNKNOWN, f"{endpoint} accepted the connection but sent nothing"
-    return Vitality.DEAD, f"{endpoint} now belongs to another executor"
+        return Liveness.UNKNOWN, f"{endpoint} accepted the connection but sent nothing"
+    return Liveness.DEAD, f"{endpoint} now belongs to another executor"
 
 
 class LivenessReader:
@@ -101,14 +101,14 @@ class LivenessReader:
     def __init__(self) -> None:
         self._reached: set[tuple[str, int]] = set()
 
-    def ask(self, address: str, port: int, session: str) -> tuple[Vitality, str]:
+    def ask(self, address: str, port: int, session: str) -> tuple[Liveness, str]:
         """Same as the function `ask`, but UNKNOWN instead of DEAD for a port that never answered this process."""
-        vitality, detail = ask(address, port, session)
-        if vitality is Vitality.ALIVE:
+        liveness, detail = ask(address, port, session)
+        if liveness is Liveness.ALIVE:
             self._reached.add((address, port))
-        elif vitality is Vitality.DEAD and (address, port) not in self._reached:
-            return Vitality.UNKNOWN, f"{detail}, or a firewall is in between: it has never answered here"
-        return vitality, detail
+        elif liveness is Liveness.DEAD and (address, port) not in self._reached:
+            return Liveness.UNKNOWN, f"{detail}, or a firewall is in between: it has never answered here"
+        return liveness, detail
 
 
 def orders_lost_after_s(lease_ttl_s: float) -> float:

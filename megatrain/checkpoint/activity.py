@@ -68,7 +68,10 @@ def find_job(checkpoints: Location) -> Activity:
     Raises: CheckpointError when a BRANCH file is damaged or something cannot be read.
     """
     newest = [_newest_of(checkpoints / branch.name, branch.name) for branch in list_branches(checkpoints)]
-    by_age = sorted((one for branch in newest for one in branch.complete), key=lambda one: one.written_unix_s)
+    by_age = sorted(
+        (checkpoint for branch in newest for checkpoint in branch.complete),
+        key=lambda checkpoint: checkpoint.written_unix_s,
+    )
     config = by_age[-1].config if by_age else {}
     runs = _run_directories(checkpoints, config)
     running = [f"{holder} is training in {run.root}" for run in runs if (holder := run.holder()) is not None]
@@ -85,10 +88,10 @@ def find_job(checkpoints: Location) -> Activity:
     traces: list[str] = []
     if running or not any(run.was_held_here() for run in runs):
         begun_within_s = _setting(config, "runtime", "checkpoint_timeout_s", RuntimeConfig().checkpoint_timeout_s)
-        for one in newest:
-            found = list(_traces(one, begun_within_s))
+        for newest_of_branch in newest:
+            found = list(_traces(newest_of_branch, begun_within_s))
             traces += found
-            branches |= {one.branch} if found else set()
+            branches |= {newest_of_branch.branch} if found else set()
     return Activity(tuple(running), tuple(traces), frozenset(branches), is_branch_known)
 
 
@@ -96,7 +99,7 @@ def _newest_of(location: Location, branch: str) -> _Newest:
     complete: list[Manifest] = []
     begun: list[tuple[int, WritingMark]] = []
     numbered = [(step, entry) for entry in location.entries() if (step := step_of(entry.name)) is not None]
-    for step, entry in sorted(numbered, key=lambda one: one[0], reverse=True)[:_NUM_EXAMINED]:
+    for step, entry in sorted(numbered, key=lambda pair: pair[0], reverse=True)[:_NUM_EXAMINED]:
         with suppress(CheckpointError):  # a damaged checkpoint is no sign of a job
             if is_committed(entry):
                 complete.append(read_manifest(entry))

@@ -60,7 +60,7 @@ class SnapshotPlan:
 def plan_snapshot(shards: Sequence[SavedShard], max_item_bytes: int = MAX_ITEM_BYTES) -> SnapshotPlan:
     """Lay out the snapshot of one rank's state. The same state gives the same plan in another process."""
     owned, others = divide(shards)
-    parts = [[(one.kind, one.shard) for one in part] for part in (owned, others)]
+    parts = [[(saved.kind, saved.shard) for saved in part] for part in (owned, others)]
     return SnapshotPlan(*(plan_image(part, max_item_bytes) for part in parts))
 
 

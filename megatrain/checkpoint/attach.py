@@ -115,8 +115,8 @@ def attach(
     restored_step = -1 if memory is None else memory.snapshot.step
     maybe_storable = maybe_storable_snapshots(reports, newer_than=max(stored_step, restored_step))
     if store_until_step is not None:
-        storable = {one for one in storable if one.step <= store_until_step}
-        maybe_storable = {one for one in maybe_storable if one.step <= store_until_step}
+        storable = {snapshot for snapshot in storable if snapshot.step <= store_until_step}
+        maybe_storable = {snapshot for snapshot in maybe_storable if snapshot.step <= store_until_step}
     if storable or maybe_storable:
         if last is not None:
             _wait_until_stored(arena, num_slots, last, storable, maybe_storable, log, wait_storage_s)
@@ -177,7 +177,7 @@ def _wait_until_stored(
     progress = _StorageProgress(plan)
     left = storable | maybe_storable
     while time.monotonic() < deadline:
-        left &= {one.snapshot for one in _held(arena, num_slots) if one.is_pending}
+        left &= {held.snapshot for held in _held(arena, num_slots) if held.is_pending}
         if not left or (left <= maybe_storable and progress.quiet_s(left) > _QUIET_S):
             break
         time.sleep(_POLL_S)
@@ -223,4 +223,4 @@ class _StorageProgress:
             # a directory that cannot be read counts as unchanged
             with suppress(CheckpointError):
                 found += [(str(entry), entry.size()) for entry in _directory_of(snapshot, self._plan).entries()]
-        return sorted(found, key=lambda one: one[0])
+        return sorted(found, key=lambda pair: pair[0])

@@ -38,7 +38,7 @@ class BlockThreads:
     def free_block(self) -> memoryview:
         """Return a block to fill. Waits while too many are running."""
         while self._running and (
-            len(self._running) == _MAX_RUNNING or all(one.done() for one in self._running[0].futures)
+            len(self._running) == _MAX_RUNNING or all(future.done() for future in self._running[0].futures)
         ):
             oldest = self._running.popleft()
             wait(oldest.futures)

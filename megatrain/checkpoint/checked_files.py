@@ -84,7 +84,7 @@ class ItemDigests:
         if item.file not in self._items:
             trailer = read_trailer(location, entry.size, entry.digest)
             self.bytes_read += entry.size - trailer.image_bytes
-            self._items[item.file] = {one.offset: one for one in trailer.items}
+            self._items[item.file] = {trailer_item.offset: trailer_item for trailer_item in trailer.items}
         found = self._items[item.file].get(item.offset)
         if found is None:
             raise CheckpointError(f"{location}: no item begins at byte {item.offset}, but {INDEX_NAME} lists one there")

@@ -126,6 +126,6 @@ def _notes_on_files(before: tuple[Config, SampleStream], now: tuple[Config, Samp
 
 def _validation_digests(config: Config, data: SampleStream) -> dict[str, str]:
     """Return the digest of each validation set by its name; empty if the digests are unknown."""
-    names = [one.resolved_name for one in config.validation_sets.values()]
+    names = [validation_set.resolved_name for validation_set in config.validation_sets.values()]
     digests = data.validation_digest.split(",") if data.validation_digest else []
     return dict(zip(names, digests, strict=True)) if len(names) == len(digests) else {}

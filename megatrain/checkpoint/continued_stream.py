@@ -49,7 +49,7 @@ def continued_stream(
     sources, notes, problem = _recognised(before.sources, now.sources, places, accepted)
     if problem:
         return ContinuedStream(now, problem=problem)
-    planned = [MixtureStage(one.first_sample, _placed(one.weights, places, len(sources))) for one in now.stages]
+    planned = [MixtureStage(stage.first_sample, _placed(stage.weights, places, len(sources))) for stage in now.stages]
     begin = max((end for _, end in before.skipped if end > cursor), default=cursor)
     # stages of `before` after `begin` were not reached: the job went back, or they were only planned
     stages = [stage for stage in before.stages if stage.first_sample < max(begin, 1)]
@@ -132,9 +132,9 @@ def with_later_stages(before: SampleStream, newest: SampleStream | None, cursor:
 
 def _places(sources: Sequence[StreamSource], known: Sequence[StreamSource]) -> list[int]:
     """Return the index of each source among the known ones, matched by content, else by name. New sources follow."""
-    by_content = {one.digest: place for place, one in enumerate(known) if one.digest}
+    by_content = {source.digest: place for place, source in enumerate(known) if source.digest}
     found = [by_content.get(source.digest) for source in sources]
-    by_name = {one.name: place for place, one in enumerate(known) if place not in found}
+    by_name = {source.name: place for place, source in enumerate(known) if place not in found}
     found = [by_name.get(source.name) if place is None else place for source, place in zip(sources, found, strict=True)]
     new = iter(range(len(known), len(known) + len(sources)))
     return [next(new) if place is None else place for place in found]
@@ -168,7 +168,8 @@ def _placed(weights: Sequence[int], places: Sequence[int], length: int) -> tuple
 
 def _has_stage(stream: SampleStream, stage: MixtureStage) -> bool:
     return any(
-        one.first_sample == stage.first_sample and _is_same_mixture(one.weights, stage.weights) for one in stream.stages
+        existing.first_sample == stage.first_sample and _is_same_mixture(existing.weights, stage.weights)
+        for existing in stream.stages
     )
 
 

@@ -55,7 +55,7 @@ def open_stored(location: Location) -> Stored:
 
 def field_differences(before: Stored, after: Stored) -> list[FieldDifference]:
     """Return the fields in which the manifests differ, except the files."""
-    ours, theirs = (dict(_fields("", _without_files(one.manifest))) for one in (before, after))
+    ours, theirs = (dict(_fields("", _without_files(stored.manifest))) for stored in (before, after))
     return [
         FieldDifference(name, ours.get(name), theirs.get(name))
         for name in dict.fromkeys([*ours, *theirs])
@@ -67,7 +67,7 @@ def tensor_differences(before: Stored, after: Stored) -> list[TensorDifference]:
     """Return the tensors that are not in both checkpoints with the same shape and dtype."""
     found = []
     for key in dict.fromkeys([*before.tensors, *after.tensors]):
-        ours, theirs = (_described(one.tensors.get(key)) for one in (before, after))
+        ours, theirs = (_described(stored.tensors.get(key)) for stored in (before, after))
         if ours != theirs:
             found.append(TensorDifference(key, ours, theirs))
     return found
@@ -75,7 +75,7 @@ def tensor_differences(before: Stored, after: Stored) -> list[TensorDifference]:
 
 def comparable_keys(before: Stored, after: Stored) -> list[str]:
     """Return the tensors whose values can be compared."""
-    return [key for key, one in before.tensors.items() if _described(one) == _described(after.tensors.get(key))]
+    return [key for key, tensor in before.tensors.items() if _described(tensor) == _described(after.tensors.get(key))]
 
 
 class DigestComparison:
@@ -83,7 +83,7 @@ class DigestComparison:
 
     def __init__(self, before: Stored, after: Stored) -> None:
         self._tensors = before.tensors, after.tensors
-        self._digests = tuple(ItemDigests(one.location, one.manifest.files) for one in (before, after))
+        self._digests = tuple(ItemDigests(stored.location, stored.manifest.files) for stored in (before, after))
 
     def doubtful_items(self, key: str) -> list[StoredItem]:
         """Return the items of the first checkpoint whose values are not known to be equal in the second.

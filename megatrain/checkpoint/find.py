@@ -65,10 +65,10 @@ def choose_checkpoint(
     notes: list[str] = []
     if resolved.checkpoints is not None and resolved.checkpoint is None and step is None:
         found = candidates(resolved.checkpoints, branch or resolved.branch)
-        for one, problem in with_problems(resolved.checkpoints, found):
+        for candidate, problem in with_problems(resolved.checkpoints, found):
             if problem is None:
-                return one.location, tuple(notes)
-            notes.append(f"{one.branch}/{one.location.name} is damaged and was skipped: {problem}")
+                return candidate.location, tuple(notes)
+            notes.append(f"{candidate.branch}/{candidate.location.name} is damaged and was skipped: {problem}")
     return find_checkpoint(text, step, branch), ()
 
 
@@ -99,10 +99,12 @@ def find_step(resolved: ResolvedLocation, text: str, step: int | None, branch: s
         raise no_checkpoint(text)
     if step is None:
         return found[0]
-    matching = [one for one in found if one.step == step]
+    matching = [candidate for candidate in found if candidate.step == step]
     if matching:
         return matching[0]
-    steps = ", ".join(f"{one.branch}/{one.step}" for one in found[:10]) + (" and older" if len(found) > 10 else "")
+    steps = ", ".join(f"{candidate.branch}/{candidate.step}" for candidate in found[:10]) + (
+        " and older" if len(found) > 10 else ""
+    )
     raise CheckpointError(
         f"{resolved.checkpoints}: no committed checkpoint of step {step} in "
         f"{branch or resolved.branch or 'its current ancestry'} (there are: {steps}); name one of these, "

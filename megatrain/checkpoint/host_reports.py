@@ -42,7 +42,7 @@ class HostReport:
     last_hosts: int = 0
 
     def to_json(self) -> list[Any]:
-        held = [astuple(one) for one in self.held]
+        held = [astuple(kept) for kept in self.held]
         return [
             self.host,
             self.plan_digest,
@@ -69,9 +69,9 @@ def memory_point(reports: Sequence[HostReport], *, may_fetch: bool = True) -> Me
     held: list[dict[int, list[SealedSnapshot]]] = []
     for report in reports:
         by_owner: dict[int, list[SealedSnapshot]] = {}
-        for one in report.held:
-            if one.owner < len(reports) and _is_usable(one, report, reports[one.owner], may_fetch=may_fetch):
-                by_owner.setdefault(one.owner, []).append(one.snapshot)
+        for kept in report.held:
+            if kept.owner < len(reports) and _is_usable(kept, report, reports[kept.owner], may_fetch=may_fetch):
+                by_owner.setdefault(kept.owner, []).append(kept.snapshot)
         held.append(by_owner)
     return newest_in_memory(held, [report.host for report in reports])
 
@@ -79,19 +79,19 @@ def memory_point(reports: Sequence[HostReport], *, may_fetch: bool = True) -> Me
 def missing_ranks(reports: Sequence[HostReport], snapshot: SealedSnapshot) -> tuple[int, ...]:
     """Return the ranks that do not have this snapshot in slots of their own."""
     own = {
-        one.owner
+        held.owner
         for report in reports
-        for one in report.held
-        if one.snapshot == snapshot
-        and one.owner < len(reports)
-        and _is_usable(one, report, reports[one.owner], may_fetch=False)
+        for held in report.held
+        if held.snapshot == snapshot
+        and held.owner < len(reports)
+        and _is_usable(held, report, reports[held.owner], may_fetch=False)
     }
     return tuple(rank for rank in range(len(reports)) if rank not in own)
 
 
-def _is_usable(one: Held, holder: HostReport, owner: HostReport, *, may_fetch: bool) -> bool:
-    is_in_place = holder.host == owner.host and not one.is_copy
-    return one.plan_digest == owner.plan_digest and (may_fetch or is_in_place)
+def _is_usable(held: Held, holder: HostReport, owner: HostReport, *, may_fetch: bool) -> bool:
+    is_in_place = holder.host == owner.host and not held.is_copy
+    return held.plan_digest == owner.plan_digest and (may_fetch or is_in_place)
 
 
 def newest_plan_rank(reports: Sequence[HostReport]) -> int:
@@ -105,7 +105,7 @@ def storable_snapshots(reports: Sequence[HostReport]) -> set[SealedSnapshot]:
     For any other snapshot, a writer would wait for files that never appear.
     """
     found = set()
-    for snapshot in {one.snapshot for report in reports for one in report.held if one.is_pending}:
+    for snapshot in {held.snapshot for report in reports for held in report.held if held.is_pending}:
         holders = [report for report in reports if report.last_ranks and _has_all_of(report, snapshot)]
         if holders and len(holders) >= max(report.last_hosts for report in holders):
             found.add(snapshot)
@@ -119,7 +119,7 @@ def maybe_storable_snapshots(reports: Sequence[HostReport], *, newer_than: int) 
     """
     storable = storable_snapshots(reports)
     found = set()
-    for snapshot in {one.snapshot for report in reports for one in report.held if one.is_pending}:
+    for snapshot in {held.snapshot for report in reports for held in report.held if held.is_pending}:
         involved = [report for report in reports if report.last_ranks and report.last_round >= snapshot.round]
         if snapshot.step > newer_than and involved and all(_has_all_of(report, snapshot) for report in involved):
             found.add(snapshot)
@@ -127,12 +127,14 @@ def maybe_storable_snapshots(reports: Sequence[HostReport], *, newer_than: int) 
 
 
 def _has_all_of(report: HostReport, snapshot: SealedSnapshot) -> bool:
-    return set(report.last_ranks) <= {one.owner for one in report.held if one.snapshot == snapshot and not one.is_copy}
+    return set(report.last_ranks) <= {
+        held.owner for held in report.held if held.snapshot == snapshot and not held.is_copy
+    }
 
 
 def next_snapshot_number(reports: Sequence[HostReport], memory: MemoryPoint | None, num_slots: int) -> int:
     """Return a number above that of every snapshot in any arena, for another slot than that of `memory` if possible."""
-    least = max((one.snapshot.snapshot + 1 for report in reports for one in report.held), default=0)
+    least = max((held.snapshot.snapshot + 1 for report in reports for held in report.held), default=0)
     if memory is None or num_slots == 1:
         return least
     # if only some ranks sealed a newer snapshot, the job would overwrite the one that it resumed from

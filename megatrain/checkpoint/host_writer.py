@@ -29,13 +29,16 @@ class HostWriter:
         """The last known process id, and that process's results at that time."""
 
     def call(self) -> None:
-        """Wake the writer for new work, or start one if none runs. `news` reports a failure; a later call retries."""
+        """Wake the writer for new work, or start one if none runs.
+
+        `new_messages` reports a failure; a later call retries.
+        """
         try:
             wake_or_start_writer(self._arena, self._log)
         except CheckpointError as error:
             self._start_problem = f"{error}; the writer is started again later"
 
-    def news(self) -> list[str]:
+    def new_messages(self) -> list[str]:
         """Return messages about what has happened since the last call. Only reads the writer's status."""
         lines = [self._start_problem] if self._start_problem else []
         self._start_problem = ""

@@ -117,7 +117,7 @@ def _outdated(checkpoints: Location, plan: HostPlan, steps: list[int]) -> list[i
     branch = checkpoints / plan.branch
     found = [Candidate(plan.branch, step, branch / step_directory_name(step)) for step in sorted(steps)]
     damaged = known_damage(checkpoints, found)
-    whole = [one.step for one in found if (one.branch, one.step) not in damaged]
+    whole = [candidate.step for candidate in found if (candidate.branch, candidate.step) not in damaged]
     oldest = min(whole[-plan.keep_last :], default=0)
     newest = {step for step in steps if step >= oldest}
     needed = origins(list_branches(checkpoints), plan.branch, sorted(steps))

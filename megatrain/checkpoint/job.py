@@ -60,7 +60,7 @@ class Restored:
 
 
 class JobCheckpoints:
-    """Takes and restores the checkpoints of one job. All ranks call every method except `news` together."""
+    """Takes and restores the checkpoints of one job. All ranks call every method except `new_messages` together."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class JobCheckpoints:
             num_skipped=progress.num_skipped,
         )
         times = self._snapshots.take(label, self._config.runtime.checkpoint_timeout_s)
-        self._peers.note_smallest_failure_number(self._snapshots.smallest_failure_number)
+        self._peers.set_smallest_failure_number(self._snapshots.smallest_failure_number)
         self._offer_newest()
         return times
 
@@ -201,18 +201,18 @@ class JobCheckpoints:
             return
         self._snapshots.ensure_writer_runs()
         if self._snapshots.take_stored_event():
-            self._mesh.recorder.note_write(self._writer.last_write_s())
+            self._mesh.recorder.record_write_time(self._writer.last_write_s())
 
     @property
     def is_storing(self) -> bool:
         """Return whether storage does not have the last snapshot yet."""
         return self._snapshots is not None and self._snapshots.pending() is not None
 
-    def news(self) -> list[str]:
+    def new_messages(self) -> list[str]:
         """Return messages about the host's writer and the peers since the last call. Does not communicate."""
         notes = [*self._claim.notes, *self._notes]
         self._claim.notes, self._notes = [], []
-        return [*notes, *(self._writer.news() if self._writer is not None else []), *self._peers.news()]
+        return [*notes, *(self._writer.new_messages() if self._writer is not None else []), *self._peers.new_messages()]
 
     def close(self, *, is_done: bool) -> None:
         """Leave the arena. After the job is done, the arena is removed."""
@@ -287,7 +287,7 @@ class JobCheckpoints:
                     )
                 found = continuation(origin, self._config, self._data, is_same_run=candidate.is_own)
                 try:
-                    shards = [(one.kind, one.shard) for one in self._shards]
+                    shards = [(shard.kind, shard.shard) for shard in self._shards]
                     location = open_location(candidate.location)
                     report = load_state(location, manifest, shards, self._mesh.rank, self._mesh.cpu_groups)
                 except CheckpointError as error:
@@ -376,7 +376,7 @@ class JobCheckpoints:
         slot.copy_in()
         if attachment.missing:
             # the lost hosts' writers, which would have stored the snapshot in its old round, are gone
-            paths, is_pending = [one.path for one in slots], words.step > start.newest_step
+            paths, is_pending = [slot.path for slot in slots], words.step > start.newest_step
             number = self._peers.adopt(attachment, paths, self._claim.number, is_pending=is_pending)
             self._attachment = replace(attachment, next_snapshot=number + 1)
         return Restored(found, origin.location, 0, start.warnings)

@@ -31,7 +31,7 @@ _PROOF_S = 10.0
 
 
 class JobPeers:
-    """This rank's part in the copies at peers. All ranks call every method except `news` together."""
+    """This rank's part in the copies at peers. All ranks call every method except `new_messages` together."""
 
     def __init__(self, config: Config, mesh: Mesh, local_rank: int, store_address: str) -> None:
         """store_address: host and port where the ranks of the job meet, "" when all of them are on this machine."""
@@ -147,14 +147,14 @@ class JobPeers:
         """Return this rank's number if the last copy of its snapshot failed, else a number above those of all ranks."""
         return self._copies.failure_number() if self._copies is not None else 0
 
-    def note_smallest_failure_number(self, smallest: int) -> None:
+    def set_smallest_failure_number(self, smallest: int) -> None:
         """Record the smallest of all ranks' failure numbers."""
         if self._copies is not None:
-            self._copies.note_smallest_failure_number(smallest)
+            self._copies.set_smallest_failure_number(smallest)
 
-    def news(self) -> list[str]:
+    def new_messages(self) -> list[str]:
         """Return messages about changes in the copies of all ranks since the last call."""
-        return self._copies.news() if self._copies is not None else []
+        return self._copies.new_messages() if self._copies is not None else []
 
     def close(self) -> None:
         """Stop sending and keeping copies."""

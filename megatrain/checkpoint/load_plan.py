@@ -145,11 +145,13 @@ def plan_load(wanted: Sequence[WantedBox], catalog: ItemCatalog) -> tuple[ItemRe
     """
     copies: dict[int, list[CopyRegion]] = defaultdict(list)
     keys: dict[int, str] = {}
-    for position, one in enumerate(wanted):
-        for number, shared in catalog.shared(one):
+    for position, wanted_box in enumerate(wanted):
+        for number, shared in catalog.shared(wanted_box):
             item = catalog.items[number]
-            copies[number].append(CopyRegion(position, _slices(shared, item.offsets), _slices(shared, one.box.offsets)))
-            keys[number] = one.key
+            copies[number].append(
+                CopyRegion(position, _slices(shared, item.offsets), _slices(shared, wanted_box.box.offsets))
+            )
+            keys[number] = wanted_box.key
     reads = [ItemRead(number, keys[number], catalog.items[number], tuple(copies[number])) for number in copies]
     return tuple(sorted(reads, key=lambda read: (read.item.file, read.item.offset)))
 

@@ -28,10 +28,10 @@ def divide(shards: Sequence[SavedShard]) -> tuple[list[SavedShard], list[SavedSh
     owned: list[SavedShard] = []
     others: list[SavedShard] = []
     loads: dict[tuple[str, ...], list[int]] = {}
-    for one in shards:
-        holders = one.shard.holders
+    for shard in shards:
+        holders = shard.shard.holders
         load = loads.setdefault(holders.groups, [0] * holders.count)
         owner = load.index(min(load))
-        load[owner] += one.shard.tensor.nbytes
-        (owned if owner == holders.index else others).append(one)
+        load[owner] += shard.shard.tensor.nbytes
+        (owned if owner == holders.index else others).append(shard)
     return owned, others

@@ -88,9 +88,9 @@ class CopySender:
             except (CheckpointError, CommunicationError) as error:
                 problem = str(error)
             if not self._is_closing:
-                self._note(problem)
+                self._report_problem(problem)
 
-    def _note(self, problem: str) -> None:
+    def _report_problem(self, problem: str) -> None:
         """Report once when copies begin to fail, and once when they succeed again."""
         if problem and not self.problem:
             _say(f"the copy of {self._name}'s snapshot failed and is tried again at the next one: {problem}")
@@ -200,11 +200,11 @@ class PeerCopies:
         """
         return self._rank if self._sender.problem else self._rank + len(self._keepers)
 
-    def note_smallest_failure_number(self, smallest: int) -> None:
+    def set_smallest_failure_number(self, smallest: int) -> None:
         """Record the smallest of all ranks' failure numbers."""
         self._failing = smallest if smallest < len(self._keepers) else None
 
-    def news(self) -> list[str]:
+    def new_messages(self) -> list[str]:
         """Return messages about what has changed since the last call."""
         if self._failing == self._reported:
             return []

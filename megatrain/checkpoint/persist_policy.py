@@ -41,7 +41,7 @@ def next_due(slots: Sequence[SealedSlot], plans: Mapping[int, HostPlan]) -> Due 
 
     A snapshot waits while any of its slots is pending: a writer may have been killed while it marked the slots as done.
     """
-    given_up = {one.snapshot for one in to_give_up(slots, plans, has_workers=True)}
+    given_up = {given.snapshot for given in to_give_up(slots, plans, has_workers=True)}
     for snapshot, members in _pending(slots).items():
         plan = _plan_of(snapshot.round, plans)
         if plan is not None and snapshot not in given_up and not _missing_ranks(members, plan):

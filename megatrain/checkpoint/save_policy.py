@@ -92,6 +92,6 @@ def free_bytes(location: str) -> int | None:
     if "://" in location:
         return None
     path = Path(location).absolute()
-    existing = next((one for one in (path, *path.parents) if one.exists()), Path("/"))
+    existing = next((directory for directory in (path, *path.parents) if directory.exists()), Path("/"))
     space = os.statvfs(existing)
     return space.f_bavail * space.f_frsize

@@ -230,5 +230,5 @@ def _is_unstored_on_other_ranks(slot: ArenaSlot) -> bool:
     # ignored: a removed arena, or a slot of an earlier round that is being removed
     with suppress(CheckpointError):
         others = sealed_slots(Arena(slot.path.parent))
-        return any(one.snapshot == mine and one.words.persist == Persist.PENDING for one in others)
+        return any(other.snapshot == mine and other.words.persist == Persist.PENDING for other in others)
     return False

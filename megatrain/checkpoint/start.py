@@ -78,18 +78,18 @@ class StartingPoint:
     @property
     def newest_step(self) -> int:
         """The step of this run's newest checkpoint, -1 without one."""
-        return max((one.step for one in self.candidates if one.is_own), default=-1)
+        return max((candidate.step for candidate in self.candidates if candidate.is_own), default=-1)
 
     def in_turn(self) -> list[tuple[int, StorageCandidate]]:
         """Return the candidates with their indices, in the order in which they are tried.
 
         Candidates with known damage come last, because they may have been repaired since.
         """
-        return sorted(enumerate(self.candidates), key=lambda one: bool(one[1].damage))
+        return sorted(enumerate(self.candidates), key=lambda candidate: bool(candidate[1].damage))
 
     def skip_notes(self, taken: int, problems: Mapping[int, str]) -> list[str]:
         """Return warnings about better candidates than the one at `taken`, and about those that failed to load."""
-        skipped = {index: one.damage for index, one in enumerate(self.candidates[:taken])} | dict(problems)
+        skipped = {index: candidate.damage for index, candidate in enumerate(self.candidates[:taken])} | dict(problems)
         return [
             f"WARNING: {self.candidates[index].location} is damaged and was skipped: {skipped[index]}"
             for index in sorted(skipped)
@@ -109,7 +109,7 @@ def read_storage(checkpoints: Location, settings: CheckpointConfig, rank: int, c
     return StartingPoint(
         branch=received["branch"],
         branch_created_unix_s=received["branch_created_unix_s"],
-        candidates=tuple(StorageCandidate(**one) for one in received["candidates"]),
+        candidates=tuple(StorageCandidate(**candidate) for candidate in received["candidates"]),
         last_round=received["last_round"],
         warnings=tuple(received["warnings"]),
         notes=tuple(received["notes"]),
@@ -157,9 +157,13 @@ def _starting_point(checkpoints: Location, settings: CheckpointConfig) -> Starti
     damage = known_damage(checkpoints, own)
     found = [
         StorageCandidate(
-            one.branch, one.step, str(one.location), is_own=True, damage=damage.get((one.branch, one.step), "")
+            candidate.branch,
+            candidate.step,
+            str(candidate.location),
+            is_own=True,
+            damage=damage.get((candidate.branch, candidate.step), ""),
         )
-        for one in (*lost, *own)
+        for candidate in (*lost, *own)
     ]
     if not found and settings.load:
         found = [_named(settings.load)]
@@ -191,9 +195,9 @@ def _warnings(branch: Location) -> tuple[str, ...]:
 
 
 def _newest_manifest(own: Sequence[Candidate]) -> tuple[Candidate, Manifest] | None:
-    for one in own:
+    for candidate in own:
         with suppress(CheckpointError):  # reported when the candidate is tried
-            return one, read_manifest(one.location)
+            return candidate, read_manifest(candidate.location)
     return None
 
 
@@ -227,9 +231,11 @@ def rollback_start(start: StartingPoint, rollback: Rollback, settings: Checkpoin
     was removed or lost.
     Raises: CheckpointError when all checkpoints are newer than that step, and an older one should exist.
     """
-    found = tuple(one for one in start.candidates if not one.is_own or one.step <= rollback.to_step)
+    found = tuple(
+        candidate for candidate in start.candidates if not candidate.is_own or candidate.step <= rollback.to_step
+    )
     if start.candidates and not found and (settings.interval <= rollback.to_step or settings.load):
-        oldest = min(one.step for one in start.candidates)
+        oldest = min(candidate.step for candidate in start.candidates)
         raise CheckpointError(
             f"training went wrong after step {rollback.to_step}, and the oldest checkpoint left is of step {oldest}; "
             "keep more of them (checkpoint.keep_last, keep_every), or begin another run with checkpoint.load"

@@ -82,7 +82,7 @@ def survey(checkpoints: Location) -> Survey:
     ancestry: set[tuple[str, int]] = set()
     with suppress(CheckpointError):  # the resume point describes the problem
         current = current_branch(checkpoints) if branches else None
-        ancestry = {(one.branch, one.step) for one in candidates(checkpoints)}
+        ancestry = {(candidate.branch, candidate.step) for candidate in candidates(checkpoints)}
     verified, begun = known_verifications(checkpoints), being_removed(checkpoints)
     found = [
         _found_checkpoint(

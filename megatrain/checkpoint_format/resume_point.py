@@ -49,7 +49,10 @@ def resume_point(checkpoints: Location) -> ResumePoint:
         current = current_branch(checkpoints)
     except CheckpointError as error:
         return ResumePoint(None, str(error), is_unreadable=True)
-    skipped = [f"{one.branch}/{one.location.name} is skipped: {commit_problem(one.location)}" for one in lost]
+    skipped = [
+        f"{candidate.branch}/{candidate.location.name} is skipped: {commit_problem(candidate.location)}"
+        for candidate in lost
+    ]
     for candidate, problem in with_problems(checkpoints, found):
         if problem is not None:
             skipped.append(f"{candidate.branch}/{candidate.location.name} is skipped: {problem}")
@@ -69,21 +72,21 @@ def resume_point(checkpoints: Location) -> ResumePoint:
 def with_problems(checkpoints: Location, found: Sequence[Candidate]) -> Iterator[tuple[Candidate, str | None]]:
     """Yield each candidate with the reason why a job would skip it, or None. A candidate is examined when yielded."""
     damage = known_damage(checkpoints, found)
-    for one in found:
-        yield one, _size_problem(one) or damage.get((one.branch, one.step))
+    for candidate in found:
+        yield candidate, _size_problem(candidate) or damage.get((candidate.branch, candidate.step))
 
 
 def known_damage(checkpoints: Location, found: Iterable[Candidate]) -> dict[tuple[str, int], str]:
     """Return the damage that `megatrain ckpt verify` has recorded for these candidates, by branch and step."""
     verified, damage = known_verifications(checkpoints), {}
-    for one in found:
-        known = verified.get((one.branch, one.step))
+    for candidate in found:
+        known = verified.get((candidate.branch, candidate.step))
         if known is None or not known.problem:
             continue
         with suppress(CheckpointError):  # the reader of the checkpoint reports a damaged manifest
-            if known.is_of(read_manifest(one.location).written_unix_s):
+            if known.is_of(read_manifest(candidate.location).written_unix_s):
                 found_at = time_text(known.at_unix_s)
-                damage[one.branch, one.step] = (
+                damage[candidate.branch, candidate.step] = (
                     f"`megatrain ckpt verify` found it damaged at {found_at}: {known.problem}"
                 )
     return damage

@@ -65,8 +65,10 @@ class SampleStream:
         return cls(
             **{
                 **values,
-                "sources": tuple(StreamSource(**one) for one in values["sources"]),
-                "stages": tuple(MixtureStage(one["first_sample"], tuple(one["weights"])) for one in values["stages"]),
+                "sources": tuple(StreamSource(**source) for source in values["sources"]),
+                "stages": tuple(
+                    MixtureStage(stage["first_sample"], tuple(stage["weights"])) for stage in values["stages"]
+                ),
                 "skipped": tuple((first, end) for first, end in values["skipped"]),
             }
         )
@@ -75,8 +77,8 @@ class SampleStream:
     def read(cls, reader: JsonObject) -> Self:
         """Return the stream in a JSON object. Raises: CheckpointError naming the field."""
         reader.check_names(cls)
-        sources = tuple(_source(one) for one in reader.sections("sources"))
-        stages = tuple(_stage(one, len(sources)) for one in reader.sections("stages"))
+        sources = tuple(_source(source) for source in reader.sections("sources"))
+        stages = tuple(_stage(stage, len(sources)) for stage in reader.sections("stages"))
         firsts = [stage.first_sample for stage in stages]
         if bool(sources) != bool(stages) or firsts[:1] not in ([], [0]):
             raise reader.error(

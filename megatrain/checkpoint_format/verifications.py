@@ -51,10 +51,10 @@ def read_verifications(checkpoints: Location) -> dict[tuple[str, int], Verificat
     found: dict[tuple[str, int], Verification] = {}
     for line in lines[-_MAX_LINES:]:
         try:
-            one = decode(Verification, line, str(location))
+            verification = decode(Verification, line, str(location))
         except CoordinationError:
             continue
-        found[one.branch, one.step] = one
+        found[verification.branch, verification.step] = verification
     return found
 
 
@@ -66,12 +66,12 @@ def known_verifications(checkpoints: Location) -> dict[tuple[str, int], Verifica
         return {}
 
 
-def note_verifications(checkpoints: Location, found: Iterable[Verification]) -> None:
+def record_verifications(checkpoints: Location, found: Iterable[Verification]) -> None:
     """Store results. They replace earlier ones of the same checkpoints; only the newest 4,096 are kept.
 
     Raises: CheckpointError when the file cannot be read or written.
     """
     known = read_verifications(checkpoints)
-    known.update({(one.branch, one.step): one for one in found})
-    newest = sorted(known.values(), key=lambda one: one.at_unix_s)[-_MAX_LINES:]
-    (checkpoints / VERIFIED_NAME).write(b"".join(encode(one) + b"\n" for one in newest))
+    known.update({(verification.branch, verification.step): verification for verification in found})
+    newest = sorted(known.values(), key=lambda verification: verification.at_unix_s)[-_MAX_LINES:]
+    (checkpoints / VERIFIED_NAME).write(b"".join(encode(verification) + b"\n" for verification in newest))

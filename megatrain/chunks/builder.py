@@ -129,8 +129,11 @@ def _build_meta_chunk(
     found, selective_recompute = apply_tensor_plan(module, plan)
     groups = config.parameter_groups
     parameters = tuple(
-        replace(one, rule=update_rule(config.optimizer, groups, one.name, is_hidden_weight=one.hidden is not None))
-        for one in found
+        replace(
+            parameter,
+            rule=update_rule(config.optimizer, groups, parameter.name, is_hidden_weight=parameter.hidden is not None),
+        )
+        for parameter in found
     )
     return MetaChunk(part, module, parameters, selective_recompute)
 

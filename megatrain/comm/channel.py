@@ -132,7 +132,9 @@ class PipelineLinks:
     def connect_at_first_message(self) -> bool:
         """Whether the two ranks of a link connect at the first message between them."""
         communicators = [channel.group.communicator for channel in self.channels]
-        return any(one is not None and one.connects_at_first_message for one in communicators)
+        return any(
+            communicator is not None and communicator.connects_at_first_message for communicator in communicators
+        )
 
 
 def create_links(

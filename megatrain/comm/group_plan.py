@@ -107,7 +107,7 @@ def _kinds(layout: Layout, has_wrap_links: bool, holders: Sequence[Holders]) -> 
     summed = summing_order(layout)
     others = (axis for axis in layout.innermost_first if axis not in summed)
     on_cpus = (_Kind(f"host-{axis}", (axis,), uses_cpu_memory=True) for axis in (*summed, *others))
-    of_holders = (_Kind(one.name, (one.axis,), num_runs=one.num_groups) for one in holders)
+    of_holders = (_Kind(holder.name, (holder.axis,), num_runs=holder.num_groups) for holder in holders)
     always = (*along, *spans, *on_cpus, _EMBEDDING, *of_holders)
     if layout.pp_size == 1:
         return always

@@ -226,6 +226,6 @@ def build_mesh(
         embedding=groups["embedding"],
         cpu_groups=CpuGroups({axis: groups[f"host-{axis}"] for axis in layout.axes}, summing_order(layout)),
         links=create_links(coordinate["pp"], groups, recorder, has_wrap_links=has_wrap_links),
-        holders={one.name: groups[one.name] for one in holders},
+        holders={holder.name: groups[holder.name] for holder in holders},
         spans={name: groups[name] for name in map(layout.group_name, layout.replica_spans)},
     )

@@ -110,7 +110,9 @@ def _data_lines(config: Config) -> list[str]:
     heads = ["source", "tokens", "samples read", "share", "epochs", "at most"]
     lines = [f"Training data of a new run until step {config.train.steps:,}"]
     lines += [f"  {line}" for line in table([heads, *rows], [0])]
-    lines += [f"  from token {one.after_tokens:,} on: {_shares_text(one.weight_of)}" for one in config.data_stages]
+    lines += [
+        f"  from token {stage.after_tokens:,} on: {_shares_text(stage.weight_of)}" for stage in config.data_stages
+    ]
     try:
         check_epochs(uses)
     except DataError as error:
@@ -133,7 +135,7 @@ def _validation_lines(config: Config) -> list[str]:
         sets = open_validation(config)
     except DataError as error:
         return [f"Validation sets: not checked, because they cannot be read here: {error}"]
-    rows = [[one.name, f"{one.dataset.num_tokens:,}", f"{one.num_samples:,}"] for one in sets]
+    rows = [[dataset.name, f"{dataset.dataset.num_tokens:,}", f"{dataset.num_samples:,}"] for dataset in sets]
     heads = ["validation set", "tokens", "samples per evaluation"]
     return ["Validation sets", *(f"  {line}" for line in table([heads, *rows], [0]))]
 

@@ -38,7 +38,7 @@ from megatrain.config.train import TrainConfig
 from megatrain.contracts.errors import ConfigError, TopologyError
 from megatrain.contracts.layout import Holders, Layout
 from megatrain.fencing.fence import FenceRule
-from megatrain.fencing.patience import Patience
+from megatrain.fencing.phase_timeouts import PhaseTimeouts
 
 _PART_OF_TIMEOUT = 0.9
 _FURTHER = "further_sections"
@@ -136,7 +136,11 @@ class Config:
         """The sets of held-out data by the key that holds the path: data.validation, or one per [[validation_set]]."""
         if self.data.validation:
             return {"data.validation": ValidationSetConfig(path=self.data.validation, name="data.validation")}
-        return {f"{name}.path": one for name, one in self.sections_of("validation_set").items() if one.path}
+        return {
+            f"{name}.path": validation_set
+            for name, validation_set in self.sections_of("validation_set").items()
+            if validation_set.path
+        }
 
     def sections_of(self, kind: str) -> Mapping[str, Any]:
         """Return the sections of a kind in NUMBERED by name, in the order of their numbers."""
@@ -145,13 +149,13 @@ class Config:
         return {name: sections[name] for name in names}
 
     @property
-    def patience(self) -> Patience:
+    def phase_timeouts(self) -> PhaseTimeouts:
         """How long the ranks of this run may make no progress before they count as hung.
 
         The limits are shorter than the timeouts of collectives, so that a hung rank can still be distinguished from the
         ranks that wait for it.
         """
-        return Patience(
+        return PhaseTimeouts(
             init_s=_PART_OF_TIMEOUT * self.runtime.init_timeout_s,
             first_step_s=_PART_OF_TIMEOUT * self.runtime.first_step_timeout_s,
             checkpoint_s=_PART_OF_TIMEOUT * self.runtime.checkpoint_timeout_s,

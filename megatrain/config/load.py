@@ -52,7 +52,7 @@ def load_config(
         given = parse_overrides(overrides, options)
         reader.read(given.tables, given.origins)
         raise ConfigError([problem, *given.problems, *reader.problems])
-    problems = [f"{one} ({path})" for one in doubled]
+    problems = [f"{problem} ({path})" for problem in doubled]
     lines = key_lines(text)
     origins = {".".join(key): FileOrigin(str(path), line) for key, line in lines.items() if len(key) <= 2}
     return _checked(tables, origins, FileOrigin(str(path), 0), overrides, problems, world_size, is_for_training)

@@ -64,8 +64,8 @@ def _branch(model: ModelConfig, path: str, *, has_attention: bool, has_mlp: bool
 
 
 def _variant_sizes(model: ModelConfig, key: str, path: str) -> Iterator[tuple[str, int]]:
-    for name, one in own_parameters(model, key).items():
-        yield f"{path}.{name}", prod(one.shape)
+    for name, parameter in own_parameters(model, key).items():
+        yield f"{path}.{name}", prod(parameter.shape)
 
 
 def _attention(model: ModelConfig, path: str) -> Iterator[tuple[str, int]]:

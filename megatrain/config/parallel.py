@@ -225,5 +225,5 @@ class ParallelConfig:
 
 def configurable_axes() -> tuple[Axis, ...]:
     """Return the axes whose size is an option: those that comm and parallel implement."""
-    options = {one.name for one in fields(ParallelConfig)}
+    options = {option.name for option in fields(ParallelConfig)}
     return tuple(axis for axis in SIZED_AXES if axis.size_name in options)

@@ -146,7 +146,7 @@ def split_arrays(tables: Mapping[str, object], kinds: Collection[str]) -> tuple[
     found: dict[str, object] = {}
     problems = []
     for name, value in tables.items():
-        if name not in kinds or not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+        if name not in kinds or not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
             found[name] = value
             continue
         if not value:

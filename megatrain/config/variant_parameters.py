@@ -53,7 +53,7 @@ def own_parameters(model: ModelConfig, key: str) -> dict[str, ShapedParameter]:
     declared = getattr(load_variant(key, getattr(model, key)), "own_parameters", {})
     if not isinstance(declared, Mapping):
         raise ConfigError([f"{_subject(model, key)}: own_parameters is a {type(declared).__name__}; use a mapping"])
-    problems = [problem for name, one in declared.items() for problem in _problems(model, key, name, one)]
+    problems = [problem for name, parameter in declared.items() for problem in _problems(model, key, name, parameter)]
     if problems:
         raise ConfigError(problems)
     sizes = {
@@ -63,7 +63,10 @@ def own_parameters(model: ModelConfig, key: str) -> dict[str, ShapedParameter]:
         "R": model.num_heads // model.resolved_num_kv_heads,
         "D": model.resolved_head_dim,
     }
-    return {name: ShapedParameter(one, tuple(sizes[dim] for dim in one.dims)) for name, one in declared.items()}
+    return {
+        name: ShapedParameter(parameter, tuple(sizes[dim] for dim in parameter.dims))
+        for name, parameter in declared.items()
+    }
 
 
 def parameters_by_path(model: ModelConfig) -> dict[str, ShapedParameter]:
@@ -73,21 +76,21 @@ def parameters_by_path(model: ModelConfig) -> dict[str, ShapedParameter]:
     """
     places = {"mlp": ("mlp.activation",), "attention": ("attention.attend_heads",), "norm": ("norm", "output_norm")}
     return {
-        f"{place}.{name}": one
+        f"{place}.{name}": parameter
         for key, paths in places.items()
-        for name, one in own_parameters(model, key).items()
+        for name, parameter in own_parameters(model, key).items()
         for place in paths
     }
 
 
-def _problems(model: ModelConfig, key: str, name: Any, one: Any) -> Iterator[str]:
+def _problems(model: ModelConfig, key: str, name: Any, parameter: Any) -> Iterator[str]:
     subject = f"{_subject(model, key)}: own_parameters[{name!r}]"
     if not isinstance(name, str) or not name.isidentifier():
         yield f"{subject}: the name must be an identifier"
-    if not isinstance(one, VariantParameter):
-        yield f"{subject} is a {type(one).__name__}; use megatrain.config.variant_parameters.VariantParameter"
-    elif one.dims not in _DIMS[key]:
-        yield f'{subject}: dims="{one.dims}" is not allowed; use {", ".join(repr(dims) for dims in _DIMS[key])}'
+    if not isinstance(parameter, VariantParameter):
+        yield f"{subject} is a {type(parameter).__name__}; use megatrain.config.variant_parameters.VariantParameter"
+    elif parameter.dims not in _DIMS[key]:
+        yield f'{subject}: dims="{parameter.dims}" is not allowed; use {", ".join(repr(dims) for dims in _DIMS[key])}'
 
 
 def _subject(model: ModelConfig, key: str) -> str:

@@ -48,8 +48,10 @@ def load_families() -> list[Any]:
 
     Raises: ConfigError, which names the package, when one cannot be imported.
     """
-    found = sorted(entry_points(group=FAMILY_GROUP), key=lambda one: one.name)
-    return [_loaded(one, f'entry point "{one.name}" of the group {FAMILY_GROUP}')() for one in found]
+    found = sorted(entry_points(group=FAMILY_GROUP), key=lambda entry_point: entry_point.name)
+    return [
+        _loaded(entry_point, f'entry point "{entry_point.name}" of the group {FAMILY_GROUP}')() for entry_point in found
+    ]
 
 
 def _loaded(found: EntryPoint, what: str) -> Any:
@@ -62,9 +64,9 @@ def _loaded(found: EntryPoint, what: str) -> Any:
 
 
 def _found(group: str, name: str) -> EntryPoint | None:
-    found = {one.value: one for one in entry_points(group=group, name=name)}
+    found = {entry_point.value: entry_point for entry_point in entry_points(group=group, name=name)}
     if len(found) > 1:
-        packages = ", ".join(sorted(_package(one) for one in found.values()))
+        packages = ", ".join(sorted(_package(entry_point) for entry_point in found.values()))
         raise ConfigError(
             [f'entry point "{name}" of the group {group}: several packages have it, {packages}; keep one']
         )

@@ -244,19 +244,21 @@ class Layout:
         """Return the ranks that differ from `rank` only along these axes, and `rank`. The first axis varies slowest."""
         found = [rank]
         for placed in map(self._placed, axes):
-            starts = [one - one // placed.stride % placed.size * placed.stride for one in found]
+            starts = [member - member // placed.stride % placed.size * placed.stride for member in found]
             found = [start + place * placed.stride for start in starts for place in range(placed.size)]
         return tuple(found)
 
     def others_of(self, axis: str) -> tuple[str, ...]:
         """Return the other listed axes that number the ranks together with this one."""
         together = next(axes for axes in FACTORISATIONS.values() if axis in (STAGES, *axes))
-        return tuple(one for one in self.axes if one in (STAGES, *together) and one != axis)
+        return tuple(candidate for candidate in self.axes if candidate in (STAGES, *together) and candidate != axis)
 
     def replica_axes(self, axis: str) -> tuple[str, ...]:
         """Return the listed axes of the same factorisation whose ranks hold the same parameters, such as dp and cp."""
         together = next(axes for axes in FACTORISATIONS.values() if axis in axes)
-        return tuple(one for one in self.axes if one in together and not _BY_NAME[one].cuts_model)
+        return tuple(
+            candidate for candidate in self.axes if candidate in together and not _BY_NAME[candidate].cuts_model
+        )
 
     def group_name(self, axes: Sequence[str]) -> str:
         """Return the name of the group of the ranks that differ only along these axes: `dp-cp`.
@@ -268,7 +270,7 @@ class Layout:
     @property
     def replica_spans(self) -> tuple[tuple[str, ...], ...]:
         """The axes along which ranks hold the same parameters, for each factorisation with several such axes."""
-        spans = (tuple(one for one in self.replica_axes(axes[0]) if self.size(one) > 1) for axes in _FACTORISED)
+        spans = (tuple(axis for axis in self.replica_axes(axes[0]) if self.size(axis) > 1) for axes in _FACTORISED)
         return tuple(span for span in spans if len(span) > 1)
 
     def sample_share(self, rank: int) -> tuple[int, int]:

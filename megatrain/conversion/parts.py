@@ -40,10 +40,10 @@ def parts_of(item: ImageItem, reader: ParameterReader, max_bytes: int) -> Iterat
     """
     box = Box(item.offsets, item.sizes)
     needed = reader.needed_items(item.key, item.global_shape, box)
-    stored = {number: Box(one.offsets, one.sizes) for number, one in needed.items()}
-    is_whole = sum(one.length for one in needed.values()) <= max_bytes
+    stored = {number: Box(needed_item.offsets, needed_item.sizes) for number, needed_item in needed.items()}
+    is_whole = sum(needed_item.length for needed_item in needed.values()) <= max_bytes
     for part in [box] if is_whole else bands(box, list(stored.values())):
-        needs = frozenset(number for number, one in stored.items() if shared_box(one, part) is not None)
+        needs = frozenset(number for number, stored_box in stored.items() if shared_box(stored_box, part) is not None)
         yield Part(item, part, needs)
 
 
@@ -54,8 +54,12 @@ def bands(box: Box, stored: Sequence[Box]) -> Iterator[Box]:
         yield box
         return
     first, end = box.offsets[dim], box.offsets[dim] + box.sizes[dim]
-    inside = [one for one in stored if shared_box(one, box) is not None]
-    edges = {edge for one in inside for edge in (one.offsets[dim], one.offsets[dim] + one.sizes[dim])}
+    inside = [stored_box for stored_box in stored if shared_box(stored_box, box) is not None]
+    edges = {
+        edge
+        for stored_box in inside
+        for edge in (stored_box.offsets[dim], stored_box.offsets[dim] + stored_box.sizes[dim])
+    }
     for start, stop in pairwise(sorted({first, end, *(edge for edge in edges if first < edge < end)})):
         offsets = (*box.offsets[:dim], start, *box.offsets[dim + 1 :])
         part = Box(offsets, (*box.sizes[:dim], stop - start, *box.sizes[dim + 1 :]))
@@ -65,7 +69,7 @@ def bands(box: Box, stored: Sequence[Box]) -> Iterator[Box]:
             yield from bands(part, inside)
 
 
-class Turns:
+class WriteOrder:
     """Chooses the file to write next, by the stored items that its next part needs."""
 
     def __init__(self, needs: Sequence[Sequence[Collection[int]]]) -> None:

@@ -32,7 +32,7 @@ from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.layout import Layout
-from megatrain.conversion.parts import Turns, parts_of
+from megatrain.conversion.parts import WriteOrder, parts_of
 from megatrain.conversion.software import current_versions, job_config
 from megatrain.schedule import nearest_schedule
 from megatrain.training.rank_model import build_rank_model
@@ -92,7 +92,7 @@ def planned_images(
     for rank in range(layout.world_size):
         with dry_mesh(layout, rank, has_wrap_links=config.parallel.num_chunks > 1, holders=config.holders) as mesh:
             shards = build_rank_model(config, mesh, mesh.recorder, torch.device("meta")).saved_shards()
-        saved = [one for one in shards if has_optimizer or one.kind == "master"]
+        saved = [shard for shard in shards if has_optimizer or shard.kind == "master"]
         yield rank, plan_snapshot(saved, max_item_bytes).file
 
 
@@ -109,10 +109,10 @@ def _write_images(
     files = [target.create(rank, plan) for rank, plan in images]
     parts = [[part for item in file.plan.items for part in parts_of(item, reader, max_item_bytes)] for file in files]
     num_missing = [len(of_file) for of_file in parts]
-    turns = Turns([[part.needs for part in of_file] for of_file in parts])
+    write_order = WriteOrder([[part.needs for part in of_file] for of_file in parts])
     for file in (file for file, num_parts in zip(files, num_missing, strict=True) if not num_parts):
         file.close()  # the rank owns no values
-    while (number := turns.take(reader.is_kept)) is not None:
+    while (number := write_order.take(reader.is_kept)) is not None:
         part = parts[number][-num_missing[number]]
         files[number].append(reader.read_box(part.item.key, part.item.global_shape, part.box))
         num_missing[number] -= 1

@@ -55,7 +55,7 @@ def end_of_document(vocabulary: Mapping[str, int], beside: SmallFile) -> tuple[s
     number = _object(beside(GENERATION_CONFIG_NAME)).get("eos_token_id")
     if isinstance(number, list) and number:
         number = number[0]
-    named = next((text for text, one in vocabulary.items() if one == number and type(number) is int), "")
+    named = next((text for text, token_id in vocabulary.items() if token_id == number and type(number) is int), "")
     if named:
         return named, f"eos_token_id of {GENERATION_CONFIG_NAME}"
     known = next((name for name in KNOWN_NAMES if name in vocabulary), "")

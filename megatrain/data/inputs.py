@@ -66,14 +66,14 @@ def find_files(source: str, left_out: LeftOut) -> list[FoundFile]:
         return _url_files(source, left_out)
     path = Path(source)
     if path.is_dir():
-        listed = ((local_file(one), one.relative_to(path).as_posix()) for one in _walk(path, left_out))
+        listed = ((local_file(file), file.relative_to(path).as_posix()) for file in _walk(path, left_out))
         return _chosen(listed, source, left_out)
     if path.exists():
         return [_named(local_file(path))]
     if _has_wildcard(source):
         root = Path(_before_wildcard(source))
         matches = (Path(match) for match in sorted(glob.glob(source, recursive=True)))
-        listed = ((local_file(one), one.relative_to(root).as_posix()) for one in matches if one.is_file())
+        listed = ((local_file(match), match.relative_to(root).as_posix()) for match in matches if match.is_file())
         return _chosen(listed, source, left_out)
     raise DataError(
         f"{source}: no such file or folder; give files ({KNOWN_KINDS}), folders, patterns, URLs or {PYTHON_STDLIB}"
@@ -128,7 +128,7 @@ def _url_files(url: str, left_out: LeftOut) -> list[FoundFile]:
         raise DataError(f"{url}: cannot be listed: {reason(error)}") from error
     if not paths:
         raise DataError(f"{url}: no such file or folder; give the URL of a file, of a folder, or a pattern")
-    return _chosen(((_below(store, one), one.removeprefix(root)) for one in sorted(paths)), url, left_out)
+    return _chosen(((_below(store, file), file.removeprefix(root)) for file in sorted(paths)), url, left_out)
 
 
 def _below(store: Any, path: str) -> InputFile:

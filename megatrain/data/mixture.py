@@ -75,7 +75,7 @@ class Mixture:
         return counted
 
     def _stage_of(self, sample: int) -> int:
-        return max(number for number, one in enumerate(self.stages) if one.first_sample <= sample)
+        return max(number for number, stage in enumerate(self.stages) if stage.first_sample <= sample)
 
     def _weights(self, stage: int) -> tuple[int, ...]:
         weights = self.stages[stage].weights

@@ -145,7 +145,9 @@ class BatchReader:
         if len(self.sources) == 1:
             return None
         names = tuple("" if source is None else source.identity.name for source in self.sources)
-        return SampleSources(names, source_MB, np.stack([num_labels_by_sample(one) for one in microbatches]))
+        return SampleSources(
+            names, source_MB, np.stack([num_labels_by_sample(microbatch) for microbatch in microbatches])
+        )
 
     def _samples(self, sources: NDArray[np.int64], indices: NDArray[np.int64]) -> list[list[TokenWindow]]:
         """Return the windows of each sample, by their places in the mixture."""

@@ -32,4 +32,4 @@ class SampleSources:
             return np.zeros((2, len(self.names)))
         sources = self.source_MB.ravel()
         weights = (losses_MB.ravel(), self.num_labels_MB.ravel())
-        return np.stack([np.bincount(sources, one, minlength=len(self.names)) for one in weights])
+        return np.stack([np.bincount(sources, weight, minlength=len(self.names)) for weight in weights])

@@ -116,7 +116,7 @@ class FenceRule:
             return None
         return interval_s
 
-    def gone_by(
+    def workers_gone_at(
         self,
         *,
         lease_gone_at: float,
@@ -157,9 +157,9 @@ class StepSilence:
 
 def step_silence(ranks: Mapping[int, Progress], now_ns: int) -> StepSilence:
     """Return the progress of a host's ranks. `ranks`: those that have not exited."""
-    if ranks and all(one.phase is Phase.STOPPING for one in ranks.values()):
+    if ranks and all(rank_progress.phase is Phase.STOPPING for rank_progress in ranks.values()):
         return StepSilence(None, is_ending=True)
-    completed = [one.completed_ns for one in ranks.values()]
+    completed = [rank_progress.completed_ns for rank_progress in ranks.values()]
     known = [at_ns for at_ns in completed if at_ns is not None]
     if len(known) < len(completed) or not known:
         return StepSilence(None)

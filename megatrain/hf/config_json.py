@@ -60,7 +60,7 @@ class ConfigJson:
     def texts(self, key: str, default: list[str]) -> list[str]:
         """Return a list of strings."""
         value = self._value(key, default, "a list of strings")
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.refusal(key, "expected a list of strings")
         return value
 
@@ -78,7 +78,7 @@ class ConfigJson:
         """Raise CheckpointError unless the value is one of `computed`, those that megatrain's model can compute."""
         self._read.add(key)
         if self.values.get(key, default) not in computed:
-            known = " or ".join(json.dumps(one) for one in computed)
+            known = " or ".join(json.dumps(value) for value in computed)
             raise self.refusal(key, f"only {known} can be computed here, so this model cannot be imported")
 
     def require_in_layers(self, key: str, computed: object, num_layers: int) -> None:

@@ -123,7 +123,8 @@ def _header(path: Path) -> dict[str, StoredWeight]:
     with _naming(path), safe_open(path, framework="pt", device="cpu") as opened:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
         return {
-            name: StoredWeight(path, name, tuple(one.get_shape()), str(one.get_dtype())) for name, one in slices.items()
+            name: StoredWeight(path, name, tuple(tensor.get_shape()), str(tensor.get_dtype()))
+            for name, tensor in slices.items()
         }
 
 

@@ -25,7 +25,9 @@ def initialise_(
     """Fill `out`, the part at `offsets` of the parameter `name` (of `global_shape`), with its initial values."""
     with torch.no_grad():
         leaf = name.rsplit(".", 1)[-1]
-        of_variant = next((one for path, one in parameters_by_path(config).items() if name.endswith(f".{path}")), None)
+        of_variant = next(
+            (parameter for path, parameter in parameters_by_path(config).items() if name.endswith(f".{path}")), None
+        )
         if of_variant is not None:
             out.fill_(of_variant.declared.initial)
         elif leaf.endswith("bias"):

@@ -18,6 +18,6 @@ def build_variant(config: ModelConfig, key: str, *arguments: Any) -> nn.Module:
     The parameters have their unsharded shapes and are not initialized.
     """
     module: nn.Module = load_variant(key, getattr(config, key))(*arguments)
-    for name, one in own_parameters(config, key).items():
-        module.register_parameter(name, nn.Parameter(torch.empty(one.shape)))
+    for name, parameter in own_parameters(config, key).items():
+        module.register_parameter(name, nn.Parameter(torch.empty(parameter.shape)))
     return module

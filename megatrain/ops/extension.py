@@ -45,8 +45,8 @@ def missing_capability(architectures: tuple[str, ...], capability: tuple[int, in
     Code for 8.0 runs on every 8.x. Code for a family, such as 10.0f, runs on every 10.x. Code for 9.0a, and its PTX,
     runs only on 9.0. Other PTX runs on every later capability.
     """
-    for one in architectures:
-        found = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", one)
+    for architecture in architectures:
+        found = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", architecture)
         if found is None:
             continue
         built, is_exact = (int(found[1]), int(found[2])), found[3] == "a"

@@ -24,7 +24,7 @@ class DelayedScaling:
         self.history_PN = torch.zeros(num_slots, history_len, device=device)
         self.collected_P = torch.zeros(num_slots, device=device)
         self._scale_P2 = torch.ones(num_slots, 2, device=device)
-        self._largest_P = torch.tensor([torch.finfo(one).max for one in formats], device=device)
+        self._largest_P = torch.tensor([torch.finfo(dtype).max for dtype in formats], device=device)
         self._is_primed = False
 
     @property

@@ -136,7 +136,9 @@ def _check_forward(x: Tensor, *others: Tensor | float) -> None:
     if x.shape[-1] >= 1 << 30:
         raise RuntimeError(f"x must have rows of less than 2^30 elements, got {list(x.shape)}")
     require_contiguous("x", x)
-    for name, tensor in zip(("weight", "bias"), [one for one in others if isinstance(one, Tensor)], strict=False):
+    for name, tensor in zip(
+        ("weight", "bias"), [norm_tensor for norm_tensor in others if isinstance(norm_tensor, Tensor)], strict=False
+    ):
         require_same_kind(name, tensor, "x", x)
         require_shape(name, tensor, x.shape[-1:])
         require_contiguous(name, tensor)

@@ -106,7 +106,7 @@ def _mark_changed(*tensors: Tensor | None) -> None:
 
     Autograd does not notice the changes by the in-place operators of this module.
     """
-    torch.autograd.graph.increment_version([one for one in tensors if one is not None])
+    torch.autograd.graph.increment_version([tensor for tensor in tensors if tensor is not None])
 
 
 def _check_master(master: Tensor) -> None:

@@ -28,8 +28,8 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = [None if one is None else one.detach().requires_grad_() for one in ctx.saved_tensors]
+        inputs = [None if tensor is None else tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
         with torch.enable_grad():
             result = ctx.function(*inputs)
-        grads = iter(torch.autograd.grad(result, [one for one in inputs if one is not None], grad))
-        return None, *(None if one is None else next(grads) for one in inputs)
+        grads = iter(torch.autograd.grad(result, [tensor for tensor in inputs if tensor is not None], grad))
+        return None, *(None if tensor is None else next(grads) for tensor in inputs)

@@ -79,10 +79,13 @@ class _SegmentAttention(torch.autograd.Function):
         out_SBND = torch.empty(q_SBND.shape, dtype=q_SBND.dtype, device=q_SBND.device)
         q, k, v, out = (x.permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD, v_SBGD, out_SBND))
         logsumexp_BNS = torch.empty(q.shape[:3], dtype=accumulate_dtype(q.dtype), device=q.device)
-        for one in segments:
-            of_queries, of_keys = (one.samples, slice(None), one.queries), (one.samples, slice(None), one.keys)
+        for segment in segments:
+            of_queries, of_keys = (
+                (segment.samples, slice(None), segment.queries),
+                (segment.samples, slice(None), segment.keys),
+            )
             out[of_queries], logsumexp_BNS[of_queries] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q[of_queries], k[of_keys], v[of_keys], 0.0, one.mask is None, attn_mask=one.mask, scale=scale
+                q[of_queries], k[of_keys], v[of_keys], 0.0, segment.mask is None, attn_mask=segment.mask, scale=scale
             )
         ctx.segments, ctx.scale = segments, scale
         ctx.save_for_backward(q_SBND, k_SBGD, v_SBGD, out_SBND, logsumexp_BNS)
@@ -93,7 +96,7 @@ class _SegmentAttention(torch.autograd.Function):
         *of_tokens, logsumexp_BNS = ctx.saved_tensors
         q_SBND, k_SBGD, v_SBGD, _ = of_tokens
         # gradients of keys that several segments see are sums, kept in the wide dtype until the last segment
-        is_sum = any(one.keys != one.queries for one in ctx.segments)
+        is_sum = any(segment.keys != segment.queries for segment in ctx.segments)
         of_keys_dtype = accumulate_dtype(k_SBGD.dtype) if is_sum else k_SBGD.dtype
         grad_q_SBND = torch.zeros(q_SBND.shape, dtype=q_SBND.dtype, device=q_SBND.device)
         grad_k_SBGD, grad_v_SBGD = (
@@ -101,11 +104,14 @@ class _SegmentAttention(torch.autograd.Function):
         )
         grads_SBND = grad_q_SBND, grad_k_SBGD, grad_v_SBGD
         q, k, v, out, grad, *grads = (x.permute(1, 2, 0, 3) for x in (*of_tokens, grad_SBND, *grads_SBND))
-        for one in ctx.segments:
-            of_queries, of_keys = (one.samples, slice(None), one.queries), (one.samples, slice(None), one.keys)
+        for segment in ctx.segments:
+            of_queries, of_keys = (
+                (segment.samples, slice(None), segment.queries),
+                (segment.samples, slice(None), segment.keys),
+            )
             found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 grad[of_queries], q[of_queries], k[of_keys], v[of_keys], out[of_queries], logsumexp_BNS[of_queries],
-                0.0, one.mask is None, attn_mask=one.mask, scale=ctx.scale,
+                0.0, segment.mask is None, attn_mask=segment.mask, scale=ctx.scale,
             )  # fmt: skip
             for whole, part, place in zip(grads, found, (of_queries, of_keys, of_keys), strict=True):
                 whole[place] += part

@@ -42,10 +42,10 @@ class ShardedOptimizer:
         parts = []
         for chunk, state in self.states:
             shard = chunk.gradient_shard(state.bucket)
-            for one in state.bucket.shard_slices():
-                part = square_sum(shard[one.start : one.stop])
+            for shard_slice in state.bucket.shard_slices():
+                part = square_sum(shard[shard_slice.start : shard_slice.stop])
                 # times 0, so that a non-finite value still shows on every rank that has it
-                parts.append(part if one.holders.index == 0 else part * 0.0)
+                parts.append(part if shard_slice.holders.index == 0 else part * 0.0)
         return torch.stack(parts).sum()
 
     def step(self, lr: float, gradient_scale: float) -> None:

@@ -28,11 +28,11 @@ class Box:
         return Box(tuple(a + b for a, b in zip(self.offsets, offsets, strict=True)), self.sizes)
 
 
-def shared_box(one: Box, other: Box) -> Box | None:
+def shared_box(box: Box, other: Box) -> Box | None:
     """Return the intersection of two boxes, None when it is empty."""
     offsets = []
     sizes = []
-    for offset, size, other_offset, other_size in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True):
+    for offset, size, other_offset, other_size in zip(box.offsets, box.sizes, other.offsets, other.sizes, strict=True):
         first = max(offset, other_offset)
         num = min(offset + size, other_offset + other_size) - first
         if num <= 0:

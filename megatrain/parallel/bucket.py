@@ -153,7 +153,7 @@ class Bucket:
         kinds = {placement.holders for _, placement, _ in self.boxes()}
         if len(kinds) == 1:
             return [ShardSlice(0, self.shard_numel, *kinds)]
-        found = [ShardSlice(one.start, one.stop, one.placement.holders) for one in self.segments()]
+        found = [ShardSlice(segment.start, segment.stop, segment.placement.holders) for segment in self.segments()]
         used = found[-1].stop if found else 0
         return [*found, ShardSlice(used, self.shard_numel, SOLE_HOLDER)] if used < self.shard_numel else found
 
@@ -188,7 +188,7 @@ def group_into_buckets(parameters: Sequence[LogicalParameter], bucket_size: int)
         key = logical.bucket_key
         bucket = open_buckets.setdefault(key, [])
         bucket.append(logical)
-        if sum(one.parameter.numel() for one in bucket) >= bucket_size:
+        if sum(logical.parameter.numel() for logical in bucket) >= bucket_size:
             closed.append(open_buckets.pop(key))
     return closed + list(open_buckets.values())
 
@@ -203,7 +203,7 @@ class WriteCounts:
         self._num_missing: list[int] = []
         """By bucket, the number of parameters whose gradients are not complete."""
         self._num_microbatches = 0
-        self.early = [number for number, bucket in enumerate(buckets) if all(one.num_writes for one in bucket)]
+        self.early = [number for number, bucket in enumerate(buckets) if all(logical.num_writes for logical in bucket)]
         """The buckets that may start before the end of the window, in the order in which they start."""
         self.begin(0)
 
@@ -213,7 +213,7 @@ class WriteCounts:
         self._writes = [[0] * len(bucket) for bucket in self._buckets]
         self._num_missing = [len(bucket) for bucket in self._buckets]
 
-    def note(self, bucket: int, index: int) -> None:
+    def count(self, bucket: int, index: int) -> None:
         """Count one write.
 
         Raises: RuntimeError for one more write than declared: the bucket's reduction may have started without it.

@@ -132,8 +132,8 @@ class ChunkDataParallel:
 
         A replay writes to the buckets without calling their main_grads.
         """
-        for bucket, one in zip(self.buckets, written, strict=True):
-            bucket.written = one
+        for bucket, gradients in zip(self.buckets, written, strict=True):
+            bucket.written = gradients
 
     def settle(self) -> None:
         """Finish the reductions that an earlier micro-batch started (ZeRO-2). This frees its full gradients."""
@@ -172,7 +172,9 @@ class ChunkDataParallel:
             # a reduction releases the memory of the gradients, so only a later write can have allocated it again
             if self.options.zero_stage == 2 and bucket.gradients is not None:
                 names = [
-                    one.name for one, is_written in zip(bucket.parameters, bucket.written, strict=True) if is_written
+                    parameter.name
+                    for parameter, is_written in zip(bucket.parameters, bucket.written, strict=True)
+                    if is_written
                 ]
                 raise RuntimeError(
                     f"the gradients of {', '.join(names)} were written after the last reduction of the step: a "
@@ -184,8 +186,8 @@ class ChunkDataParallel:
             sums += _start_sum(bucket, self.gradient_shard(bucket))  # one at most
             if not self.options.has_overlap and sums:
                 sums.pop().finish()
-        for one in sums:
-            one.finish()
+        for pending_sum in sums:
+            pending_sum.finish()
 
     def gradient_shard(self, bucket: Bucket) -> Tensor:
         """Return this rank's shard of the summed gradients. Shapes: [shard_numel]."""
@@ -237,7 +239,7 @@ class ChunkDataParallel:
         if not self._is_counting:
             add(*self.buckets[number].take_gradient(index))
             return
-        self._counts.note(number, index)  # before the write: the reduction of the bucket may be in flight
+        self._counts.count(number, index)  # before the write: the reduction of the bucket may be in flight
         add(*self.buckets[number].take_gradient(index))
         early = self._counts.early
         # a bucket that is complete before an earlier one waits for it: all ranks start collectives in one order
@@ -319,7 +321,11 @@ def _start_sum(bucket: Bucket, shard: Tensor) -> list[_SumOverHolders]:
     Communication: one all-reduce over the first of the bucket's sum groups, or none, the same on all ranks of the
     groups.
     """
-    parts = [shard[one.start : one.stop] for one in bucket.shard_slices() if one.holders.groups]
+    parts = [
+        shard[shard_slice.start : shard_slice.stop]
+        for shard_slice in bucket.shard_slices()
+        if shard_slice.holders.groups
+    ]
     if not parts:
         return []
     flat = parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -59,9 +59,9 @@ def decoder_table(model: ModelConfig | None = None, *, has_two_ends: bool = Fals
 
 
 def _variant_rows(model: ModelConfig) -> Iterator[PlacementRow]:
-    for path, one in parameters_by_path(model).items():
-        if one.declared.dims[:1] in ("F", "G"):
-            fused = _QUERIES if one.declared.dims[0] == "G" else None
+    for path, parameter in parameters_by_path(model).items():
+        if parameter.declared.dims[:1] in ("F", "G"):
+            fused = _QUERIES if parameter.declared.dims[0] == "G" else None
             yield PlacementRow(f"*.{path}", Cut("tp", 0), fused=fused, is_vector=True)
         else:
             # each tp rank applies it to its own units, heads or rows

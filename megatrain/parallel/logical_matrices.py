@@ -60,7 +60,7 @@ def matrices_of(name: str, shape: Sequence[int], fused: Fused | None) -> tuple[L
         offsets[fused.dim], sizes[fused.dim] = start, stop - start
         return Box(tuple(offsets), tuple(sizes))
 
-    return tuple(LogicalMatrix(name, one, part(*ends)) for one, ends in fused.ranges(shape).items())
+    return tuple(LogicalMatrix(name, part_name, part(*ends)) for part_name, ends in fused.ranges(shape).items())
 
 
 def owners_of(

@@ -85,7 +85,10 @@ def matrix_routes(
     """Return the routes of the rank at `place` of a grid of (replicas, parts). cost: of the work on one matrix."""
     (num_replicas, num_parts), (own_row, own_part) = grid, place
     numbered = [(weight, matrix) for weight in weights for matrix in weight.weight.matrices]
-    owners = [divmod(one, num_parts) for one in owners_of([one for _, one in numbered], cost, num_replicas * num_parts)]
+    owners = [
+        divmod(owner, num_parts)
+        for owner in owners_of([matrix for _, matrix in numbered], cost, num_replicas * num_parts)
+    ]
     by_row: list[list[int]] = [[] for _ in range(num_replicas)]
     for number in sorted(range(len(numbered)), key=lambda number: (owners[number], number)):
         by_row[owners[number][0]].append(number)
@@ -97,7 +100,7 @@ def matrix_routes(
     def numel(number: int, replica: int, part: int) -> int:
         return sum(region.box.numel for region in regions(number, replica, part))
 
-    sent = [[(number, one) for number in row for one in regions(number, own_row, own_part)] for row in by_row]
+    sent = [[(number, region) for number in row for region in regions(number, own_row, own_part)] for row in by_row]
     arriving = {
         (replica, number): numel(number, replica, own_part)
         for number in by_row[own_row]
@@ -109,10 +112,12 @@ def matrix_routes(
         received[replica] += count
         to_part[owners[number][1]][replica] += count
     mine = [number for number in by_row[own_row] if owners[number][1] == own_part]
-    owned, from_part = _arrivals(mine, num_replicas, num_parts, regions, [_replicas_of(one) for one, _ in numbered])
+    owned, from_part = _arrivals(
+        mine, num_replicas, num_parts, regions, [_replicas_of(weight) for weight, _ in numbered]
+    )
     return MatrixRoutes(
-        regions=tuple((numbered[number][1], one) for row in sent for number, one in row),
-        along_replicas=Hop(tuple(sum(one.box.numel for _, one in row) for row in sent), tuple(received)),
+        regions=tuple((numbered[number][1], placed) for row in sent for number, placed in row),
+        along_replicas=Hop(tuple(sum(placed.box.numel for _, placed in row) for row in sent), tuple(received)),
         spans=tuple(_spans(to_part, received)),
         along_cut=Hop(tuple(map(sum, to_part)), from_part),
         owned=tuple(OwnedMatrix(numbered[number][1], tuple(parts)) for number, parts in owned.items()),
@@ -167,7 +172,7 @@ def _arrivals(
     at, ends = 0, [0]
     for part in range(num_parts):
         for replica in range(num_replicas):
-            for number in (one for one in mine if replica in replicas_of[one]):
+            for number in (number for number in mine if replica in replicas_of[number]):
                 for region in regions(number, replica, part):
                     owned[number].append((at, region.box))
                     at += region.box.numel

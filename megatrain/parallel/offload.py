@@ -136,26 +136,30 @@ class _BlockActivations:
 
     def start_copy_to_host(self) -> None:
         """Start to copy the collected storages to the host."""
-        storages = [(one, one.on_device) for one in self._collected.values() if one.on_device is not None]
+        storages = [
+            (storage, storage.on_device) for storage in self._collected.values() if storage.on_device is not None
+        ]
         self._collected = {}
-        self._offloaded = [weakref.ref(one) for one, _ in storages]
+        self._offloaded = [weakref.ref(storage) for storage, _ in storages]
         self._sources = [source for _, source in storages]
         copies, self._pending = self._copies.start_copy_to_host(self._sources)
-        for (one, _), copy in zip(storages, copies, strict=True):
-            one.on_host = copy
+        for (storage, _), copy in zip(storages, copies, strict=True):
+            storage.on_host = copy
 
     def free_device_memory(self) -> None:
         """Free the device memory of the storages that were copied; work that is launched from now on may reuse it."""
         if self._sources:
             self._copies.finish(self._pending)
             self._sources = []
-            for one in self._referenced():
-                one.on_device = None
+            for storage in self._referenced():
+                storage.on_device = None
 
     def start_copy_to_device(self) -> None:
         """Start to copy the storages back to the device, unless that was started or no device memory was freed."""
         on_host = [
-            (one, one.on_host) for one in self._referenced() if one.on_device is None and one.on_host is not None
+            (storage, storage.on_host)
+            for storage in self._referenced()
+            if storage.on_device is None and storage.on_host is not None
         ]
         if self._sources:
             self._copies.abandon(self._sources)
@@ -163,8 +167,8 @@ class _BlockActivations:
         if on_host:
             results, self._pending = self._copies.start_copy_to_device([copy for _, copy in on_host], self._pending)
             self._is_coming_back = True
-            for (one, _), result in zip(on_host, results, strict=True):
-                one.on_device, one.on_host = result, None
+            for (storage, _), result in zip(on_host, results, strict=True):
+                storage.on_device, storage.on_host = result, None
 
     def wait_until_back(self) -> None:
         """Make all storages available on the device to the work that is launched from now on."""
@@ -175,7 +179,7 @@ class _BlockActivations:
 
     def _referenced(self) -> Iterator[_OffloadedStorage]:
         """Yield the offloaded storages that an autograd graph still refers to."""
-        yield from (one for reference in self._offloaded if (one := reference()) is not None)
+        yield from (storage for reference in self._offloaded if (storage := reference()) is not None)
 
 
 class Offloader:
@@ -194,7 +198,7 @@ class Offloader:
 
         Copying them would free no memory, because parameters stay allocated there.
         """
-        self._kept_on_device = frozenset(one.untyped_storage() for one in chunk.parameters())
+        self._kept_on_device = frozenset(parameter.untyped_storage() for parameter in chunk.parameters())
         for number, block in enumerate(blocks[: num_offloaded + 1]):
             self._wrap(block, is_first=number == 0, is_offloaded=number < num_offloaded)
 

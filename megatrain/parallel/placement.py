@@ -163,8 +163,8 @@ def tensor_shape(placements: Sequence[Placement]) -> tuple[int, ...]:
     """Return the shape of the tensor that holds these boxes end to end. The boxes are adjacent along one dim."""
     boxes = [placement.box for placement in placements]
     sizes = list(boxes[0].sizes)
-    for one, following in pairwise(boxes):
-        (dim,) = (dim for dim, (a, b) in enumerate(zip(one.offsets, following.offsets, strict=True)) if a != b)
+    for box, following in pairwise(boxes):
+        (dim,) = (dim for dim, (a, b) in enumerate(zip(box.offsets, following.offsets, strict=True)) if a != b)
         sizes[dim] += following.sizes[dim]
     return tuple(sizes)
 

@@ -106,7 +106,7 @@ def gather_and_multiply(
     Shapes: x [S / tp, B, I]; weight [*O, I]; bias [*O]; result [S, B, *O].
     Communication: K all-gathers during the GEMMs; K reduce-scatters in backward.
     """
-    flat = [one for factor in factors for one in factor]
+    flat = [tensor for factor in factors for tensor in factor]
     products = _GatherAndMultiply.apply(x_local, branch, *flat)
     return tuple(
         product.unflatten(-1, weight.shape[:-1]) for product, (weight, _) in zip(products, factors, strict=True)

@@ -130,7 +130,8 @@ def _kind(config: Config, part: ModelPart) -> tuple[object, ...]:
 def _tokens_sent(totals: Mapping[Operation, OperationTotals], tp: Group) -> int:
     """Return the bytes that a rank sends to the other tp ranks in the recorded exchanges of tokens."""
     gathered, scattered = (
-        totals[one].num_bytes if one in totals else 0 for one in (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER)
+        totals[operation].num_bytes if operation in totals else 0
+        for operation in (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER)
     )
     # a record has the bytes of this rank's input: its shard of a gather, the whole of a reduce-scatter
     return (tp.size - 1) * (gathered + scattered // tp.size)

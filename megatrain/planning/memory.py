@@ -84,7 +84,7 @@ def estimate_memory(
     parallel, dtype = config.parallel, DTYPES[config.train.precision]
     sum_bytes = accumulate_dtype(dtype).itemsize
     buckets = [bucket for chunk in chunks for bucket in chunk.buckets]
-    num_elements, num_sharded = sum(one.numel for one in buckets), sum(one.shard_numel for one in buckets)
+    num_elements, num_sharded = sum(bucket.numel for bucket in buckets), sum(bucket.shard_numel for bucket in buckets)
     has_own_master = sum_bytes != dtype.itemsize
 
     num_microbatches = config.num_microbatches(layout.dp_size)
@@ -98,7 +98,8 @@ def estimate_memory(
     return RankMemory(
         parameters=num_elements * dtype.itemsize,
         gradients=(num_sharded if parallel.zero_stage == 2 else num_elements) * sum_bytes,
-        optimizer=sum(one.shard_numel * (len(one.rule.state_kinds) + has_own_master) for one in buckets) * sum_bytes,
+        optimizer=sum(bucket.shard_numel * (len(bucket.rule.state_kinds) + has_own_master) for bucket in buckets)
+        * sum_bytes,
         inputs=num_microbatches * chunks[0].micro_batch_bytes + sum(chunk.measured.tables for chunk in chunks),
         activations=peak.activations,
         working=peak.working,
@@ -127,19 +128,24 @@ class _ReductionBytes(NamedTuple):
 
 def _chunk_memory(config: Config, chunk: PlannedChunk) -> ChunkMemory:
     reductions = [_reduction(config, bucket) for bucket in chunk.buckets]
-    travelling = [one.travelling for one in reductions]
+    travelling = [reduction.travelling for reduction in reductions]
     # a lane starts two exchanges, so two buckets have receive buffers: the one in transfer and the next one
-    arriving = [sum(one.arriving for one in reductions[first : first + 2]) for first in range(len(reductions))]
+    arriving = [
+        sum(reduction.arriving for reduction in reductions[first : first + 2]) for first in range(len(reductions))
+    ]
     exchanged = _most(arriving, travelling)
     return ChunkMemory(
         footprint=chunk.measured.footprint,
-        whole_gradients=sum(one.whole for one in reductions),
+        whole_gradients=sum(reduction.whole for reduction in reductions),
         travelling=sum(travelling),
         exchanged=exchanged,
-        summed=_most([received + one.summed for received, one in zip(arriving, reductions, strict=True)], travelling)
+        summed=_most(
+            [received + reduction.summed for received, reduction in zip(arriving, reductions, strict=True)], travelling
+        )
         - exchanged,
         copied=_most(
-            [one.copied for one in reductions], [one.whole - one.travelling if one.copied else 0 for one in reductions]
+            [reduction.copied for reduction in reductions],
+            [reduction.whole - reduction.travelling if reduction.copied else 0 for reduction in reductions],
         ),
     )
 

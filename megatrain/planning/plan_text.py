@@ -76,14 +76,14 @@ def _stages(plan: RunPlan) -> list[str]:
 def _parameters(plan: RunPlan) -> list[str]:
     rows = [
         [
-            one.pattern or "(in no group)",
-            one.rule.name,
-            f"{one.num_tensors:,}",
-            f"{one.num_parameters:,}",
-            f"{one.rule.lr_scale:g}",
-            f"{one.rule.weight_decay:g}" + (" of all" if one.rule.decays_all else " of matrices"),
+            parameter.pattern or "(in no group)",
+            parameter.rule.name,
+            f"{parameter.num_tensors:,}",
+            f"{parameter.num_parameters:,}",
+            f"{parameter.rule.lr_scale:g}",
+            f"{parameter.rule.weight_decay:g}" + (" of all" if parameter.rule.decays_all else " of matrices"),
         ]
-        for one in plan.grouped_parameters
+        for parameter in plan.grouped_parameters
     ]
     heads = ["pattern", "update", "tensors", "parameters", "lr scale", "weight decay"]
     return [
@@ -94,7 +94,7 @@ def _parameters(plan: RunPlan) -> list[str]:
 
 def _memory(plan: RunPlan) -> list[str]:
     largest = max(stage.memory.total for stage in plan.stages)
-    unit, unit_bytes = next((one for one in _UNITS if largest >= one[1]), _UNITS[-1])
+    unit, unit_bytes = next((unit_row for unit_row in _UNITS if largest >= unit_row[1]), _UNITS[-1])
     kinds = list(plan.stages[0].memory.by_kind())
     rows = [
         [
@@ -115,7 +115,9 @@ def _memory(plan: RunPlan) -> list[str]:
 
 def _traffic(plan: RunPlan) -> list[str]:
     rows = [
-        [stage.name, one.group, one.what, bytes_text(one.num_bytes)] for stage in plan.stages for one in stage.traffic
+        [stage.name, traffic.group, traffic.what, bytes_text(traffic.num_bytes)]
+        for stage in plan.stages
+        for traffic in stage.traffic
     ]
     return [
         "Traffic: bytes that one rank sends in a step, without small sums",
@@ -127,7 +129,7 @@ def _host_memory(plan: RunPlan) -> list[str]:
     most = max(stage.memory.on_host for stage in plan.stages)
     if not most:
         return []
-    unit, unit_bytes = next((one for one in _UNITS if most >= one[1]), _UNITS[-1])
+    unit, unit_bytes = next((unit_row for unit_row in _UNITS if most >= unit_row[1]), _UNITS[-1])
     needs = ", ".join(f"{stage.name}: {stage.memory.on_host / unit_bytes:.2f}" for stage in plan.stages)
     return [f"Offloaded activations of one rank, pinned in host memory, in {unit} (a host has several ranks): {needs}"]
 
@@ -154,7 +156,7 @@ def _spans(numbers: Sequence[int]) -> str:
     """Return ascending numbers in the form "0-3,5"."""
     firsts = [at for at, number in enumerate(numbers) if at == 0 or number != numbers[at - 1] + 1]
     spans = [numbers[first:end] for first, end in pairwise([*firsts, len(numbers)])]
-    return ",".join(f"{one[0]}" if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in spans)
+    return ",".join(f"{span[0]}" if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
 
 
 def _some(ranks: Sequence[int]) -> str:

@@ -183,7 +183,7 @@ def plan_run(config: Config) -> RunPlan:
         bubble_fraction=bubble_fraction(parallel.schedule, layout.pp_size, parallel.num_chunks, num_microbatches),
         num_parameters=num_parameters(config.model),
         checkpoint_bytes=(8 if config.train.precision == "fp64" else 4)
-        * sum(one.num_parameters * (1 + len(one.rule.state_kinds)) for one in grouped),
+        * sum(group.num_parameters * (1 + len(group.rule.state_kinds)) for group in grouped),
         num_tokens_per_step=config.batch.global_batch_size * config.model.seq_len,
         flops_per_token=training_flops_per_token(config.model),
         grouped_parameters=grouped,

@@ -43,7 +43,7 @@ def plan_update(config: Config, mesh: Mesh, chunks: Sequence[PlannedChunk]) -> P
     recorder = Recorder(BlackBoxWriter.anonymous())
     cut = dry_group(mesh.along[NEAREST], recorder, planned_kind(config).type, is_awaited_later=False)
     exchange = MatrixExchange(buckets, cut, config.optimizer.muon_precision)
-    shards = [torch.empty(one.shard_numel, dtype=one.gradient_dtype, device="meta") for one in buckets]
+    shards = [torch.empty(bucket.shard_numel, dtype=bucket.gradient_dtype, device="meta") for bucket in buckets]
     with PeakTensorBytes(on_meta=True).include(shards) as memory:  # the gradients, which exist already
         exchange.orthogonalize_(shards, lambda _: 1.0)
     standing = sum(shard.nbytes for shard in shards)

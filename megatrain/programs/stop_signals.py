@@ -64,7 +64,7 @@ def call_in_forked_children(method: Callable[[], Any]) -> None:
     os.register_at_fork(before=hold_signals, after_in_parent=release_signals, after_in_child=call)
 
 
-def note_only(_name: str) -> None:
+def record_only(_name: str) -> None:
     """Do nothing in the handler: the program reads the request from `StopSignals`."""
 
 
@@ -81,16 +81,16 @@ class StopSignals:
     """
 
     def __init__(
-        self, on_stop: Callable[[str], None] = note_only, on_insist: Callable[[str], None] = interrupt
+        self, on_stop: Callable[[str], None] = record_only, on_repeat: Callable[[str], None] = interrupt
     ) -> None:
         """Install the handlers. Both callbacks run in a handler: they may raise, and must not take a lock.
 
-        on_stop: called at the first signal, with its name ("SIGTERM"). on_insist: the same at the second SIGINT.
+        on_stop: called at the first signal, with its name ("SIGTERM"). on_repeat: the same at the second SIGINT.
         """
         self.name = ""
         """Name of the first signal; empty before any signal."""
         self._on_stop = on_stop
-        self._on_insist = on_insist
+        self._on_repeat = on_repeat
         self._num_interrupts = 0
         self._previous: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
@@ -103,9 +103,9 @@ class StopSignals:
     def is_requested(self) -> bool:
         return bool(self.name)
 
-    def set_callbacks(self, on_stop: Callable[[str], None], on_insist: Callable[[str], None] = interrupt) -> None:
+    def set_callbacks(self, on_stop: Callable[[str], None], on_repeat: Callable[[str], None] = interrupt) -> None:
         """Replace both callbacks. `on_stop` is called at once if a signal has arrived already."""
-        self._on_stop, self._on_insist = on_stop, on_insist
+        self._on_stop, self._on_repeat = on_stop, on_repeat
         if self.name:
             on_stop(self.name)
 
@@ -139,7 +139,7 @@ class StopSignals:
             self.name = name
             self._on_stop(name)
         elif number == signal.SIGINT and self._num_interrupts == 2:
-            self._on_insist(name)
+            self._on_repeat(name)
 
 
 def stopped_by_signals() -> threading.Event:
@@ -150,7 +150,7 @@ def stopped_by_signals() -> threading.Event:
         # Event.set takes the event's lock, which this thread may hold in Event.wait when the signal arrives
         _thread.start_new_thread(asked.set, ())
 
-    StopSignals(set_in_a_thread, note_only)
+    StopSignals(set_in_a_thread, record_only)
     return asked
 
 
@@ -160,7 +160,7 @@ def orderly_end() -> Iterator[None]:
 
     Raises: SystemExit, or KeyboardInterrupt for SIGINT.
     """
-    with StopSignals(_unwind, note_only) as signals:
+    with StopSignals(_unwind, record_only) as signals:
         try:
             yield
         finally:

@@ -18,16 +18,19 @@ from megatrain.reporting.report import FORMAT_VERSION, Report
 class JsonLinesSink:
     """Appends one object per report. Each line is one write, so that a killed run does not leave half a line.
 
-    If the file was removed, the sink creates it again and prints a message through `note`.
+    If the file was removed, the sink creates it again and prints a message through `print_line`.
     Raises: ConfigError when the file cannot be opened.
     """
 
     def __init__(
-        self, path: Path, note: Callable[[str], None] = lambda text: None, unix_time: Callable[[], float] = time.time
+        self,
+        path: Path,
+        print_line: Callable[[str], None] = lambda text: None,
+        unix_time: Callable[[], float] = time.time,
     ) -> None:
         self.name = str(path)
         self._path = path
-        self._note = note
+        self._print_line = print_line
         self._unix_time = unix_time
         try:
             self._open()
@@ -42,7 +45,7 @@ class JsonLinesSink:
             self.close()
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._open()
-            self._note(
+            self._print_line(
                 f"metrics: {self._path} was removed from outside; its records before step {report.step} are lost"
             )
         record = {
@@ -76,7 +79,7 @@ class JsonLinesSink:
 def _json_value(value: Any) -> Any:
     """Return a value for JSON: NaN and infinity, which JSON does not have, are replaced by None at all levels."""
     if isinstance(value, dict):
-        return {name: _json_value(one) for name, one in value.items()}
+        return {name: _json_value(item) for name, item in value.items()}
     if isinstance(value, tuple):
-        return [_json_value(one) for one in value]
+        return [_json_value(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

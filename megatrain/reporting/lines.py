@@ -41,7 +41,7 @@ def evaluation_lines(report: EvaluationReport) -> list[str]:
         return [" | ".join([title, *_loss_parts(report), duration])]
     return [
         " | ".join([f"{title}, {len(report.sets)} sets", *_loss_parts(report), duration]),
-        *(" | ".join([f"{title}, {one.name}", *_loss_parts(one)]) for one in report.sets),
+        *(" | ".join([f"{title}, {validation.name}", *_loss_parts(validation)]) for validation in report.sets),
     ]
 
 

@@ -125,7 +125,7 @@ Report = StepReport | IntervalReport | EvaluationReport
 
 def curves(report: Report) -> dict[str, Value]:
     """Return a report's numbers as kind/field; those of a source or validation set as kind/name/field."""
-    tables = {report.kind: report.values(), **{f"{report.kind}/{one.name}": asdict(one) for one in _parts(report)}}
+    tables = {report.kind: report.values(), **{f"{report.kind}/{part.name}": asdict(part) for part in _parts(report)}}
     return {
         f"{prefix}/{name}": value
         for prefix, values in tables.items()

@@ -49,14 +49,14 @@ class Reporter:
         self._device_word = "GPU" if device.type == "cuda" else "rank"
         self._console = open_console(stream or sys.stdout, os.environ, clock)
         self._broken_sinks: set[str] = set()
-        self._sinks: list[MetricSink] = open_sinks(config, run_directory, self.note)
+        self._sinks: list[MetricSink] = open_sinks(config, run_directory, self.print_line)
         name = device_name(device)
         cost = compute_cost(config, name)
         self._builder = IntervalBuilder(cost)
         self._first_step = 0
         self._first_at = 0.0
-        self.note(f"ranks: {layout.world_size} ({layout}), each on {name}")
-        self.note(cost.formula)
+        self.print_line(f"ranks: {layout.world_size} ({layout}), each on {name}")
+        self.print_line(cost.formula)
 
     def __enter__(self) -> Self:
         return self
@@ -90,12 +90,12 @@ class Reporter:
         for line in evaluation_lines(report):
             self._console.line(line)
 
-    def note(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line of text."""
         self._console.line(text)
 
     def close(self) -> None:
-        """Print the line of the remaining steps, and close the sinks. `note` still works after that."""
+        """Print the line of the remaining steps, and close the sinks. `print_line` still works after that."""
         try:
             if not self._builder.is_empty:
                 self._finish_interval(self._clock())
@@ -106,7 +106,7 @@ class Reporter:
                 try:
                     sink.close()
                 except OSError as error:
-                    self.note(f"metrics: {sink.name} may lack the last records: {error}")
+                    self.print_line(f"metrics: {sink.name} may lack the last records: {error}")
 
     def _finish_interval(self, now: float) -> None:
         report = self._builder.finish(now)
@@ -128,8 +128,8 @@ class Reporter:
             except OSError as error:
                 if sink.name not in self._broken_sinks:
                     self._broken_sinks.add(sink.name)
-                    self.note(f"metrics: {sink.name} cannot be written ({error}); training continues and retries")
+                    self.print_line(f"metrics: {sink.name} cannot be written ({error}); training continues and retries")
             else:
                 if sink.name in self._broken_sinks:
                     self._broken_sinks.remove(sink.name)
-                    self.note(f"metrics: {sink.name} is written again from step {report.step} on")
+                    self.print_line(f"metrics: {sink.name} is written again from step {report.step} on")

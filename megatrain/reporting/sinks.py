@@ -47,15 +47,15 @@ def missing_packages(log: LogConfig) -> list[str]:
     ]
 
 
-def open_sinks(config: Config, run_directory: RunDirectory, note: Callable[[str], None]) -> list[MetricSink]:
-    """Open the sinks that the configuration selects; `note` prints messages about them for the user.
+def open_sinks(config: Config, run_directory: RunDirectory, print_line: Callable[[str], None]) -> list[MetricSink]:
+    """Open the sinks that the configuration selects; `print_line` prints messages about them for the user.
 
     Raises: ConfigError when a package is missing or the file of metrics cannot be opened.
     """
     problems = missing_packages(config.log)
     if problems:
         raise ConfigError(problems)
-    sinks: list[MetricSink] = [JsonLinesSink(run_directory.metrics_file, note)]
+    sinks: list[MetricSink] = [JsonLinesSink(run_directory.metrics_file, print_line)]
     # Imported here because tensorboard and wandb are optional, and the first also loads torch.utils.tensorboard.
     if config.log.has_tensorboard:
         from megatrain.reporting.tensorboard_sink import TensorBoardSink
@@ -64,5 +64,5 @@ def open_sinks(config: Config, run_directory: RunDirectory, note: Callable[[str]
     if config.log.has_wandb:
         from megatrain.reporting.wandb_sink import WandbSink
 
-        sinks.append(WandbSink(config, run_directory.metrics, note))
+        sinks.append(WandbSink(config, run_directory.metrics, print_line))
     return sinks

@@ -24,9 +24,9 @@ _PATIENCE_S = 30
 class WandbSink:
     """Logs to the W&B run of `directory`."""
 
-    def __init__(self, config: Config, directory: Path, note: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, directory: Path, print_line: Callable[[str], None]) -> None:
         self.name = "Weights & Biases"
-        self._config, self._directory, self._note = config, directory, note
+        self._config, self._directory, self._print_line = config, directory, print_line
         self._files = WatchedPath(directory / "wandb")
         id_path = directory / RUN_ID_FILE
         self._open(id_path.read_text().strip() if id_path.exists() else None)
@@ -47,7 +47,7 @@ class WandbSink:
             self._run = wandb.init(**settings)
         except wandb.Error as error:
             location = f"{self._files.path} for `wandb sync`"
-            self._note(f"Weights & Biases cannot be reached ({error}); metrics are kept in {location}")
+            self._print_line(f"Weights & Biases cannot be reached ({error}); metrics are kept in {location}")
             self._run = wandb.init(mode="offline", **settings)
         (self._directory / RUN_ID_FILE).write_text(f"{self._run.id}\n")
         self._files.was_lost()  # from now on, the current files are watched
@@ -72,7 +72,7 @@ class WandbSink:
     def _open_again(self, step: int) -> None:
         """Continue the same run in new files after the old ones were removed. Raises: OSError."""
         lost = f"values before step {step} that were not sent are lost"
-        self._note(f"metrics: {self._files.path} was removed from outside; {lost}")
+        self._print_line(f"metrics: {self._files.path} was removed from outside; {lost}")
         self._directory.mkdir(parents=True, exist_ok=True)
         try:
             self._run.finish()

@@ -84,7 +84,7 @@ class ActionLog:
             with open(_opened(self._path), "ab+", buffering=0) as file:
                 wait_and_lock(file.fileno())  # on a file system without locks, simultaneous appends break the chain
                 before = read_actions(self._path)
-                self._note_loss(before)
+                self._record_loss(before)
                 check(before)
                 last, is_cut = _last_line(file.fileno())
                 entry = chained(replace(entry, prev_hash=_hash_of(last) if last else _NO_HASH))
@@ -103,13 +103,13 @@ class ActionLog:
         """Return all entries so far. Raises: OSError."""
         with self._lock:
             trail = read_actions(self._path)
-            self._note_loss(trail)
+            self._record_loss(trail)
         return replace(trail, problem=trail.problem or self._loss)
 
-    def _note_loss(self, trail: ActionTrail) -> None:
+    def _record_loss(self, trail: ActionTrail) -> None:
         """Record that this process's newest entry is missing: the next append would hide that."""
         newest = self._newest_hash
-        if newest and all(one.entry_hash != newest for one in trail.entries):
+        if newest and all(entry.entry_hash != newest for entry in trail.entries):
             self._loss = f"{self._path.name}: the newest entry is missing: lines were removed"
 
 

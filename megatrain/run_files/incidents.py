@@ -33,7 +33,7 @@ def read_incidents(run: RunDirectory) -> tuple[tuple[Incident, ...], tuple[str, 
             found.append(read_incident(path))
         except CoordinationError as error:
             problems.append(str(error))
-    return tuple(sorted(found, key=lambda one: one.incident_id)), tuple(problems)
+    return tuple(sorted(found, key=lambda incident: incident.incident_id)), tuple(problems)
 
 
 def read_incident(path: Path) -> Incident:

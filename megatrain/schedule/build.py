@@ -55,8 +55,8 @@ def _aligned(actions: tuple[Action, ...], taken: tuple[int, ...], ready: list[in
             held.append(action)
             continue
         if action.kind in COMPUTES:
-            moved += (one for one in held if ready[one.chunk] < slot)
-            held = [one for one in held if ready[one.chunk] >= slot]
+            moved += (action for action in held if ready[action.chunk] < slot)
+            held = [action for action in held if ready[action.chunk] >= slot]
         moved.append(action)
     return (*moved, *held)
 

@@ -61,7 +61,9 @@ class StageChannels:
         self._of_stages = [_channels_of(placement, stage) for stage in range(placement.pp_size)]
 
     def all(self) -> list[StageChannel]:
-        return list(dict.fromkeys(one for of in self._of_stages for by_chunk in of.values() for one in by_chunk))
+        return list(
+            dict.fromkeys(channel for of in self._of_stages for by_chunk in of.values() for channel in by_chunk)
+        )
 
     def of_stage(self, stage: int) -> dict[ActionKind, list[StageChannel]]:
         """Return the channel of each kind of message of this stage, by chunk."""
@@ -141,7 +143,7 @@ def execute(schedule: Schedule) -> Execution:
         _Stage(
             stage,
             actions,
-            {kind: [mailboxes[one] for one in by_chunk] for kind, by_chunk in channels.of_stage(stage).items()},
+            {kind: [mailboxes[channel] for channel in by_chunk] for kind, by_chunk in channels.of_stage(stage).items()},
         )
         for stage, actions in enumerate(schedule.stages)
     ]

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from megatrain.schedule.action import Action, ActionKind
 from megatrain.schedule.chunk_placement import ChunkPlacement
-from megatrain.schedule.order import ComputeOrder, weave
+from megatrain.schedule.order import ComputeOrder, alternate
 
 
 def gpipe(placement: ChunkPlacement, num_microbatches: int) -> list[ComputeOrder]:
     """Return the compute order of each stage."""
     forwards = [Action(ActionKind.FORWARD, 0, microbatch) for microbatch in range(num_microbatches)]
     backwards = [Action(ActionKind.BACKWARD, 0, microbatch) for microbatch in range(num_microbatches)]
-    return [weave(forwards, backwards, num_microbatches) for _ in range(placement.pp_size)]
+    return [alternate(forwards, backwards, num_microbatches) for _ in range(placement.pp_size)]
 
 
 def gpipe_in_flight(placement: ChunkPlacement, num_microbatches: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from megatrain.schedule.action import Action, ActionKind
 from megatrain.schedule.chunk_placement import ChunkPlacement
-from megatrain.schedule.order import ComputeOrder, weave
+from megatrain.schedule.order import ComputeOrder, alternate
 
 
 def group_sizes(pp_size: int, num_microbatches: int) -> list[int]:
@@ -43,7 +43,7 @@ def interleaved(placement: ChunkPlacement, num_microbatches: int) -> list[Comput
         for chunk in reversed(range(placement.num_chunks)):
             backwards += (Action(ActionKind.BACKWARD, chunk, microbatch) for microbatch in group)
         first += size
-    return [weave(forwards, backwards, num_warmup) for num_warmup in _num_warmup(placement, num_microbatches)]
+    return [alternate(forwards, backwards, num_warmup) for num_warmup in _num_warmup(placement, num_microbatches)]
 
 
 def interleaved_in_flight(placement: ChunkPlacement, num_microbatches: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from megatrain.schedule.action import Action, ActionKind
 from megatrain.schedule.chunk_placement import ChunkPlacement
-from megatrain.schedule.order import ComputeOrder, weave
+from megatrain.schedule.order import ComputeOrder, alternate
 
 
 def one_f_one_b(placement: ChunkPlacement, num_microbatches: int) -> list[ComputeOrder]:
@@ -16,7 +16,7 @@ def one_f_one_b(placement: ChunkPlacement, num_microbatches: int) -> list[Comput
     pp_size = placement.pp_size
     forwards = [Action(ActionKind.FORWARD, 0, microbatch) for microbatch in range(num_microbatches)]
     backwards = [Action(ActionKind.BACKWARD, 0, microbatch) for microbatch in range(num_microbatches)]
-    return [weave(forwards, backwards, min(num_microbatches, pp_size - stage - 1)) for stage in range(pp_size)]
+    return [alternate(forwards, backwards, min(num_microbatches, pp_size - stage - 1)) for stage in range(pp_size)]
 
 
 def one_f_one_b_in_flight(placement: ChunkPlacement, num_microbatches: int) -> tuple[int, ...]:

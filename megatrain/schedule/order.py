@@ -17,7 +17,7 @@ from megatrain.schedule.action import Action
 ComputeOrder = list[Action]
 
 
-def weave(forwards: Sequence[Action], backwards: Sequence[Action], num_warmup: int) -> ComputeOrder:
+def alternate(forwards: Sequence[Action], backwards: Sequence[Action], num_warmup: int) -> ComputeOrder:
     """Return the order of a stage that runs `num_warmup` forwards before it alternates."""
     num_steady = len(forwards) - num_warmup
     order = list(forwards[:num_warmup])

@@ -123,7 +123,7 @@ class Recorder:
         self._untimed: dict[int, tuple[int, int]] = {}
         """token -> group, collective_sequence, for spans that are switched off."""
         self._totals = TotalsBuilder()
-        self._note_ended = self._totals.ended.append
+        self._add_ended = self._totals.ended.append
         self._step_started_ns = monotonic_ns()
         self._phase = Phase.INIT
         self._phase_began_ns = self._step_started_ns
@@ -270,7 +270,7 @@ class Recorder:
             self._words[_LOST_WORD] += 1
         if group:
             self._leave(group, collective_sequence)
-        self._note_ended((number, now - start, num_bytes, attended))
+        self._add_ended((number, now - start, num_bytes, attended))
         if len(self._totals.ended) > _FOLD_EVERY:
             self._totals.fold()
 
@@ -313,7 +313,7 @@ class Recorder:
             words[_LOST_WORD] += 1
         if group:
             self._leave(group, collective_sequence)
-        self._note_ended((number, times.duration_ns, num_bytes, awaited_ns))
+        self._add_ended((number, times.duration_ns, num_bytes, awaited_ns))
         if len(self._totals.ended) > _FOLD_EVERY:
             self._totals.fold()
 
@@ -360,7 +360,7 @@ class Recorder:
                 self._write_total(operation.number, totals)
         return self._summary
 
-    def note_value(self, kind: StepValue, value: float) -> None:
+    def record_value(self, kind: StepValue, value: float) -> None:
         """Record a number of the step; does nothing if all operations are switched off."""
         if self._mask:
             now = monotonic_ns()
@@ -405,7 +405,7 @@ class Recorder:
         """Return the progress of this rank from its black box, as other processes read it."""
         return decode_progress(self._words, "this rank's black box")
 
-    def note_write(self, seconds: float) -> None:
+    def record_write_time(self, seconds: float) -> None:
         """Record how long a snapshot took from this host's memory to storage, if it is the longest so far."""
         words = self._words
         words[Word.LONGEST_WRITE_NS] = max(words[Word.LONGEST_WRITE_NS], int(seconds * _NS))

@@ -51,10 +51,10 @@ class Evaluation:
 
 def together(evaluations: Sequence[Evaluation]) -> Evaluation:
     """Return the evaluation of all tokens of several sets: each token counts the same."""
-    sizes = [one.text_bytes for one in evaluations if one.text_bytes]
+    sizes = [evaluation.text_bytes for evaluation in evaluations if evaluation.text_bytes]
     return Evaluation(
-        sum(one.loss_sum for one in evaluations),
-        sum(one.num_tokens for one in evaluations),
+        sum(evaluation.loss_sum for evaluation in evaluations),
+        sum(evaluation.num_tokens for evaluation in evaluations),
         sum(sizes) if len(sizes) == len(evaluations) else None,
     )
 
@@ -67,27 +67,27 @@ def evaluate(rank_model: RankModel, sets: Sequence[ValidationSet]) -> list[Evalu
     mesh = rank_model.mesh
     rank_model.set_training(False)
     # every rank of a pipeline has the same count
-    sums = torch.stack([_sums(rank_model, one) for one in sets]) * float(mesh.contributes_loss)
+    sums = torch.stack([_sums(rank_model, validation_set) for validation_set in sets]) * float(mesh.contributes_loss)
     rank_model.set_training(True)
     covers_all = rank_model.config.evaluation.num_samples == 0
     return [
-        Evaluation(loss_sum, int(count), one.text_bytes if covers_all else None)
-        for one, (loss_sum, count) in zip(sets, mesh.sum_over_all(sums).tolist(), strict=True)
+        Evaluation(loss_sum, int(count), validation_set.text_bytes if covers_all else None)
+        for validation_set, (loss_sum, count) in zip(sets, mesh.sum_over_all(sums).tolist(), strict=True)
     ]
 
 
-def _sums(rank_model: RankModel, one: ValidationSet) -> torch.Tensor:
+def _sums(rank_model: RankModel, validation_set: ValidationSet) -> torch.Tensor:
     """Return the loss and the number of tokens of this rank's part of a set. Shape [2]."""
     config, mesh = rank_model.config, rank_model.mesh
     loss_sum = torch.zeros((), dtype=torch.float64, device=rank_model.device)
     count = 0
     batches = iter(
         evaluation_batches(
-            one.dataset,
+            validation_set.dataset,
             config.model.seq_len,
             config.batch.micro_batch_size,
             *mesh.layout.sample_share(mesh.rank),
-            one.num_samples,
+            validation_set.num_samples,
             has_document_mask=config.data.has_document_mask,
         )
     )
@@ -143,9 +143,12 @@ class Evaluations:
             duration_s=perf_counter() - started,
             sets=tuple(
                 ValidationSetReport(
-                    name=one.name, loss=part.loss, num_tokens=part.num_tokens, bits_per_byte=part.bits_per_byte
+                    name=validation_set.name,
+                    loss=part.loss,
+                    num_tokens=part.num_tokens,
+                    bits_per_byte=part.bits_per_byte,
                 )
-                for one, part in zip(self._sets, found, strict=True)
+                for validation_set, part in zip(self._sets, found, strict=True)
             ),
         )
         if self._reporter is not None:

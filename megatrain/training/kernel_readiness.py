@@ -57,8 +57,9 @@ def _named_backends(config: Config) -> Iterator[_NamedBackend]:
 def refuse_gpu_backends(config: Config) -> None:
     """Raise ConfigError if the configuration names a backend that needs a GPU, since this worker runs on a CPU."""
     problems = [
-        f'{one} runs on GPUs only, and torch sees none here; use {one.key}="megatrain", or see `megatrain doctor`'
-        for one in _named_backends(config)
+        f"{backend} runs on GPUs only, and torch sees none here; "
+        f'use {backend.key}="megatrain", or see `megatrain doctor`'
+        for backend in _named_backends(config)
     ]
     if problems:
         raise ConfigError(problems)
@@ -73,7 +74,11 @@ def kernel_note(config: Config, capability: tuple[int, int], extension: Extensio
     the FP8 that fp8.recipe needs, or when a named backend is not installed, is another package or cannot be imported.
     """
     backends = tuple(_named_backends(config))
-    problems = [f'{one}: {problem}; or use {one.key}="megatrain"' for one in backends if (problem := one.problem())]
+    problems = [
+        f'{backend}: {problem}; or use {backend.key}="megatrain"'
+        for backend in backends
+        if (problem := backend.problem())
+    ]
     if extension.is_active:
         unfit = missing_capability(extension.architectures, capability)
         if unfit:
@@ -111,7 +116,10 @@ def kernel_note(config: Config, capability: tuple[int, int], extension: Extensio
         note = f"compiled kernels for {', '.join(extension.architectures)}"
     else:
         note = f"no compiled kernels ({extension.reason}): all operations run in plain PyTorch form, which is slower"
-    notes = [note, *(f"{one.section}.{one.key} by {one.name} {one.find().version}" for one in backends)]
+    notes = [
+        note,
+        *(f"{backend.section}.{backend.key} by {backend.name} {backend.find().version}" for backend in backends),
+    ]
     if config.kernels.cuda_graphs:
         notes.append(f"micro-batches are replayed from CUDA graphs after {STEPS_BEFORE_RECORDING} steps")
     return "; ".join(notes)

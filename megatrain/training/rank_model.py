@@ -131,8 +131,8 @@ def build_rank_model(
     keeps_sample_losses = loss is None and len(config.data_sources) > 1
     if keeps_sample_losses:
         chunks = [
-            replace(one, sample_losses_B=_keep_sample_losses(config, chunk, device))
-            for one, chunk in zip(chunks, built, strict=True)
+            replace(pipeline_chunk, sample_losses_B=_keep_sample_losses(config, chunk, device))
+            for pipeline_chunk, chunk in zip(chunks, built, strict=True)
         ]
     pipeline = Pipeline(
         mesh,

@@ -88,7 +88,7 @@ class ReplicaCheck:
         found = [name for name, column in zip(names, columns, strict=True) if len(set(column)) > 1]
         shown = ", ".join(found[:_MAX_NAMED]) + (f" and {len(found) - _MAX_NAMED} more" if found[_MAX_NAMED:] else "")
         members = self._rank_model.mesh.layout.ranks_along(self._rank_model.mesh.rank, *axes)
-        all_ranks, odd = brief(members), odd_rows(by_rank)
+        all_ranks, odd = brief(members), differing_rows(by_rank)
         who = f"the replicas on ranks {all_ranks} have no majority, so the wrong one is unknown"
         if odd:
             ranks = tuple(members[row] for row in odd)
@@ -108,7 +108,7 @@ class ReplicaCheck:
         return cpu_groups.all_gather(axes, torch.stack(list(checksums)).cpu(), Operation.CHECKSUM)
 
 
-def odd_rows(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+def differing_rows(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
     """Return the indices of the rows that differ from the majority; None if there is no majority."""
     common, count = Counter(rows).most_common(1)[0]
     if 2 * count <= len(rows):

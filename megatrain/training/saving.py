@@ -49,7 +49,7 @@ class Saving:
         self._obeyed_command = 0
         self._saved_step = -1
 
-    def note_loaded(self, step: int) -> None:
+    def record_loaded(self, step: int) -> None:
         """Record that the state of `step` was loaded, so it is already saved."""
         self._saved_step = step
 
@@ -95,15 +95,15 @@ class Saving:
         except SaveError as error:
             if self._saved_step == step:
                 raise
-            self._note(str(error))
+            self._print_line(str(error))
         self.ensure_writer_runs()
 
     def ensure_writer_runs(self) -> None:
         """Keep a checkpoint writer running while a snapshot is not stored, and log the writer's messages."""
         self._checkpoints.ensure_writer_runs()
         if self._reporter is not None:
-            for line in self._checkpoints.news():
-                self._reporter.note(line)
+            for line in self._checkpoints.new_messages():
+                self._reporter.print_line(line)
 
     def _save(self, progress: TrainingProgress) -> None:
         """Take a snapshot of the current state, which is copied to storage while training continues."""
@@ -115,13 +115,13 @@ class Saving:
             # a reader of the black box that judges whether a checkpoint is late needs the interval
             self._recorder.set_save_interval(self._interval.length_s)
         waited = f", {times.waited_s:.2f} s of it waiting for a free slot" if times.has_waited else ""
-        self._note(
+        self._print_line(
             f"snapshot of step {progress.step} taken in {times.stall_s:.3f} s{waited}; "
             f"it goes to {self._checkpoints.directory}"
         )
         for callback in self._callbacks:
             callback.on_checkpoint(progress.step)
 
-    def _note(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         if self._reporter is not None:
-            self._reporter.note(text)
+            self._reporter.print_line(text)

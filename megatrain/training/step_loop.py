@@ -97,15 +97,15 @@ class StepLoop:
         self._reader = self._parts.reader.following(checkpoints.stream)
         if restored is None:
             rank_model.initialise()
-            self._note(f"initial weights drawn with train.seed={self._config.train.seed}")
+            self._print_line(f"initial weights drawn with train.seed={self._config.train.seed}")
             return
         self._progress = restored.continuation.progress
         rank_model.optimizer.num_updates = self._progress.num_updates
         rank_model.refresh_derived_state()
-        self._saving.note_loaded(self.step)
+        self._saving.record_loaded(self.step)
         for note in (*restored.notes, *restored.continuation.notes):
-            self._note(note)
-        self._note(
+            self._print_line(note)
+        self._print_line(
             f"resumed at step {self.step} from {restored.source} in {perf_counter() - started:.2f} s "
             f"({bytes_text(restored.bytes_read)} read by rank 0)"
         )
@@ -118,7 +118,7 @@ class StepLoop:
         """
         config, recorder, observers = self._config, self._parts.recorder, self._parts.observers
         if self.step >= config.train.steps:
-            self._note(f"nothing to do: {self.step} steps are done, train.steps={config.train.steps}")
+            self._print_line(f"nothing to do: {self.step} steps are done, train.steps={config.train.steps}")
         self._check_data()
         self._saving.ensure_writer_runs()
         self._parts.rank_model.set_training(True)
@@ -133,7 +133,7 @@ class StepLoop:
                     outcome = self._train_step(batch)
                 done = self._complete(batch, outcome, perf_counter() - started)
                 for observer in observers:
-                    self._note(observer.after_step(done))
+                    self._print_line(observer.after_step(done))
                 self._check_skips(outcome)
                 self.is_stopped = outcome.agreed.stop and self.step < config.train.steps
                 self._saving.after_step(
@@ -158,7 +158,7 @@ class StepLoop:
         uses = source_uses(self._reader, end, cursor)
         check_epochs(uses)
         if len(uses) > 1:
-            self._note(f"sources until step {self._config.train.steps}: {uses_text(uses)}")
+            self._print_line(f"sources until step {self._config.train.steps}: {uses_text(uses)}")
 
     def _read_step(self, cursor: int, global_batch_size: int) -> StepBatch:
         mesh = self._parts.rank_model.mesh
@@ -222,7 +222,7 @@ class StepLoop:
     def _make_replica_check(self) -> ReplicaCheck | None:
         interval, has_replicas = self._config.train.checksum_interval, self._parts.rank_model.mesh.layout.has_replicas
         if interval and not has_replicas:
-            self._note(f"train.checksum_interval={interval}: no rank has a replica to compare with")
+            self._print_line(f"train.checksum_interval={interval}: no rank has a replica to compare with")
         return ReplicaCheck(interval, self._parts.rank_model) if interval and has_replicas else None
 
     def _check_of(self, step: int) -> Callable[[], None] | None:
@@ -233,6 +233,6 @@ class StepLoop:
     def _lr(self, step: int) -> float:
         return learning_rate(self._config.optimizer, step, self._config.resolved_lr_decay_steps)
 
-    def _note(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         if text and self._parts.reporter is not None:
-            self._parts.reporter.note(text)
+            self._parts.reporter.print_line(text)

@@ -42,7 +42,9 @@ def open_reader(config: Config) -> BatchReader:
     from the model, and when two sources have the same content.
     """
     prefixes = {key: Path(source.path) for key, source in config.data_sources.items()}
-    with_validation = prefixes | {key: Path(one.path) for key, one in config.validation_sets.items()}
+    with_validation = prefixes | {
+        key: Path(validation_set.path) for key, validation_set in config.validation_sets.items()
+    }
     check_same_tokenizer(with_validation)
     if config.data.tokenizer:
         for prefix in with_validation.values():
@@ -53,8 +55,8 @@ def open_reader(config: Config) -> BatchReader:
         order = _order(config, dataset, source.path)
         identity = StreamSource(source.resolved_name, dataset.num_tokens, data_digest(dataset))
         sources.append(TrainingSource(identity, dataset, order, key.partition(".")[0], source.max_epochs))
-    _refuse_twins(
-        ((f"{one.section}.path", one.dataset, one.identity.digest) for one in sources),
+    _refuse_duplicates(
+        ((f"{source.section}.path", source.dataset, source.identity.digest) for source in sources),
         "use one source with the sum of their weights",
     )
     mixture = Mixture(config.resolved_data_seed, planned_stages(config), len(sources))
@@ -75,7 +77,9 @@ def open_validation(config: Config) -> tuple[ValidationSet, ...]:
         text_bytes = meta.validation.text_bytes if meta is not None and prefix.name == "validation" else None
         sets.append(ValidationSet(named.resolved_name, dataset, num_samples, text_bytes, data_digest(dataset)))
     found = zip(config.validation_sets, sets, strict=True)
-    _refuse_twins(((key, one.dataset, one.digest) for key, one in found), "remove one of them")
+    _refuse_duplicates(
+        ((key, validation_set.dataset, validation_set.digest) for key, validation_set in found), "remove one of them"
+    )
     return tuple(sets)
 
 
@@ -86,7 +90,7 @@ def sample_stream(config: Config, reader: BatchReader, validation: Iterable[Vali
         config.resolved_data_seed,
         tuple(source.identity for source in reader.sources if source is not None),
         planned_stages(config),
-        validation_digest=",".join(one.digest for one in validation),
+        validation_digest=",".join(validation_set.digest for validation_set in validation),
         tokenizer_digest=tokenizer_digest(Path(tokenizer)) if tokenizer else "",
         packing=ALGORITHM if config.data.packing == "best_fit" else "",
     )
@@ -108,7 +112,7 @@ def planned_stages(config: Config) -> tuple[MixtureStage, ...]:
     return tuple(stages)
 
 
-def _refuse_twins(found: Iterable[tuple[str, IndexedDataset, str]], hint: str) -> None:
+def _refuse_duplicates(found: Iterable[tuple[str, IndexedDataset, str]], hint: str) -> None:
     """Raise DataError if two of `found`, each (key, tokens, digest), have the same digest."""
     firsts: dict[str, tuple[str, IndexedDataset]] = {}
     for key, dataset, digest in found:

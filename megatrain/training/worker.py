@@ -88,9 +88,9 @@ def run_worker(
             reporter = None
             if run_lock is not None:
                 reporter = closing.enter_context(Reporter(config, mesh.layout, device, run_directory, run_lock.check))
-                reporter.note(f"run directory {run_directory.root.absolute()}; cores of rank 0: {binding}")
+                reporter.print_line(f"run directory {run_directory.root.absolute()}; cores of rank 0: {binding}")
                 for note in notes:
-                    reporter.note(note)
+                    reporter.print_line(note)
             rank_model = build_rank_model(config, mesh, recorder, device, loss=extensions.loss)
             checkpoints = JobCheckpoints(
                 config,
@@ -156,7 +156,7 @@ def _train(
     if reporter is not None:
         reporter.close()  # prints the last step line before the note
         cause = signals.name or "a signal to another worker"
-        reporter.note(f"stopped at step {trainer.step} by {cause}; start the job again to continue")
+        reporter.print_line(f"stopped at step {trainer.step} by {cause}; start the job again to continue")
     return ExitCode.SAVED_AND_STOPPED
 
 
@@ -176,7 +176,7 @@ def _keep_config(config: Config, run_directory: RunDirectory, reporter: Reporter
         temporary.write_text(to_toml(config))
         temporary.replace(path)
     except OSError as error:
-        reporter.note(f"{path} could not be written ({error.strerror}); training continues")
+        reporter.print_line(f"{path} could not be written ({error.strerror}); training continues")
 
 
 def _open_recorder(config: Config, process: Process, run_directory: RunDirectory, device: torch.device) -> Recorder:

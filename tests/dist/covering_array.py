@@ -21,9 +21,9 @@ _CANDIDATES = 40
 def all_pairs(factors: Mapping[str, Sequence[Any]]) -> set[Pair]:
     """Return every two levels, by index, of every two factors."""
     return {
-        ((one, i), (other, j))
-        for one, other in combinations(factors, 2)
-        for i, j in product(range(len(factors[one])), range(len(factors[other])))
+        ((combination, i), (other, j))
+        for combination, other in combinations(factors, 2)
+        for i, j in product(range(len(factors[combination])), range(len(factors[other])))
     }
 
 

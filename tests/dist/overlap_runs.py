@@ -23,12 +23,14 @@ def assert_overlap_changes_no_bit(jobs: TrainingJobs, tables: Sequence[Tables], 
     for on, off in zip(runs[True], runs[False], strict=True):
         assert on.losses == off.losses
         assert repr(on.grad_norms) == repr(off.grad_norms), "one of them is nan"
-        assert [one.loss for one in on.ranks[0].evaluations] == [one.loss for one in off.ranks[0].evaluations]
+        assert [evaluation.loss for evaluation in on.ranks[0].evaluations] == [
+            evaluation.loss for evaluation in off.ranks[0].evaluations
+        ]
         assert_states_bitwise(on.final_state, off.final_state)
     reports = [report for run in runs[True] for report in run.steps]
     assert [report.step for report in reports] == list(range(1, STEPS + 1))
     assert [report.step - 1 for report in reports if report.is_skipped] == [SKIPPED]
-    evaluated = [one.step for run in runs[True] for one in run.ranks[0].evaluations]
+    evaluated = [evaluation.step for run in runs[True] for evaluation in run.ranks[0].evaluations]
     assert evaluated == [2, 4, 6], evaluated
 
 

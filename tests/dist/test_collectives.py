@@ -84,7 +84,9 @@ def exchange(context: RankContext, boxes: str) -> Answers:
 
     mesh.set_timeout(17.0)
     communicators = [one for group in mesh.groups if isinstance(one := group.communicator, GlooCommunicator)]
-    answers.timeouts = [one.process_group._get_backend(CPU).options._timeout.total_seconds() for one in communicators]
+    answers.timeouts = [
+        communicator.process_group._get_backend(CPU).options._timeout.total_seconds() for communicator in communicators
+    ]
     try:  # of no type that travels
         dp.all_reduce(torch.empty(1, dtype=torch.int16), Operation.DP_ALL_REDUCE).wait()
     except CommunicationError as error:

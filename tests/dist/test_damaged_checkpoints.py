@@ -17,7 +17,7 @@ from megatrain.checkpoint_format.branches import list_branches
 from megatrain.checkpoint_format.checkpoint_files import read_manifest, write_manifest
 from megatrain.checkpoint_format.commit import write_commit
 from megatrain.checkpoint_format.local_location import LocalLocation
-from megatrain.checkpoint_format.verifications import Verification, note_verifications
+from megatrain.checkpoint_format.verifications import Verification, record_verifications
 from megatrain.config.serialize import to_toml
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import bytes_text
@@ -177,7 +177,7 @@ def test_checkpoint_verified_as_damaged_is_the_last_candidate(trained: Trained, 
         run = tmp_path / name
         shutil.copytree(trained.root / "checkpoints", run / "checkpoints")
         found = Verification.of("main", STEPS, time.time(), ["a file is not as it was written"])
-        note_verifications(LocalLocation(run / "checkpoints"), [found])
+        record_verifications(LocalLocation(run / "checkpoints"), [found])
         if name == "one":
             shutil.rmtree(step_place(run, 2))
         code, said = train(run)

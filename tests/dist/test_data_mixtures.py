@@ -48,8 +48,11 @@ class Mixed:
     def write(self, steps: int, *sources: dict[str, Any]) -> Path:
         """Write the configuration; a source needs a name, and more keys as it likes. `self.stages`: other sections."""
         numbered = {
-            "data_source" if number == 1 else f"data_source-{number}": {"path": str(self.prefixes[one["name"]]), **one}
-            for number, one in enumerate(sources, start=1)
+            "data_source" if number == 1 else f"data_source-{number}": {
+                "path": str(self.prefixes[source["name"]]),
+                **source,
+            }
+            for number, source in enumerate(sources, start=1)
         }
         common = make_config(
             {"data": {"train": ""}, "batch": {"global_batch_size": BATCH}, "train": {"steps": steps}},

@@ -63,4 +63,4 @@ def test_every_layout_evaluates_the_same_windows(
 
 def losses(evaluations: list[EvaluationReport]) -> list[float]:
     """Return the loss of all sets and of each, of all evaluations."""
-    return [loss for one in evaluations for loss in (one.loss, *(part.loss for part in one.sets))]
+    return [loss for evaluation in evaluations for loss in (evaluation.loss, *(part.loss for part in evaluation.sets))]

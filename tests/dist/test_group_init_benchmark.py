@@ -61,7 +61,9 @@ def test_busy_time_counts_the_requests_of_all_ranks(side: str) -> None:
     world = sum((world_requests(side, layout, rank) for rank in ranks), Counter[str]())
     num_keys = 0
     if side == OURS:
-        num_keys = sum(len(one.ranks) for rank in ranks for one in planned_groups(layout, rank) if len(one.ranks) > 1)
+        num_keys = sum(
+            len(group.ranks) for rank in ranks for group in planned_groups(layout, rank) if len(group.ranks) > 1
+        )
     assert busy_s(side, layout, COSTS) == pytest.approx((COSTS.of(groups, num_keys), COSTS.of(world)))
 
 

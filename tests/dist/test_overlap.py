@@ -93,8 +93,8 @@ def test_chunks_of_a_stage_reduce_during_other_backwards(
     jobs.run(make_config(train_data, COMMON, LAYOUTS["dp2-chunks2"], recording_in(tmp_path)))
     for box in boxes_by_rank(tmp_path).values():
         for step in range(3):
-            started = [one for one in spans(box, Operation.GRADS_REDUCE_SCATTER) if one.step == step]
-            backward = [one for one in spans(box, Operation.BACKWARD_COMPUTE) if one.step == step]
+            started = [span for span in spans(box, Operation.GRADS_REDUCE_SCATTER) if span.step == step]
+            backward = [span for span in spans(box, Operation.BACKWARD_COMPUTE) if span.step == step]
             first = min(one.start_ns for one in started)
             later = [one for one in backward if one.start_ns > first]
             assert {one.chunk for one in started if one.start_ns < later[0].start_ns} == {1}
@@ -117,16 +117,18 @@ def assert_buckets_overlap_in_one_order(directory: Path) -> None:
     for box in boxes_by_rank(directory).values():
         identity = box.identity
         exchanged = [
-            (one.start_ns, one.operation, one.num_bytes)
+            (span.start_ns, span.operation, span.num_bytes)
             for operation in (Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER)
-            for one in spans(box, operation)
+            for span in spans(box, operation)
         ]
         stage = identity.layout.coordinate(identity.rank)["pp"]
         orders.setdefault(stage, []).append([what for _, *what in sorted(exchanged)])
         computes = (Operation.BACKWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE)
         for step in (1, 2):
-            ends = [one.start_ns + one.duration_ns for kind in computes for one in spans(box, kind) if one.step == step]
-            reduced = [one for one in spans(box, Operation.GRADS_REDUCE_SCATTER) if one.step == step]
+            ends = [
+                span.start_ns + span.duration_ns for kind in computes for span in spans(box, kind) if span.step == step
+            ]
+            reduced = [span for span in spans(box, Operation.GRADS_REDUCE_SCATTER) if span.step == step]
             assert len(reduced) > 1
             assert min(one.start_ns for one in reduced) < max(ends)
 

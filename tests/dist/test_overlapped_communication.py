@@ -35,9 +35,9 @@ def explained(directory: Path) -> dict[str, list[Overlap]]:
         assert explanation.is_full
         assert explanation.num_missing == 0
         assert not explanation.notes
-        for one in explanation.overlaps:
-            found.setdefault(one.operation, []).append(one)
-            assert one.elsewhere_ns >= 0
+        for overlap in explanation.overlaps:
+            found.setdefault(overlap.operation, []).append(overlap)
+            assert overlap.elsewhere_ns >= 0
     return found
 
 

@@ -83,9 +83,9 @@ ROWS = covering_array(FACTORS)
 
 def test_rows_cover_all_pairs() -> None:
     found = {
-        ((one, FACTORS[one].index(row[one])), (other, FACTORS[other].index(row[other])))
+        ((combination, FACTORS[combination].index(row[combination])), (other, FACTORS[other].index(row[other])))
         for row in ROWS
-        for one, other in combinations(FACTORS, 2)
+        for combination, other in combinations(FACTORS, 2)
     }
 
     assert found == all_pairs(FACTORS)

@@ -24,12 +24,12 @@ from megatrain.parallel.pipeline import Pipeline
 from megatrain.parallel.placement import Cut, PlacementRow, placements_of, tensor_shape
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.training.rank_model import RankModel
-from megatrain.training.replica_check import ReplicaCheck, odd_rows
+from megatrain.training.replica_check import ReplicaCheck, differing_rows
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_states_bitwise
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans_by_step
-from tests.helpers.lone_rank import SilentRecorder
 from tests.helpers.rank_pool import RankError, RankPool
 from tests.helpers.rank_protocol import RankContext
+from tests.helpers.single_rank import SilentRecorder
 from tests.helpers.training_case import Orders, RankRecord, make_config, on_layout, train_on_rank
 from tests.helpers.waiting import DEADLINE_S
 
@@ -77,7 +77,7 @@ def failures_of(pool: RankPool, config: Config, *flips: Flip) -> list[str]:
     """Return what each rank of a job that fails says, in rank order."""
     with pytest.raises(RankError) as caught:
         pool.run(train_with_flipped_bits, config.layout(None).world_size, config, Orders(), flips)
-    return [one.description for one in sorted(caught.value.failures, key=lambda one: one.rank)]
+    return [failure.description for failure in sorted(caught.value.failures, key=lambda failure: failure.rank)]
 
 
 def test_a_flipped_bit_ends_the_run_on_all_ranks_and_is_named(rank_pool: RankPool, train_data: Tables) -> None:
@@ -195,4 +195,4 @@ def test_checksums_do_not_change_a_clean_run(
     ],
 )
 def test_odd_rows_differ_from_the_majority(rows: list[tuple[int, ...]], expected: tuple[int, ...] | None) -> None:
-    assert odd_rows(rows) == expected
+    assert differing_rows(rows) == expected

@@ -15,9 +15,9 @@ from megatrain.contracts.process import Process
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.placement import Cut, PlacementRow, placements_of, tensor_shape
 from megatrain.parallel.sharding import LogicalParameter
-from tests.helpers.lone_rank import SilentRecorder
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
+from tests.helpers.single_rank import SilentRecorder
 from tests.helpers.waiting import DEADLINE_S
 
 SHAPE = (8, 96)
@@ -49,7 +49,7 @@ def sum_on_rank(context: RankContext, row: PlacementRow, layout: Layout) -> list
     options = DataParallelOptions(1, torch.float64, torch.float64, torch.float64, bucket_size=1, has_overlap=True)
     chunk = ChunkDataParallel([LogicalParameter(parameter, placements)], mesh.by_name, options, mesh.device)
     chunk.start_step()
-    (box,) = (one.box for one in placements)
+    (box,) = (placement.box for placement in placements)
     own = gradient_of(rank)[tuple(slice(at, at + size) for at, size in zip(box.offsets, box.sizes, strict=True))]
     (parameter * own).sum().backward()
     chunk.reduce()
@@ -57,7 +57,7 @@ def sum_on_rank(context: RankContext, row: PlacementRow, layout: Layout) -> list
     (bucket,) = chunk.buckets
     tokens = torch.tensor([2.0**rank], dtype=torch.float64)
     mesh.replicas.all_reduce(tokens, Operation.DP_ALL_REDUCE).wait()
-    found = [(one.box, one.tensor.clone()) for one in bucket.flat_shards(chunk.gradient_shard(bucket))]
+    found = [(shard.box, shard.tensor.clone()) for shard in bucket.flat_shards(chunk.gradient_shard(bucket))]
     return [*found, (None, tokens)]
 
 
@@ -70,7 +70,7 @@ def test_shards_have_the_sum_over_all_holders_of_the_part(case: str, rank_pool: 
         same_stage = range(layout.world_size)
         holders = [one for one in same_stage if row.cut is None or layout.index("tp", one) == layout.index("tp", rank)]
         for box, summed in shards:
-            assert (summed == sum(2.0**one for one in holders)).all()
+            assert (summed == sum(2.0**holder for holder in holders)).all()
             held[tuple(slice(at, at + size) for at, size in zip(box.offsets, box.sizes, strict=True))] += 1
         assert tokens.item() == sum(2.0**one for one in layout.ranks_along(rank, "dp", "cp"))
     copies = layout.world_size // (4 if row.replica_axes == ("dp", "cp") else 2) // (1 if row.cut is None else 2)

@@ -43,7 +43,7 @@ def trained(jobs: TrainingJobs, train_data: Tables, tmp_path_factory: pytest.Tem
     """Return the directory of a run with checkpoints of steps 3, 6 and 8, and the run. Not to be changed."""
     directory = tmp_path_factory.mktemp("trained")
     run = jobs.run(make_config(*tables(train_data, directory)))
-    assert [one.step for one in candidates(checkpoints_of(directory))] == [8, 6, 3]
+    assert [candidate.step for candidate in candidates(checkpoints_of(directory))] == [8, 6, 3]
     return directory, run
 
 
@@ -141,4 +141,4 @@ def test_rollback_to_a_missing_checkpoint_is_reported(
     shutil.rmtree(place / "checkpoints" / "main" / step_directory_name(3))
     with pytest.raises(RankError, match="went wrong after step 4, and the oldest checkpoint left is of step 6; keep"):
         jobs.run(make_config(*tables(train_data, place)), Orders(rollback=BACK))
-    assert [one.step for one in candidates(checkpoints_of(place))] == [8, 6]
+    assert [candidate.step for candidate in candidates(checkpoints_of(place))] == [8, 6]

@@ -8,8 +8,8 @@ import pytest
 
 from megatrain.training.training_data import open_reader
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_close
-from tests.helpers.lone_rank import lone_rank_model
 from tests.helpers.mixed_data import losses_by_source, write_mixture
+from tests.helpers.single_rank import single_rank_model
 from tests.helpers.training_case import make_config, on_layout
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -34,20 +34,23 @@ def test_losses_by_source_are_the_same_in_every_layout(layout: Tables, jobs: Tra
     one_process = make_config(mixture)
     size = one_process.batch.global_batch_size
     batches = [open_reader(one_process).read_step(step * size, size, 0, 1, 1) for step in range(3)]
-    expected = losses_by_source(lone_rank_model(one_process), batches[0])
+    expected = losses_by_source(single_rank_model(one_process), batches[0])
     run = jobs.run(make_config(mixture, layout))
 
-    assert {one.name: (one.loss, one.num_tokens) for one in run.steps[0].sources} == {
+    assert {source.name: (source.loss, source.num_tokens) for source in run.steps[0].sources} == {
         name: (pytest.approx(loss, rel=1e-12), num_tokens) for name, (loss, num_tokens) in expected.items()
     }
     for report, batch in zip(run.steps, batches, strict=True):
-        counts = [one.num_tokens for one in report.sources]
+        counts = [source.num_tokens for source in report.sources]
         assert sum(counts) == batch.num_label_tokens
-        weighted = sum(one.loss * one.num_tokens for one in report.sources) / sum(counts)
+        weighted = sum(source.loss * source.num_tokens for source in report.sources) / sum(counts)
         assert_close([weighted], [report.loss], 1e-12, "weighted mean of the sources")
     reference = jobs.remembered(one_process)
     for found, alone in zip(run.steps, reference.steps, strict=True):
-        assert [one.name for one in found.sources] == [one.name for one in alone.sources] == ["web", "code"]
+        assert [source.name for source in found.sources] == [source.name for source in alone.sources] == ["web", "code"]
         assert_close(
-            [one.loss for one in found.sources], [one.loss for one in alone.sources], 1e-10, "loss of a source"
+            [source.loss for source in found.sources],
+            [source.loss for source in alone.sources],
+            1e-10,
+            "loss of a source",
         )

@@ -123,7 +123,9 @@ def test_zero_bubble_has_the_bits_of_1f1b(case: str, jobs: TrainingJobs, all_dat
     reference = jobs.remembered(make_config(merged(all_data, every, alone)))
 
     assert_same_bits(run, same)
-    assert [one.loss for one in run.ranks[0].evaluations] == [one.loss for one in same.ranks[0].evaluations]
+    assert [evaluation.loss for evaluation in run.ranks[0].evaluations] == [
+        evaluation.loss for evaluation in same.ranks[0].evaluations
+    ]
     assert_bitwise(run.initial, reference.initial)
     assert_parity(run, reference, BOUND)
     assert_close([run.evaluation.loss], [reference.evaluation.loss], BOUND, "evaluation")
@@ -174,7 +176,7 @@ def test_dgrads_and_wgrads_are_separate_spans(jobs: TrainingJobs, train_data: Ta
     schedule = build_schedule("zero_bubble", 2, 1, 4)
     for box in boxes_by_rank(tmp_path).values():
         actions = schedule.stages[box.identity.coordinate["pp"]]
-        expected = [(OPERATIONS[one.kind], one.microbatch) for one in actions if one.kind in OPERATIONS]
+        expected = [(OPERATIONS[action.kind], action.microbatch) for action in actions if action.kind in OPERATIONS]
         found = sorted(
             (span for operation in OPERATIONS.values() for span in spans(box, operation) if span.step == 1),
             key=lambda span: span.start_ns,

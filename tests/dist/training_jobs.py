@@ -79,9 +79,9 @@ class TrainingJobs:
         world_size = config.layout(None).world_size
         records = self._pool.run(worker, world_size, config, orders or Orders(), timeout_s=timeout_s)
         for record in records[1:]:
-            assert [_agreed(one) for one in record.steps] == [_agreed(one) for one in records[0].steps]
-            for one, first in zip(record.evaluations, records[0].evaluations, strict=True):
-                assert (one.loss, one.sets) == (first.loss, first.sets)
+            assert [_agreed(step) for step in record.steps] == [_agreed(step) for step in records[0].steps]
+            for evaluation, first in zip(record.evaluations, records[0].evaluations, strict=True):
+                assert (evaluation.loss, evaluation.sets) == (first.loss, first.sets)
         return Run(
             ranks=records,
             initial=assemble(piece for record in records for piece in record.initial),

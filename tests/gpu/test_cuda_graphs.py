@@ -11,8 +11,8 @@ from megatrain.ops.extension import load_extension
 from megatrain.parallel.graphed_chunk import CudaGraphCapture, Replay
 from megatrain.schedule import ChunkPlacement, build_schedule, forward_only
 from megatrain.training.step import train_step
-from tests.helpers.lone_rank import SilentRecorder, lone_rank_model, make_config, microbatches, random_tokens
 from tests.helpers.require import require
+from tests.helpers.single_rank import SilentRecorder, make_config, microbatches, random_tokens, single_rank_model
 
 STEPS = 8
 TOLERANCE = 1e-3
@@ -64,7 +64,7 @@ def train(capture: CudaGraphCapture | None, tables: dict[str, dict[str, Any]]) -
         batch={"micro_batch_size": 2, "global_batch_size": 6}, train={"steps": STEPS, "precision": "bf16", "seed": 7},
         **tables,
     )  # fmt: skip
-    rank_model = lone_rank_model(config, "cuda", capture)
+    rank_model = single_rank_model(config, "cuda", capture)
     found = []
     for number in range(STEPS):
         inputs = microbatches(rank_model, random_tokens(config, seed=number % 2), first_sample=6 * number)

@@ -9,8 +9,8 @@ import torch
 
 from megatrain.optim import learning_rate
 from megatrain.rng import derive_key, fill_normal_, keep_mask
-from tests.helpers.lone_rank import lone_rank_model, make_config, parameters_by_name, random_tokens, run_gradients
 from tests.helpers.require import require
+from tests.helpers.single_rank import make_config, parameters_by_name, random_tokens, run_gradients, single_rank_model
 
 STEPS = 4
 GPT: dict[str, Any] = {"dropout": 0.1, "window_size": 20}
@@ -31,7 +31,7 @@ def train(device: str, model: dict[str, Any], precision: str, **tables: dict[str
     config = make_config(
         model=SIZES | model, train={"steps": STEPS, "precision": precision, "seed": 7}, optimizer={"lr": 3e-3}, **tables
     )
-    rank_model = lone_rank_model(config, device)
+    rank_model = single_rank_model(config, device)
     losses: list[float] = []
     for step in range(STEPS):
         losses.append(run_gradients(rank_model, random_tokens(config, seed=0), first_sample=4 * step))
@@ -69,7 +69,7 @@ def test_options_do_not_change_the_losses(tables: dict[str, Any]) -> None:
 @pytest.mark.parametrize("tables", [{}, {"recompute": "full"}, {"offload_layers": 2}, {"zero_stage": 2}], ids=str)
 def test_allocator_requests_no_memory_after_the_first_steps(tables: dict[str, Any]) -> None:
     config = make_config(model=SIZES | LLAMA, train={"steps": 9, "precision": "bf16"}, parallel=tables)
-    rank_model = lone_rank_model(config, "cuda")
+    rank_model = single_rank_model(config, "cuda")
     held: list[tuple[int, int]] = []
     for step in range(9):
         run_gradients(rank_model, random_tokens(config, seed=step), first_sample=4 * step)
@@ -93,7 +93,7 @@ def test_random_numbers_are_those_of_the_cpu() -> None:
 
 def test_initial_weights_are_those_of_the_cpu() -> None:
     config = make_config(model=SIZES | LLAMA, train={"steps": 1, "precision": "fp32", "seed": 7})
-    on_gpu, on_cpu = (parameters_by_name(lone_rank_model(config, device)) for device in ("cuda", "cpu"))
+    on_gpu, on_cpu = (parameters_by_name(single_rank_model(config, device)) for device in ("cuda", "cpu"))
 
     for name, values in on_cpu.items():
         assert on_gpu[name].device.type == "cuda"

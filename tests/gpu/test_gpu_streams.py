@@ -87,7 +87,7 @@ def test_exchanges_run_beside_compute_with_their_own_times(
     trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     copied, kernels = copies(trace, "gpu_memcpy"), copies(trace, "kernel")
     records = read_black_box(black_box_path(tmp_path, "demo", "key", "main", 1, 0)).records
-    recorded = {one.num_bytes: one for one in records if one.operation == Operation.PARAMS_ALL_GATHER}
+    recorded = {record.num_bytes: record for record in records if record.operation == Operation.PARAMS_ALL_GATHER}
 
     used = [copied[size]["args"]["stream"] for size in BYTES.values()] + [kernels[0]["args"]["stream"]]
     assert len(set(used)) == len(BYTES) + 1

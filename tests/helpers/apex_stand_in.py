@@ -38,7 +38,7 @@ def fused_rms_norm_affine(
 
 
 def _check(input: Tensor, normalized_shape: Sequence[int], *parameters: Tensor) -> None:
-    for one in parameters:
-        assert tuple(one.shape) == tuple(normalized_shape)
-        assert one.dtype == input.dtype
+    for parameter in parameters:
+        assert tuple(parameter.shape) == tuple(normalized_shape)
+        assert parameter.dtype == input.dtype
     assert input.dtype in (torch.float32, torch.float16, torch.bfloat16)

@@ -195,7 +195,7 @@ def series_document(num: int = 600) -> SeriesDocument:
         step_s_low=tuple(one * 0.98 for one in step_s),
         step_s_high=tuple(one * (1.05 + spike.get(index, 0)) for index, one in enumerate(step_s)),
         tokens_per_s=tuple(tokens),
-        mfu=tuple(one / 1_200_000 for one in tokens),
+        mfu=tuple(token / 1_200_000 for token in tokens),
         round=tuple(1 if step <= 31_000 else 2 for step in steps),
         bad_steps=(),
         gaps=(GapDocument(begin_unix_s=NOW_S - 110_000, end_unix_s=NOW_S - 108_000, round=1),),

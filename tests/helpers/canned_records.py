@@ -364,17 +364,19 @@ def record_responses() -> Mapping[str, Document]:
         "audit": audit(),
         "checkpoints": checkpoints(),
     }
-    found.update({f"incidents/{one.incident_id}": one for one in incidents()})
-    for one in incidents():
-        found[f"incidents/{one.incident_id}/story"] = _story(one)
-        found[f"incidents/{one.incident_id}/logs"] = _logs(one)
+    found.update({f"incidents/{incident.incident_id}": incident for incident in incidents()})
+    for incident in incidents():
+        found[f"incidents/{incident.incident_id}/story"] = _story(incident)
+        found[f"incidents/{incident.incident_id}/logs"] = _logs(incident)
     found["runbooks"] = RunbooksDocument(
-        runbooks=tuple(RunbookNameDocument(name=one.name, title=one.title) for one in installed_runbooks().values())
+        runbooks=tuple(
+            RunbookNameDocument(name=runbook.name, title=runbook.title) for runbook in installed_runbooks().values()
+        )
     )
     names = Names(JOB, f"/runs/{JOB}", host=SLOW_HOST, rank=91, round=1, incident="000001")
     for page in installed_runbooks().values():
         found[f"runbooks/{page.name}"] = RunbookDocument(
             name=page.name, title=page.title, incident_id="000001", steps=page.steps(names)
         )
-    found.update({f"verdicts/{one.verdict_id}": one for one in verdicts()})
+    found.update({f"verdicts/{verdict.verdict_id}": verdict for verdict in verdicts()})
     return found

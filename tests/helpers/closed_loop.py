@@ -64,11 +64,11 @@ class ClosedLoop:
         return self.view.all("verdicts", HostVerdict)[0]
 
     def evictions(self) -> list[Incident]:
-        return [one for one in self.view.incidents() if one.kind is IncidentKind.STRAGGLER]
+        return [incident for incident in self.view.incidents() if incident.kind is IncidentKind.STRAGGLER]
 
     def step_time_s(self, first: int, last: int) -> float:
         """Return the median time of the steps from `first` to `last`; of a step that was done twice the later one."""
-        times = {one["step"]: one["duration_s"] for one in self.launched.step_records()}
+        times = {record["step"]: record["duration_s"] for record in self.launched.step_records()}
         found = [duration for step, duration in times.items() if first <= step <= last]
         return statistics.median(found)
 

@@ -14,7 +14,7 @@ from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.records.diag_records import DaemonRecord
 from megatrain_diagnostics.collector.admission import Admission, RowRateLimiter
 from megatrain_diagnostics.collector.consumers import Consumer, ConsumerThread
-from megatrain_diagnostics.collector.counters import Ledger
+from megatrain_diagnostics.collector.counters import IngestStatistics
 from megatrain_diagnostics.collector.event_server import EventServer
 from megatrain_diagnostics.collector.ingest import Ingest, IngestLimits, Store
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
@@ -44,16 +44,16 @@ class RunningCollector:
         self._port, self._session, self._clock_ahead_ns = port, session, clock_ahead_ns
         self._limits = IngestLimits(commit_interval_s=commit_interval_s)
         self._closing = ExitStack()
-        self.ledger, self.rounds = Ledger(), KnownRounds()
+        self.statistics, self.rounds = IngestStatistics(), KnownRounds()
 
     def __enter__(self) -> Self:
         store = self._store or self._closing.enter_context(EventStore(self._events))
         consumers = ConsumerThread(
-            self._consumers, self.ledger, RowsAhead(lambda: self.rounds.latest_in_etcd), tick_s=0.05
+            self._consumers, self.statistics, RowsAhead(lambda: self.rounds.latest_in_etcd), tick_s=0.05
         )
         self._closing.callback(consumers.close)
         admission = Admission(self.rounds, RowRateLimiter())
-        self.ingest = Ingest(store, admission, self.ledger, consumers, self._limits)
+        self.ingest = Ingest(store, admission, self.statistics, consumers, self._limits)
         self._closing.callback(self.ingest.close)
         self.server = EventServer(
             self.ingest, "127.0.0.1", self._port, TOKEN, lambda: time.time_ns() + self._clock_ahead_ns
@@ -75,7 +75,7 @@ class RunningCollector:
 
     def _stop(self) -> None:
         self.server.stop(10.0)
-        assert self.ledger.counters().streams == 0, "a stream did not end"
+        assert self.statistics.counters().streams == 0, "a stream did not end"
 
 
 def span_rows(num_rows: int, *, rank: int = 0, first: int = 0, round_number: int = 0, **columns: Any) -> Spans:

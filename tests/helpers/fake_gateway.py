@@ -22,7 +22,7 @@ class FakeGateway:
                 self.rfile.read(int(self.headers["Content-Length"]))
                 self.send_response(200)
                 self.end_headers()
-                self.wfile.write("".join(json.dumps(one) + "\n" for one in answers[self.path]).encode())
+                self.wfile.write("".join(json.dumps(answer) + "\n" for answer in answers[self.path]).encode())
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass

@@ -19,7 +19,7 @@ from megatrain.parallel.logical_matrices import HiddenWeight, matrices_of
 from megatrain.parallel.placement import SOLE_HOLDER, Placement, ShardHolders
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.update_rules import update_rule
-from tests.helpers.lone_rank import lone_mesh, simulated_group
+from tests.helpers.single_rank import simulated_group, single_rank_mesh
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "embedding.word.weight": (9, 8),
@@ -95,7 +95,7 @@ def build_rank(
 
     `options` are the optimizer's.
     """
-    mesh = mesh or lone_mesh(dp=simulated_group("dp", dp_size, dp_rank))
+    mesh = mesh or single_rank_mesh(dp=simulated_group("dp", dp_size, dp_rank))
     config = OptimizerConfig(**({"lr": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8} | options))
     logical = [_logical(name, shape, mesh.tp, config, groups) for name, shape in SHAPES.items()]
     gradient_dtype = torch.float64 if dtype == torch.float64 else torch.float32

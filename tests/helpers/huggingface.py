@@ -45,7 +45,7 @@ class WideFloats(TorchFunctionMode):
 
         if func is Tensor.float:
             func = Tensor.double
-        return func(*map(wide, args), **{key: wide(one) for key, one in (kwargs or {}).items()})
+        return func(*map(wide, args), **{key: wide(kwarg) for key, kwarg in (kwargs or {}).items()})
 
 
 def oracle(model: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -87,8 +87,8 @@ def our_weights(theirs: Mapping[str, Tensor], model: ModelConfig) -> dict[str, T
         found = theirs[tensor.name]
         shape = our_shapes(model)[tensor.parameter]
         parameter = ours.setdefault(tensor.parameter, torch.zeros(shape, dtype=found.dtype))
-        for one, other in tensor.matching_views(found, parameter):
-            other.copy_(one)
+        for view, other in tensor.matching_views(found, parameter):
+            other.copy_(view)
     if model.has_tied_head:
         ours["loss_head.weight"] = ours["embedding.word.weight"]
     return ours

@@ -49,12 +49,12 @@ class JobHistory:
     def check_writer(self, changes: Changes) -> None:
         """Check that what the driver alone writes came with a new leadership revision of the leader. Before `take`."""
         parts = [self._keys.parts(change.item.key.decode()) for change in changes.changes]
-        puts = [one[0] for one, change in zip(parts, changes.changes, strict=True) if change.kind is ChangeKind.PUT]
+        puts = [part[0] for part, change in zip(parts, changes.changes, strict=True) if change.kind is ChangeKind.PUT]
         if any(kind in _DRIVERS_OWN for kind in puts):
             leader = min(self._candidates.values(), key=lambda item: item.create_revision, default=None)
             candidacies = [change.item for change in changes.changes if self._is_candidacy(change)]
             assert leader is not None, f"revision {changes.revision}: {puts} were written while there was no leader"
-            assert [one.key for one in candidacies] == [leader.key], (
+            assert [candidacy.key for candidacy in candidacies] == [leader.key], (
                 f"revision {changes.revision}: {puts} without a new leadership revision"
             )
 

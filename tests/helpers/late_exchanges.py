@@ -183,7 +183,7 @@ def _train(rank_model: RankModel, recorder: Recorder) -> str:
         outcome = train_step(
             rank_model,
             config.parallel.build_schedule(num_microbatches),
-            [rank_model.pipeline_input(one[:-1], one[1:], samples, None) for one in tokens],
+            [rank_model.pipeline_input(token[:-1], token[1:], samples, None) for token in tokens],
             num_label_tokens=num_microbatches * (shape[0] - 1) * shape[1],
             lr=1e-2,
             grad_clip=0.5,

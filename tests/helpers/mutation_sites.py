@@ -114,8 +114,9 @@ def _says_only(value: ast.expr) -> bool:
 
 def _is_text(*operands: ast.expr) -> bool:
     return any(
-        isinstance(one, ast.JoinedStr) or (isinstance(one, ast.Constant) and isinstance(one.value, str | bytes))
-        for one in operands
+        isinstance(operand, ast.JoinedStr)
+        or (isinstance(operand, ast.Constant) and isinstance(operand.value, str | bytes))
+        for operand in operands
     )
 
 

@@ -45,7 +45,7 @@ def named_by_page(page: TestClient, round_number: int) -> dict[str, Named]:
 
     (incident,) = [one for one in ask("incidents")["incidents"] if one["round"] == round_number]
     hang, logs = ask(f"hang?round={round_number}"), ask(f"logs/causes?round={round_number}")
-    roots = [one for one in logs["causes"] if one["role"] == "root"]
+    roots = [log for log in logs["causes"] if log["role"] == "root"]
     blamed = [
         one["host"]
         for one in ask("hosts")["hosts"]
@@ -53,7 +53,7 @@ def named_by_page(page: TestClient, round_number: int) -> dict[str, Named]:
     ]
     found = {
         "incidents": (incident["ranks"], incident["hosts"]),
-        "logs": ([one["rank"] for one in roots], sorted({one["host"] for one in roots})),
+        "logs": ([root["rank"] for root in roots], sorted({root["host"] for root in roots})),
         "logs, as text": ([logs["root_rank"]], incident["hosts"]),
         "hosts": (incident["ranks"], sorted(blamed)),
     }
@@ -64,7 +64,7 @@ def named_by_page(page: TestClient, round_number: int) -> dict[str, Named]:
         assert (hang["incident_id"], hang["reason"]) == (incident["incident_id"], incident["reason"])
     causes = [one for one in incident["failures"] if not one["is_cascade"]]
     if causes:  # a rank that hangs does not end by itself; those that wait for it may, as a consequence
-        found["workers that ended"] = ([one["rank"] for one in causes], sorted({one["host"] for one in causes}))
+        found["workers that ended"] = ([cause["rank"] for cause in causes], sorted({cause["host"] for cause in causes}))
     assert (logs["incident_id"], logs["reason"]) == (incident["incident_id"], incident["reason"])
     return found
 
@@ -78,10 +78,10 @@ def named_by_verbs(run: RunDirectory, round_number: int, capsys: pytest.CaptureF
         return json.loads(capsys.readouterr().out)
 
     logs = answer_of("logs", "classify")
-    roots = [one for one in logs["failures"] if one["role"] == "root"]
+    roots = [log for log in logs["failures"] if log["role"] == "root"]
     found = {
         "logs classify": ([logs["root_rank"]], logs["root_hosts"]),
-        "logs classify, its table": ([one["rank"] for one in roots], [one["host"] for one in roots]),
+        "logs classify, its table": ([root["rank"] for root in roots], [root["host"] for root in roots]),
     }
     if round_number in kept_rounds(run):
         hang = answer_of("diag", "hang")
@@ -93,5 +93,5 @@ def _suspects(page: TestClient, round_number: int) -> list[int]:
     answer = page.get(f"/api/v1/grid?round={round_number}")
     assert answer.status_code == 200, answer.text
     fields, arrays = unpack(answer.content)
-    names = [one["name"] for one in fields["states"]]
+    names = [field["name"] for field in fields["states"]]
     return np.flatnonzero(arrays["state"] == names.index("suspect")).tolist()

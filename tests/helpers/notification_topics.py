@@ -12,7 +12,7 @@ from megatrain.config.load import load_config
 from megatrain.contracts.records.notices import ReceiverRecord
 from megatrain_job.jobs.health import HealthLevel
 from megatrain_launcher.notify.message import Message, PageLinks
-from megatrain_launcher.notify.plan import Manner, Plan, Rules, plan_of, taken
+from megatrain_launcher.notify.plan import DeliveryMode, Plan, Rules, plan_of, taken
 from megatrain_launcher.notify.topics import Event, Stage, Topic
 
 NOW_S = 1_800_000_000.0
@@ -52,15 +52,17 @@ def make_message(*topics: Topic, **changes: Any) -> Message:
     return replace(Message("demo", topics or (make_topic(),), LINKS, NOW_S), **changes)
 
 
-def rules(manner: Manner, level: HealthLevel = HealthLevel.AMBER, events: frozenset[str] = EVERYTHING) -> Rules:
-    return Rules(manner, level, events)
+def rules(
+    delivery_mode: DeliveryMode, level: HealthLevel = HealthLevel.AMBER, events: frozenset[str] = EVERYTHING
+) -> Rules:
+    return Rules(delivery_mode, level, events)
 
 
 class InstantReceiver:
     """A receiver that takes everything at once, and keeps the messages as lists of topics."""
 
-    def __init__(self, manner: Manner, **more: Any) -> None:
-        self.rules = rules(manner, **more)
+    def __init__(self, delivery_mode: DeliveryMode, **more: Any) -> None:
+        self.rules = rules(delivery_mode, **more)
         self.record = ReceiverRecord("test")
         self.messages: list[tuple[Topic, ...]] = []
         self.times: list[float] = []

@@ -34,7 +34,7 @@ def assert_refused(operator: Operator, arguments: Sequence[Any], message: str) -
         operator(*arguments)
     assert "\n" not in str(caught.value).split("\nException raised from")[0].strip()
     with pytest.raises(RuntimeError, match=message):
-        operator(*(one.to("meta") if isinstance(one, Tensor) else one for one in arguments))
+        operator(*(argument.to("meta") if isinstance(argument, Tensor) else argument for argument in arguments))
 
 
 def assert_identical(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
@@ -85,7 +85,7 @@ def _run_poisoned(
     operator: Operator, arguments: Sequence[Any], order: int, place: Callable[[Tensor], Tensor] = _as_aligned
 ) -> list[Tensor]:
     """Return results, and arguments that the operator writes to, where all fresh memory is filled with NaN."""
-    copies = [place(one) if isinstance(one, Tensor) else one for one in arguments]
+    copies = [place(argument) if isinstance(argument, Tensor) else argument for argument in arguments]
     use_thread_order(order)
     was_deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -94,9 +94,9 @@ def _run_poisoned(
     finally:
         torch.use_deterministic_algorithms(was_deterministic)
         use_thread_order(0)
-    written = [one for one, spec in zip(copies, operator._schema.arguments, strict=False) if _is_written(spec)]
+    written = [copy for copy, spec in zip(copies, operator._schema.arguments, strict=False) if _is_written(spec)]
     results = () if results is None else results if isinstance(results, tuple) else (results,)
-    return [one for one in (*results, *written) if isinstance(one, Tensor)]
+    return [result for result in (*results, *written) if isinstance(result, Tensor)]
 
 
 def _assert_close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:

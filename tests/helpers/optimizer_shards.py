@@ -55,7 +55,7 @@ class Shard:
 
     def part(self, start: int, stop: int) -> Shard:
         borders = (self.run_borders.clamp(start, stop) - start).contiguous()
-        flat = [one[start:stop] for one in self.tensors]
+        flat = [tensor[start:stop] for tensor in self.tensors]
         return Shard(*flat[:3], borders, self.is_decayed, *flat[3:])
 
     def adamw(self, grad: Tensor, **changes: Any) -> None:

@@ -28,9 +28,9 @@ def as_other_user(act: Callable[[], None]) -> None:
 
 def readable_by_all(directory: Path) -> Path:
     """Let every user read a test's own directory, and return it."""
-    for one in (directory, *directory.parents):
-        if one.stat().st_mode & 0o055 == 0:
-            one.chmod(0o755)
+    for parent in (directory, *directory.parents):
+        if parent.stat().st_mode & 0o055 == 0:
+            parent.chmod(0o755)
     return directory
 
 

@@ -129,7 +129,9 @@ class OutageJob:
         """Return the steps that were done more than once, and not with the same loss, bit by bit."""
         known: dict[int, float] = {}
         records = self.launched.step_records()
-        return [one["step"] for one in records if known.setdefault(one["step"], one["loss"]) != one["loss"]]
+        return [
+            record["step"] for record in records if known.setdefault(record["step"], record["loss"]) != record["loss"]
+        ]
 
     def end(self) -> None:
         """Have the job save and stop; see that all leave in order and nothing stays."""
@@ -161,10 +163,10 @@ class OutageJob:
 
     def recoveries(self) -> list[Incident]:
         """Return the incidents for which something was done."""
-        return [one for one in self.view.incidents() if one.kind is not IncidentKind.CONTROL_PLANE]
+        return [incident for incident in self.view.incidents() if incident.kind is not IncidentKind.CONTROL_PLANE]
 
     def holds(self) -> list[Incident]:
-        found = [one for one in self.view.incidents() if one.kind is IncidentKind.CONTROL_PLANE]
+        found = [incident for incident in self.view.incidents() if incident.kind is IncidentKind.CONTROL_PLANE]
         assert all(one.state is IncidentState.HELD and one.action == "hold" for one in found)
         return found
 

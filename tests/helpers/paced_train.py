@@ -83,7 +83,7 @@ class PaceDirectory:
 
 def read_pace(root: Path) -> Pace:
     values = json.loads((root / _PACE).read_text())
-    return Pace(**{**values, "slow": tuple(Slowness(**one) for one in values["slow"])})
+    return Pace(**{**values, "slow": tuple(Slowness(**value) for value in values["slow"])})
 
 
 class Pacer:
@@ -112,10 +112,10 @@ class Pacer:
     def is_meant(self, kind: str) -> bool:
         return any(one.kind == kind and self._is_meant(one) for one in self.pace.slow)
 
-    def _is_meant(self, one: Slowness) -> bool:
-        if one.rank >= 0:
-            return one.rank == self.rank
-        return (one.host, one.local_rank) == (self._host, self._local_rank)
+    def _is_meant(self, slowness: Slowness) -> bool:
+        if slowness.rank >= 0:
+            return slowness.rank == self.rank
+        return (slowness.host, slowness.local_rank) == (self._host, self._local_rank)
 
     def take(self, duration_s: float, work: Callable[[], Any]) -> Any:
         """Do work that takes so long for a worker that is not slow."""

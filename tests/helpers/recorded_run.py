@@ -165,12 +165,12 @@ def _logs() -> LogLines:
     return from_columns(
         LogLines,
         {
-            "round": [one[0] for one in lines],
-            "rank": [one[1] for one in lines],
+            "round": [line[0] for line in lines],
+            "rank": [line[1] for line in lines],
             "sequence": [100 * (place + 1) for place in range(len(lines))],
-            "at_ns": [int(one[2] * 1e9) for one in lines],
-            "host": [one[3] for one in lines],
-            "line": [one[4] for one in lines],
+            "at_ns": [int(line[2] * 1e9) for line in lines],
+            "host": [line[3] for line in lines],
+            "line": [line[4] for line in lines],
         },
     )
 

@@ -77,8 +77,9 @@ def is_deadline(error: BaseException) -> bool:
         causes.append(current)
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return any(
-        isinstance(one, DeadlineError) or (isinstance(one, pytest.fail.Exception) and _TIMEOUT_OF_PYTEST in str(one))
-        for one in causes
+        isinstance(cause, DeadlineError)
+        or (isinstance(cause, pytest.fail.Exception) and _TIMEOUT_OF_PYTEST in str(cause))
+        for cause in causes
     )
 
 

@@ -78,7 +78,7 @@ def _let_things_go_wrong(loop: ClosedLoop) -> None:
 
 def _wait_for_recovery(loop: ClosedLoop, number: int) -> None:
     def recovered() -> list[Incident]:
-        return [one for one in loop.view.incidents() if one.state is IncidentState.RECOVERED]
+        return [incident for incident in loop.view.incidents() if incident.state is IncidentState.RECOVERED]
 
     wait_until(lambda: len(recovered()) >= number, f"incident {number} to be over")
 

@@ -89,10 +89,10 @@ def write_as_job(
     for rank in range(layout.world_size):
         with dry_mesh(layout, rank, has_wrap_links=config.parallel.num_chunks > 1, holders=config.holders) as mesh:
             shards = build_rank_model(config, mesh, mesh.recorder, torch.device("cpu")).saved_shards()
-        for one in shards:
-            region = zip(one.shard.box.offsets, one.shard.box.sizes, strict=True)
-            whole = state[key_of(one.kind, one.shard.name)]
-            one.shard.tensor.copy_(whole[tuple(slice(at, at + size) for at, size in region)])
+        for shard in shards:
+            region = zip(shard.shard.box.offsets, shard.shard.box.sizes, strict=True)
+            whole = state[key_of(shard.kind, shard.shard.name)]
+            shard.shard.tensor.copy_(whole[tuple(slice(at, at + size) for at, size in region)])
         plan = plan_snapshot(shards, max_item_bytes).file
         name = data_file_name(2, rank)
         files[name], entries[name] = _data_file(plan)

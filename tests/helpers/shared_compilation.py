@@ -21,7 +21,7 @@ def import_share(arguments: Sequence[str], number: int, count: int) -> None:
 
     What a module raises is left to the collection, which imports it again and reports it.
     """
-    folders = [Path(one) for one in arguments if Path(one).is_dir()]
+    folders = [Path(argument) for argument in arguments if Path(argument).is_dir()]
     files = sorted(file for folder in folders for file in folder.rglob("test_*.py"))
     for file in files[number::count]:
         # as pytest does for a file outside any package

@@ -145,7 +145,11 @@ class Simulation:
                     return has_moved
                 work.begin_ns, has_moved = max(clock, ready), True
             if work.end_ns == NEVER:
-                begun = [one.begin_ns for one in work.meeting.members] if work.meeting is not None else [work.begin_ns]
+                begun = (
+                    [member.begin_ns for member in work.meeting.members]
+                    if work.meeting is not None
+                    else [work.begin_ns]
+                )
                 is_missed = work.meeting is not None and len(begun) < work.meeting.size
                 if NEVER in begun or is_missed or work.duration_ns == NEVER:
                     return has_moved

@@ -32,13 +32,13 @@ class SimulatedEtcd:
         if not all(self._is_met(condition) for condition in conditions):
             return False
         changes: list[tuple[str, bytes | None, int]] = []
-        for one in operations:
-            if isinstance(one, Put):
-                key = as_bytes(one.key).decode()
-                lease_id = self.items[key].lease_id if one.is_lease_kept else one.lease_id
-                changes.append((key, as_bytes(one.value), lease_id))
-            elif isinstance(one, Delete) and one.keys.start.decode() in self.items:
-                changes.append((one.keys.start.decode(), None, 0))
+        for operation in operations:
+            if isinstance(operation, Put):
+                key = as_bytes(operation.key).decode()
+                lease_id = self.items[key].lease_id if operation.is_lease_kept else operation.lease_id
+                changes.append((key, as_bytes(operation.value), lease_id))
+            elif isinstance(operation, Delete) and operation.keys.start.decode() in self.items:
+                changes.append((operation.keys.start.decode(), None, 0))
         assert len({key for key, _, _ in changes}) == len(changes), "etcd refuses a key that is put twice"
         self._apply(changes)
         return True

@@ -25,7 +25,7 @@ from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.probe import ProbeResult
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.writes import writes_of
-from megatrain_launcher.liveness import Vitality
+from megatrain_launcher.liveness import Liveness
 from tests.helpers.job_history import JobHistory
 from tests.helpers.simulated_etcd import KEYS, SimulatedEtcd
 from tests.helpers.simulated_host import SimulatedHost
@@ -149,11 +149,11 @@ class SimulatedJob:
             if isinstance(action, Probe):
                 host = self.hosts[action.host]
                 if not host.is_connected:
-                    vitality = Vitality.UNKNOWN
+                    vitality = Liveness.UNKNOWN
                 elif host.is_up and host.session == action.session:
-                    vitality = Vitality.ALIVE
+                    vitality = Liveness.ALIVE
                 else:
-                    vitality = Vitality.DEAD
+                    vitality = Liveness.DEAD
                 results.append(ProbeResult(action.host, action.session, vitality, "probed", self.now))
         if results and self.driver.state is not None:
             self.driver.state = self.driver.state.with_probes(tuple(results))
@@ -251,9 +251,9 @@ class SimulatedJob:
             others = [decode(Incident, item.value, key) for key, item in self.etcd.items.items()
                       if key.startswith(KEYS.directory("incidents"))]  # fmt: skip
             assert not [
-                one for one in others
-                if one.state is IncidentState.OPEN and one.incident_id != incident.incident_id
-                and one.next_round is not None
+                other for other in others
+                if other.state is IncidentState.OPEN and other.incident_id != incident.incident_id
+                and other.next_round is not None
             ], "evicted while another recovery goes on"  # fmt: skip
 
 

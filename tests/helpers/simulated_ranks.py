@@ -146,4 +146,4 @@ def _along(layout: Layout, rank: int, axis: str) -> tuple[int, ...]:
     """Return the ranks whose coordinates differ from this rank's along one axis only."""
     own = {name: at for name, at in layout.coordinate(rank).items() if name != axis}
     coordinates = {one: layout.coordinate(one) for one in range(layout.world_size)}
-    return tuple(one for one, at in coordinates.items() if own.items() <= dict(at).items())
+    return tuple(coordinate for coordinate, at in coordinates.items() if own.items() <= dict(at).items())

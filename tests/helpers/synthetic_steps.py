@@ -123,7 +123,7 @@ class SyntheticJob:
     def _totals(self, step: int, seconds: dict[Operation, Array]) -> StepTotals:
         num, count = self.world_size, len(seconds)
         self.sequence += count
-        sums = np.concatenate([(one * 1e9).astype(np.int64) for one in seconds.values()])
+        sums = np.concatenate([(second * 1e9).astype(np.int64) for second in seconds.values()])
         return from_columns(
             StepTotals,
             {
@@ -131,12 +131,12 @@ class SyntheticJob:
                 "rank": np.tile(np.arange(num), count),
                 "sequence": np.repeat(self.sequence + np.arange(count), num),
                 "step": np.full(num * count, step),
-                "operation": np.repeat([one.number for one in seconds], num),
+                "operation": np.repeat([second.number for second in seconds], num),
                 "start_ns": np.full(num * count, START_NS + int(step * STEP_S * 1e9)),
                 "sum_ns": sums,
                 "max_ns": sums.copy(),
                 "count": np.full(num * count, 1),
-                "num_bytes": np.repeat([1_000_000 if one.is_collective else 0 for one in seconds], num),
+                "num_bytes": np.repeat([1_000_000 if second.is_collective else 0 for second in seconds], num),
             },
         )
 
@@ -150,7 +150,7 @@ def step_values(
 ) -> Values:
     """Return rows of rank 0 for `values`, and of each rank for its squared lengths."""
     rows = [(0, int(kind), value) for kind, value in values.items()]
-    rows += [(rank, int(StepValue.SQUARED_LENGTHS), float(one)) for rank, one in enumerate(squared_lengths)]
+    rows += [(rank, int(StepValue.SQUARED_LENGTHS), float(length)) for rank, length in enumerate(squared_lengths)]
     return from_columns(
         Values,
         {

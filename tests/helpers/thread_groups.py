@@ -14,7 +14,7 @@ from torch import Tensor
 from megatrain.comm.exchange import Pending
 from megatrain.comm.group import Group
 from megatrain.comm.mesh import Mesh
-from tests.helpers.lone_rank import lone_mesh
+from tests.helpers.single_rank import single_rank_mesh
 from tests.helpers.waiting import DEADLINE_S
 
 Rank = TypeVar("Rank")
@@ -62,7 +62,7 @@ def thread_meshes(dp_size: int, tp_size: int = 1) -> list[Mesh]:
     of_dp = [Meeting(dp_size) for _ in range(tp_size)]
     of_tp = [Meeting(tp_size) for _ in range(dp_size)]
     return [
-        lone_mesh(dp=ThreadGroup("dp", of_dp[tp_rank], dp_rank), tp=ThreadGroup("tp", of_tp[dp_rank], tp_rank))
+        single_rank_mesh(dp=ThreadGroup("dp", of_dp[tp_rank], dp_rank), tp=ThreadGroup("tp", of_tp[dp_rank], tp_rank))
         for dp_rank, tp_rank in product(range(dp_size), range(tp_size))
     ]
 

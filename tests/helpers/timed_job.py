@@ -220,7 +220,7 @@ class TimedJob(SimulatedJob):
             # etcd counts from when the renewal came in
             if self.now > host.promised_until and not host.can_write:
                 host.lose_lease()
-        for one in [one for one in self.completions if one[0] <= self.now]:
+        for one in [completion for completion in self.completions if completion[0] <= self.now]:
             host = self._host(one[1])
             if not host.is_frozen:  # what came in while it slept is found when it wakes
                 self.completions.remove(one)

@@ -222,7 +222,7 @@ class _NotingReporter:
     def evaluation(self, report: EvaluationReport) -> None:
         self.evaluations.append(report)
 
-    def note(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self.notes.append(text)
 
 

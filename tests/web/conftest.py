@@ -130,7 +130,7 @@ def pages(browser: object, screenshots: Path) -> Iterator[Pages]:
     opened = Pages(browser, screenshots)
     yield opened
     opened.close()
-    problems = [one for one in opened.problems if not any(part in one for part in opened.expected)]
+    problems = [problem for problem in opened.problems if not any(part in problem for part in opened.expected)]
     assert not problems, "\n".join(problems)
 
 

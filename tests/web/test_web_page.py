@@ -196,7 +196,7 @@ def test_action_needs_reason_name_and_dry_run(serve: Serve, pages) -> None:
     dialog.locator("[data-outcome='dry run']").wait_for()
     carry_out.click()
     dialog.locator("[data-outcome=accepted]").wait_for()
-    assert [(one.kind, one.target, one.is_dry_run) for one in dashboard.actions] == [
+    assert [(action.kind, action.target, action.is_dry_run) for action in dashboard.actions] == [
         ("evict", SLOW_HOST, True),
         ("evict", SLOW_HOST, False),
     ]

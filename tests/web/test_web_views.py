@@ -154,7 +154,7 @@ def test_lines_of_logs_have_the_time_of_day(serve: Serve, pages) -> None:
     page = pages.open(f"{dashboard.url}#/logs")
     times = page.locator(".log-box .log-time")
     times.first.wait_for()
-    assert all(re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3}", one) for one in times.all_inner_texts())
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3}", text) for text in times.all_inner_texts())
     assert times.first.evaluate("one => one.scrollWidth <= one.clientWidth"), "it is cut"
     assert times.first.evaluate("one => parseFloat(getComputedStyle(one).fontSize)") >= 14
     expect(page.locator(".log-head")).to_contain_text(re.compile(r"\d{4}-\d\d-\d\d"))

@@ -20,7 +20,7 @@ from megatrain_dashboard.actions.document import ActionRequest
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.jobs.cordons import cordon_host, uncordon_host
 from megatrain_job.jobs.recording import change_recording, configured_period, switched
-from megatrain_job.jobs.send_request import ACCEPT_S, Gone, make_request, news_of
+from megatrain_job.jobs.send_request import ACCEPT_S, EtcdUnreachable, make_request, request_events
 from megatrain_job.jobs.snapshot import JobSnapshot, read_job
 
 
@@ -67,18 +67,20 @@ class EtcdBackend:
             reason=request.reason,
             by=by,
         )
-        news_s = self._accept_s
-        with closing(news_of(self._client, self._keys, of_driver, timeout_s=news_s, accept_s=news_s)) as all_news:
-            for news in all_news:
-                match news:
+        accept_s = self._accept_s
+        with closing(
+            request_events(self._client, self._keys, of_driver, timeout_s=accept_s, accept_s=accept_s)
+        ) as events:
+            for event in events:
+                match event:
                     case Answer():
-                        return Outcome(news.is_accepted, news.is_done, news.text)
+                        return Outcome(event.is_accepted, event.is_done, event.text)
                     case JobEnd():
-                        text = f"the job has ended with exit code {news.exit_code}: {news.reason}"
+                        text = f"the job has ended with exit code {event.exit_code}: {event.reason}"
                         return Outcome(is_accepted=False, is_done=True, text=text)
-                    case Gone():
-                        return Outcome(is_accepted=False, is_done=True, text=f"etcd does not answer: {news.reason}")
-        raise AssertionError("news_of ends by raising")
+                    case EtcdUnreachable():
+                        return Outcome(is_accepted=False, is_done=True, text=f"etcd does not answer: {event.reason}")
+        raise AssertionError("request_events ends by raising")
 
     def _written(self, request: ActionRequest, by: str) -> Outcome:
         match request.kind:

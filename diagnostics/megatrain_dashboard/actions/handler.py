@@ -92,7 +92,7 @@ class ActionHandler:
 
     def _recorded(self, key: str) -> _Known | None:
         """Return a request that another server, or this one before a restart, accepted. Raises: RefusalError."""
-        found = [one for one in self._trail().entries if one.idempotency_key == key]
+        found = [entry for entry in self._trail().entries if entry.idempotency_key == key]
         if not found:
             return None
         newest = found[-1]
@@ -170,7 +170,7 @@ class ActionHandler:
 
     def _check_begin(self, request: ActionRequest, snapshot: JobSnapshot, past: ActionTrail) -> None:
         """Refuse an action that another server of this job began meanwhile, or whose limit it used up."""
-        if any(one.idempotency_key == request.idempotency_key for one in past.entries):
+        if any(entry.idempotency_key == request.idempotency_key for entry in past.entries):
             raise conflict("this idempotency_key was used a moment ago; send the request again for its result")
         self._check_limits(request, snapshot, past)
 

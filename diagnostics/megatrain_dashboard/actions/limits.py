@@ -33,9 +33,9 @@ class Excess:
 
 def excess(kind: str, target: str, past: Sequence[ActionEntry], num_hosts: int, now_s: float) -> Excess | None:
     """Return the limit that one more action of a kind would break. `past` holds entries of the audit, in any order."""
-    begun = [one for one in past if one.stage == INTENT and one.at_unix_s > now_s - WINDOW_S]
+    begun = [entry for entry in past if entry.stage == INTENT and entry.at_unix_s > now_s - WINDOW_S]
     is_breaking = kind in BREAKING
-    alike = [one for one in begun if (one.kind in BREAKING) is is_breaking]
+    alike = [entry for entry in begun if (entry.kind in BREAKING) is is_breaking]
     most = MAX_BREAKS if is_breaking else MAX_OTHERS
     if len(alike) >= most:
         names = f"{', '.join(BREAKING[:-1])} and {BREAKING[-1]}" if is_breaking else "other actions"
@@ -43,13 +43,13 @@ def excess(kind: str, target: str, past: Sequence[ActionEntry], num_hosts: int, 
             f"{names}: at most {most} an hour through this page, and this limit is reached", _wait_s(alike, most, now_s)
         )
     if kind in REMOVING:
-        return _host_excess(target, [one for one in begun if one.kind in REMOVING], num_hosts, now_s)
+        return _host_excess(target, [entry for entry in begun if entry.kind in REMOVING], num_hosts, now_s)
     return None
 
 
 def _host_excess(target: str, removals: Sequence[ActionEntry], num_hosts: int, now_s: float) -> Excess | None:
     most = max(1, int(num_hosts * MAX_PART_OF_HOSTS))
-    newest = {one.target: one for one in sorted(removals, key=lambda one: one.at_unix_s)}
+    newest = {removal.target: removal for removal in sorted(removals, key=lambda removal: removal.at_unix_s)}
     if target in newest or len(newest) < most:
         return None
     text = (
@@ -61,5 +61,5 @@ def _host_excess(target: str, removals: Sequence[ActionEntry], num_hosts: int, n
 
 def _wait_s(entries: Sequence[ActionEntry], most: int, now_s: float) -> float:
     """Return the seconds until enough entries have left the window for one more to fit."""
-    times = sorted(one.at_unix_s for one in entries)
+    times = sorted(entry.at_unix_s for entry in entries)
     return max(0.0, times[len(times) - most] + WINDOW_S - now_s)

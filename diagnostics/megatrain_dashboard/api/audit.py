@@ -82,8 +82,8 @@ def audit_document(driver: Path, people: Callable[[], ActionTrail], window: Wind
     except OSError as error:
         raise unavailable(f"the audit cannot be read: {error.strerror or error}") from error
     all_entries = (*map(_of_driver, outcomes), *_of_people(trail.entries))
-    entries = [one for one in all_entries if window.holds(one.at_unix_s)]
-    entries.sort(key=lambda one: one.at_unix_s, reverse=True)
+    entries = [entry for entry in all_entries if window.holds(entry.at_unix_s)]
+    entries.sort(key=lambda entry: entry.at_unix_s, reverse=True)
     problems = [trail.problem, f"{AUDIT_NAME}: {num_damaged} lines are damaged" if num_damaged else ""]
     return AuditDocument(entries=tuple(entries[:_MAX_ENTRIES]), chain_problem="; ".join(filter(None, problems)))
 
@@ -104,7 +104,7 @@ def _of_driver(entry: AuditEntry) -> AuditEntryDocument:
 
 def _of_people(entries: tuple[ActionEntry, ...]) -> Iterator[AuditEntryDocument]:
     """Yield one entry for each action: its result, or its begin where there is no result."""
-    newest = {one.action_id: one for one in entries}
+    newest = {entry.action_id: entry for entry in entries}
     for entry in newest.values():
         is_open = entry.stage == INTENT
         yield AuditEntryDocument(

@@ -68,24 +68,31 @@ def checkpoints_document(seen: CheckpointsSeen, window: Window = WHOLE_RUN) -> C
         return CheckpointsDocument(place=seen.place, resume_reason=reason, branches=(), checkpoints=(), num_elsewhere=0)
     candidate = survey.resume.candidate
     resumed = None if candidate is None else (candidate.branch, candidate.step)
-    skipped = "".join(f"; {one}" for one in survey.resume.skipped)
-    shown = [one for one in survey.checkpoints if window.holds(one.written_unix_s) or (one.branch, one.step) == resumed]
-    newest = sorted(shown, key=lambda one: (one.written_unix_s or 0.0, one.step), reverse=True)
+    skipped = "".join(f"; {problem}" for problem in survey.resume.skipped)
+    shown = [
+        checkpoint
+        for checkpoint in survey.checkpoints
+        if window.holds(checkpoint.written_unix_s) or (checkpoint.branch, checkpoint.step) == resumed
+    ]
+    newest = sorted(shown, key=lambda checkpoint: (checkpoint.written_unix_s or 0.0, checkpoint.step), reverse=True)
     return CheckpointsDocument(
         place=seen.place,
         resume_reason=printable(f"{survey.resume.reason}{skipped}"),
         branches=tuple(
             BranchDocument(
-                name=one.name,
-                parent=one.parent,
-                parent_step=one.parent_step,
-                created_unix_s=one.created_unix_s,
-                reason=printable(one.reason),
-                is_current=one.name == survey.current,
+                name=branch.name,
+                parent=branch.parent,
+                parent_step=branch.parent_step,
+                created_unix_s=branch.created_unix_s,
+                reason=printable(branch.reason),
+                is_current=branch.name == survey.current,
             )
-            for one in survey.branches
+            for branch in survey.branches
         ),
-        checkpoints=tuple(_checkpoint(one, is_resume_point=(one.branch, one.step) == resumed) for one in newest),
+        checkpoints=tuple(
+            _checkpoint(checkpoint, is_resume_point=(checkpoint.branch, checkpoint.step) == resumed)
+            for checkpoint in newest
+        ),
         num_elsewhere=len(survey.checkpoints) - len(shown),
     )
 

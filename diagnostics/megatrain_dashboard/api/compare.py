@@ -108,8 +108,8 @@ def compare_document(
     runs: Sequence[RunInputs], now_s: float, *, first: int | None, last: int | None, points: int
 ) -> CompareDocument:
     """Return the runs over the steps from `first` to `last`, at most `points` entries; None: no bound."""
-    shown = [_between(one.history, first, last) for one in runs]
-    reached = [one.history.last_step for one in runs]
+    shown = [_between(run.history, first, last) for run in runs]
+    reached = [run.history.last_step for run in runs]
     common = min(reached) if reached and None not in reached else None  # type: ignore[type-var]
     steps, stride = _axis(shown, points)
     return CompareDocument(
@@ -117,27 +117,27 @@ def compare_document(
         stride=stride,
         step=steps,
         common_step=common,
-        runs=tuple(_run(one, part, steps, stride, common) for one, part in zip(runs, shown, strict=True)),
-        differences=differences([one.values for one in runs]),
-        num_same=_num_same([one.values for one in runs]),
+        runs=tuple(_run(run, part, steps, stride, common) for run, part in zip(runs, shown, strict=True)),
+        differences=differences([run.values for run in runs]),
+        num_same=_num_same([run.values for run in runs]),
     )
 
 
 def differences(configs: Sequence[Mapping[str, str] | None]) -> tuple[ConfigDifference, ...]:
     """Return the keys whose values differ among the known configurations, in the order of the configurations."""
-    known = [one for one in configs if one is not None]
-    keys = list(dict.fromkeys(key for one in known for key in one))
+    known = [config for config in configs if config is not None]
+    keys = list(dict.fromkeys(key for config in known for key in config))
     return tuple(
-        ConfigDifference(key=key, values=tuple(None if one is None else one.get(key) for one in configs))
+        ConfigDifference(key=key, values=tuple(None if config is None else config.get(key) for config in configs))
         for key in keys
-        if len({one.get(key) for one in known}) > 1
+        if len({config.get(key) for config in known}) > 1
     )
 
 
 def _num_same(configs: Sequence[Mapping[str, str] | None]) -> int:
-    known = [one for one in configs if one is not None]
-    keys = {key for one in known for key in one}
-    return sum(len({one.get(key) for one in known}) == 1 for key in keys) if len(known) > 1 else 0
+    known = [config for config in configs if config is not None]
+    keys = {key for config in known for key in config}
+    return sum(len({config.get(key) for config in known}) == 1 for key in keys) if len(known) > 1 else 0
 
 
 def _between(history: MetricsHistory, first: int | None, last: int | None) -> MetricsHistory:
@@ -148,7 +148,7 @@ def _between(history: MetricsHistory, first: int | None, last: int | None) -> Me
 
 def _axis(histories: Sequence[MetricsHistory], points: int) -> tuple[tuple[int, ...], int]:
     """Return the last step of each entry, and the number of steps that an entry stands for."""
-    known = [one.column("step") for one in histories if len(one)]
+    known = [history.column("step") for history in histories if len(history)]
     if not known:
         return (), 1
     begin, end = int(min(steps[0] for steps in known)), int(max(steps[-1] for steps in known))
@@ -156,9 +156,11 @@ def _axis(histories: Sequence[MetricsHistory], points: int) -> tuple[tuple[int, 
     return tuple(min(end, at + stride - 1) for at in range(begin, end + 1, stride)), stride
 
 
-def _run(one: RunInputs, shown: MetricsHistory, steps: tuple[int, ...], stride: int, common: int | None) -> ComparedRun:
+def _run(
+    inputs: RunInputs, shown: MetricsHistory, steps: tuple[int, ...], stride: int, common: int | None
+) -> ComparedRun:
     bins = (shown.column("step") - (steps[0] - stride + 1 if steps else 0)) // stride
-    until_common = one.history.column("step") <= (-1 if common is None else common)
+    until_common = inputs.history.column("step") <= (-1 if common is None else common)
     ranks = newest_median(shown.column("num_ranks"), 1)
 
     def line(values: Float64) -> Numbers:
@@ -166,24 +168,24 @@ def _run(one: RunInputs, shown: MetricsHistory, steps: tuple[int, ...], stride: 
         return tuple(value if known else None for value, known in zip(found.tolist(), np.isfinite(found), strict=True))
 
     return ComparedRun(
-        name=one.name,
-        job=one.job,
+        name=inputs.name,
+        job=inputs.job,
         first_step=int(shown.column("step")[0]) if len(shown) else None,
-        last_step=one.history.last_step,
+        last_step=inputs.history.last_step,
         loss=line(shown.column("loss")),
         step_s=line(shown.column("step_s")),
         tokens_per_s=line(shown.tokens_per_s),
         mfu=line(shown.mfu),
-        common_loss=newest_median(one.history.column("loss")[until_common], NEWEST_STEPS),
+        common_loss=newest_median(inputs.history.column("loss")[until_common], NEWEST_STEPS),
         median_step_s=newest_median(shown.column("step_s"), len(shown)),
         median_tokens_per_s=newest_median(shown.tokens_per_s, len(shown)),
         median_mfu=newest_median(shown.mfu, len(shown)),
         num_ranks=None if ranks is None else int(ranks),
-        num_incidents=one.num_incidents,
-        effective_time_ratio=one.effective_time_ratio,
-        training_s=one.training_s,
-        is_sampled=one.history.is_sampled,
-        problems=one.problems,
+        num_incidents=inputs.num_incidents,
+        effective_time_ratio=inputs.effective_time_ratio,
+        training_s=inputs.training_s,
+        is_sampled=inputs.history.is_sampled,
+        problems=inputs.problems,
     )
 
 
@@ -204,11 +206,11 @@ def router(parts: JobsParts) -> APIRouter:
         seen = _named(parts, jobs)
 
         def make() -> bytes:
-            runs = [_inputs(one, parts.clock()) for one in seen]
+            runs = [_inputs(job, parts.clock()) for job in seen]
             return document_bytes(compare_document(runs, parts.clock(), first=first, last=last, points=points))
 
-        changes = tuple(one.summary and signature_of(one.summary.root) for one in seen)
-        key = ("compare", tuple(one.name for one in seen), changes, first, last, points)
+        changes = tuple(job.summary and signature_of(job.summary.root) for job in seen)
+        key = ("compare", tuple(job.name for job in seen), changes, first, last, points)
         return cached_response(request, parts.responses.get(key, make))
 
     return routes

@@ -150,7 +150,7 @@ def host_devices_document(
         first_unix_s=first_ns / 1e9,
         last_unix_s=last_ns / 1e9,
         problem=problem or _driver_problem(gpus),
-        gpus=tuple(_gpu(one, first_ns, last_ns) for one in _gpus_of(gpus)),
+        gpus=tuple(_gpu(gpu, first_ns, last_ns) for gpu in _gpus_of(gpus)),
         links=tuple(
             _link(_by_time(links, links.link == name), first_ns, last_ns) for name in sorted(set(links.link.tolist()))
         ),

@@ -140,19 +140,19 @@ def host_history_document(
     """Return the history of one host. `rounds`: the rounds that the host took part in."""
     blaming: list[str] = []
     others: list[str] = []
-    for one in incidents:
-        if blames_host(one, host.host, host_of):
-            blaming.append(one.incident_id)
-        elif any(host_of(one.round, failure.rank) == host.host for failure in one.failures):
-            others.append(one.incident_id)
+    for incident in incidents:
+        if blames_host(incident, host.host, host_of):
+            blaming.append(incident.incident_id)
+        elif any(host_of(incident.round, failure.rank) == host.host for failure in incident.failures):
+            others.append(incident.incident_id)
     return HostHistoryDocument(
         host=host,
         checks=() if report is None else tuple(
             CheckDocument(
-                name=one.name, outcome=str(one.outcome), detail=one.detail, duration_s=one.duration_s,
-                value=one.value, unit=one.unit,
+                name=result.name, outcome=str(result.outcome), detail=result.detail, duration_s=result.duration_s,
+                value=result.value, unit=result.unit,
             )
-            for one in report.results
+            for result in report.results
         ),
         checks_unix_s=None if report is None else report.at_unix_s,
         incident_ids=tuple(sorted(blaming, reverse=True)[:_MAX_INCIDENTS]),
@@ -259,7 +259,7 @@ def router(parts: DashboardParts) -> APIRouter:
         `incident_ids` names the incidents that blame the host, `victim_incident_ids` those in which its ranks failed
         but another host is to blame.
         """
-        found = {one.host: one for one in all_hosts().hosts}
+        found = {document.host: document for document in all_hosts().hosts}
         if host not in found:
             names = ", ".join(list(found)[:_MAX_NAMED]) or "none"
             raise not_found(f"host {shown(host)}: no such host; the job has {len(found):,}: {names}")
@@ -297,7 +297,7 @@ def _rounds(source: JobSource, host: str) -> set[int]:
     """Return the rounds that a host took part in, from events and etcd."""
     snapshot = source.snapshot()
     rounds = () if snapshot is None else snapshot.rounds.values()
-    found = {one.number for one in rounds if any(part.host == host for part in one.hosts)}
+    found = {round_.number for round_ in rounds if any(part.host == host for part in round_.hosts)}
     try:
         return found | set(rounds_of_host(source.events, host))
     except DataError:

@@ -82,16 +82,16 @@ def job_facts(source: JobSource) -> JobParts:
 def round_documents(facts: JobFacts) -> tuple[RoundDocument, ...]:
     """Return the confirmed rounds, the oldest first, with the steps that were streamed for each."""
     reached = {number: (first, last) for number, first, last in facts.series.reached}
-    confirmed = [one for one in facts.rounds if one.is_confirmed] or list(facts.rounds[-1:])
+    confirmed = [round_ for round_ in facts.rounds if round_.is_confirmed] or list(facts.rounds[-1:])
     return tuple(
         RoundDocument(
-            number=one.number,
-            began_unix_s=one.began_unix_s,
-            world_size=one.world_size,
-            first_step=reached.get(one.number, (None, None))[0],
-            last_step=reached.get(one.number, (None, None))[1],
+            number=round_.number,
+            began_unix_s=round_.began_unix_s,
+            world_size=round_.world_size,
+            first_step=reached.get(round_.number, (None, None))[0],
+            last_step=reached.get(round_.number, (None, None))[1],
         )
-        for one in confirmed
+        for round_ in confirmed
     )
 
 
@@ -99,12 +99,12 @@ def operation_documents() -> tuple[OperationDocument, ...]:
     """Return the kinds of spans, by number."""
     return tuple(
         OperationDocument(
-            name=one.value,
-            number=one.number,
-            lane=lane_of(one),
-            is_exchange=one.is_collective or one.is_point_to_point,
+            name=operation.value,
+            number=operation.number,
+            lane=lane_of(operation),
+            is_exchange=operation.is_collective or operation.is_point_to_point,
         )
-        for one in Operation
+        for operation in Operation
     )
 
 

@@ -129,21 +129,21 @@ def causes_document(round_number: int, found: LogFinding) -> LogCausesDocument:
         line=classification.line.strip()[:_MAX_CHARACTERS],
         num_ranks=found.num_ranks,
         num_lines=found.num_lines,
-        causes=tuple(_cause(one) for one in found.failures[:_MAX_CAUSES]),
+        causes=tuple(_cause(failure) for failure in found.failures[:_MAX_CAUSES]),
     )
 
 
-def _cause(one: LoggedFailure) -> LogCauseDocument:
+def _cause(logged_failure: LoggedFailure) -> LogCauseDocument:
     return LogCauseDocument(
-        rank=one.rank,
-        host=one.host,
-        label=one.label,
-        action=one.action,
-        role=str(one.role),
-        culprit=one.culprit,
-        rule=one.rule,
-        line=one.line[:_MAX_CHARACTERS],
-        at_unix_s=one.at_ns / _NS,
+        rank=logged_failure.rank,
+        host=logged_failure.host,
+        label=logged_failure.label,
+        action=logged_failure.action,
+        role=str(logged_failure.role),
+        culprit=logged_failure.culprit,
+        rule=logged_failure.rule,
+        line=logged_failure.line[:_MAX_CHARACTERS],
+        at_unix_s=logged_failure.at_ns / _NS,
     )
 
 

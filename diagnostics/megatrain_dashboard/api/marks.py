@@ -84,33 +84,36 @@ def marks_document(facts: JobFacts, window: Window) -> MarksDocument:
     clock = StepClock(facts.series)
     kinds = (_incidents(facts), _notes(facts), _configs(facts), _checkpoints(facts), _rounds(facts), _bad(facts))
     shown = [
-        _thinned([one for one in (_placed(mark, clock) for mark in kind) if _is_in(one, window)]) for kind in kinds
+        _thinned([placed for placed in (_placed(mark, clock) for mark in kind) if _is_in(placed, window)])
+        for kind in kinds
     ]
-    marks = sorted((one for kind in shown for one in kind), key=lambda one: (one.at_unix_s or 0.0, one.kind))
-    changes = [one for one in facts.changes if window.holds(one.at_unix_s)]
+    marks = sorted((mark for kind in shown for mark in kind), key=lambda mark: (mark.at_unix_s or 0.0, mark.kind))
+    changes = [change for change in facts.changes if window.holds(change.at_unix_s)]
     return MarksDocument(marks=tuple(marks), changes=tuple(map(_change, changes[-_MAX_CHANGES:])))
 
 
 def _incidents(facts: JobFacts) -> Iterator[_Mark]:
-    for one in facts.incidents:
-        yield _Mark("incident", one.last_step, one.moments.began, KIND_TEXTS[one.kind], one.incident_id)
+    for incident in facts.incidents:
+        yield _Mark(
+            "incident", incident.last_step, incident.moments.began, KIND_TEXTS[incident.kind], incident.incident_id
+        )
 
 
 def _notes(facts: JobFacts) -> Iterator[_Mark]:
-    for one in facts.notes:
-        if not one.is_retracted:
-            yield _Mark("note", one.step, one.at_unix_s, f"{one.user}: {one.text}", one.note_id)
+    for note in facts.notes:
+        if not note.is_retracted:
+            yield _Mark("note", note.step, note.at_unix_s, f"{note.user}: {note.text}", note.note_id)
 
 
 def _configs(facts: JobFacts) -> Iterator[_Mark]:
-    for one in facts.changes:
-        yield _Mark("config", one.first_step, one.at_unix_s, config_text(one), str(one.round))
+    for change in facts.changes:
+        yield _Mark("config", change.first_step, change.at_unix_s, config_text(change), str(change.round))
 
 
 def config_text(change: ConfigChange) -> str:
     """Return "round 3 began with optimizer.lr=0.001 instead of 0.0003"."""
     named = [
-        f"{one.key}={one.after or 'nothing'} instead of {one.before or 'nothing'}" for one in change.keys[:_NAMED_KEYS]
+        f"{key.key}={key.after or 'nothing'} instead of {key.before or 'nothing'}" for key in change.keys[:_NAMED_KEYS]
     ]
     rest = len(change.keys) - len(named)
     more = f", and {count_text(rest, 'more key')} changed" if rest else ""
@@ -119,8 +122,10 @@ def config_text(change: ConfigChange) -> str:
 
 def _checkpoints(facts: JobFacts) -> Iterator[_Mark]:
     survey = facts.checkpoints.survey
-    for one in () if survey is None else survey.checkpoints:
-        yield _Mark("checkpoint", one.step, one.written_unix_s, _checkpoint_text(one), str(one.step))
+    for checkpoint in () if survey is None else survey.checkpoints:
+        yield _Mark(
+            "checkpoint", checkpoint.step, checkpoint.written_unix_s, _checkpoint_text(checkpoint), str(checkpoint.step)
+        )
 
 
 def _checkpoint_text(found: FoundCheckpoint) -> str:
@@ -130,10 +135,14 @@ def _checkpoint_text(found: FoundCheckpoint) -> str:
 def _rounds(facts: JobFacts) -> Iterator[_Mark]:
     """Yield a mark for each round after the first."""
     reached = {number: first for number, first, _ in facts.series.reached}
-    for one in facts.rounds[1:]:
-        if one.is_confirmed:
+    for round_ in facts.rounds[1:]:
+        if round_.is_confirmed:
             yield _Mark(
-                "round", reached.get(one.number), one.began_unix_s, f"round {one.number} began", str(one.number)
+                "round",
+                reached.get(round_.number),
+                round_.began_unix_s,
+                f"round {round_.number} began",
+                str(round_.number),
             )
 
 
@@ -165,7 +174,7 @@ def _thinned(marks: Sequence[MarkDocument]) -> Iterable[MarkDocument]:
     """Return at most MAX_MARKS_OF_A_KIND of the marks. If there are more, one mark replaces a run of neighbours."""
     if len(marks) <= MAX_MARKS_OF_A_KIND:
         return marks
-    ordered = sorted(marks, key=lambda one: (one.at_unix_s or 0.0, one.step or 0))
+    ordered = sorted(marks, key=lambda mark: (mark.at_unix_s or 0.0, mark.step or 0))
     each = -(-len(ordered) // MAX_MARKS_OF_A_KIND)
     return [_together(ordered[place : place + each]) for place in range(0, len(ordered), each)]
 
@@ -191,8 +200,8 @@ def _change(change: ConfigChange) -> ConfigChangeDocument:
         first_step=change.first_step,
         at_unix_s=change.at_unix_s,
         keys=tuple(
-            ChangedKeyDocument(key=printable(one.key), before=printable(one.before), after=printable(one.after))
-            for one in change.keys
+            ChangedKeyDocument(key=printable(key.key), before=printable(key.before), after=printable(key.after))
+            for key in change.keys
         ),
     )
 

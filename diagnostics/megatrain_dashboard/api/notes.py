@@ -74,8 +74,8 @@ class NotesDocument(Document):
 def notes_document(facts: JobFacts, window: Window, now_s: float, why_not: str) -> NotesDocument:
     """Return the newest thousand notes of a part of a run."""
     clock = StepClock(facts.series)
-    shown = [one for one in reversed(facts.notes) if window.holds(_at_s(one, clock))]
-    documents = tuple(note_document(one, facts.incidents, now_s) for one in shown[:_MAX_SHOWN])
+    shown = [note for note in reversed(facts.notes) if window.holds(_at_s(note, clock))]
+    documents = tuple(note_document(note, facts.incidents, now_s) for note in shown[:_MAX_SHOWN])
     return NotesDocument(notes=documents, can_write=not why_not, why_not_write=why_not)
 
 
@@ -90,7 +90,7 @@ def note_document(note: Note, incidents: Sequence[Incident], now_s: float) -> No
         retracted_unix_s=note.retracted_unix_s,
         retracted_by=note.retracted_by,
         retraction=note.retraction,
-        incident_ids=tuple(one.incident_id for one in incidents if note.is_of(one, now_s)),
+        incident_ids=tuple(incident.incident_id for incident in incidents if note.is_of(incident, now_s)),
     )
 
 

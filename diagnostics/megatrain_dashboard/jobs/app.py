@@ -46,7 +46,7 @@ class JobsDashboard:
         self.open_jobs.close_streams()
 
 
-class OfOneJob:
+class JobRouter:
     """Routes requests about one job to that job's application, and all other requests to `app`."""
 
     def __init__(self, app: ASGIApp, open_jobs: OpenJobs) -> None:
@@ -90,6 +90,6 @@ def make_jobs_app(
     add_openapi(app, API_PREFIX)
     app.include_router(assets.router(assets.installed_assets() if files is None else files, settings.base_path))
     # the middleware that is added last runs first
-    app.add_middleware(OfOneJob, open_jobs=open_jobs)
+    app.add_middleware(JobRouter, open_jobs=open_jobs)
     app.add_middleware(Guard, settings=settings, authenticator=authenticator, clock=clock, has_many=True)
     return JobsDashboard(app, streams, open_jobs)

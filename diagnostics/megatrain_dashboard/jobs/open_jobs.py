@@ -30,7 +30,7 @@ from megatrain_dashboard.responses.errors import internal_error, not_found, show
 from megatrain_dashboard.sources.live_job import LiveJob
 from megatrain_dashboard.sources.protocol import JobSource
 from megatrain_dashboard.sources.recorded_job import RecordedJob
-from megatrain_dashboard.sources.runs.etcd_polls import Reach
+from megatrain_dashboard.sources.runs.etcd_polls import EtcdAccess
 from megatrain_dashboard.sources.runs.job_seen import JobSeen
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.jobs.run_standing import RunStanding
@@ -43,7 +43,7 @@ _SWEEP_S = 15.0
 _FIRST_POLL_S = 10.0
 
 
-_Origin = Reach | RunStanding | None
+_Origin = EtcdAccess | RunStanding | None
 """The etcd that holds a job; else the job's standing as its directory shows it."""
 
 
@@ -163,7 +163,7 @@ class OpenJobs:
         source: JobSource
         handler: ActionHandler | None = None
         wait: Callable[[float], bool] | None = None
-        if not isinstance(origin, Reach):
+        if not isinstance(origin, EtcdAccess):
             source = recorded = RecordedJob(run)
             wait = recorded.wait_for_poll
         else:
@@ -186,5 +186,5 @@ class OpenJobs:
 
 def _origin(seen: JobSeen) -> _Origin:
     if seen.snapshot is not None:
-        return seen.reach
+        return seen.access
     return None if seen.summary is None else seen.summary.standing

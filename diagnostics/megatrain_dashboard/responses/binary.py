@@ -53,10 +53,10 @@ def unpack(body: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     length = int.from_bytes(body[len(MAGIC) : begin], "little")
     fields: dict[str, Any] = json.loads(body[begin : begin + length])
     arrays: dict[str, NDArray[Any]] = {}
-    for one in fields.pop("arrays"):
-        first = begin + length + one["offset"]
-        flat = np.frombuffer(body[first : first + one["bytes"]], dtype=_DTYPES[one["dtype"]])
-        arrays[one["name"]] = flat.reshape(one["shape"])
+    for array in fields.pop("arrays"):
+        first = begin + length + array["offset"]
+        flat = np.frombuffer(body[first : first + array["bytes"]], dtype=_DTYPES[array["dtype"]])
+        arrays[array["name"]] = flat.reshape(array["shape"])
     return fields, arrays
 
 

@@ -30,7 +30,7 @@ def check_steps(first: int | None, last: int | None) -> None:
 
 def check_round(facts: JobFacts, round_number: int | None) -> None:
     """Raises: RefusalError where no rank reported such a round."""
-    known = [one.number for one in facts.rounds]
+    known = [round_.number for round_ in facts.rounds]
     if round_number is not None and round_number not in known:
         there = ", ".join(map(str, known)) or "none"
         raise not_found(f"round={round_number}: no rank reported it; there are {there}")

@@ -71,7 +71,7 @@ class Authenticator:
             return Role.OPERATOR
         if token and is_viewer:
             return Role.VIEWER
-        self._attempts.note_wrong(address, now_s)
+        self._attempts.count_wrong(address, now_s)
         raise RefusalError(401, "this is not a token of this dashboard", headers=_BEARER_CHALLENGE)
 
     def is_from_proxy(self, address: str) -> bool:
@@ -116,7 +116,7 @@ class Attempts:
                 times.popleft()
             return times[0] + _WINDOW_S - now_s if times and len(times) >= self._most else 0.0
 
-    def note_wrong(self, address: str, now_s: float) -> None:
+    def count_wrong(self, address: str, now_s: float) -> None:
         """Count a wrong token."""
         with self._lock:
             self._wrong.setdefault(address, deque(maxlen=self._most)).append(now_s)

@@ -77,6 +77,8 @@ def newest_saved(seen: CheckpointsSeen) -> FoundCheckpoint | None:
     if seen.survey is None:
         return None
     counted = (CheckpointState.COMMITTED, CheckpointState.PINNED)
-    whole = [one for one in seen.survey.checkpoints if one.state in counted]
-    in_ancestry = [one for one in whole if one.is_in_ancestry]
-    return max(in_ancestry or whole, key=lambda one: (one.written_unix_s or 0.0, one.step), default=None)
+    whole = [checkpoint for checkpoint in seen.survey.checkpoints if checkpoint.state in counted]
+    in_ancestry = [checkpoint for checkpoint in whole if checkpoint.is_in_ancestry]
+    return max(
+        in_ancestry or whole, key=lambda checkpoint: (checkpoint.written_unix_s or 0.0, checkpoint.step), default=None
+    )

@@ -35,8 +35,8 @@ def hosts_of(roster: Roster) -> Hosts:
 
 def host_names(source: JobSource, incidents: tuple[Incident, ...]) -> HostOf:
     """Return a function that gives the hosts of ranks that ended in the incidents, or that the incidents blame."""
-    places = {(one.round, failure.rank) for one in incidents for failure in one.failures}
-    places |= {(one.round, rank) for one in incidents for rank in one.culprit_ranks}
+    places = {(incident.round, failure.rank) for incident in incidents for failure in incident.failures}
+    places |= {(incident.round, rank) for incident in incidents for rank in incident.culprit_ranks}
     try:
         known = hosts_of_ranks(source.events, places)
     except DataError:

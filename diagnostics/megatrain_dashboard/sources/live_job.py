@@ -71,10 +71,10 @@ class LiveJob(RunSource):
 
     def facts(self) -> JobFacts:
         history, poll = self._history, self._etcd.last_poll
-        found = {one.incident_id: one for one in history.files.incidents}
+        found = {incident.incident_id: incident for incident in history.files.incidents}
         if poll.snapshot is not None:
             of_etcd = (*poll.snapshot.earlier_incidents, *poll.snapshot.incidents)
-            found.update({one.incident_id: one for one in of_etcd})
+            found.update({incident.incident_id: incident for incident in of_etcd})
         return JobFacts(
             incidents=tuple(found[name] for name in sorted(found)),
             damaged_incidents={name: why for name, why in history.files.damaged.items() if name not in found},

@@ -80,8 +80,8 @@ class RunFiles:
             name: before[name] if name in before and before[name][0] == found[name] else self._read(name, found[name])
             for name in newest
         }
-        known = [one for _, one, _ in self._known.values() if one is not None]
-        self.incidents = tuple(sorted(known, key=lambda one: one.incident_id))
+        known = [incident for _, incident, _ in self._known.values() if incident is not None]
+        self.incidents = tuple(sorted(known, key=lambda incident: incident.incident_id))
         return True
 
     def _read(self, name: str, signature: tuple[int, int]) -> tuple[tuple[int, int], Incident | None, str]:

@@ -61,7 +61,9 @@ class SeriesSnapshot:
             chosen &= self.column("last") >= first
         if last is not None:
             chosen &= self.column("first") <= last
-        bad = tuple(one for one in self.bad_steps if (first or 0) <= one and (last is None or one <= last))
+        bad = tuple(
+            bad_step for bad_step in self.bad_steps if (first or 0) <= bad_step and (last is None or bad_step <= last)
+        )
         return SeriesSnapshot(self.table[:, chosen], bad, self.restarts, self.reached)
 
     def newest(self, name: str) -> float | None:
@@ -128,7 +130,7 @@ class SeriesBuilder:
             self._restart(int(steps[0]), float(entries[_ROW["at"], 0] - entries[_ROW["step_s"], 0]))
             self._has_entered = True
         self._append(entries)
-        self._note_bad(values, steps)
+        self._add_bad_steps(values, steps)
         self._next_step = int(steps[-1]) + 1
         first = self._reached.get(self._round, (int(steps[0]), 0))[0]
         self._reached[self._round] = (first, int(steps[-1]))
@@ -168,7 +170,7 @@ class SeriesBuilder:
                 kept_s = self._cut(first, step)
                 first += 1
         self._size = first
-        self._bad = [one for one in self._bad if one < step]
+        self._bad = [bad_step for bad_step in self._bad if bad_step < step]
         return kept_s
 
     def _cut(self, place: int, step: int) -> float:
@@ -202,7 +204,7 @@ class SeriesBuilder:
         self._table[:, half // 2 : half // 2 + rest.shape[1]] = rest
         self._size = half // 2 + rest.shape[1]
 
-    def _note_bad(self, values: Values, steps: Int64) -> None:
+    def _add_bad_steps(self, values: Values, steps: Int64) -> None:
         is_judged = np.isin(values.kind, (StepValue.LOSS, StepValue.GRAD_NORM)) & np.isin(values.step, steps)
         for step in np.unique(values.step[is_judged & ~np.isfinite(values.value)]).tolist():
             rows = is_judged & (values.step == step)

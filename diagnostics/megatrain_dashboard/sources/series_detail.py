@@ -53,7 +53,7 @@ class SeriesDetail:
             if found is None:
                 numbers = {number for number, _, _ in reached}
                 try:
-                    found = self._read([one for one in rounds if one.number in numbers], first, last)
+                    found = self._read([round_ for round_ in rounds if round_.number in numbers], first, last)
                 except DataError:
                     return coarse  # the reader of the run directory reports the error
             self._kept[reached] = found

@@ -43,12 +43,12 @@ class SeriesReader:
 
         `is_over`: the job is over, so missing rows will not arrive any more. Raises: DataError.
         """
-        known = [one for one in seen if one.is_confirmed]
+        known = [round_ for round_ in seen if round_.is_confirmed]
         until_s = time.monotonic() + _MAX_READ_S
         while known and time.monotonic() < until_s:
             if self._number < known[0].number:
                 self._begin(known[0])
-            later = [one for one in known if one.number > self._number]
+            later = [round_ for round_ in known if round_.number > self._number]
             if self._take(is_last=bool(later) or is_over):
                 continue
             if not later:

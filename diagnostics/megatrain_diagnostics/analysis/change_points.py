@@ -89,12 +89,12 @@ def change_points(values: Float64) -> tuple[ChangePoint, ...]:
 
 def _measured(calm: Float64, found: list[ChangePoint]) -> tuple[ChangePoint, ...]:
     """Set `after` to the median up to the next change; drop changes with a shift that is then too small."""
-    ends = [*(one.place for one in found), len(calm)][1:]
+    ends = [*(point.place for point in found), len(calm)][1:]
     measured = [
-        replace(one, after=float(np.median(calm[one.place : end][:_MEMORY])))
-        for one, end in zip(found, ends, strict=True)
+        replace(point, after=float(np.median(calm[point.place : end][:_MEMORY])))
+        for point, end in zip(found, ends, strict=True)
     ]
-    return tuple(one for one in measured if abs(one.shift) >= SHIFT)
+    return tuple(point for point in measured if abs(point.shift) >= SHIFT)
 
 
 def _first_change(values: Float64) -> tuple[int, float, int] | None:

@@ -153,9 +153,9 @@ def whole_bytes(spans: Spans, exchanges: Exchanges, chosen: Int64) -> Int64:
 
 def bus_factor(operation: int, num_ranks: int) -> float:
     """Return the part of the vector that each link carries, by nccl-tests' doc/PERFORMANCE.md."""
-    if operation in [one.number for one in _SUMS]:
+    if operation in [listed.number for listed in _SUMS]:
         return 2.0 * (num_ranks - 1) / num_ranks
-    if operation in [one.number for one in (*_GATHERS, *_SCATTERS)]:
+    if operation in [listed.number for listed in (*_GATHERS, *_SCATTERS)]:
         return (num_ranks - 1) / num_ranks
     return 1.0
 
@@ -210,7 +210,7 @@ def _bandwidths(spans: Spans, exchanges: Exchanges, chosen: Int64, transfer_ns: 
                 is_device_clock=bool(on_device[own].all()),
             )
         )
-    return sorted(found, key=lambda one: -one.transfer_s * one.count)
+    return sorted(found, key=lambda bandwidth: -bandwidth.transfer_s * bandwidth.count)
 
 
 def _mean_waits(spans: Spans, exchanges: Exchanges) -> Float64:

@@ -67,7 +67,7 @@ class Counter:
 
     def at(self, now_s: float, value: float) -> Counter:
         """Return the counter with a newer value; NaN: the value was not reported."""
-        times = tuple(one for one in self.times if one[0] > now_s - WINDOW_S)
+        times = tuple(growth for growth in self.times if growth[0] > now_s - WINDOW_S)
         if math.isnan(value):
             return replace(self, times=times)
         grown = 0.0 if math.isnan(self.value) else value if value < self.value else value - self.value
@@ -79,7 +79,7 @@ class Counter:
     @property
     def grown(self) -> int:
         """Increase of the counter within the last hour."""
-        return int(sum(one for _, one in self.times))
+        return int(sum(count for _, count in self.times))
 
     @property
     def since_s(self) -> float | None:
@@ -193,9 +193,9 @@ class LinkState:
         elif downs.grown:
             yield f"lost its connection within the hour: {downs.grown} changes", downs.since_s
         errors = [self.counters[name] for name in ("rx_errors", "tx_errors", "symbol_errors")]
-        count = sum(one.grown for one in errors)
+        count = sum(error.grown for error in errors)
         if count >= LIMITS.link_errors:
-            since_s = min(one.since_s for one in errors if one.since_s is not None)
+            since_s = min(error.since_s for error in errors if error.since_s is not None)
             yield f"had {count:,} errors within the hour (threshold: {LIMITS.link_errors:,})", since_s
 
 

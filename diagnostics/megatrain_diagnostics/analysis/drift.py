@@ -161,9 +161,10 @@ def _spread_out(numbers: tuple[int, ...], most: int) -> tuple[int, ...]:
 def _changes(source: EventSource, series: StepSeries, roster: Roster) -> tuple[LevelChange, ...]:
     """Return the changes of level, each with the operations whose time changed between the two levels."""
     found = change_points(series.seconds)
-    bounds = [0, *(one.place for one in found), len(series)]
+    bounds = [0, *(point.place for point in found), len(series)]
     return tuple(
-        _change(source, series, one, (bounds[number], bounds[number + 2]), roster) for number, one in enumerate(found)
+        _change(source, series, point, (bounds[number], bounds[number + 2]), roster)
+        for number, point in enumerate(found)
     )
 
 
@@ -211,9 +212,9 @@ def _rate_changes(
     known = [np.searchsorted(series.step, change.step) for change in changes if not change.is_of_work]
     found = _changes(source, replace(series, seconds=same_work_s), roster)
     return tuple(
-        one
-        for one in found
-        if all(abs(np.searchsorted(series.step, one.step) - place) > _SAME_PLACE for place in known)
+        point
+        for point in found
+        if all(abs(np.searchsorted(series.step, point.step) - place) > _SAME_PLACE for place in known)
     )
 
 

@@ -73,14 +73,20 @@ def moved_operations(before: StepTotals, after: StepTotals, roster: Roster, delt
         if np.isfinite(change).any()
     ]
     both = _sum([changes[operation] for operation in MODEL_COMPUTES])
-    if np.isfinite(both).any() and all(one.explained < EXPLAINS for order, one in found if order == 0):
+    if np.isfinite(both).any() and all(moved.explained < EXPLAINS for order, moved in found if order == 0):
         # a slower device makes both passes longer
-        found.append((0, _moved(COMPUTE, _sum([sums[one][0] for one in MODEL_COMPUTES]), both, roster, delta_s)))
+        found.append(
+            (0, _moved(COMPUTE, _sum([sums[operation][0] for operation in MODEL_COMPUTES]), both, roster, delta_s))
+        )
     likely = sorted(
-        (one for one in found if one[1].explained > 0.05),
-        key=lambda one: (one[1].explained < EXPLAINS, one[0] if one[1].explained >= EXPLAINS else 0, -one[1].explained),
+        (entry for entry in found if entry[1].explained > 0.05),
+        key=lambda entry: (
+            entry[1].explained < EXPLAINS,
+            entry[0] if entry[1].explained >= EXPLAINS else 0,
+            -entry[1].explained,
+        ),
     )
-    return tuple(one for _, one in likely)
+    return tuple(moved for _, moved in likely)
 
 
 def _take_tp_out(changes: dict[Operation, Float64]) -> None:

@@ -39,11 +39,11 @@ def effective_time_ratio(
 def lost_times(incidents: Sequence[Incident], restarts: Iterable[Restart], now_s: float) -> list[Interval]:
     """Return the intervals without steps that count; they may overlap."""
     seen = list(restarts)
-    known = {one.round for one in seen}
+    known = {restart.round for restart in seen}
     lost = recoveries(incidents, now_s)
-    lost += [(one.begin_s, one.end_s) for one in seen]
-    for one in once_a_round(incidents):
-        if one.round not in known and one.steps_lost:
-            began_s = one.moments.began
-            lost.append((began_s - one.steps_lost * median_of(one), began_s))
+    lost += [(restart.begin_s, restart.end_s) for restart in seen]
+    for incident in once_a_round(incidents):
+        if incident.round not in known and incident.steps_lost:
+            began_s = incident.moments.began
+            lost.append((began_s - incident.steps_lost * median_of(incident), began_s))
     return lost

@@ -109,12 +109,12 @@ def explain_step(events: StepEvents, step: int) -> StepExplanation:
     after = select(events.totals, events.totals.step == step + 1)
     numbers = sorted(set(totals.rank.tolist()))
     found = [_of_totals(rank, totals, after) for rank in numbers]
-    whole = [(rank, one) for rank, one in zip(numbers, found, strict=True) if one.wall_ns > 0]
+    whole = [(rank, breakdown) for rank, breakdown in zip(numbers, found, strict=True) if breakdown.wall_ns > 0]
     if not whole:
         raise DataError(
             f"step {step}: its duration is not known, because the operations step and data-wait are not recorded"
         )
-    return _explanation(events.roster, step, [one for _, one in whole], [rank for rank, _ in whole], notes)
+    return _explanation(events.roster, step, [breakdown for _, breakdown in whole], [rank for rank, _ in whole], notes)
 
 
 def _explanation(
@@ -129,7 +129,7 @@ def _explanation(
     return StepExplanation(
         step=step,
         is_full=False,
-        wall_ns=int(np.median([one.wall_ns for one in found])),
+        wall_ns=int(np.median([breakdown.wall_ns for breakdown in found])),
         job=summed("job", found),
         stages=tuple(
             summed(f"stage {stage}", [breakdowns[rank] for rank in ranks])
@@ -233,7 +233,7 @@ def last_arrivals(spans: Spans, exchanges: Exchanges, exposure: Exposure, roster
     for rank in np.unique(culprit).tolist():
         own = culprit == rank
         found.append(_arrival(rank, spans, waited[own], exchange[own], exposure.span_waiting_ns, roster))
-    return tuple(sorted(found, key=lambda one: -one.waited_ns)[:_MAX_LATE])
+    return tuple(sorted(found, key=lambda arrival: -arrival.waited_ns)[:_MAX_LATE])
 
 
 def _arrival(rank: int, spans: Spans, rows: Int64, exchange: Int64, waiting_ns: Int64, roster: Roster) -> LastArrival:

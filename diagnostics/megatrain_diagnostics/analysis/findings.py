@@ -82,7 +82,7 @@ class StragglerAssessment:
     """The current findings, and the steps and ranks that were not compared."""
 
     findings: tuple[Finding, ...] = ()
-    unjudged_ranks: tuple[int, ...] = ()
+    ranks_without_peers: tuple[int, ...] = ()
     """Ranks without peers: no other rank does the same work."""
     silent_ranks: tuple[int, ...] = ()
     """Ranks without any event in the steps of the search."""

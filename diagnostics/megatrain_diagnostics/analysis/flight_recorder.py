@@ -87,8 +87,10 @@ def parse_dump(raw: bytes, rank: int, place: str) -> FlightDump:
     if not str(value["version"]).startswith("2."):
         raise DataError(f"{place}: dump version {value['version']!r}; expected 2.x")
     calls, titles = _calls(value["entries"], place)
-    status = {str(name): _status(one, place) for name, one in _object(value.get("pg_status"), place).items() if name}
-    positions = {group: _position(group, status, calls) for group in sorted({*status, *(one.group for one in calls)})}
+    status = {
+        str(name): _status(group, place) for name, group in _object(value.get("pg_status"), place).items() if name
+    }
+    positions = {group: _position(group, status, calls) for group in sorted({*status, *(call.group for call in calls)})}
     num_ranks = max((_gathered(entry) for entry in value["entries"] if _is_default(entry)), default=0)
     return FlightDump(rank, str(value["version"]), titles, _members(value, place), positions, calls, num_ranks)
 
@@ -124,7 +126,7 @@ def flight_standings(dumps: Iterable[FlightDump]) -> dict[int, RankStanding]:
     """Return rank -> its positions in groups, and its newest call that is not completed."""
     found = {}
     for dump in dumps:
-        open_calls = [one for one in dump.calls if not one.is_over]
+        open_calls = [call for call in dump.calls if not call.is_over]
         found[dump.rank] = RankStanding(dump.rank, dump.positions, open_calls[-1].name if open_calls else "")
     return found
 
@@ -133,13 +135,13 @@ def disagreements(dumps: Iterable[FlightDump]) -> tuple[Disagreement, ...]:
     """Return for each group the first collective in which the calls of its members differ."""
     calls: dict[tuple[str, int], dict[str, list[int]]] = {}
     for dump in dumps:
-        for one in dump.calls:
-            call = f"{one.name} {one.sizes}" if one.name in _EQUAL_SIZES else one.name
-            calls.setdefault((one.group, one.sequence), {}).setdefault(call, []).append(dump.rank)
+        for call in dump.calls:
+            text = f"{call.name} {call.sizes}" if call.name in _EQUAL_SIZES else call.name
+            calls.setdefault((call.group, call.sequence), {}).setdefault(text, []).append(dump.rank)
     found: dict[str, Disagreement] = {}
     for (group, sequence), by_call in sorted(calls.items()):
         if len(by_call) > 1 and group not in found:
-            ranks_of_call = {call: tuple(sorted(ranks)) for call, ranks in sorted(by_call.items())}
+            ranks_of_call = {text: tuple(sorted(ranks)) for text, ranks in sorted(by_call.items())}
             found[group] = Disagreement(group, sequence, ranks_of_call)
     return tuple(found.values())
 
@@ -168,9 +170,9 @@ def _calls(entries: list[Any], place: str) -> tuple[tuple[FlightCall, ...], dict
 
 
 def _position(group: str, status: Mapping[str, tuple[int, int]], calls: Iterable[FlightCall]) -> Position:
-    own = [one for one in calls if one.group == group]
-    entered = max((one.sequence for one in own), default=0)
-    finished = max((one.sequence for one in own if one.is_over), default=0)
+    own = [call for call in calls if call.group == group]
+    entered = max((call.sequence for call in own), default=0)
+    finished = max((call.sequence for call in own if call.is_over), default=0)
     status_entered, status_finished = status.get(group, (_NONE_YET, _NONE_YET))
     return Position(max(entered, status_entered, 0), max(finished, status_finished, 0))
 
@@ -186,8 +188,8 @@ def _status(value: object, place: str) -> tuple[int, int]:
 
 def _members(value: Mapping[str, Any], place: str) -> dict[str, tuple[int, ...]]:
     found = {}
-    for name, one in _object(value.get("pg_config"), place).items():
-        text = _object(one, place).get("ranks", "[]")
+    for name, group in _object(value.get("pg_config"), place).items():
+        text = _object(group, place).get("ranks", "[]")
         try:
             ranks = json.loads(text) if isinstance(text, str) else text
         except ValueError as error:

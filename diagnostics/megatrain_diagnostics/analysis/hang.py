@@ -73,12 +73,14 @@ def group_key(name: str, first_rank: int, num_ranks: int, stride: int) -> str:
 def roster_groups(roster: Roster) -> dict[str, tuple[int, ...]]:
     """Return key -> members, sorted, of all groups that ranks reported."""
     by_key = {
-        group_key(one.name, one.first_rank, one.num_ranks, one.stride): one
-        for one in set(roster.groups.values())
-        if one.stride
+        group_key(group.name, group.first_rank, group.num_ranks, group.stride): group
+        for group in set(roster.groups.values())
+        if group.stride
     }
     world_size = roster.layout.world_size
-    return {key: tuple(rank for rank in sorted(one.ranks) if 0 <= rank < world_size) for key, one in by_key.items()}
+    return {
+        key: tuple(rank for rank in sorted(members.ranks) if 0 <= rank < world_size) for key, members in by_key.items()
+    }
 
 
 def standings_of_spans(spans: Spans, roster: Roster) -> dict[int, RankStanding]:
@@ -117,11 +119,11 @@ def find_hang(
     world = range(roster.layout.world_size)
     all_silent = {*silent, *(rank for rank in world if rank not in standings)}
     report = hang_suspects(
-        {rank: one.positions for rank, one in standings.items()},
+        {rank: standing.positions for rank, standing in standings.items()},
         groups,
         all_silent,
-        [rank for rank, one in standings.items() if one.is_busy],
-        {rank: one.process_state for rank, one in standings.items() if one.process_state is not None},
+        [rank for rank, standing in standings.items() if standing.is_busy],
+        {rank: standing.process_state for rank, standing in standings.items() if standing.process_state is not None},
     )
     culprit = culprit_of_positions(report, roster.host_of) if recorded is None else recorded
     suspected = report.suspects if recorded is None else _ranks_of(recorded, roster)
@@ -130,10 +132,10 @@ def find_hang(
         report=report,
         culprit=culprit,
         suspects=suspects,
-        hosts=culprit.hosts or tuple(dict.fromkeys(one.host for one in suspects if one.host)),
+        hosts=culprit.hosts or tuple(dict.fromkeys(suspect.host for suspect in suspects if suspect.host)),
         waiting=frozenset(report.waits_for),
         silent=frozenset(rank for rank in report.silent if rank in world),
-        in_flight={rank: one.in_flight for rank, one in sorted(standings.items()) if one.in_flight},
+        in_flight={rank: standing.in_flight for rank, standing in sorted(standings.items()) if standing.in_flight},
     )
 
 
@@ -170,21 +172,21 @@ def _ranks_of(culprit: Culprit, roster: Roster) -> tuple[int, ...]:
 def _suspect(
     rank: int, standings: Mapping[int, RankStanding], report: HangReport, roster: Roster, reason: str
 ) -> Suspect:
-    at, one = roster.coordinate(rank), standings.get(rank)
+    at, standing = roster.coordinate(rank), standings.get(rank)
     missed = closest(entry for entry in report.missing if rank in entry.held_up_by)
-    process = None if one is None or one.process_state is None else IMMOBILE.get(one.process_state)
+    process = None if standing is None or standing.process_state is None else IMMOBILE.get(standing.process_state)
     if process is not None:
         evidence = (
             process
             if missed is None
             else (f"{process}; {len(missed.waiting)} wait for it in collective {missed.sequence} of {missed.group}")
         )
-    elif one is None or rank in report.silent:
+    elif standing is None or rank in report.silent:
         evidence = "logs nothing"
     elif missed is None:
         evidence = reason
     else:
         verb = "never entered" if rank in missed.absent else "does not wait for the end of"
         evidence = f"{verb} collective {missed.sequence} of {missed.group}; {len(missed.waiting)} wait in it"
-    doing = "" if one is None else one.in_flight or one.phase
-    return Suspect(rank, roster.host_of(rank), at, -1 if one is None else one.step, doing, evidence)
+    doing = "" if standing is None else standing.in_flight or standing.phase
+    return Suspect(rank, roster.host_of(rank), at, -1 if standing is None else standing.step, doing, evidence)

@@ -145,7 +145,7 @@ class LiveDetection:
         scores = rank_scores(compute, findings) if evidence.is_enough else ()
         self.assessment = StragglerAssessment(
             findings=findings,
-            unjudged_ranks=tuple(np.flatnonzero(self.peers.num_peers == 0).tolist()),
+            ranks_without_peers=tuple(np.flatnonzero(self.peers.num_peers == 0).tolist()),
             silent_ranks=self.silent_ranks(),
             first_step=int(window.steps[0]),
             last_step=int(window.steps[-1]),
@@ -176,14 +176,14 @@ def _is_suspicious(window: ComparedSteps, thresholds: Thresholds) -> bool:
 
 def _explained_ranks(findings: Sequence[Finding]) -> list[int]:
     """Return the ranks that are slow by their samples."""
-    return [rank for one in findings if one.cause is Cause.LENGTHS for rank in one.ranks]
+    return [rank for finding in findings if finding.cause is Cause.LENGTHS for rank in finding.ranks]
 
 
 def rank_scores(compute: Candidates, findings: Sequence[Finding]) -> tuple[float, ...]:
     """Return the score of each rank, by rank."""
     scores = np.nan_to_num(np.maximum(compute.score, 0.0), posinf=0.0)
-    for one in findings:
-        for rank, score in zip(one.ranks, one.rank_scores, strict=False):  # ranks of a slow stage have no score
+    for finding in findings:
+        for rank, score in zip(finding.ranks, finding.rank_scores, strict=False):  # ranks of a slow stage have no score
             scores[rank] = max(scores[rank], score)
     return tuple(scores.tolist())
 
@@ -198,7 +198,7 @@ def host_scores(
         if host:
             found[host] = max(score, found.get(host, 0.0))
     named: dict[str, float] = {}
-    for one in findings:
-        for host, score in one.scores.items():
+    for finding in findings:
+        for host, score in finding.scores.items():
             named[host] = max(score, named.get(host, 0.0))
     return {**found, **named}

@@ -106,7 +106,7 @@ def classify_logs(logs: LogLines, roster: Roster | None = None, recorded: Culpri
         if (found := _failure(log, logs, rows_of.get(int(log.rank)), culprit, hosts[int(log.rank)], classification))
         is not None
     ]
-    failures.sort(key=lambda one: (list(FailureRole).index(one.role), one.at_ns, one.rank))
+    failures.sort(key=lambda failure: (list(FailureRole).index(failure.role), failure.at_ns, failure.rank))
     return LogFinding(culprit, classification, tuple(failures), len(rows_of), len(logs.rank))
 
 
@@ -114,7 +114,7 @@ def _classification_of(culprit: Culprit, read: Sequence[RankLog], hosts: Mapping
     """Classify the culprit's own lines; NO_FAILURE if they only report failures of other ranks, or are missing."""
     own = [log for log in read if culprit.is_named and culprit.blames(int(log.rank), hosts[int(log.rank)])]
     causes = [log.evidence for log in own if log.is_own_cause and log.evidence is not None]
-    return max(causes, key=lambda one: one.weight).verdict if causes else NO_FAILURE
+    return max(causes, key=lambda cause: cause.weight).verdict if causes else NO_FAILURE
 
 
 def _host_of(rank: int, logs: LogLines, rows: Selection | None, roster: Roster | None) -> str:

@@ -72,9 +72,9 @@ def slow_groups(
             continue
         if not _has_step_risen(window, past, thresholds):
             before = before[:0]  # the step did not become longer, so longer transfers are overlapped with compute
-        one = _slow_kind(kind, now, lately, before, members, bytes_of[kind], stage_scale, roster, thresholds)
-        if one is not None:
-            found.append(one)
+        slow_group = _slow_kind(kind, now, lately, before, members, bytes_of[kind], stage_scale, roster, thresholds)
+        if slow_group is not None:
+            found.append(slow_group)
     return tuple(found)
 
 

@@ -76,7 +76,7 @@ def overlaps(spans: Spans, exposure: Exposure, ranks: Sequence[int] | None = Non
                     is_at_most=bool(is_vague[own].any()),
                 )
             )
-    return tuple(sorted(found, key=lambda one: -one.exposed_ns))
+    return tuple(sorted(found, key=lambda overlap: -overlap.exposed_ns))
 
 
 def has_known_end(spans: Spans, held_up_ns: Int64, lasting_ns: Int64) -> NDArray[np.bool_]:

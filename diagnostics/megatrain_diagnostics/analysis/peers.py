@@ -66,15 +66,15 @@ class Peers:
         median, spread = values.copy(), np.zeros_like(values)
         num_peers = np.zeros(self.num_ranks, dtype=np.int64)
         is_whole = bool(has_reported.all())
-        for one in self.comparisons:
-            others = one.references if is_whole else one.references[has_reported[one.references]]
+        for comparison in self.comparisons:
+            others = comparison.references if is_whole else comparison.references[has_reported[comparison.references]]
             if not len(others):
                 continue
             found = values[:, others]
             middle = np.median(found, axis=1, keepdims=True)
-            median[:, one.members] = middle
-            spread[:, one.members] = np.median(np.abs(found - middle), axis=1, keepdims=True)
-            num_peers[one.members] = len(others) - (one.members is one.references)
+            median[:, comparison.members] = middle
+            spread[:, comparison.members] = np.median(np.abs(found - middle), axis=1, keepdims=True)
+            num_peers[comparison.members] = len(others) - (comparison.members is comparison.references)
         return Reference(median, MAD_TO_SIGMA * spread, num_peers)
 
     def stage_medians(self, values: Floats, has_reported: Flags) -> Floats:

@@ -38,17 +38,17 @@ def place_of(rank: int, roster: Roster) -> str:
     return f"rank {rank} ({roster.layout.place_text(rank)}) on {host}"
 
 
-def rank_sentences(finding: Finding, one: Candidates, roster: Roster, *, was_explained: bool) -> Finding:
+def rank_sentences(finding: Finding, slow: Candidates, roster: Roster, *, was_explained: bool) -> Finding:
     """Return the finding with its evidence as sentences. `was_explained`: see `StragglerEvidence.was_explained`."""
     worst = finding.ranks[0]
     peers = "its only peer" if finding.num_peers == 1 else f"its {finding.num_peers} peers"
     first = (
-        f"{place_of(worst, roster)} {_DOES[one.aspect]} {_ms(finding.excess_s)} a step longer than {peers}: "
+        f"{place_of(worst, roster)} {_DOES[slow.aspect]} {_ms(finding.excess_s)} a step longer than {peers}: "
         f"{100 * finding.excess:.0f} % of the stage's compute, score {finding.score:.1f}, "
         f"in {finding.num_seen} of {finding.num_steps} steps"
     )
     sentences = [first]
-    if one.agrees(worst):
+    if slow.agrees(worst):
         sentences.append(f"the others wait for it: it waits {_ms(finding.wait_deficit_s)} a step less than {peers}")
     else:
         sentences.append(
@@ -60,7 +60,7 @@ def rank_sentences(finding: Finding, one: Candidates, roster: Roster, *, was_exp
         sentences.append(_MEANS[finding.cause])
     if was_explained:
         sentences.append(_WAS_EXPLAINED)
-    if finding.confidence is VerdictConfidence.LOW and one.agrees(worst) and finding.num_peers == 1:
+    if finding.confidence is VerdictConfidence.LOW and slow.agrees(worst) and finding.num_peers == 1:
         sentences.append(_NOT_BY_PAST)
     return replace(finding, evidence=tuple(sentences))
 
@@ -111,26 +111,25 @@ def rotating_sentence(cause: Cause, num_ranks: int, excess_s: float, scale: floa
     )
 
 
-def network_sentences(one: SlowNetwork) -> tuple[str, ...]:
+def network_sentences(network: SlowNetwork) -> tuple[str, ...]:
     """Return the evidence of a slow network as sentences."""
-    if one.kind == "waiting":
-        waiting = f"{len(one.ranks)} ranks wait {_ms(one.excess_s)} longer for communication"
+    if network.kind == "waiting":
+        waiting = f"{len(network.ranks)} ranks wait {_ms(network.excess_s)} longer for communication"
         return (
-            f"steps take {_ms(one.now_s)}; at first they took {_ms(one.before_s)}",
+            f"steps take {_ms(network.now_s)}; at first they took {_ms(network.before_s)}",
             f"no rank computes, loads or collects longer: {waiting}",
         )
     against = " and ".join(
         text
-        for text, holds in (("at first", one.is_against_past), ("in similar groups", one.is_against_peers))
+        for text, holds in (("at first", network.is_against_past), ("in similar groups", network.is_against_peers))
         if holds
     )
-    sentences = [
-        f"{one.kind} transfers take {_ms(one.now_s)} a step once all have arrived, but {_ms(one.before_s)} {against}"
-    ]
-    if len(one.hosts) == 1:
-        sentences.append(f"all slow groups include {one.hosts[0]}, and no other group does")
+    now = f"{network.kind} transfers take {_ms(network.now_s)} a step once all have arrived"
+    sentences = [f"{now}, but {_ms(network.before_s)} {against}"]
+    if len(network.hosts) == 1:
+        sentences.append(f"all slow groups include {network.hosts[0]}, and no other group does")
     else:
-        sentences.append(f"the slow groups do not show which of these {len(one.hosts)} hosts is slow")
+        sentences.append(f"the slow groups do not show which of these {len(network.hosts)} hosts is slow")
     return tuple(sentences)
 
 

@@ -113,11 +113,11 @@ def find_slow_links(
                 operation = operation_name(int(exchanges.operation[chosen[own[0]]]))
                 hosts = _hosts(members, roster)
                 slow.append(SlowGroup(members.name, operation, _shown(members), hosts, count, seconds, expected))
-    slow.sort(key=lambda one: -one.excess)
+    slow.sort(key=lambda slow_group: -slow_group.excess)
     return SlowLinks(
         groups=tuple(slow[:_MAX_SLOW]),
         hosts=tuple(_slow_hosts(slow, compared, roster)),
-        hot_spots=tuple(sorted(hot, key=lambda one: one.expected_s - one.transfer_s)[:_MAX_HOT]),
+        hot_spots=tuple(sorted(hot, key=lambda hot_spot: hot_spot.expected_s - hot_spot.transfer_s)[:_MAX_HOT]),
         unequal=tuple(_unequal_loads(spans, exchanges, chosen)),
         num_compared=len(compared),
     )
@@ -167,9 +167,9 @@ def _slow_hosts(slow: Sequence[SlowGroup], compared: Sequence[GroupMembers], ros
         for host in _hosts(members, roster):
             num_groups[host] = num_groups.get(host, 0) + 1
     excesses: dict[str, list[float]] = {}
-    for one in slow:
-        for host in one.hosts:
-            excesses.setdefault(host, []).append(one.excess)
+    for slow_group in slow:
+        for host in slow_group.hosts:
+            excesses.setdefault(host, []).append(slow_group.excess)
     shares = {host: len(found) / num_groups[host] for host, found in excesses.items()}
     # a slow host makes links to other hosts slow too, so the host with the largest fraction of slow links is suspected
     worst = max(shares.values(), default=0.0)
@@ -178,7 +178,7 @@ def _slow_hosts(slow: Sequence[SlowGroup], compared: Sequence[GroupMembers], ros
         for host, its in excesses.items()
         if shares[host] >= max(0.5, worst)
     ]
-    return sorted(found, key=lambda one: -one.excess)
+    return sorted(found, key=lambda slow_host: -slow_host.excess)
 
 
 def _unequal_loads(spans: Spans, exchanges: Exchanges, chosen: Int64) -> Sequence[UnequalLoad]:
@@ -201,7 +201,7 @@ def _unequal_loads(spans: Spans, exchanges: Exchanges, chosen: Int64) -> Sequenc
         group_index, operation, rank = members[place].tolist()
         name = exchanges.groups[group_index].name
         found.append(UnequalLoad(rank, name, operation_name(operation), int(loads[place]), int(mean)))
-    return sorted(found, key=lambda one: one.mean_bytes - one.num_bytes)[:_MAX_UNEQUAL]
+    return sorted(found, key=lambda load: load.mean_bytes - load.num_bytes)[:_MAX_UNEQUAL]
 
 
 def _hosts(members: GroupMembers, roster: Roster) -> tuple[str, ...]:

@@ -115,13 +115,15 @@ def cluster(stacks: Mapping[int, str]) -> tuple[StackCluster, ...]:
         equal.setdefault(normalised(text), []).extend(ranks)
     merged: list[tuple[tuple[str, ...], list[int]]] = []
     for place, (frames, ranks) in enumerate(sorted(equal.items(), key=lambda item: (-len(item[1]), item[1]))):
-        like = next((one for one in merged if _are_alike(one[0], frames)), None) if place < _MAX_DISTINCT else None
+        like = (
+            next((entry for entry in merged if _are_alike(entry[0], frames)), None) if place < _MAX_DISTINCT else None
+        )
         if like is None:
             merged.append((frames, list(ranks)))
         else:
             like[1].extend(ranks)
     found = [StackCluster(tuple(sorted(ranks)), frames, is_waiting(frames)) for frames, ranks in merged]
-    return tuple(sorted(found, key=lambda one: (-len(one.ranks), one.ranks)))
+    return tuple(sorted(found, key=lambda stack_cluster: (-len(stack_cluster.ranks), stack_cluster.ranks)))
 
 
 def is_waiting(frames: tuple[str, ...]) -> bool:
@@ -144,8 +146,12 @@ def smallest_group(ranks: Iterable[int], roster: Roster) -> SharedGroup | None:
         SharedGroup(kind, layout.place_text(first, axis), layout.ranks_along(first, *layout.others_of(axis)))
         for kind, axis in (("replica", "dp"), ("stage", "pp"))
     ]
-    holding = [one for one in candidates if wanted <= set(one.ranks) and len(one.ranks) < max(2, layout.world_size)]
-    return min(holding, key=lambda one: len(one.ranks), default=None)
+    holding = [
+        stack_cluster
+        for stack_cluster in candidates
+        if wanted <= set(stack_cluster.ranks) and len(stack_cluster.ranks) < max(2, layout.world_size)
+    ]
+    return min(holding, key=lambda stack_cluster: len(stack_cluster.ranks), default=None)
 
 
 def _group_along(axis: str, first: int, layout: Layout) -> SharedGroup:
@@ -165,12 +171,17 @@ def _are_alike(left: tuple[str, ...], right: tuple[str, ...]) -> bool:
 
 
 def _odd_ones(clusters: tuple[StackCluster, ...]) -> tuple[set[int], str]:
-    waiting = sum(len(one.ranks) for one in clusters if one.is_waiting)
-    working = {rank for one in clusters if not one.is_waiting for rank in one.ranks}
+    waiting = sum(len(stack_cluster.ranks) for stack_cluster in clusters if stack_cluster.is_waiting)
+    working = {rank for stack_cluster in clusters if not stack_cluster.is_waiting for rank in stack_cluster.ranks}
     if waiting and working and len(working) <= waiting:
         return working, f"{waiting} ranks wait in a collective or a transfer, {len(working)} do not"
-    sizes = [len(one.ranks) for one in clusters]
-    small = {rank for one in clusters if len(one.ranks) < _DOMINANT * max(sizes) for rank in one.ranks}
+    sizes = [len(stack_cluster.ranks) for stack_cluster in clusters]
+    small = {
+        rank
+        for stack_cluster in clusters
+        if len(stack_cluster.ranks) < _DOMINANT * max(sizes)
+        for rank in stack_cluster.ranks
+    }
     if small:
         return small, f"{len(small)} ranks have another stack than most"
     return set(), "no stack differs from the others"

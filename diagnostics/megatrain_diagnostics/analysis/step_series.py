@@ -65,7 +65,7 @@ def step_series(totals: StepTotals, values: Values) -> StepSeries:
     unique, num_ranks = np.unique(steps, return_counts=True)
     unique = unique[num_ranks >= min(2, num_ranks.max(initial=1))]
     seconds = middle_by_step(steps, durations, unique)
-    disturbed = np.unique(totals.step[np.isin(totals.operation, [one.number for one in _DISTURBING])])
+    disturbed = np.unique(totals.step[np.isin(totals.operation, [operation.number for operation in _DISTURBING])])
     is_kept = ~np.isin(unique, disturbed)
     is_kept[:_NUM_FIRST_STEPS] = False
     kept = unique[is_kept]

@@ -50,7 +50,7 @@ def stored_stragglers(
         lambda: _steps(source, roster, first, last),
         lambda ranks: _passes(source, round_number, first, last, ranks),
     )
-    return replace(found, findings=tuple(with_devices(source, one, round_number) for one in found.findings))
+    return replace(found, findings=tuple(with_devices(source, finding, round_number) for finding in found.findings))
 
 
 def step_range(

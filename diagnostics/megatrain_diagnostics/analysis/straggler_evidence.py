@@ -80,5 +80,5 @@ class StragglerEvidence:
 
     def _now_and_before(self) -> tuple[Floats, Floats]:
         """Return the median own compute of each rank in the window and in the first steps. Shapes: [ranks]."""
-        now, before = (one.own[:, Aspect.COMPUTE].astype(np.float64) for one in (self.window, self.past))
+        now, before = (compared.own[:, Aspect.COMPUTE].astype(np.float64) for compared in (self.window, self.past))
         return np.median(now, axis=0), np.median(before, axis=0)

@@ -44,7 +44,9 @@ def straggler_history(
     because of its samples: then its forward and backward times correlate.
     """
     found = _run(roster, thresholds, steps(), np.zeros(roster.layout.world_size))
-    suspects = tuple(sorted({rank for one in found.findings if one.cause is Cause.COMPUTE for rank in one.ranks}))
+    suspects = tuple(
+        sorted({rank for finding in found.findings if finding.cause is Cause.COMPUTE for rank in finding.ranks})
+    )
     if not suspects:
         return found
     correlations = pass_correlations(spans_of(suspects), roster.layout.world_size)
@@ -60,15 +62,17 @@ def _run(roster: Roster, thresholds: Thresholds, steps: Steps, correlations: np.
             live.add_totals(part, 0.0)
             live.add_values(worth)
             while live.advance(0.0, at_most=1):
-                _note(seen, live.assessment, thresholds)
+                _record_findings(seen, live.assessment, thresholds)
     while live.advance(_FOREVER_S, at_most=1):
-        _note(seen, live.assessment, thresholds)
+        _record_findings(seen, live.assessment, thresholds)
     live.assess()
-    _note(seen, live.assessment, thresholds)
-    now = {one.key for one in live.assessment.findings}
+    _record_findings(seen, live.assessment, thresholds)
+    now = {finding.key for finding in live.assessment.findings}
     return StragglerHistory(
         findings=tuple(
-            sorted(seen.values(), key=lambda one: (one.confidence is not VerdictConfidence.HIGH, -one.gain_s))
+            sorted(
+                seen.values(), key=lambda finding: (finding.confidence is not VerdictConfidence.HIGH, -finding.gain_s)
+            )
         ),
         ended=frozenset(set(seen) - now),
         assessment=replace(live.assessment, silent_ranks=live.silent_ranks()),
@@ -92,14 +96,14 @@ def _by_steps(totals: StepTotals, values: Values) -> Iterable[tuple[StepTotals, 
         )
 
 
-def _note(seen: dict[str, Finding], assessment: StragglerAssessment, thresholds: Thresholds) -> None:
-    for one in assessment.findings:
-        is_high = one.confidence is VerdictConfidence.HIGH
-        if not is_high and one.num_seen < 2 * thresholds.num_steps:
+def _record_findings(seen: dict[str, Finding], assessment: StragglerAssessment, thresholds: Thresholds) -> None:
+    for finding in assessment.findings:
+        is_high = finding.confidence is VerdictConfidence.HIGH
+        if not is_high and finding.num_seen < 2 * thresholds.num_steps:
             continue
-        before = seen.get(one.key)
+        before = seen.get(finding.key)
         if before is not None and before.confidence is VerdictConfidence.HIGH and not is_high:
-            seen[one.key] = replace(before, last_step=one.last_step)
+            seen[finding.key] = replace(before, last_step=finding.last_step)
         else:
-            first = one.first_step if before is None else min(before.first_step, one.first_step)
-            seen[one.key] = replace(one, first_step=first)
+            first = finding.first_step if before is None else min(before.first_step, finding.first_step)
+            seen[finding.key] = replace(finding, first_step=first)

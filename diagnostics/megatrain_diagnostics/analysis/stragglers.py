@@ -38,10 +38,10 @@ def find_stragglers(evidence: StragglerEvidence) -> tuple[Finding, ...]:
     found = [*_of_ranks(evidence)]
     if not found:
         found += _rotating(evidence)
-    found += slow_stages(evidence, {rank for one in found for rank in one.ranks})
-    if not any(one.cause is not Cause.STAGE for one in found):
+    found += slow_stages(evidence, {rank for finding in found for rank in finding.ranks})
+    if not any(finding.cause is not Cause.STAGE for finding in found):
         found += _of_network(evidence)
-    return tuple(sorted(found, key=lambda one: -one.gain_s))
+    return tuple(sorted(found, key=lambda finding: -finding.gain_s))
 
 
 def _of_ranks(evidence: StragglerEvidence) -> Iterator[Finding]:
@@ -59,11 +59,11 @@ def _of_ranks(evidence: StragglerEvidence) -> Iterator[Finding]:
         causes.setdefault((cause, confidence), []).append(rank)
     for (cause, confidence), ranks in causes.items():
         yield _finding(evidence, compute, cause, confidence, ranks)
-    for cause, one in ((Cause.GC, late[0]), (Cause.DATA, late[1])):
-        ranks = one.ranks.tolist()
+    for cause, slow in ((Cause.GC, late[0]), (Cause.DATA, late[1])):
+        ranks = slow.ranks.tolist()
         if ranks:
-            named = [rank for rank in ranks if one.excess_s[rank] >= _SHARE_OF_WORST * one.excess_s[ranks[0]]]
-            yield _finding(evidence, one, cause, _confidence(evidence, one, named[0]), named)
+            named = [rank for rank in ranks if slow.excess_s[rank] >= _SHARE_OF_WORST * slow.excess_s[ranks[0]]]
+            yield _finding(evidence, slow, cause, _confidence(evidence, slow, named[0]), named)
 
 
 def _cause(evidence: StragglerEvidence, compute: Candidates, collecting: Candidates, rank: int) -> Cause | None:
@@ -81,31 +81,31 @@ def _cause(evidence: StragglerEvidence, compute: Candidates, collecting: Candida
     return Cause.COMPUTE
 
 
-def _confidence(evidence: StragglerEvidence, one: Candidates, rank: int) -> VerdictConfidence:
+def _confidence(evidence: StragglerEvidence, slow: Candidates, rank: int) -> VerdictConfidence:
     """Return HIGH where two signals agree for long enough; with a single peer, the rank's own past must agree too."""
-    _, _, num_seen = first_seen(evidence.history.trace(one.aspect, rank), one.aspect, evidence.thresholds)
-    is_long = num_seen >= (evidence.thresholds.num_steps if one.aspect is Aspect.COMPUTE else 2)
-    if not is_long or not one.agrees(rank):
+    _, _, num_seen = first_seen(evidence.history.trace(slow.aspect, rank), slow.aspect, evidence.thresholds)
+    is_long = num_seen >= (evidence.thresholds.num_steps if slow.aspect is Aspect.COMPUTE else 2)
+    if not is_long or not slow.agrees(rank):
         return VerdictConfidence.LOW
-    if one.num_peers[rank] >= 2 or one.aspect is not Aspect.COMPUTE:
+    if slow.num_peers[rank] >= 2 or slow.aspect is not Aspect.COMPUTE:
         return VerdictConfidence.HIGH
     return VerdictConfidence.HIGH if evidence.has_risen_alone(rank) else VerdictConfidence.LOW
 
 
 def _finding(
-    evidence: StragglerEvidence, one: Candidates, cause: Cause, confidence: VerdictConfidence, ranks: list[int]
+    evidence: StragglerEvidence, slow: Candidates, cause: Cause, confidence: VerdictConfidence, ranks: list[int]
 ) -> Finding:
     worst = ranks[0]
     first_step, num_steps, num_seen = first_seen(
-        evidence.history.trace(one.aspect, worst), one.aspect, evidence.thresholds
+        evidence.history.trace(slow.aspect, worst), slow.aspect, evidence.thresholds
     )
     by_host: dict[str, float] = {}
     for rank in ranks:
         host = evidence.roster.host_of(rank)
         if host:
-            by_host[host] = max(by_host.get(host, 0.0), float(one.score[rank]))
-    victims = _victims(evidence.window, worst, float(one.excess_s[worst]))
-    shown = evidence.window if one.aspect is Aspect.COMPUTE else evidence.long_window
+            by_host[host] = max(by_host.get(host, 0.0), float(slow.score[rank]))
+    victims = _victims(evidence.window, worst, float(slow.excess_s[worst]))
+    shown = evidence.window if slow.aspect is Aspect.COMPUTE else evidence.long_window
     finding = Finding(
         cause=cause,
         confidence=confidence,
@@ -115,35 +115,35 @@ def _finding(
         last_step=int(evidence.window.steps[-1]),
         num_steps=num_steps,
         num_seen=num_seen,
-        excess=float(one.excess_s[worst] / one.scale_s[worst]),
-        excess_s=float(one.excess_s[worst]),
-        score=float(one.score[worst]),
-        wait_deficit_s=float(one.deficit_s[worst]),
-        num_peers=int(one.num_peers[worst]),
+        excess=float(slow.excess_s[worst] / slow.scale_s[worst]),
+        excess_s=float(slow.excess_s[worst]),
+        score=float(slow.score[worst]),
+        wait_deficit_s=float(slow.deficit_s[worst]),
+        num_peers=int(slow.num_peers[worst]),
         victims=tuple(victims[:_MAX_NAMED].tolist()),
         num_victims=len(victims),
         step_s=float(np.median(evidence.window.step_s)),
-        gain_s=_gain(shown, one, ranks),
+        gain_s=_gain(shown, slow, ranks),
         evidence=(),
         scores=by_host,
-        rank_scores=tuple(one.score[ranks].tolist()),
+        rank_scores=tuple(slow.score[ranks].tolist()),
     )
     was_explained = cause is Cause.COMPUTE and evidence.was_explained(worst)
-    return rank_sentences(finding, one, evidence.roster, was_explained=was_explained)
+    return rank_sentences(finding, slow, evidence.roster, was_explained=was_explained)
 
 
-def _gain(window: ComparedSteps, one: Candidates, ranks: list[int]) -> float:
+def _gain(window: ComparedSteps, slow: Candidates, ranks: list[int]) -> float:
     """Return by how many seconds per step the worst excess of `ranks` exceeds the worst excess of all other ranks.
 
     It is at most the time that others wait for it: overlapped time delays no rank. An upper bound, without a replay.
     """
-    excess = one.excess_s.copy()
+    excess = slow.excess_s.copy()
     others = np.ones(len(excess), dtype=bool)
     others[ranks] = False
     next_worst = max(0.0, float(excess[others].max())) if others.any() else 0.0
     bound = max(0.0, float(excess[ranks[0]]) - next_worst)
-    if one.agrees(ranks[0]):
-        bound = min(bound, max(0.0, float(one.deficit_s[ranks[0]])))
+    if slow.agrees(ranks[0]):
+        bound = min(bound, max(0.0, float(slow.deficit_s[ranks[0]])))
     return min(bound, float(np.median(window.step_s)))
 
 
@@ -209,25 +209,25 @@ def _of_network(evidence: StragglerEvidence) -> Iterator[Finding]:
         found = [] if rest is None else [rest]
     window = evidence.window
     scale = float(np.median(window.scale))
-    for one in found:
-        is_high = one.is_against_peers and one.is_against_past and len(one.hosts) == 1
+    for network in found:
+        is_high = network.is_against_peers and network.is_against_past and len(network.hosts) == 1
         yield Finding(
             cause=Cause.NETWORK,
             confidence=VerdictConfidence.HIGH if is_high else VerdictConfidence.LOW,
-            ranks=one.ranks[:_MAX_NAMED],
-            hosts=one.hosts,
+            ranks=network.ranks[:_MAX_NAMED],
+            hosts=network.hosts,
             first_step=int(window.steps[0]),
             last_step=int(window.steps[-1]),
             num_steps=len(evidence.long_window.steps),
-            num_seen=one.num_seen,
-            excess=one.excess_s / scale,
-            excess_s=one.excess_s,
+            num_seen=network.num_seen,
+            excess=network.excess_s / scale,
+            excess_s=network.excess_s,
             score=0.0,
             wait_deficit_s=0.0,
             num_peers=0,
             victims=(),
-            num_victims=len(one.ranks),
+            num_victims=len(network.ranks),
             step_s=float(np.median(window.step_s)),
-            gain_s=min(one.excess_s, evidence.exposed_s()),
-            evidence=network_sentences(one),
+            gain_s=min(network.excess_s, evidence.exposed_s()),
+            evidence=network_sentences(network),
         )

@@ -165,9 +165,9 @@ def _tracks(spans: Spans, begin: Int64, length: Int64) -> tuple[tuple[Track, ...
     tracks: list[Track] = []
     track_of = np.zeros(len(key), dtype=np.int64)
     last = [*first[1:].tolist(), len(order)]
-    for one, begin_at, end_at in zip(keys.tolist(), first.tolist(), last if len(first) else [], strict=True):
+    for track_key, begin_at, end_at in zip(keys.tolist(), first.tolist(), last if len(first) else [], strict=True):
         rows = order[begin_at:end_at]
-        rank, lane = one // len(LANES), LANES[one % len(LANES)]
+        rank, lane = track_key // len(LANES), LANES[track_key % len(LANES)]
         begins, lengths = begin[rows].tolist(), length[rows].tolist()
         places = _places(zip(begins, lengths, strict=True), may_nest=lane in _NESTING)
         track_of[rows] = len(tracks) + np.array(places, dtype=np.int64)

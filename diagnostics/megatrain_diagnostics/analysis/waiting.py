@@ -70,7 +70,7 @@ def waiting_arrows(
             first, count = found.get((group, other), (ranks[0], 0))
             found[group, other] = (min(first, ranks[0]), count + len(ranks))
     arrows = [Arrow(first, other, count, kind_of(other)) for (_, other), (first, count) in found.items()]
-    arrows.sort(key=lambda one: (one.kind, -one.num_waiting, one.awaited, one.waiting))
+    arrows.sort(key=lambda arrow: (arrow.kind, -arrow.num_waiting, arrow.awaited, arrow.waiting))
     return tuple(arrows[:most])
 
 

@@ -165,7 +165,7 @@ class Admission:
         if "round" not in columns_of(type(table)) or isinstance(table, DEVICE_TABLES):
             return table  # device rows of all rounds are analyzed: a broken GPU matters in any round
         if isinstance(table, Ranks):
-            self._rounds.note_ranks(table)
+            self._rounds.add_ranks(table)
         is_live = _column(table, "round") >= self._rounds.newest
         return table if is_live.all() else _selected(table, is_live)
 

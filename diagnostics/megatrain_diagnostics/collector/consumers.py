@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from megatrain_diagnostics.collector.counters import Ledger
+from megatrain_diagnostics.collector.counters import IngestStatistics
 from megatrain_diagnostics.collector.rows_ahead import RowsAhead
 from megatrain_diagnostics.events.tables import Table, num_rows
 
@@ -35,14 +35,14 @@ class ConsumerThread:
     def __init__(
         self,
         consumers: Sequence[Consumer],
-        ledger: Ledger,
+        statistics: IngestStatistics,
         ahead: RowsAhead,
         *,
         tick_s: float = _TICK_S,
     ) -> None:
         """`ahead` holds back the rows of rounds that do not exist yet."""
         self._ahead = ahead
-        self._consumers, self._ledger, self._tick_s = tuple(consumers), ledger, tick_s
+        self._consumers, self._statistics, self._tick_s = tuple(consumers), statistics, tick_s
         self._changed = threading.Condition()
         self._waiting: deque[tuple[type[Table], Table]] = deque()
         self._num_rows = 0
@@ -59,9 +59,9 @@ class ConsumerThread:
             self._waiting.append((kind, table))
             self._num_rows += num_rows(table)
             while self._num_rows > _MAX_ROWS and len(self._waiting) > 1:
-                _, passed_over = self._waiting.popleft()
-                self._num_rows -= num_rows(passed_over)
-                self._ledger.note_unjudged_rows(num_rows(passed_over))
+                _, skipped = self._waiting.popleft()
+                self._num_rows -= num_rows(skipped)
+                self._statistics.count_skipped_rows(num_rows(skipped))
             self._changed.notify()
 
     def close(self) -> None:

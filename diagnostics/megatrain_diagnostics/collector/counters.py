@@ -62,11 +62,11 @@ class IngestCounters:
     failed_commits: int
     last_commit_s: float
     """Duration of the newest commit."""
-    unjudged_rows: int
+    skipped_rows: int
     """Rows that the live detection skipped because it was too slow; they are stored."""
 
 
-class Ledger:
+class IngestStatistics:
     """Counts rows, batches and streams; for any thread."""
 
     def __init__(self) -> None:
@@ -81,52 +81,52 @@ class Ledger:
         self._last_refusal = ""
         self._examples: dict[RejectionReason, str] = {}
 
-    def note_batch(self, num_bytes: int, *, is_duplicate: bool = False) -> None:
+    def count_batch(self, num_bytes: int, *, is_duplicate: bool = False) -> None:
         with self._lock:
             self._numbers["duplicate_batches" if is_duplicate else "batches"] += 1
             self._numbers["num_bytes"] += num_bytes
 
-    def note_refused_rows(self, reason: RejectionReason, host: str, num_rows: int) -> None:
+    def count_refused_rows(self, reason: RejectionReason, host: str, num_rows: int) -> None:
         with self._lock:
             self._refused_rows[self._key(self._refused_rows, reason, host)] += num_rows
 
-    def note_refused_batch(self, reason: RejectionReason, host: str, example: str) -> None:
+    def count_refused_batch(self, reason: RejectionReason, host: str, example: str) -> None:
         """Count a batch that was rejected entirely; `example` describes the reason."""
         with self._lock:
             self._refused_batches[self._key(self._refused_batches, reason, host)] += 1
             self._examples[reason] = example
 
-    def note_old_rows(self, num_rows: int) -> None:
+    def count_old_rows(self, num_rows: int) -> None:
         with self._lock:
             self._numbers["old_rows"] += num_rows
 
-    def note_unjudged_rows(self, num_rows: int) -> None:
+    def count_skipped_rows(self, num_rows: int) -> None:
         with self._lock:
-            self._numbers["unjudged_rows"] += num_rows
+            self._numbers["skipped_rows"] += num_rows
 
-    def note_dropped(self, host: str, session: str, num_rows: int) -> None:
+    def record_dropped_rows(self, host: str, session: str, num_rows: int) -> None:
         """Record how many rows a session has dropped since it began, as reported by its sender."""
         with self._lock:
             if num_rows and (host in self._dropped_rows or len(self._dropped_rows) < _MAX_KEYS):
                 sessions = self._dropped_rows.setdefault(host, {})
                 sessions[session] = max(num_rows, sessions.get(session, 0))
 
-    def note_commit(self, rows: Mapping[str, int], seconds: float) -> None:
+    def count_commit(self, rows: Mapping[str, int], seconds: float) -> None:
         with self._lock:
             self._stored_rows.update(rows)
             self._numbers["commits"] += 1
             self._last_commit_s = seconds
 
-    def note_failed_commit(self) -> None:
+    def count_failed_commit(self) -> None:
         with self._lock:
             self._numbers["failed_commits"] += 1
 
-    def note_refused_handshake(self, reason: str) -> None:
+    def count_refused_handshake(self, reason: str) -> None:
         with self._lock:
             self._numbers["refused_handshakes"] += 1
             self._last_refusal = reason
 
-    def note_stream(self, change: int, host: str) -> None:
+    def count_stream(self, change: int, host: str) -> None:
         """Count a stream that opened (`change` 1) or ended (-1)."""
         with self._lock:
             self._numbers["streams"] += change
@@ -153,7 +153,7 @@ class Ledger:
                 commits=numbers["commits"],
                 failed_commits=numbers["failed_commits"],
                 last_commit_s=self._last_commit_s,
-                unjudged_rows=numbers["unjudged_rows"],
+                skipped_rows=numbers["skipped_rows"],
             )
 
     def examples(self) -> tuple[Mapping[RejectionReason, str], str]:
@@ -169,19 +169,19 @@ class Ledger:
         return key if key in counter or len(counter) < _MAX_KEYS else (reason, OTHERS)
 
 
-class LossReporter:
+class LostRowsReporter:
     """Logs the rows lost since its last report, at most once a minute."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._reported = ledger.counters()
+    def __init__(self, statistics: IngestStatistics) -> None:
+        self._statistics = statistics
+        self._reported = statistics.counters()
         self._next_s = float("-inf")
 
     def report(self, now_s: float) -> list[str]:
         """Log new losses when a report is due; return the lines. `now_s`: monotonic time."""
         if now_s < self._next_s:
             return []
-        counters = self._ledger.counters()
+        counters = self._statistics.counters()
         lines = self._news(counters)
         if lines:
             self._next_s = now_s + _REPORT_S
@@ -191,7 +191,7 @@ class LossReporter:
         return lines
 
     def _news(self, now: IngestCounters) -> list[str]:
-        examples, last_refusal = self._ledger.examples()
+        examples, last_refusal = self._statistics.examples()
         lines = []
         for what, new, old in (
             ("row", now.refused_rows, self._reported.refused_rows),
@@ -208,7 +208,7 @@ class LossReporter:
                 lines.append(f"host {host} has dropped {count_text(more, 'row')} that did not fit its spool")
         if more := now.refused_handshakes - self._reported.refused_handshakes:
             lines.append(f"{count_text(more, 'stream')} refused, the newest: {last_refusal}")
-        if more := now.unjudged_rows - self._reported.unjudged_rows:
+        if more := now.skipped_rows - self._reported.skipped_rows:
             lines.append(
                 f"{count_text(more, 'row')} stored but skipped by the live detection, because too many arrived at once"
             )

@@ -20,7 +20,7 @@ from contextlib import suppress
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.records.record import decode, encode
 from megatrain_diagnostics.collector.ingest import Ingest, SenderSession
-from megatrain_diagnostics.wire.authentication import SenderName, admit
+from megatrain_diagnostics.wire.authentication import SenderName, authenticate_sender
 from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
 from megatrain_diagnostics.wire.messages import MAX_FRAME_BYTES, Acknowledgement, ClockAnswer, ClockQuestion
 
@@ -81,7 +81,7 @@ class EventServer:
             if connected is not None:
                 with suppress(OSError, RuntimeError):  # the peer has already closed it, or no thread can be started
                     self._begin(connected)
-            self._close_strangers(time.monotonic() - HANDSHAKE_S, MAX_STRANGERS)
+            self._close_unauthenticated(time.monotonic() - HANDSHAKE_S, MAX_STRANGERS)
 
     def _next(self) -> socket.socket | None:
         """Return the next connection; None if there is none within a timeout, or it cannot be accepted."""
@@ -103,9 +103,9 @@ class EventServer:
         connection.limit_silence(receive_s=HANDSHAKE_S, send_s=_SEND_S)
         with self._changed:
             self._strangers[connection] = time.monotonic()
-        threading.Thread(target=self._converse, args=(connection,), name="event stream", daemon=True).start()
+        threading.Thread(target=self._serve_sender, args=(connection,), name="event stream", daemon=True).start()
 
-    def _close_strangers(self, oldest_s: float, most: int) -> None:
+    def _close_unauthenticated(self, oldest_s: float, most: int) -> None:
         """Close strangers that connected before `oldest_s`, and the oldest ones beyond `most`."""
         with self._changed:
             for connection, since_s in list(self._strangers.items()):
@@ -114,12 +114,12 @@ class EventServer:
                 del self._strangers[connection]
                 connection.shut()
 
-    def _converse(self, connection: FrameSocket) -> None:
+    def _serve_sender(self, connection: FrameSocket) -> None:
         try:
-            name = admit(connection, self._token)
+            name = authenticate_sender(connection, self._token)
             self._stream(connection, name)
         except OSError as error:
-            self._ingest.ledger.note_refused_handshake(str(error))
+            self._ingest.statistics.count_refused_handshake(str(error))
             connection.refuse(str(error))
         finally:
             with self._changed:
@@ -130,11 +130,11 @@ class EventServer:
         with self._changed:
             self._strangers.pop(connection, None)
             self._streams.add(connection)
-        self._ingest.ledger.note_stream(1, name.host)
+        self._ingest.statistics.count_stream(1, name.host)
         try:
             self._serve(connection, self._ingest.session(name))
         finally:
-            self._ingest.ledger.note_stream(-1, name.host)
+            self._ingest.statistics.count_stream(-1, name.host)
             with self._changed:
                 self._streams.discard(connection)
                 self._changed.notify_all()

@@ -21,7 +21,7 @@ from megatrain.contracts.records.record import decode
 from megatrain.formatting import printable
 from megatrain_diagnostics.collector.admission import Admission, Admitted, RefusedBatchError
 from megatrain_diagnostics.collector.consumers import ConsumerThread
-from megatrain_diagnostics.collector.counters import Ledger, RejectionReason
+from megatrain_diagnostics.collector.counters import IngestStatistics, RejectionReason
 from megatrain_diagnostics.events.tables import Table
 from megatrain_diagnostics.wire.authentication import SenderName
 from megatrain_diagnostics.wire.messages import MAX_FRAME_BYTES, BatchHeader
@@ -102,11 +102,11 @@ class Ingest:
         self,
         store: Store,
         admission: Admission,
-        ledger: Ledger,
+        statistics: IngestStatistics,
         consumers: ConsumerThread,
         limits: IngestLimits = IngestLimits(),
     ) -> None:
-        self._store, self._admission, self.ledger, self._consumers = store, admission, ledger, consumers
+        self._store, self._admission, self.statistics, self._consumers = store, admission, statistics, consumers
         self._limits = limits
         self._admission_lock = threading.Lock()
         self._sessions_lock = threading.Lock()
@@ -149,13 +149,13 @@ class Ingest:
             if header.number < 0:
                 raise CoordinationError(f"header of a batch: number={header.number}; expected at least 0")
         except CoordinationError as error:
-            self.ledger.note_refused_batch(RejectionReason.BAD_HEADER, host, str(error))
+            self.statistics.count_refused_batch(RejectionReason.BAD_HEADER, host, str(error))
             return
-        self.ledger.note_dropped(host, session.name.session, header.dropped_rows)
+        self.statistics.record_dropped_rows(host, session.name.session, header.dropped_rows)
         with session.lock:
             num_bytes = 0 if content is None else content.size
             is_duplicate = header.number <= session.received
-            self.ledger.note_batch(num_bytes, is_duplicate=is_duplicate)
+            self.statistics.count_batch(num_bytes, is_duplicate=is_duplicate)
             if not is_duplicate and self._put(
                 _Pending(session, header.number, num_bytes, self._admit(host, header, content))
             ):
@@ -175,20 +175,20 @@ class Ingest:
             with self._admission_lock:
                 admitted = self._admission.admit(host, header, content)
         except DataError as error:
-            self.ledger.note_refused_batch(RejectionReason.NO_BATCH, host, str(error))
+            self.statistics.count_refused_batch(RejectionReason.NO_BATCH, host, str(error))
             return None
         except RefusedBatchError as error:
-            self.ledger.note_refused_batch(error.reason, host, str(error))
+            self.statistics.count_refused_batch(error.reason, host, str(error))
             return None
         except Exception as error:
             # an error in megatrain: without an answer the host would send this batch forever, and no later one
             _logger.exception("a batch of host %s could not be checked", printable(host))
-            self.ledger.note_refused_batch(RejectionReason.NO_BATCH, host, f"{type(error).__name__}: {error}")
+            self.statistics.count_refused_batch(RejectionReason.NO_BATCH, host, f"{type(error).__name__}: {error}")
             return None
         for reason, num_rows in admitted.refused.items():
-            self.ledger.note_refused_rows(reason, host, num_rows)
+            self.statistics.count_refused_rows(reason, host, num_rows)
         if admitted.old_rows:
-            self.ledger.note_old_rows(admitted.old_rows)
+            self.statistics.count_old_rows(admitted.old_rows)
         return admitted
 
     def _put(self, pending: _Pending) -> bool:
@@ -216,7 +216,7 @@ class Ingest:
             if taken and not self._commit(taken):
                 return
             with self._changed:
-                self._pending_bytes -= sum(one.num_bytes for one in taken)
+                self._pending_bytes -= sum(pending.num_bytes for pending in taken)
                 self._changed.notify_all()
                 if self._is_closed and not self._pending:
                     return
@@ -227,9 +227,9 @@ class Ingest:
     def _commit(self, taken: list[_Pending]) -> bool:
         """Make batches durable, with retries, and acknowledge them; return False if `close` came before a success."""
         rows: Counter[str] = Counter()
-        for one in taken:
-            if one.admitted is not None:
-                self._append(one.session.name.host, one.admitted, rows)
+        for pending in taken:
+            if pending.admitted is not None:
+                self._append(pending.session.name.host, pending.admitted, rows)
         began_s = time.monotonic()
         while not self._try_commit():
             with self._changed:
@@ -237,12 +237,12 @@ class Ingest:
                     break
         if self.problem and not self._try_commit():
             return False
-        self.ledger.note_commit(rows, time.monotonic() - began_s)
+        self.statistics.count_commit(rows, time.monotonic() - began_s)
         through: dict[SenderSession, int] = {}
-        for one in taken:
-            through[one.session] = max(one.number, through.get(one.session, -1))
-            if one.admitted is not None:
-                self._consumers.put(one.admitted.kind, one.admitted.live)
+        for pending in taken:
+            through[pending.session] = max(pending.number, through.get(pending.session, -1))
+            if pending.admitted is not None:
+                self._consumers.put(pending.admitted.kind, pending.admitted.live)
         for session, number in through.items():
             session.acknowledge(number)
         return True
@@ -252,13 +252,13 @@ class Ingest:
             self._store.append(admitted.kind, admitted.stored)
             rows[admitted.kind.NAME] += admitted.stored.num_rows
         except DataError as error:
-            self.ledger.note_refused_batch(RejectionReason.NO_BATCH, host, str(error))
+            self.statistics.count_refused_batch(RejectionReason.NO_BATCH, host, str(error))
 
     def _try_commit(self) -> bool:
         try:
             self._store.commit()
         except (MegatrainError, OSError) as error:
-            self.ledger.note_failed_commit()
+            self.statistics.count_failed_commit()
             self.problem = str(error)
             if time.monotonic() >= self._next_warning_s:
                 self._next_warning_s = time.monotonic() + _WARNING_PAUSE_S

@@ -37,7 +37,7 @@ class KnownRounds:
         self._newest_in_etcd = -1
         self._newest_seen = -1
 
-    def note(self, number: int, world_size: int) -> None:
+    def add(self, number: int, world_size: int) -> None:
         """Add a round from etcd."""
         with self._lock:
             self._world_sizes[number] = world_size
@@ -45,7 +45,7 @@ class KnownRounds:
             while len(self._world_sizes) > _MAX_ROUNDS:
                 del self._world_sizes[min(self._world_sizes)]
 
-    def note_ranks(self, ranks: Ranks) -> None:
+    def add_ranks(self, ranks: Ranks) -> None:
         """Add the rounds that ranks report; they are used only while etcd has none."""
         if len(ranks.round):
             with self._lock:
@@ -93,7 +93,7 @@ class JobWatch:
 
     def _take_round(self, item: KeyValue) -> None:
         found = decode(Round, item.value, item.key.decode(errors="replace"))
-        self._rounds.note(found.number, found.world_size)
+        self._rounds.add(found.number, found.world_size)
 
     def _take_record(self, item: KeyValue) -> None:
         self._on_record(decode(JobRecord, item.value, item.key.decode(errors="replace")))

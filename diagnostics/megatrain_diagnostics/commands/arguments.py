@@ -100,7 +100,7 @@ def rank_list(text: str) -> tuple[int, ...]:
 
 def check_run(args: argparse.Namespace) -> None:
     """If the command line names no run, choose the only one below runs/. Raises: UsageError, NotFoundError."""
-    from megatrain_job.commands.job_place import RUNS  # loaded late, because only some commands need it
+    from megatrain_job.commands.job_location import RUNS  # loaded late, because only some commands need it
 
     if args.place:
         return
@@ -115,7 +115,7 @@ def check_run(args: argparse.Namespace) -> None:
 def events_directory(text: str) -> Path:
     """Return the directory of segments for RUN. Raises: NotFoundError if there is no such run or directory."""
     # loaded late, because only some commands need it
-    from megatrain_job.commands.job_place import RUNS, run_at
+    from megatrain_job.commands.job_location import RUNS, run_at
 
     found = run_at(text)
     if found is None:
@@ -161,7 +161,7 @@ def chosen_round(args: argparse.Namespace, source: EventSource) -> int:
 
 def incident_culprit(args: argparse.Namespace, round_number: int) -> Culprit | None:
     """Return the culprit in the incident of a round of RUN; None if there is no incident."""
-    from megatrain_job.commands.job_place import run_at
+    from megatrain_job.commands.job_location import run_at
 
     run = run_at(args.place)
     return None if run is None else recorded_culprit(read_incidents(RunDirectory(run))[0], round_number)

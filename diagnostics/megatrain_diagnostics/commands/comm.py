@@ -68,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
 def _document(found: Communication) -> dict[str, Any]:
     return {
         **asdict(found),
-        "overlaps": [overlap_document(one) for one in found.overlaps],
+        "overlaps": [overlap_document(overlap) for overlap in found.overlaps],
         "slow": {
             **asdict(found.slow),
-            "groups": [{**asdict(one), "excess": one.excess} for one in found.slow.groups],
+            "groups": [{**asdict(group), "excess": group.excess} for group in found.slow.groups],
         },
     }
 
@@ -103,11 +103,23 @@ def _lines(found: Communication) -> list[str]:
         ]
         speeds += [
             (
-                *(one.group, one.operation, one.size, str(one.num_ranks), f"{one.count:,}", _ms(one.transfer_s)),
-                *(_ms(one.transfer_p90_s), _ms(one.wait_s), _rate(one.algorithm_bandwidth), _rate(one.bus_bandwidth)),
-                _rate(one.bus_bandwidth_p10),
+                *(
+                    bandwidth.group,
+                    bandwidth.operation,
+                    bandwidth.size,
+                    str(bandwidth.num_ranks),
+                    f"{bandwidth.count:,}",
+                    _ms(bandwidth.transfer_s),
+                ),
+                *(
+                    _ms(bandwidth.transfer_p90_s),
+                    _ms(bandwidth.wait_s),
+                    _rate(bandwidth.algorithm_bandwidth),
+                    _rate(bandwidth.bus_bandwidth),
+                ),
+                _rate(bandwidth.bus_bandwidth_p10),
             )
-            for one in found.bandwidths
+            for bandwidth in found.bandwidths
         ]
         lines += ["", *table(speeds, left=(0, 1, 2))]
     return lines + _slow_lines(found.slow) + [f"note: {note}" for note in found.notes]
@@ -119,10 +131,10 @@ def _slow_lines(slow: SlowLinks) -> list[str]:
         lines.append("slow links: not known; a group is compared only if there are two others of its kind")
     elif not slow.groups:
         lines.append(f"slow links: none of {slow.num_compared} groups is {SLOW_EXCESS:.0%} slower than similar groups")
-    for one in slow.groups:
+    for group in slow.groups:
         lines.append(
-            f"slow: {one.group} of ranks {_ranks(one.ranks)} ({', '.join(one.hosts)}): {one.operation} "
-            f"{_ms(one.transfer_s)} instead of {_ms(one.expected_s)}, {one.excess:+.0%}"
+            f"slow: {group.group} of ranks {_ranks(group.ranks)} ({', '.join(group.hosts)}): {group.operation} "
+            f"{_ms(group.transfer_s)} instead of {_ms(group.expected_s)}, {group.excess:+.0%}"
         )
     for host in slow.hosts:
         lines.append(

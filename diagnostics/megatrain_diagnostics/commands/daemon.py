@@ -11,7 +11,7 @@ from megatrain.commands.argument_types import utf8_path
 from megatrain.contracts.records.record import decode
 from megatrain.contracts.records.rounds import JobRecord
 from megatrain_diagnostics.collector.settings import DaemonSettings, add_daemon_arguments
-from megatrain_job.commands.job_place import NoPlaceError, add_job, opened_job
+from megatrain_job.commands.job_location import MissingJobLocationError, add_job, opened_job
 from megatrain_job.coordination.settings import EtcdSettings
 
 
@@ -34,13 +34,17 @@ def run(args: argparse.Namespace) -> int:
         if directory is None:
             item = job.client.get(job.keys.record)
             if item is None:
-                raise NoPlaceError(f"job {job.keys.job!r} has no record in etcd; name its run directory with --run DIR")
+                raise MissingJobLocationError(
+                    f"job {job.keys.job!r} has no record in etcd; name its run directory with --run DIR"
+                )
             directory = Path(decode(JobRecord, item.value, job.keys.record).run_directory)
         # a daemon runs long and needs the default time limits, not the short ones of a command
         patient = EtcdSettings(job.client.settings.endpoints)
         etcd = replace(job.client.settings, attempt_s=patient.attempt_s, call_s=patient.call_s)
     if not directory.is_dir():
-        raise NoPlaceError(f"{directory}: no such run directory on this machine; name its path here with --run DIR")
+        raise MissingJobLocationError(
+            f"{directory}: no such run directory on this machine; name its path here with --run DIR"
+        )
     settings = DaemonSettings(
         run=directory,
         job=job.keys.job,

@@ -60,14 +60,14 @@ def _document(found: Drift, peak_tflops: float | None) -> dict[str, Any]:
     return {
         **asdict(found),
         "mfu": _mfu(found, peak_tflops),
-        "changes": [_change_document(one) for one in found.changes],
-        "rate_changes": [_change_document(one) for one in found.rate_changes],
+        "changes": [_change_document(change) for change in found.changes],
+        "rate_changes": [_change_document(change) for change in found.rate_changes],
     }
 
 
-def _change_document(one: LevelChange) -> dict[str, Any]:
-    moved = [{**asdict(each), "delta_s": each.delta_s} for each in one.moved]
-    return {**asdict(one), "shift": one.shift, "is_of_work": one.is_of_work, "moved": moved}
+def _change_document(change: LevelChange) -> dict[str, Any]:
+    moved = [{**asdict(each), "delta_s": each.delta_s} for each in change.moved]
+    return {**asdict(change), "shift": change.shift, "is_of_work": change.is_of_work, "moved": moved}
 
 
 def _mfu(found: Drift, peak_tflops: float | None) -> float | None:
@@ -95,10 +95,10 @@ def _lines(found: Drift, peak_tflops: float | None) -> list[str]:
             ("void", f"{found.void:.2%} of the time no timed operation ran, {_trend(found.void_trend, 100, '%')}")
         )
     pairs.append(("stagger", _stagger(found)))
-    for one in found.latencies:
+    for latency in found.latencies:
         pairs.append((
             "issue latency",
-            f"{one.operation}: median {one.median_s * 1e3:.3f} ms, p99 {one.p99_s * 1e3:.3f} ms",
+            f"{latency.operation}: median {latency.median_s * 1e3:.3f} ms, p99 {latency.p99_s * 1e3:.3f} ms",
         ))  # fmt: skip
     if found.num_sampled and not found.latencies:
         pairs.append(("issue latency", "not known: the work was timed by the host's clock, not on the device"))
@@ -121,39 +121,39 @@ def _change_lines(what: str, change: LevelChange) -> list[str]:
         lines.append(
             f"  the work of a step changed by {change.work_shift:+.1%}, which explains this: nothing became slower"
         )
-    lines += [_moved(one) for one in change.moved[:_MAX_MOVED]]
-    if not change.is_of_work and not any(one.explained >= EXPLAINS for one in change.moved):
+    lines += [_moved(moved) for moved in change.moved[:_MAX_MOVED]]
+    if not change.is_of_work and not any(moved.explained >= EXPLAINS for moved in change.moved):
         lines.append("  no operation's own time explains it: check whether ranks begin at different times (stagger)")
     return lines
 
 
-def _moved(one: Moved) -> str:
-    word = "because of" if one.explained >= EXPLAINS else "also changed:"
-    ranks = ", ".join(map(str, one.ranks[:_MAX_RANKS_NAMED]))
-    more = f", ... ({one.num_ranks})" if one.num_ranks > _MAX_RANKS_NAMED else ""
-    hosts = f" on {', '.join(one.hosts[:_MAX_RANKS_NAMED])}" if one.hosts else ""
+def _moved(moved: Moved) -> str:
+    word = "because of" if moved.explained >= EXPLAINS else "also changed:"
+    ranks = ", ".join(map(str, moved.ranks[:_MAX_RANKS_NAMED]))
+    more = f", ... ({moved.num_ranks})" if moved.num_ranks > _MAX_RANKS_NAMED else ""
+    hosts = f" on {', '.join(moved.hosts[:_MAX_RANKS_NAMED])}" if moved.hosts else ""
     return (
-        f"  {word} {one.operation}: {one.before_s * 1e3:.3f} ms to {one.after_s * 1e3:.3f} ms a step, "
-        f"{one.explained:.0%} of the change; rank {ranks}{more}{hosts}"
+        f"  {word} {moved.operation}: {moved.before_s * 1e3:.3f} ms to {moved.after_s * 1e3:.3f} ms a step, "
+        f"{moved.explained:.0%} of the change; rank {ranks}{more}{hosts}"
     )
 
 
 def _stagger(found: Drift) -> str:
-    one = found.stagger
-    if one is None:
+    stagger = found.stagger
+    if stagger is None:
         return "not known: no reduce-scatter of several ranks was recorded span by span"
-    kind = "nearly always the same: a straggler" if one.is_persistent else "not always the same"
+    kind = "nearly always the same: a straggler" if stagger.is_persistent else "not always the same"
     return (
-        f"median {one.median_s * 1e3:.3f} ms at the reduce-scatter, {_trend(one.trend, 1e3, 'ms')}; last most often: "
-        f"rank {one.last_rank} {one.last_host} ({one.last_share:.0%}; {kind})"
+        f"median {stagger.median_s * 1e3:.3f} ms at the reduce-scatter, {_trend(stagger.trend, 1e3, 'ms')}; "
+        f"last most often: rank {stagger.last_rank} {stagger.last_host} ({stagger.last_share:.0%}; {kind})"
     )
 
 
-def _trend(one: Trend | None, factor: float, unit: str) -> str:
-    if one is None:
+def _trend(trend: Trend | None, factor: float, unit: str) -> str:
+    if trend is None:
         return "too few values for a trend"
-    word = "rising" if one.is_rising else "falling" if one.is_falling else ""
-    return f"{word} by {one.per_1000 * factor:+.4g} {unit}".rstrip() + " in 1000 steps" if word else "steady"
+    word = "rising" if trend.is_rising else "falling" if trend.is_falling else ""
+    return f"{word} by {trend.per_1000 * factor:+.4g} {unit}".rstrip() + " in 1000 steps" if word else "steady"
 
 
 def _hours(found: Drift) -> str:

@@ -68,36 +68,36 @@ def _document(place: str, round_number: int, found: StepExplanation) -> dict[str
         "is_full": found.is_full,
         "wall_ns": found.wall_ns,
         "job": _breakdown(found.job),
-        "stages": [_breakdown(one) for one in found.stages],
-        "ranks": [_breakdown(one) for one in found.ranks],
+        "stages": [_breakdown(stage) for stage in found.stages],
+        "ranks": [_breakdown(rank) for rank in found.ranks],
         "num_missing_ranks": found.num_missing,
-        "communication": [overlap_document(one) for one in found.overlaps],
+        "communication": [overlap_document(overlap) for overlap in found.overlaps],
         "communication_by_stage": [
-            {"name": stage.name, "communication": [overlap_document(one) for one in of_stage]}
+            {"name": stage.name, "communication": [overlap_document(overlap) for overlap in of_stage]}
             for stage, of_stage in zip(found.stages, found.overlaps_by_stage, strict=False)
         ],
         "came_last": [
             {
-                "rank": one.rank,
-                "host": one.host,
-                "num_collectives": one.num_collectives,
-                "waited_ns": one.waited_ns,
-                "operation": one.operation,
+                "rank": arrival.rank,
+                "host": arrival.host,
+                "num_collectives": arrival.num_collectives,
+                "waited_ns": arrival.waited_ns,
+                "operation": arrival.operation,
             }
-            for one in found.last
+            for arrival in found.last
         ],
         "notes": list(found.notes),
     }
 
 
-def _breakdown(one: Breakdown) -> dict[str, Any]:
+def _breakdown(breakdown: Breakdown) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "num_ranks": one.num_ranks,
-        "wall_ns": one.wall_ns,
-        "spent_ns": dict(one.spent_ns),
-        "waiting_ns": dict(one.waiting_ns),
-        "percent": one.percent,
+        "name": breakdown.name,
+        "num_ranks": breakdown.num_ranks,
+        "wall_ns": breakdown.wall_ns,
+        "spent_ns": dict(breakdown.spent_ns),
+        "waiting_ns": dict(breakdown.waiting_ns),
+        "percent": breakdown.percent,
     }
 
 
@@ -111,7 +111,7 @@ def _lines(found: StepExplanation) -> list[str]:
     if len(found.stages) > 1:
         lines += ["", *_comparison(found.stages)]
     if len(found.ranks) > 1:
-        shown = sorted(found.ranks, key=lambda one: -_busy(one))[:_MAX_RANKS]
+        shown = sorted(found.ranks, key=lambda rank: -_busy(rank))[:_MAX_RANKS]
         if len(shown) < len(found.ranks):
             lines += ["", f"the {len(shown)} ranks of {len(found.ranks)} that computed longest:"]
         lines += ["", *_comparison(shown)]
@@ -121,16 +121,16 @@ def _lines(found: StepExplanation) -> list[str]:
     if found.last:
         lines += ["", "arrived last at collectives, so the others waited:"]
         lines += [
-            f"  rank {one.rank} {one.host}: {one.num_collectives} collectives, {one.waited_ns / 1e6:,.3f} ms "
-            f"of other ranks' time, most at {one.operation}"
-            for one in found.last[:_MAX_LATE]
+            f"  rank {arrival.rank} {arrival.host}: {arrival.num_collectives} collectives, "
+            f"{arrival.waited_ns / 1e6:,.3f} ms of other ranks' time, most at {arrival.operation}"
+            for arrival in found.last[:_MAX_LATE]
         ]
     return lines + [f"note: {note}" for note in found.notes]
 
 
 def _overlapped_by_stage(found: StepExplanation) -> list[str]:
     """Return the overlapped shares by stage, for kinds of communication with different shares in the stages."""
-    shares = [{one.operation: one for one in of_stage} for of_stage in found.overlaps_by_stage]
+    shares = [{overlap.operation: overlap for overlap in of_stage} for of_stage in found.overlaps_by_stage]
     differing = [
         kind.operation
         for kind in found.overlaps
@@ -144,8 +144,8 @@ def _overlapped_by_stage(found: StepExplanation) -> list[str]:
     return ["", *table(rows, left=(0,))]
 
 
-def _busy(one: Breakdown) -> int:
-    return one.spent_ns.get("compute", 0)
+def _busy(breakdown: Breakdown) -> int:
+    return breakdown.spent_ns.get("compute", 0)
 
 
 def _job_table(job: Breakdown) -> list[str]:

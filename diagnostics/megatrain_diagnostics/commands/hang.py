@@ -50,7 +50,7 @@ from megatrain_diagnostics.store.hang_answer import (
 )
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence, read_boxes, read_dumps, read_incident
 from megatrain_diagnostics.streamer.stacks import DumpTarget, collect_stacks
-from megatrain_job.commands.job_place import run_at
+from megatrain_job.commands.job_location import run_at
 
 _MAX_ROWS = 16
 _MAX_FRAMES = 4
@@ -163,7 +163,7 @@ def _stacks_now(filed: FiledEvidence, roster: Roster) -> StackFinding:
     if not targets:
         raise DataError("--stacks: none of these black boxes belongs to a process that runs on this machine")
     stacks = collect_stacks(targets, socket.gethostname(), 1, time.time_ns)
-    return find_outliers(newest_main_stacks(stacks, filed.round), roster, [one.rank for one in targets])
+    return find_outliers(newest_main_stacks(stacks, filed.round), roster, [target.rank for target in targets])
 
 
 def _as_json(answer: HangAnswer) -> dict[str, Any]:
@@ -175,19 +175,19 @@ def _as_json(answer: HangAnswer) -> dict[str, Any]:
         "confidence": culprit.confidence,
         "reason": culprit.reason,
         "incident": culprit.incident,
-        "suspects": [asdict(one) for one in answer.finding.suspects],
+        "suspects": [asdict(suspect) for suspect in answer.finding.suspects],
         "hosts": answer.finding.hosts,
-        "missing": [asdict(one) for one in report.missing],
+        "missing": [asdict(missing) for missing in report.missing],
         "silent": sorted(answer.finding.silent),
         "in_flight": {str(rank): name for rank, name in answer.finding.in_flight.items()},
         "stacks": {
-            "clusters": [asdict(one) for one in answer.stacks.clusters],
+            "clusters": [asdict(cluster) for cluster in answer.stacks.clusters],
             "outliers": answer.stacks.outliers,
             "undumped": answer.stacks.undumped,
             "shared": None if answer.stacks.shared is None else asdict(answer.stacks.shared),
             "reason": answer.stacks.reason,
         },
-        "disagreements": [asdict(one) for one in answer.disagreements],
+        "disagreements": [asdict(disagreement) for disagreement in answer.disagreements],
         "grid": {"letters": answer.letters, "legend": LEGEND, "lines": grid_lines(layout, answer.letters)},
         "problems": answer.problems,
     }
@@ -209,8 +209,15 @@ def _as_text(answer: HangAnswer) -> list[str]:
         axes = roster.layout.axes
         rows = [("rank", "host", *axes, "step", "in", "evidence")]
         rows += [
-            (str(one.rank), one.host, *(str(one.place[axis]) for axis in axes), str(one.step), one.doing, one.evidence)
-            for one in answer.finding.suspects[:_MAX_ROWS]
+            (
+                str(suspect.rank),
+                suspect.host,
+                *(str(suspect.place[axis]) for axis in axes),
+                str(suspect.step),
+                suspect.doing,
+                suspect.evidence,
+            )
+            for suspect in answer.finding.suspects[:_MAX_ROWS]
         ]
         lines += [
             "",
@@ -230,9 +237,9 @@ def _as_text(answer: HangAnswer) -> list[str]:
                 f"  {entry.sequence} of {entry.group}: {_brief(entry.waiting)} wait; {text or 'all ranks are in it'}"
             )
         lines += _more(len(report.missing) - _MAX_ROWS, "collectives")
-    for one in answer.disagreements:
-        lines.append(f"  {one.sequence} of {one.group} differs between the ranks:")
-        lines += [f"    {call}: ranks {_brief(ranks)}" for call, ranks in one.calls.items()]
+    for disagreement in answer.disagreements:
+        lines.append(f"  {disagreement.sequence} of {disagreement.group} differs between the ranks:")
+        lines += [f"    {call}: ranks {_brief(ranks)}" for call, ranks in disagreement.calls.items()]
     return [*lines, *_stack_lines(answer.stacks), "", LEGEND, *grid_lines(roster.layout, answer.letters)]
 
 
@@ -240,9 +247,10 @@ def _stack_lines(stacks: StackFinding) -> list[str]:
     if not stacks.clusters:
         return []
     lines = ["", f"stacks: {stacks.reason}"]
-    for one in stacks.clusters[:_MAX_ROWS]:
-        kind = "wait" if one.is_waiting else "do not wait"
-        lines.append(f"  {len(one.ranks)} {kind} ({_brief(one.ranks)}): {' < '.join(one.frames[-_MAX_FRAMES:][::-1])}")
+    for cluster in stacks.clusters[:_MAX_ROWS]:
+        kind = "wait" if cluster.is_waiting else "do not wait"
+        frames = " < ".join(cluster.frames[-_MAX_FRAMES:][::-1])
+        lines.append(f"  {len(cluster.ranks)} {kind} ({_brief(cluster.ranks)}): {frames}")
     lines += _more(len(stacks.clusters) - _MAX_ROWS, "kinds of stacks")
     if stacks.shared is not None:
         lines.append(

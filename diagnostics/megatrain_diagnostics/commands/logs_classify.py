@@ -31,7 +31,7 @@ from megatrain_diagnostics.commands.arguments import (
     report_problems,
 )
 from megatrain_diagnostics.commands.log_file import as_utf8, opened_log
-from megatrain_job.commands.job_place import run_at
+from megatrain_job.commands.job_location import run_at
 from megatrain_job.failures.bundle import classify_bundle
 from megatrain_job.failures.classifier import LogClassifier, classify
 
@@ -112,7 +112,7 @@ def _print_finding(found: LogFinding, round_number: int, *, is_json: bool) -> No
             "reason": culprit.reason,
             "incident": culprit.incident,
         }
-        failures = [asdict(one) for one in found.failures]
+        failures = [asdict(failure) for failure in found.failures]
         print_json({"round": round_number, **values, "num_ranks": found.num_ranks, "failures": failures})
         return
     lines = facts(
@@ -128,8 +128,8 @@ def _print_finding(found: LogFinding, round_number: int, *, is_json: bool) -> No
     )
     if found.failures:
         rows = [("rank", "host", "", "label", "line")]
-        for one in found.failures[:_MAX_FAILURES]:
-            rows.append((str(one.rank), one.host, str(one.role), one.label, short(one.line)))
+        for failure in found.failures[:_MAX_FAILURES]:
+            rows.append((str(failure.rank), failure.host, str(failure.role), failure.label, short(failure.line)))
         lines += ["", *table(rows, left=(1, 2, 3, 4))]
         if len(found.failures) > _MAX_FAILURES:
             lines.append(f"and {len(found.failures) - _MAX_FAILURES} more")

@@ -89,16 +89,16 @@ def _document(found: StragglerHistory) -> dict[str, Any]:
         "is_enough": end.is_enough,
         "findings": [
             {
-                **asdict(one),
-                "cause": one.cause.value,
-                "confidence": one.confidence.value,
-                "is_over": one.key in found.ended,
+                **asdict(finding),
+                "cause": finding.cause.value,
+                "confidence": finding.confidence.value,
+                "is_over": finding.key in found.ended,
             }
-            for one in found.findings
+            for finding in found.findings
         ],
         "thresholds": None if end.thresholds is None else asdict(end.thresholds),
         "host_scores": dict(end.host_scores),
-        "unjudged_ranks": list(end.unjudged_ranks),
+        "unjudged_ranks": list(end.ranks_without_peers),
         "silent_ranks": list(end.silent_ranks),
         "num_wrong_rows": found.num_wrong,
     }
@@ -107,8 +107,8 @@ def _document(found: StragglerHistory) -> dict[str, Any]:
 def _lines(found: StragglerHistory, roster: Roster) -> list[str]:
     end = found.assessment
     lines = [findings_headline(found.findings, is_enough=end.is_enough)]
-    for one in found.findings:
-        lines += ["", *_of_finding(one, one.key in found.ended)]
+    for finding in found.findings:
+        lines += ["", *_of_finding(finding, finding.key in found.ended)]
     lines.append("")
     pairs = [
         ("steps", f"{found.num_compared} compared, {end.num_left_out} left out (first steps, checkpoints, evaluations)")
@@ -117,8 +117,8 @@ def _lines(found: StragglerHistory, roster: Roster) -> list[str]:
         pairs.append(("thresholds", _thresholds(end.thresholds)))
     if end.host_scores:
         pairs.append(("hosts", _highest(end.host_scores)))
-    if end.unjudged_ranks:
-        pairs.append(("not compared", f"{_ranks(end.unjudged_ranks)}: no other rank does the same work"))
+    if end.ranks_without_peers:
+        pairs.append(("not compared", f"{_ranks(end.ranks_without_peers)}: no other rank does the same work"))
     if end.silent_ranks:
         pairs.append(("silent", f"{_ranks(end.silent_ranks)} sent no telemetry for the newest steps"))
     if found.num_wrong:
@@ -126,21 +126,25 @@ def _lines(found: StragglerHistory, roster: Roster) -> list[str]:
     return [*lines, *facts([("ranks", f"{roster.layout.world_size} ({roster.layout})"), *pairs])]
 
 
-def _of_finding(one: Finding, is_over: bool) -> list[str]:
-    ended = ", ended since" if is_over else ""
+def _of_finding(finding: Finding, is_over: bool) -> list[str]:
+    seen = f"seen in {finding.num_seen} of {finding.num_steps}{', ended since' if is_over else ''}"
     pairs = [
         (
             "cause",
-            one.cause.value + (" (another host would be faster)" if one.cause.is_of_host else " (not due to the host)"),
+            finding.cause.value
+            + (" (another host would be faster)" if finding.cause.is_of_host else " (not due to the host)"),
         ),
-        ("confidence", one.confidence.value),
-        ("where", f"{', '.join(one.hosts) or '-'}; {_ranks(one.ranks)}"),
-        ("when", f"steps {one.first_step} to {one.last_step}, seen in {one.num_seen} of {one.num_steps}{ended}"),
-        ("excess", f"{100 * one.excess:.1f} % ({seconds_text(one.excess_s)} a step), score {one.score:.1f}"),
-        ("victims", f"{one.num_victims} ranks wait for it"),
-        ("gain", f"at most {seconds_text(one.gain_s)} of {seconds_text(one.step_s)} a step"),
+        ("confidence", finding.confidence.value),
+        ("where", f"{', '.join(finding.hosts) or '-'}; {_ranks(finding.ranks)}"),
+        ("when", f"steps {finding.first_step} to {finding.last_step}, {seen}"),
+        (
+            "excess",
+            f"{100 * finding.excess:.1f} % ({seconds_text(finding.excess_s)} a step), score {finding.score:.1f}",
+        ),
+        ("victims", f"{finding.num_victims} ranks wait for it"),
+        ("gain", f"at most {seconds_text(finding.gain_s)} of {seconds_text(finding.step_s)} a step"),
     ]
-    return [*facts(pairs), *(f"- {sentence}" for sentence in one.evidence)]
+    return [*facts(pairs), *(f"- {sentence}" for sentence in finding.evidence)]
 
 
 def _thresholds(least: Thresholds) -> str:

@@ -18,9 +18,9 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.diag_records import DiagSettings
 from megatrain.contracts.records.record import to_plain
 from megatrain.formatting import seconds_text
-from megatrain_job.commands.job_place import add_job, opened_job
+from megatrain_job.commands.job_location import add_job, opened_job
 from megatrain_job.jobs.recording import change_recording, configured_period, read_recording, switched
-from megatrain_job.jobs.send_request import asker
+from megatrain_job.jobs.send_request import requester
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -91,7 +91,7 @@ def requested_settings(before: DiagSettings, args: argparse.Namespace, period: i
             changed = replace(changed, full_until_unix_s=now_unix_s + args.full_for_s if args.full_for_s else 0.0)
         if args.without is not None:
             changed = replace(changed, off_operations=args.without)
-    return replace(changed, by=asker(), reason=args.reason, at_unix_s=now_unix_s)
+    return replace(changed, by=requester(), reason=args.reason, at_unix_s=now_unix_s)
 
 
 def _add(verbs: Verbs, name: str, text: str) -> argparse.ArgumentParser:

@@ -26,7 +26,7 @@ from megatrain.formatting import age_text, count_text, names_text, ranks_text, s
 from megatrain.run_files.incidents import AUDIT_NAME, read_audit
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.commands.arguments import Verbs, add_json
-from megatrain_job.commands.job_place import PlaceError, add_job, named_job, opened_job, run_at
+from megatrain_job.commands.job_location import JobLocationError, add_job, named_job, opened_job, run_at
 from megatrain_job.jobs.verdict_cases import VerdictWithOutcome, cases_of_audit, read_cases
 
 
@@ -46,14 +46,14 @@ def run(args: argparse.Namespace) -> int:
     """Print all verdicts, the newest first, or the one of --id. Raises: MegatrainError."""
     job, source, cases = _find(args)
     if args.id:
-        case = _one(job, cases, args.id)
+        case = _matching_case(job, cases, args.id)
         if args.is_json:
             print_json({"job": job, "source": source, "verdict": _document(case)})
         else:
             print_lines(case_lines(case))
         return int(ExitCode.OK)
     if args.is_json:
-        print_json({"job": job, "source": source, "verdicts": [_document(one) for one in reversed(cases)]})
+        print_json({"job": job, "source": source, "verdicts": [_document(case) for case in reversed(cases)]})
     else:
         print_lines(cases_lines(job, cases, time.time()))
     return int(ExitCode.OK)
@@ -113,13 +113,13 @@ def _document(case: VerdictWithOutcome) -> dict[str, Any]:
     }
 
 
-def _one(job: str, cases: Sequence[VerdictWithOutcome], wanted: str) -> VerdictWithOutcome:
+def _matching_case(job: str, cases: Sequence[VerdictWithOutcome], wanted: str) -> VerdictWithOutcome:
     """Return the verdict of this id or prefix. Raises: NotFoundError, or UsageError if several match."""
-    matches = [one for one in cases if one.verdict_id == wanted]
-    matches = matches or [one for one in cases if one.verdict_id.startswith(wanted)]
+    matches = [case for case in cases if case.verdict_id == wanted]
+    matches = matches or [case for case in cases if case.verdict_id.startswith(wanted)]
     if len(matches) == 1:
         return matches[0]
-    names = names_text([one.verdict_id for one in (matches or cases)]) or "none"
+    names = names_text([match.verdict_id for match in (matches or cases)]) or "none"
     if matches:
         raise UsageError(f"{len(matches)} verdicts begin with {wanted!r}: {names}; give more characters")
     raise NotFoundError(f"{job} has no verdict {wanted!r}; it has {names}")
@@ -135,7 +135,7 @@ def _find(args: argparse.Namespace) -> tuple[str, str, list[VerdictWithOutcome]]
             return job.keys.job, "etcd", cases
     except CoordinationRefusedError:
         raise
-    except (CoordinationError, PlaceError) as error:
+    except (CoordinationError, JobLocationError) as error:
         return _on_disk(named_job(args), error)
 
 

@@ -200,20 +200,22 @@ class Controller:
             self._full_spans.ask(now_s, self._steady_s, reason)
 
     def _with_devices(self, known: StragglerAssessment) -> StragglerAssessment:
-        findings = tuple(self._finding_with_devices(one, self._rosters.newest) for one in known.findings)
+        findings = tuple(self._finding_with_devices(finding, self._rosters.newest) for finding in known.findings)
         return replace(known, findings=findings) if findings else known
 
     def _weighed(self, findings: tuple[Finding, ...], written: WrittenVerdicts) -> list[Finding]:
         """Return the findings; for slow compute, the gain is replaced by that of a what-if replay, if smaller."""
         found = []
-        for one in findings:
-            is_new = one.confidence is VerdictConfidence.HIGH and (one.key, one.confidence) not in written.keys
-            if is_new and one.cause is Cause.COMPUTE and self._live is not None:
-                gain_s = self._spans.gain_without(one.ranks, one.first_step, self._live.roster)
-                if gain_s is not None and gain_s < one.gain_s:
+        for finding in findings:
+            is_new = (
+                finding.confidence is VerdictConfidence.HIGH and (finding.key, finding.confidence) not in written.keys
+            )
+            if is_new and finding.cause is Cause.COMPUTE and self._live is not None:
+                gain_s = self._spans.gain_without(finding.ranks, finding.first_step, self._live.roster)
+                if gain_s is not None and gain_s < finding.gain_s:
                     sentence = f"what-if: without this slowness a step would be {1e3 * gain_s:.1f} ms shorter"
-                    one = replace(one, gain_s=gain_s, evidence=(*one.evidence, sentence))
-            found.append(one)
+                    finding = replace(finding, gain_s=gain_s, evidence=(*finding.evidence, sentence))
+            found.append(finding)
         return found
 
     def _warn_of_silence(self, live: LiveDetection) -> None:

@@ -61,23 +61,23 @@ class DeviceWatch:
         with self._lock:
             self._now_s = now_s
             gone = {host for host, heard_s in self._heard_s.items() if now_s - heard_s > _FORGOTTEN_S}
-            old = [key for key, one in self._xids.items() if now_s - (one.since_unix_s or 0.0) > WINDOW_S]
+            old = [key for key, xid in self._xids.items() if now_s - (xid.since_unix_s or 0.0) > WINDOW_S]
             for key in old:
                 del self._xids[key]
             if gone:
                 self._heard_s = {host: at_s for host, at_s in self._heard_s.items() if host not in gone}
-                self._gpus = {key: one for key, one in self._gpus.items() if key[0] not in gone}
-                self._uuids = {key: one for key, one in self._uuids.items() if key[0] not in gone}
-                self._links = {key: one for key, one in self._links.items() if key[0] not in gone}
-                self._found = {key: one for key, one in self._found.items() if key[0] not in gone}
+                self._gpus = {key: gpu for key, gpu in self._gpus.items() if key[0] not in gone}
+                self._uuids = {key: uuid for key, uuid in self._uuids.items() if key[0] not in gone}
+                self._links = {key: link for key, link in self._links.items() if key[0] not in gone}
+                self._found = {key: problem for key, problem in self._found.items() if key[0] not in gone}
 
     def problems(self, connected: Collection[str]) -> tuple[DeviceProblem, ...]:
         """Return the problems, the worst first. `connected`: hosts with a connected streamer."""
         with self._lock:
-            found = [one for problems in self._found.values() for one in problems]
+            found = [problem for problems in self._found.values() for problem in problems]
             found += [*self._xids.values(), *self._silent(connected)]
         order = list(DeviceProblemKind)
-        return tuple(sorted(found, key=lambda one: (order.index(one.kind), one.host, one.text)))
+        return tuple(sorted(found, key=lambda problem: (order.index(problem.kind), problem.host, problem.text)))
 
     def _take_gpu(self, row: Row) -> None:
         host, number = row["host"], str(row["gpu"])

@@ -59,7 +59,10 @@ def verdicts_to_write(
     author: VerdictAuthor,
 ) -> tuple[tuple[str, HostVerdict], ...]:
     """Return (key, verdict) of the verdicts to write now: alarms first, then findings, in the given order."""
-    wanted = [*(_of_alarm(alarm) for alarm in alarms), *(_of_finding(one) for one in findings if _is_due(one, author))]
+    wanted = [
+        *(_of_alarm(alarm) for alarm in alarms),
+        *(_of_finding(finding) for finding in findings if _is_due(finding, author)),
+    ]
     num_left = MAX_PER_HOUR - sum(now_s - _HOUR_S < at_s for at_s in written.times_s)
     chosen: list[tuple[str, HostVerdict]] = []
     keys = set(written.keys)

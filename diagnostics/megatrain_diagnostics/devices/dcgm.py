@@ -84,7 +84,7 @@ class DcgmExporter:
                 self._url, len(unreadable), unreadable[0][:_MAX_SHOWN],
             )  # fmt: skip
         for gpu in found.gpus:
-            self._note_xid(gpu)
+            self._record_xid(gpu)
         return found
 
     def wait_for_xids(self, seconds: float) -> tuple[XidEvent, ...]:
@@ -94,7 +94,7 @@ class DcgmExporter:
         xids, self._new_xids = self._new_xids, ()
         return xids
 
-    def _note_xid(self, gpu: GpuReading) -> None:
+    def _record_xid(self, gpu: GpuReading) -> None:
         """Record a new Xid error. The exporter repeats the last number until the driver is reloaded."""
         before = self._last_xids.get(gpu.uuid)
         if gpu.last_xid is not None:

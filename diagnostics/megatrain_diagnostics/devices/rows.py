@@ -53,8 +53,12 @@ def silence_table(why: str, place: HostPlace, at_ns: int) -> Gpus:
 
 
 def _gpu_row(gpu: GpuReading, place: HostPlace, at_ns: int) -> dict[str, Any]:
-    readings = {one.name: getattr(gpu, one.name) for one in fields(gpu)}
-    pending = [one for one in (gpu.is_page_retirement_pending, gpu.is_row_remap_pending) if one is not None]
+    readings = {field_.name: getattr(gpu, field_.name) for field_ in fields(gpu)}
+    pending = [
+        is_waiting
+        for is_waiting in (gpu.is_page_retirement_pending, gpu.is_row_remap_pending)
+        if is_waiting is not None
+    ]
     return {
         **readings,
         **_at(place, gpu.uuid),
@@ -67,7 +71,7 @@ def _gpu_row(gpu: GpuReading, place: HostPlace, at_ns: int) -> dict[str, Any]:
 
 
 def _link_row(link: LinkReading, place: HostPlace, at_ns: int) -> dict[str, Any]:
-    readings = {one.name: getattr(link, one.name) for one in fields(link)}
+    readings = {field_.name: getattr(link, field_.name) for field_ in fields(link)}
     return {**readings, **_at(place, ""), "at_ns": at_ns, "link": link.name, "downs": link.num_downs}
 
 

@@ -69,7 +69,7 @@ def places_along(layout: Layout, axis: str) -> Int64:
 
 def groups_along(layout: Layout, axis: str) -> Int64:
     """Return the ranks of the groups along an axis in each stage. Shape: [stages, groups of a stage, members]."""
-    ranks = np.arange(layout.world_size, dtype=np.int64).reshape([layout.size(one) for one in layout.grid])
+    ranks = np.arange(layout.world_size, dtype=np.int64).reshape([layout.size(axis) for axis in layout.grid])
     last = np.moveaxis(ranks, layout.grid.index(axis), -1)
     return last.reshape(layout.pp_size, -1, layout.size(axis))
 

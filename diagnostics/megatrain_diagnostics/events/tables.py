@@ -268,7 +268,7 @@ TableType = TypeVar(
 
 def columns_of(kind: type[Table]) -> dict[str, str]:
     """Return column -> numpy dtype or "text", in the order of the columns."""
-    return {one.name: _dtype(one) for one in fields(kind)}
+    return {field_.name: _dtype(field_) for field_ in fields(kind)}
 
 
 def axis_values(layout: Layout, rank: int) -> dict[str, int]:
@@ -290,14 +290,14 @@ def num_rows(table: Table) -> int:
 
 def select(table: TableType, rows: Selection) -> TableType:
     """Return the rows at a mask or at indices."""
-    return type(table)(*(getattr(table, one.name)[rows] for one in fields(table)))
+    return type(table)(*(getattr(table, field_.name)[rows] for field_ in fields(table)))
 
 
 def joined(kind: type[TableType], parts: Sequence[TableType]) -> TableType:
     """Return the concatenated rows of all parts; an empty table if there are no parts."""
     if not parts:
         return from_columns(kind, {name: [] for name in columns_of(kind)})
-    return kind(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(kind)))
+    return kind(*(np.concatenate([getattr(part, field_.name) for part in parts]) for field_ in fields(kind)))
 
 
 def from_columns(kind: type[TableType], columns: dict[str, Any]) -> TableType:
@@ -314,6 +314,6 @@ def from_columns(kind: type[TableType], columns: dict[str, Any]) -> TableType:
     return kind(*arrays)
 
 
-def _dtype(one: Field[Any]) -> str:
-    dtype: str = one.metadata["dtype"]
+def _dtype(field_: Field[Any]) -> str:
+    dtype: str = field_.metadata["dtype"]
     return dtype

@@ -12,7 +12,7 @@ from megatrain.contracts.records.diag_records import DaemonRecord, DaemonReport,
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import encode
 from megatrain.formatting import ranges_text
-from megatrain_diagnostics.collector.counters import Ledger
+from megatrain_diagnostics.collector.counters import IngestStatistics
 from megatrain_diagnostics.metrics.job_metrics import AssessmentSource
 from megatrain_diagnostics.metrics.training_metrics import TrainingMetrics
 from megatrain_job.coordination.client import EtcdClient
@@ -29,14 +29,14 @@ _MAX_DEVICES = 16
 _MAX_DEVICE_TEXT = 300
 
 
-class DeviceJudge(Protocol):
+class DeviceProblemSource(Protocol):
     """The part of DeviceWatch that the report uses."""
 
     def problems(self, connected: Collection[str]) -> tuple[DeviceProblem, ...]:
         """Return the problems, the worst first. `connected`: hosts with a connected streamer."""
 
 
-def away_hosts(snapshot: JobSnapshot | None, connected: Iterable[str]) -> tuple[str, ...]:
+def disconnected_hosts(snapshot: JobSnapshot | None, connected: Iterable[str]) -> tuple[str, ...]:
     """Return the hosts of the newest round that run a streamer but have no open stream, in the order of ranks."""
     newest = None if snapshot is None else snapshot.newest_round
     if snapshot is None or newest is None:
@@ -54,13 +54,13 @@ class DaemonReporter:
         client: EtcdClient,
         keys: JobKeys,
         record: DaemonRecord,
-        sources: tuple[AssessmentSource, Ledger, TrainingMetrics, DeviceJudge],
+        sources: tuple[AssessmentSource, IngestStatistics, TrainingMetrics, DeviceProblemSource],
         problem: Callable[[], str],
         snapshot: Callable[[], JobSnapshot | None],
     ) -> None:
         """`record`: of this daemon; `problem`: returns why nothing can be stored, "" when storing works."""
         self._client, self._keys, self._record = client, keys, record
-        self._judge, self._ledger, self._training, self._devices = sources
+        self._judge, self._statistics, self._training, self._devices = sources
         self._problem, self._snapshot = problem, snapshot
         self._written: DaemonReport | None = None
 
@@ -86,9 +86,13 @@ class DaemonReporter:
     def _report(self, now_s: float) -> DaemonReport:
         away: tuple[str, ...] = ()
         if now_s - self._record.started_unix_s > _GRACE_S:
-            away = away_hosts(self._snapshot(), self._ledger.counters().connected)
+            away = disconnected_hosts(self._snapshot(), self._statistics.counters().connected)
         silent = self._judge.silent_ranks()
-        devices = [one for one in self._devices.problems(self._ledger.counters().connected) if self._trains(one.host)]
+        devices = [
+            problem
+            for problem in self._devices.problems(self._statistics.counters().connected)
+            if self._trains(problem.host)
+        ]
         return DaemonReport(
             session=self._record.session,
             at_unix_s=now_s,
@@ -98,7 +102,7 @@ class DaemonReporter:
             num_silent_ranks=len(silent),
             away_hosts=away[:_MAX_HOSTS],
             num_away_hosts=len(away),
-            devices=tuple(replace(one, text=one.text[:_MAX_DEVICE_TEXT]) for one in devices[:_MAX_DEVICES]),
+            devices=tuple(replace(device, text=device.text[:_MAX_DEVICE_TEXT]) for device in devices[:_MAX_DEVICES]),
             num_device_problems=len(devices),
         )
 
@@ -111,4 +115,4 @@ def _is_due(written: DaemonReport, now: DaemonReport) -> bool:
 
 
 def _devices_of(report: DaemonReport) -> list[tuple[str, str, tuple[int, ...], float | None]]:
-    return [(one.kind, one.host, one.ranks, one.since_unix_s) for one in report.devices]
+    return [(device.kind, device.host, device.ranks, device.since_unix_s) for device in report.devices]

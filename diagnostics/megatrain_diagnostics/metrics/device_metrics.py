@@ -22,34 +22,34 @@ MAX_LINKS = 32
 _MEGA = 1e6
 
 _GPU_GAUGES: tuple[tuple[str, str, Callable[[GpuReading], float | None]], ...] = (
-    ("temperature_celsius", "Temperature of the GPU.", lambda one: one.temperature_c),
-    ("memory_temperature_celsius", "Temperature of the GPU's memory.", lambda one: one.memory_temperature_c),
+    ("temperature_celsius", "Temperature of the GPU.", lambda gpu: gpu.temperature_c),
+    ("memory_temperature_celsius", "Temperature of the GPU's memory.", lambda gpu: gpu.memory_temperature_c),
     ("slowdown_temperature_celsius", "Temperature at which the hardware slows the GPU down.",
-     lambda one: one.slowdown_temperature_c),
-    ("sm_clock_hertz", "Clock of the multiprocessors.", lambda one: _times(one.sm_clock_mhz, _MEGA)),
-    ("max_sm_clock_hertz", "Highest clock of the multiprocessors.", lambda one: _times(one.max_sm_clock_mhz, _MEGA)),
-    ("memory_clock_hertz", "Clock of the memory.", lambda one: _times(one.memory_clock_mhz, _MEGA)),
-    ("power_watts", "Power that the GPU draws.", lambda one: one.power_w),
-    ("power_limit_watts", "Enforced power limit.", lambda one: one.power_limit_w),
-    ("memory_used_bytes", "Used memory of the GPU.", lambda one: one.memory_used_bytes),
-    ("memory_bytes", "Memory of the GPU.", lambda one: one.memory_total_bytes),
-    ("utilization_ratio", "Fraction of the time in which a kernel ran.", lambda one: one.utilization),
-    ("retired_pages", "Retired pages of the GPU's memory.", lambda one: one.retired_pages),
-    ("row_remap_failed", "1: a bad memory row could not be remapped.", lambda one: one.has_row_remap_failed),
+     lambda gpu: gpu.slowdown_temperature_c),
+    ("sm_clock_hertz", "Clock of the multiprocessors.", lambda gpu: _times(gpu.sm_clock_mhz, _MEGA)),
+    ("max_sm_clock_hertz", "Highest clock of the multiprocessors.", lambda gpu: _times(gpu.max_sm_clock_mhz, _MEGA)),
+    ("memory_clock_hertz", "Clock of the memory.", lambda gpu: _times(gpu.memory_clock_mhz, _MEGA)),
+    ("power_watts", "Power that the GPU draws.", lambda gpu: gpu.power_w),
+    ("power_limit_watts", "Enforced power limit.", lambda gpu: gpu.power_limit_w),
+    ("memory_used_bytes", "Used memory of the GPU.", lambda gpu: gpu.memory_used_bytes),
+    ("memory_bytes", "Memory of the GPU.", lambda gpu: gpu.memory_total_bytes),
+    ("utilization_ratio", "Fraction of the time in which a kernel ran.", lambda gpu: gpu.utilization),
+    ("retired_pages", "Retired pages of the GPU's memory.", lambda gpu: gpu.retired_pages),
+    ("row_remap_failed", "1: a bad memory row could not be remapped.", lambda gpu: gpu.has_row_remap_failed),
     ("reset_pending", "1: the next reset retires a bad page or row.",
-     lambda one: _either(one.is_page_retirement_pending, one.is_row_remap_pending)),
+     lambda gpu: _either(gpu.is_page_retirement_pending, gpu.is_row_remap_pending)),
 )  # fmt: skip
 _GPU_COUNTERS: tuple[tuple[str, str, Callable[[GpuReading], Mapping[str, int | None]]], ...] = (
     ("ecc_errors", "Memory errors since the driver was loaded.",
-     lambda one: {"corrected": one.corrected_errors, "uncorrected": one.uncorrected_errors}),
+     lambda gpu: {"corrected": gpu.corrected_errors, "uncorrected": gpu.uncorrected_errors}),
     ("lifetime_ecc_errors", "Memory errors in the GPU's lifetime.",
-     lambda one: {"corrected": one.lifetime_corrected_errors, "uncorrected": one.lifetime_uncorrected_errors}),
+     lambda gpu: {"corrected": gpu.lifetime_corrected_errors, "uncorrected": gpu.lifetime_uncorrected_errors}),
     ("remapped_rows", "Remapped rows of the GPU's memory.",
-     lambda one: {"corrected": one.corrected_rows, "uncorrected": one.uncorrected_rows}),
+     lambda gpu: {"corrected": gpu.corrected_rows, "uncorrected": gpu.uncorrected_rows}),
 )  # fmt: skip
 _LINK_GAUGES: tuple[tuple[str, str, Callable[[LinkReading], float | None]], ...] = (
-    ("up", "1: the link is up.", lambda one: one.is_up),
-    ("speed_bits_per_second", "Negotiated speed of the link.", lambda one: _times(one.speed_mbps, _MEGA)),
+    ("up", "1: the link is up.", lambda link: link.is_up),
+    ("speed_bits_per_second", "Negotiated speed of the link.", lambda link: _times(link.speed_mbps, _MEGA)),
 )
 _LINK_ERRORS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "symbol_errors", "retransmissions")
 
@@ -68,7 +68,7 @@ def device_metrics(devices: DevicesReading, labels: Mapping[str, str]) -> Iterat
 
 
 def _gpus(gpus: Sequence[GpuReading], labels: Mapping[str, str]) -> Iterator[Metric]:
-    where = [(one, [*labels.values(), str(one.index)]) for one in gpus]
+    where = [(gpu, [*labels.values(), str(gpu.index)]) for gpu in gpus]
     info = GaugeMetricFamily(
         "megatrain_gpu_info", "Identity of a GPU; always 1, for joins.", labels=[*labels, "gpu", "gpu_uuid", "gpu_name"]
     )
@@ -78,38 +78,38 @@ def _gpus(gpus: Sequence[GpuReading], labels: Mapping[str, str]) -> Iterator[Met
         "1: the GPU's clocks are throttled for this reason.",
         labels=[*labels, "gpu", "reason"],
     )
-    for one, at in where:
-        info.add_metric([*at, one.uuid, one.name], 1)
-        lost.add_metric(at, bool(one.error))
-        for bit, word in THROTTLE_REASONS.items() if one.throttle_reasons is not None else ():
-            reasons.add_metric([*at, word.replace(" ", "-")], bool((one.throttle_reasons or 0) & bit))
+    for gpu, at in where:
+        info.add_metric([*at, gpu.uuid, gpu.name], 1)
+        lost.add_metric(at, bool(gpu.error))
+        for bit, word in THROTTLE_REASONS.items() if gpu.throttle_reasons is not None else ():
+            reasons.add_metric([*at, word.replace(" ", "-")], bool((gpu.throttle_reasons or 0) & bit))
     yield from (info, lost, reasons)
     for name, text, value in _GPU_GAUGES:
-        yield _gauge(f"megatrain_gpu_{name}", text, [*labels, "gpu"], [(at, value(one)) for one, at in where])
+        yield _gauge(f"megatrain_gpu_{name}", text, [*labels, "gpu"], [(at, value(gpu)) for gpu, at in where])
     for name, text, values in _GPU_COUNTERS:
-        found = [([*at, kind], count) for one, at in where for kind, count in values(one).items()]
+        found = [([*at, kind], count) for gpu, at in where for kind, count in values(gpu).items()]
         yield _counter(f"megatrain_gpu_{name}", text, [*labels, "gpu", "kind"], found)
     for name, text, counts in (
         (
             "nvlink_errors",
             "CRC errors, replays and recoveries of the GPU's NVLinks.",
-            [one.nvlink_errors for one in gpus],
+            [gpu.nvlink_errors for gpu in gpus],
         ),
-        ("pcie_replays", "PCIe packets that were sent again.", [one.pcie_replays for one in gpus]),
+        ("pcie_replays", "PCIe packets that were sent again.", [gpu.pcie_replays for gpu in gpus]),
     ):
         samples = list(zip((at for _, at in where), counts, strict=True))
         yield _counter(f"megatrain_gpu_{name}", text, [*labels, "gpu"], samples)
 
 
 def _links(links: Sequence[LinkReading], labels: Mapping[str, str]) -> Iterator[Metric]:
-    where = [(one, [*labels.values(), one.name]) for one in links]
+    where = [(link, [*labels.values(), link.name]) for link in links]
     for name, text, value in _LINK_GAUGES:
-        yield _gauge(f"megatrain_link_{name}", text, [*labels, "link"], [(at, value(one)) for one, at in where])
-    errors = [([*at, kind.replace("_", "-")], getattr(one, kind)) for one, at in where for kind in _LINK_ERRORS]
+        yield _gauge(f"megatrain_link_{name}", text, [*labels, "link"], [(at, value(link)) for link, at in where])
+    errors = [([*at, kind.replace("_", "-")], getattr(link, kind)) for link, at in where for kind in _LINK_ERRORS]
     yield _counter(
         "megatrain_link_errors", "Errors of a network interface or RDMA port.", [*labels, "link", "kind"], errors
     )
-    downs = [(at, one.num_downs) for one, at in where]
+    downs = [(at, link.num_downs) for link, at in where]
     yield _counter("megatrain_link_downs", "How often the link went down.", [*labels, "link"], downs)
 
 

@@ -41,30 +41,32 @@ class _RankGauge:
 
 
 _RANK_GAUGES = (
-    _RankGauge("megatrain_rank_step", "Steps that the rank has completed.", lambda one: one.step),
+    _RankGauge("megatrain_rank_step", "Steps that the rank has completed.", lambda rank: rank.step),
     _RankGauge(
         "megatrain_rank_last_step_timestamp_seconds",
         "When the rank completed its last step.",
-        lambda one: one.last_step_unix_s,
+        lambda rank: rank.last_step_unix_s,
     ),
     _RankGauge(
         "megatrain_rank_last_sign_timestamp_seconds",
         "When the rank last began or completed a step or entered a phase.",
-        lambda one: one.last_sign_unix_s,
+        lambda rank: rank.last_sign_unix_s,
     ),
-    _RankGauge("megatrain_rank_step_duration_seconds", "Duration of the last step.", lambda one: one.step_s),
+    _RankGauge("megatrain_rank_step_duration_seconds", "Duration of the last step.", lambda rank: rank.step_s),
     _RankGauge(
         "megatrain_rank_compute_seconds",
         "Compute in the last step, from forward to optimizer.",
-        lambda one: one.compute_s,
+        lambda rank: rank.compute_s,
     ),
     _RankGauge(
         "megatrain_rank_communication_seconds",
         "Collectives, sends and receives in the last step, including the time they wait.",
-        lambda one: one.collective_s,
+        lambda rank: rank.collective_s,
     ),
-    _RankGauge("megatrain_rank_data_wait_seconds", "Time the last step waited for data.", lambda one: one.data_wait_s),
-    _RankGauge("megatrain_rank_gc_seconds", "Python's garbage collection in the last step.", lambda one: one.gc_s),
+    _RankGauge(
+        "megatrain_rank_data_wait_seconds", "Time the last step waited for data.", lambda rank: rank.data_wait_s
+    ),
+    _RankGauge("megatrain_rank_gc_seconds", "Python's garbage collection in the last step.", lambda rank: rank.gc_s),
 )
 
 
@@ -95,7 +97,7 @@ def _health(job: JobReading) -> Iterator[Metric]:
     reasons = GaugeMetricFamily(
         "megatrain_job_health_reasons", "Reasons why the job is not green.", labels=["job_name", "level", "code"]
     )
-    for (level, code), count in sorted(Counter((one.level, one.code) for one in job.health.reasons).items()):
+    for (level, code), count in sorted(Counter((reason.level, reason.code) for reason in job.health.reasons).items()):
         reasons.add_metric([job.job, level, code], count)
     yield reasons
 
@@ -120,10 +122,10 @@ class HostCollector(Collector):
         yield self._rank_info(host)
         for gauge in _RANK_GAUGES:
             family = GaugeMetricFamily(gauge.name, gauge.text, labels=[*labels, "rank"])
-            for one in host.ranks:
-                value = gauge.value(one)
+            for rank in host.ranks:
+                value = gauge.value(rank)
                 if value is not None:
-                    family.add_metric([*labels.values(), str(one.rank)], value)
+                    family.add_metric([*labels.values(), str(rank.rank)], value)
             yield family
         yield from _gauge(
             "megatrain_host_median_step_seconds", "Median duration of a step.", labels, host.median_step_s
@@ -161,9 +163,9 @@ class HostCollector(Collector):
         family = GaugeMetricFamily(
             "megatrain_rank_info", "Place, host and GPU of a rank; always 1, for joins.", labels=names
         )
-        for one in host.ranks:
-            place = [str(one.place[axis]) for axis in axes]
-            family.add_metric([host.job, host.host, str(one.rank), *place, one.gpu_uuid], 1)
+        for rank in host.ranks:
+            place = [str(rank.place[axis]) for axis in axes]
+            family.add_metric([host.job, host.host, str(rank.rank), *place, rank.gpu_uuid], 1)
         return family
 
 
@@ -244,7 +246,7 @@ class JobCollector(Collector):
             "How far the slowest hosts are above their peers, in spreads.",
             labels=["job_name", "host"],
         )
-        worst = sorted(job.straggler_scores.items(), key=lambda one: -one[1])[:MAX_SCORES]
+        worst = sorted(job.straggler_scores.items(), key=lambda entry: -entry[1])[:MAX_SCORES]
         for host, score in worst:
             family.add_metric([job.job, host], score)
         return family

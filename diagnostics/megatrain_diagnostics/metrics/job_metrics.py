@@ -14,7 +14,7 @@ from megatrain import __version__
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.errors import ConfigError
 from megatrain_diagnostics.analysis.findings import StragglerAssessment
-from megatrain_diagnostics.collector.counters import Ledger
+from megatrain_diagnostics.collector.counters import IngestStatistics
 from megatrain_diagnostics.metrics.exposition import JobCollector, registry_of
 from megatrain_diagnostics.metrics.job_records import SavedCheckpointWatch, SaveFailures, records_of
 from megatrain_diagnostics.metrics.readings import JobReading
@@ -44,7 +44,7 @@ class MetricsParts:
     """The sources of the numbers."""
 
     training: TrainingMetrics
-    ledger: Ledger
+    statistics: IngestStatistics
     judge: AssessmentSource
     store: StoreSize
     etcd: EtcdJob
@@ -53,7 +53,7 @@ class MetricsParts:
 
 def reading_of(parts: MetricsParts, checkpoints: SavedCheckpointWatch, job: str) -> JobReading:
     """Return the current reading."""
-    counters, saved = parts.ledger.counters(), checkpoints.saved
+    counters, saved = parts.statistics.counters(), checkpoints.saved
     judged = parts.judge.assessment
     known = records_of(parts.etcd.last_poll, time.time())
     return replace(
@@ -66,9 +66,9 @@ def reading_of(parts: MetricsParts, checkpoints: SavedCheckpointWatch, job: str)
         saved_unix_s=None if saved is None else saved.at_unix_s,
         save_failures=parts.failures.count,
         verdicts=known.verdicts,
-        notices_sent={one.receiver: one.num_sent for one in known.receivers},
-        notices_failed={one.receiver: one.num_failed for one in known.receivers},
-        notices_given_up={one.receiver: one.num_given_up for one in known.receivers},
+        notices_sent={receiver.receiver: receiver.num_sent for receiver in known.receivers},
+        notices_failed={receiver.receiver: receiver.num_failed for receiver in known.receivers},
+        notices_given_up={receiver.receiver: receiver.num_given_up for receiver in known.receivers},
         straggler_scores=judged.host_scores,
         least_straggler_score=None if judged.thresholds is None else judged.thresholds.score,
         silent_ranks=len(parts.judge.silent_ranks()),

@@ -43,14 +43,16 @@ def records_of(poll: EtcdPoll, now_s: float) -> JobRecords:
     if snapshot is None:
         return JobRecords(health=poll.health(now_s))
     incidents = (*snapshot.earlier_incidents, *snapshot.incidents)
-    ratios = [one.effective_time_ratio for one in incidents if one.effective_time_ratio is not None]
-    verdicts = [one.verdict for one in poll.records.cases if one.verdict is not None]
+    ratios = [incident.effective_time_ratio for incident in incidents if incident.effective_time_ratio is not None]
+    verdicts = [case.verdict for case in poll.records.cases if case.verdict is not None]
     return JobRecords(
         health=poll.health(now_s),
         rounds=max(snapshot.rounds, default=None),
-        incidents=dict(Counter(str(one.kind) for one in incidents)),
+        incidents=dict(Counter(str(incident.kind) for incident in incidents)),
         effective_time_ratio=ratios[-1] if ratios else None,
-        verdicts=dict(Counter((str(one.kind), str(one.cause), str(one.confidence)) for one in verdicts)),
+        verdicts=dict(
+            Counter((str(verdict.kind), str(verdict.cause), str(verdict.confidence)) for verdict in verdicts)
+        ),
         receivers=snapshot.receivers,
     )
 

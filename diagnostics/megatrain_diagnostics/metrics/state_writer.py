@@ -11,7 +11,7 @@ from typing import Protocol
 
 from megatrain.contracts.records.diag_records import DaemonRecord
 from megatrain_diagnostics.analysis.findings import StragglerAssessment
-from megatrain_diagnostics.collector.counters import IngestCounters, Ledger
+from megatrain_diagnostics.collector.counters import IngestCounters, IngestStatistics
 from megatrain_diagnostics.metrics.job_metrics import StoreSize
 from megatrain_diagnostics.metrics.training_metrics import refused_by_reason
 from megatrain_diagnostics.store.daemon_state import (
@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 _WARNING_PAUSE_S = 60.0
 
 
-class LiveJudge(Protocol):
+class LiveAssessmentSource(Protocol):
     """The part of the controller that the state file uses."""
 
     @property
@@ -50,14 +50,14 @@ class StateWriter:
         directory: Path,
         job: str,
         record: DaemonRecord,
-        judge: LiveJudge,
-        ledger: Ledger,
+        judge: LiveAssessmentSource,
+        statistics: IngestStatistics,
         store: StoreSize,
         problem: Callable[[], str],
     ) -> None:
         """`record`: of this daemon; `problem`: returns why nothing can be stored, "" when storing works."""
         self._directory, self._job, self._record = directory, job, record
-        self._judge, self._ledger, self._store, self._problem = judge, ledger, store, problem
+        self._judge, self._statistics, self._store, self._problem = judge, statistics, store, problem
         self._written: DaemonState | None = None
         self._next_warning_s = float("-inf")
 
@@ -77,7 +77,7 @@ class StateWriter:
         return True
 
     def _state(self) -> DaemonState:
-        counters, judge = self._ledger.counters(), self._judge
+        counters, judge = self._statistics.counters(), self._judge
         known = judge.assessment
         return DaemonState(
             job=self._job,
@@ -96,11 +96,11 @@ class StateWriter:
             num_steps=known.num_steps,
             is_enough=known.is_enough,
             silent=ranges_of(judge.silent_ranks()),
-            unjudged=ranges_of(known.unjudged_ranks),
+            unjudged=ranges_of(known.ranks_without_peers),
             stored_rows=counters.stored_rows,
             refused_rows=_refused(counters),
             dropped_rows=sum(counters.dropped_rows.values()),
-            passed_over_rows=counters.unjudged_rows,
+            passed_over_rows=counters.skipped_rows,
             connected_hosts=counters.connected,
             segment_bytes=self._store.num_bytes,
             problem=self._problem(),

@@ -52,15 +52,17 @@ class Catalog:
         paths, damaged = self._list(kind)
         with self._lock:
             for path in damaged:
-                self._note(f"{path}: was found damaged by the daemon; its events are missing")
+                self._record_problem(f"{path}: was found damaged by the daemon; its events are missing")
             found = [footer for path in not_superseded(paths) if (footer := self._footer(path)) is not None]
             mine = [segment for segment in found if segment.kind is kind]
             for segment in found:
                 if segment.ahead_ns > MAX_AHEAD_NS:
                     hours = segment.ahead_ns / MAX_AHEAD_NS
-                    self._note(f"{segment.path}: has events from the future, up to {hours:.1f} h ahead of the daemon")
+                    self._record_problem(
+                        f"{segment.path}: has events from the future, up to {hours:.1f} h ahead of the daemon"
+                    )
                 if segment.kind is not kind and kind.NAME in segment.path.relative_to(self.directory.parent).parts:
-                    self._note(f"{segment.path}: holds the table {segment.kind.NAME}; it was set aside")
+                    self._record_problem(f"{segment.path}: holds the table {segment.kind.NAME}; it was set aside")
         return [segment for segment in mine if may_have(segment, where)]
 
     def intact(self, segments: Sequence[Segment]) -> list[Segment]:
@@ -80,12 +82,12 @@ class Catalog:
         """Stop using a segment, and report the reason by `problems`."""
         with self._lock:
             self._footers[path] = None
-            self._note(f"{path}: {reason}")
+            self._record_problem(f"{path}: {reason}")
 
-    def note(self, problem: str) -> None:
+    def record_problem(self, problem: str) -> None:
         """Add a sentence to `problems`."""
         with self._lock:
-            self._note(problem)
+            self._record_problem(problem)
 
     def problems(self) -> tuple[str, ...]:
         with self._lock:
@@ -110,7 +112,7 @@ class Catalog:
                 return None
             except DataError as error:
                 self._footers[path] = None
-                self._note(f"{error}; it was set aside")
+                self._record_problem(f"{error}; it was set aside")
         return self._footers[path]
 
     def _judge(self, segments: Sequence[Segment], faults: Sequence[str]) -> None:
@@ -121,7 +123,7 @@ class Catalog:
                 with self._lock:
                     self._checked.add(segment.path)
 
-    def _note(self, problem: str) -> None:
+    def _record_problem(self, problem: str) -> None:
         self._problems[printable(problem)] = None
 
 

@@ -100,7 +100,7 @@ def plan_merges(files: Sequence[SmallFile], *, is_over: bool) -> list[tuple[Smal
     for file in sorted(files, key=lambda file: file.name.first):
         if 2 * file.num_bytes >= MAX_BYTES:
             runs.append([])
-        elif sum(one.num_bytes for one in runs[-1]) + file.num_bytes > MAX_BYTES:
+        elif sum(run.num_bytes for run in runs[-1]) + file.num_bytes > MAX_BYTES:
             runs.append([file])
         else:
             runs[-1].append(file)
@@ -133,9 +133,11 @@ def _remove_superseded(superseded: set[Path], valid: Sequence[Path]) -> int:
     for path in superseded:
         name = parse_name(path.name)
         assert name is not None, path
-        covers = [one for one in valid if (other := parse_name(one.name)) is not None and other.covers(name)]
+        covers = [
+            segment for segment in valid if (other := parse_name(segment.name)) is not None and other.covers(name)
+        ]
         with suppress(OSError):
-            if any(time.time() - one.stat().st_mtime > GRACE_S for one in covers):
+            if any(time.time() - segment.stat().st_mtime > GRACE_S for segment in covers):
                 path.unlink()
                 num_removed += 1
     return num_removed

@@ -90,7 +90,7 @@ class DaemonState:
         return ranks_of(self.silent)
 
     @property
-    def unjudged_ranks(self) -> tuple[int, ...]:
+    def ranks_without_peers(self) -> tuple[int, ...]:
         return ranks_of(self.unjudged)
 
 
@@ -112,28 +112,28 @@ def ranges_of(ranks: Iterable[int]) -> Ranges:
 
 def ranks_of(ranges: Ranges) -> tuple[int, ...]:
     """Return the ranks in ranges; empty if any range is invalid."""
-    if any(len(one) != 2 or one[0] < 0 or not 0 < one[1] <= _MAX_RANK for one in ranges):
+    if any(len(bounds) != 2 or bounds[0] < 0 or not 0 < bounds[1] <= _MAX_RANK for bounds in ranges):
         return ()
-    if sum(one[1] for one in ranges) > _MAX_RANK:
+    if sum(bounds[1] for bounds in ranges) > _MAX_RANK:
         return ()
     return tuple(rank for first, count in ranges for rank in range(first, first + count))
 
 
 def storable(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the first hundred findings with only finite numbers, because JSON has no others."""
-    return tuple(one for one in findings if all(map(math.isfinite, _figures(one))))[:_MAX_FINDINGS]
+    return tuple(finding for finding in findings if all(map(math.isfinite, _figures(finding))))[:_MAX_FINDINGS]
 
 
-def _figures(one: Finding) -> tuple[float, ...]:
+def _figures(finding: Finding) -> tuple[float, ...]:
     return (
-        one.excess,
-        one.excess_s,
-        one.score,
-        one.wait_deficit_s,
-        one.step_s,
-        one.gain_s,
-        *one.scores.values(),
-        *one.rank_scores,
+        finding.excess,
+        finding.excess_s,
+        finding.score,
+        finding.wait_deficit_s,
+        finding.step_s,
+        finding.gain_s,
+        *finding.scores.values(),
+        *finding.rank_scores,
     )
 
 

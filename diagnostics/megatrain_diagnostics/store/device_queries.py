@@ -35,7 +35,7 @@ def last_reading_ns(events: StoredEvents, host: str) -> int | None:
     for kind in (Gpus, NetworkLinks):
         conditions, values = sql_conditions(kind, where)
         table = events.query(kind, where, f"SELECT max(at_ns) FROM segments WHERE {conditions}", values)
-        found += [] if table is None else [one for one in table.column(0).to_pylist() if one is not None]
+        found += [] if table is None else [time_ns for time_ns in table.column(0).to_pylist() if time_ns is not None]
     return max(found, default=None)
 
 

@@ -38,7 +38,7 @@ def stored_full_steps(events: StoredEvents, round_number: int) -> tuple[FullStep
         # first try the span of the whole step, which is nearly always stored: one row per rank instead of hundreds
         for operations in ((Operation.STEP,), OPERATIONS_OF_FULL_STEPS):
             found = _query_full_steps(
-                events, Where((round_number,), first, operations=tuple(one.number for one in operations))
+                events, Where((round_number,), first, operations=tuple(operation.number for operation in operations))
             )
             if found:
                 return found[-_NEWEST:]

@@ -30,7 +30,7 @@ class HangAnswer:
 
     @property
     def letters(self) -> str:
-        suspects = [one.rank for one in self.finding.suspects]
+        suspects = [suspect.rank for suspect in self.finding.suspects]
         return rank_letters(
             self.roster.layout, suspects, self.stacks.outliers, self.finding.silent, self.finding.waiting
         )

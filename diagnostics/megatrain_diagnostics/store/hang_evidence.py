@@ -128,9 +128,9 @@ def executors_evidence(round_number: int, reports: Sequence[HangEvidence]) -> Fi
     for evidence in reports:
         groups.update(_reported_groups(evidence))
     standings = {
-        one.rank: _reported_standing(one, is_after_halt=evidence.is_after_halt)
+        rank_evidence.rank: _reported_standing(rank_evidence, is_after_halt=evidence.is_after_halt)
         for evidence in reports
-        for one in evidence.ranks
+        for rank_evidence in evidence.ranks
     }
     silent = tuple(sorted({rank for evidence in reports for rank in evidence.silent}))
     return FiledEvidence(round_number, None, standings, groups, silent)
@@ -178,7 +178,7 @@ def _roster(round_number: int, boxes: Iterable[BlackBox], problems: list[str]) -
     by_layout: dict[Layout, list[BlackBox]] = {}
     for box in boxes:
         by_layout.setdefault(box.identity.layout, []).append(box)
-    layout = max(by_layout, key=lambda one: len(by_layout[one]))
+    layout = max(by_layout, key=lambda candidate: len(by_layout[candidate]))
     problems += [
         f"{box.path}: has another layout than most black boxes"
         for other, bad in by_layout.items()
@@ -186,9 +186,9 @@ def _roster(round_number: int, boxes: Iterable[BlackBox], problems: list[str]) -
         for box in bad
     ]
     groups = {
-        (box.identity.rank, one.number): GroupMembers(one.name, one.first_rank, one.stride, one.num_ranks)
+        (box.identity.rank, group.number): GroupMembers(group.name, group.first_rank, group.stride, group.num_ranks)
         for box in by_layout[layout]
-        for one in box.groups.values()
+        for group in box.groups.values()
     }
     hosts = {box.identity.rank: box.identity.host for box in by_layout[layout]}
     return Roster(round_number, layout, hosts, groups, by_layout[layout][0].identity.branch)
@@ -198,13 +198,13 @@ def _standing(box: BlackBox) -> RankStanding:
     progress = box.progress
     standing = standing_of(box.records, progress, box.groups)
     positions = {}
-    for one in box.groups.values():
-        if one.stride:
+    for group in box.groups.values():
+        if group.stride:
             awaited = None
             if standing.awaited_group is not None:
-                awaited = standing.awaited if standing.awaited_group == one.number else 0
-            key = group_key(one.name, one.first_rank, one.num_ranks, one.stride)
-            positions[key] = Position(standing.entered[one.number], one.left, awaited)
+                awaited = standing.awaited if standing.awaited_group == group.number else 0
+            key = group_key(group.name, group.first_rank, group.num_ranks, group.stride)
+            positions[key] = Position(standing.entered[group.number], group.left, awaited)
     return RankStanding(
         box.identity.rank,
         positions,
@@ -244,23 +244,31 @@ def _runs_here(box: BlackBox) -> bool:
 def _groups(boxes: Iterable[BlackBox], world_size: int) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for box in boxes:
-        for one in box.groups.values():
-            key = group_key(one.name, one.first_rank, one.num_ranks, one.stride)
-            if one.stride and key not in found and one.num_ranks <= world_size:
-                found[key] = tuple(rank for rank in sorted(one.ranks) if 0 <= rank < world_size)
+        for group in box.groups.values():
+            key = group_key(group.name, group.first_rank, group.num_ranks, group.stride)
+            if group.stride and key not in found and group.num_ranks <= world_size:
+                found[key] = tuple(rank for rank in sorted(group.ranks) if 0 <= rank < world_size)
     return found
 
 
-def _reported_standing(one: RankEvidence, *, is_after_halt: bool) -> RankStanding:
+def _reported_standing(rank_evidence: RankEvidence, *, is_after_halt: bool) -> RankStanding:
     def awaited(group: str) -> int | None:
-        if not one.awaited_group:
-            return 0 if one.is_on_device else None
-        return one.awaited if one.awaited_group == group else 0
+        if not rank_evidence.awaited_group:
+            return 0 if rank_evidence.is_on_device else None
+        return rank_evidence.awaited if rank_evidence.awaited_group == group else 0
 
-    positions = {group: Position(at.entered, at.left, awaited(group)) for group, at in one.positions.items()}
+    positions = {group: Position(at.entered, at.left, awaited(group)) for group, at in rank_evidence.positions.items()}
     # after a halt, a dead rank may have been killed by the halt; but a halt stops (T) no process
-    state = one.process_state if one.process_state in _STOPPED or not is_after_halt else None
-    return RankStanding(one.rank, positions, one.in_flight, one.step, one.phase, state, one.is_busy)
+    state = rank_evidence.process_state if rank_evidence.process_state in _STOPPED or not is_after_halt else None
+    return RankStanding(
+        rank_evidence.rank,
+        positions,
+        rank_evidence.in_flight,
+        rank_evidence.step,
+        rank_evidence.phase,
+        state,
+        rank_evidence.is_busy,
+    )
 
 
 def _reported_groups(evidence: HangEvidence) -> dict[str, tuple[int, ...]]:

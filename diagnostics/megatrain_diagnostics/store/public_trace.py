@@ -70,7 +70,7 @@ def read_meta(path: Path) -> JobShape:
             text = file.read(_MAX_META_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({_first_line(error)})") from error
-    own_names = {PUBLIC_NAMES.get(one.name, one.name): one.name for one in fields(JobShape)}
+    own_names = {PUBLIC_NAMES.get(field.name, field.name): field.name for field in fields(JobShape)}
     known = set(own_names)
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):

@@ -98,7 +98,9 @@ class StoredEvents:
         table = from_arrow(kind, found)
         for name in columns_of(kind):
             if names_of(name) is not None and np.any(getattr(table, name) == NOT_KNOWN):
-                self._catalog.note(f"{kind.NAME}: contains rows of a newer version of megatrain with an unknown {name}")
+                self._catalog.record_problem(
+                    f"{kind.NAME}: contains rows of a newer version of megatrain with an unknown {name}"
+                )
         return in_order(table)
 
     def bounds(self, kind: type[Table], where: Where, column: str) -> tuple[int, int] | None:
@@ -129,7 +131,7 @@ class StoredEvents:
                 continue
             if not segments:
                 return None
-            files = [_GLOB.sub(r"[\g<0>]", str(one.path)) for one in segments]
+            files = [_GLOB.sub(r"[\g<0>]", str(segment.path)) for segment in segments]
             source = f"SELECT * FROM read_parquet(${len(values) + 1}, hive_partitioning = false)"
             is_late = threading.Event()
             try:
@@ -266,7 +268,7 @@ def read_arrow_table(
     """
     kind: Any = table_named(table)  # a type variable cannot stand for a union of classes
     if kind is None:
-        raise NotFoundError(f"table {table!r} of events; the tables are {', '.join(one.NAME for one in TABLES)}")
+        raise NotFoundError(f"table {table!r} of events; the tables are {', '.join(kind.NAME for kind in TABLES)}")
     if not directory.exists():
         return to_stored(kind, to_arrow(joined(kind, []))), ()
     events = StoredEvents(directory)

@@ -51,7 +51,7 @@ def rounds_seen(events: StoredEvents) -> tuple[RoundSeen, ...]:
 
 def shown_round(seen: tuple[RoundSeen, ...]) -> RoundSeen | None:
     """Return the newest confirmed round, or else the newest round, as events.roster.newest_round does."""
-    confirmed = [one for one in seen if one.is_confirmed]
+    confirmed = [round_ for round_ in seen if round_.is_confirmed]
     return (confirmed or seen)[-1] if seen else None
 
 
@@ -60,7 +60,7 @@ def roster_of(events: StoredEvents, round_number: int) -> Roster:
     where = Where(rounds=(round_number,))
     ranks = events.read(Ranks, where)
     if not num_rows(ranks):
-        known = ", ".join(str(one.number) for one in rounds_seen(events)) or "none"
+        known = ", ".join(str(round_.number) for round_ in rounds_seen(events)) or "none"
         raise DataError(f"round={round_number}: no rank reported it; there are {known}")
     return make_roster(ranks, events.read(Groups, where), round_number)
 

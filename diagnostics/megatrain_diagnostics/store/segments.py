@@ -269,8 +269,11 @@ def _bounds(schema: pa.Schema, groups: Sequence[pq.RowGroupMetaData]) -> dict[st
         if name not in _BOUNDED or not groups:
             continue
         statistics = [group.column(number).statistics for group in groups]
-        if all(one is not None and one.has_min_max for one in statistics):
-            found[name] = (min(one.min for one in statistics), max(one.max for one in statistics))
+        if all(statistic is not None and statistic.has_min_max for statistic in statistics):
+            found[name] = (
+                min(statistic.min for statistic in statistics),
+                max(statistic.max for statistic in statistics),
+            )
     return found
 
 
@@ -279,7 +282,7 @@ def _without_values(schema: pa.Schema, groups: Sequence[pq.RowGroupMetaData]) ->
     for number, name in enumerate(schema.names):
         if schema.field(name).nullable:
             statistics = [group.column(number).statistics for group in groups]
-            if any(one is not None and one.null_count for one in statistics):
+            if any(statistic is not None and statistic.null_count for statistic in statistics):
                 return str(name)
     return ""
 

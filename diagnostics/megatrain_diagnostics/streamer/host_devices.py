@@ -80,7 +80,7 @@ class HostDevices:
 
     def with_gpus(self, tails: Sequence[RankTail]) -> Iterator[tuple[RankTail, str]]:
         """Yield (rank, UUID of its GPU) in the order of ranks; the UUID is "" if it is not known."""
-        ordered = sorted(tails, key=lambda one: one.identity.rank)
+        ordered = sorted(tails, key=lambda tail: tail.identity.rank)
         return zip(ordered, chain(self._uuids, repeat("")), strict=False)
 
     def _named(self, sample: HostSample) -> HostSample:

@@ -16,7 +16,7 @@ from megatrain_diagnostics.wire.sender import SenderState
 
 _NS = 1_000_000_000
 _COMPUTE = (*MODEL_COMPUTES, Operation.CLIP, Operation.OPTIMIZER)
-_EXCHANGES = tuple(one for one in Operation if one.is_collective or one.is_point_to_point)
+_EXCHANGES = tuple(operation for operation in Operation if operation.is_collective or operation.is_point_to_point)
 
 
 def rank_reading(tail: RankTail, clock: HostClock, gpu_uuid: str = "") -> RankReading:

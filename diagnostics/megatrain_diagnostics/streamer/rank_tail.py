@@ -149,7 +149,9 @@ class RankTail:
         known = self._reader.groups()
         self._sent_groups |= known.keys()
         groups = [
-            one for _, one in sorted(known.items()) if max(one.first_rank, abs(one.stride), one.num_ranks) <= _MAX_INT32
+            group
+            for _, group in sorted(known.items())
+            if max(group.first_rank, abs(group.stride), group.num_ranks) <= _MAX_INT32
         ]
         return from_columns(
             Groups,

@@ -106,7 +106,7 @@ def totals_table(totals: Records, source: RecordSource) -> StepTotals:
 
 
 def values_table(values: Records, source: RecordSource) -> Values:
-    """Return the rows of VALUE records: see contracts.black_box.values.NotedValue."""
+    """Return the rows of VALUE records: see contracts.black_box.values.RecordedValue."""
     return Values(
         round=_all(values, source.round),
         rank=_all(values, source.rank),

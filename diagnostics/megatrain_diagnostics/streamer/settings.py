@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.checkpoint_format.branches import MAIN_BRANCH
-from megatrain.fencing.patience import Patience
+from megatrain.fencing.phase_timeouts import PhaseTimeouts
 from megatrain.run_files.run_directory import RunDirectory, safe_name
 
 
@@ -23,7 +23,7 @@ class StreamerSettings:
     black_box_directory: str
     """Empty: black boxes are off, and only logs are streamed."""
     spool_bytes: int
-    patience: Patience
+    phase_timeouts: PhaseTimeouts
     metrics_address: str = "127.0.0.1"
     metrics_port: int = 0
     metrics_token_file: str = ""

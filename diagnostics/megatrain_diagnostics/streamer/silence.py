@@ -2,7 +2,7 @@
 may take.
 
 The driver's record of the newest round names the ranks of this host, so that ranks without a black box are found too.
-The executor uses the same time limits (megatrain.fencing.patience).
+The executor uses the same time limits (megatrain.fencing.phase_timeouts).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode
 from megatrain.contracts.records.rounds import Round
-from megatrain.fencing.patience import Patience, find_stall
+from megatrain.fencing.phase_timeouts import PhaseTimeouts, find_stall
 from megatrain_diagnostics.streamer.rank_tail import RankTail
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.follower import Follower
@@ -69,21 +69,21 @@ class ExpectedRanks:
 class SilenceWatch:
     """Finds silent ranks of the newest round. For one thread."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, phase_timeouts: PhaseTimeouts) -> None:
+        self._phase_timeouts = phase_timeouts
         self._suspected: tuple[int, ...] = ()
 
     def silent(self, tails: Sequence[RankTail], expected: HostRanks) -> tuple[int, ...]:
         """Return the ranks that are silent in this call and in the one before: a pause of the machine affects one."""
         stall = find_stall(
             {tail.identity.rank: tail.progress for tail in tails if tail.is_running},
-            self._patience,
+            self._phase_timeouts,
             time.monotonic_ns(),
             time.time(),
         )
         found = set(stall.ranks) if stall is not None else set()
         has_box = {tail.identity.rank for tail in tails if tail.identity.round == expected.round}
-        if time.monotonic() - expected.seen_s > self._patience.init_s:
+        if time.monotonic() - expected.seen_s > self._phase_timeouts.init_s:
             found |= set(expected.ranks) - has_box
         silent, self._suspected = tuple(sorted(found & set(self._suspected))), tuple(found)
         return silent

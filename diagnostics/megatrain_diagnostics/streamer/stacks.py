@@ -71,8 +71,8 @@ def targets_in(directory: Path, prefix: str, host: str) -> tuple[DumpTarget, ...
             continue
         if host in ("", identity.host):
             found.append(DumpTarget(identity.rank, identity.round, identity.pid))
-    newest = max((one.round for one in found), default=0)
-    return tuple(one for one in found if one.round == newest)
+    newest = max((target.round for target in found), default=0)
+    return tuple(target for target in found if target.round == newest)
 
 
 def collect_stacks(targets: Sequence[DumpTarget], host: str, first_number: int, clock_ns: Callable[[], int]) -> Stacks:
@@ -89,7 +89,7 @@ def collect_stacks(targets: Sequence[DumpTarget], host: str, first_number: int, 
             problem = problem or f"no answer within {_ANSWER_S:g} s, {process_words(target.pid)}"
             threads = [ThreadStack(MAIN_THREAD, problem)]
         at_ns = clock_ns()
-        rows += [(target, at_ns, one) for one in threads]
+        rows += [(target, at_ns, thread) for thread in threads]
     return from_columns(
         Stacks,
         {
@@ -99,8 +99,8 @@ def collect_stacks(targets: Sequence[DumpTarget], host: str, first_number: int, 
             "at_ns": [at_ns for _, at_ns, _ in rows],
             "pid": [target.pid for target, _, _ in rows],
             "host": [host] * len(rows),
-            "thread": [one.thread for _, _, one in rows],
-            "stack": [one.stack for _, _, one in rows],
+            "thread": [row.thread for _, _, row in rows],
+            "stack": [row.stack for _, _, row in rows],
         },
     )
 

@@ -45,7 +45,7 @@ class _Answer:
     proof: str
 
 
-def enter(connection: FrameSocket, name: SenderName, token: str) -> None:
+def authenticate_to_daemon(connection: FrameSocket, name: SenderName, token: str) -> None:
     """Authenticate on the host's side. Raises: WireError when the tokens differ; OSError."""
     greeting = _Greeting(name.host, name.session, secrets.token_hex(_NONCE_BYTES))
     connection.send(FrameKind.HANDSHAKE, encode(greeting))
@@ -56,7 +56,7 @@ def enter(connection: FrameSocket, name: SenderName, token: str) -> None:
     _handshake(connection, "the daemon's welcome")
 
 
-def admit(connection: FrameSocket, token: str) -> SenderName:
+def authenticate_sender(connection: FrameSocket, token: str) -> SenderName:
     """Authenticate on the daemon's side; return the sender. Raises: WireError when the tokens differ; OSError."""
     greeting = _read(_Greeting, connection, "a host's greeting")
     nonce = secrets.token_hex(_NONCE_BYTES)

@@ -50,5 +50,5 @@ def read_clock(ask: Callable[[], ClockAnswer], clock_ns: Callable[[], int], num_
 
 def quickest(readings: Sequence[ClockReading]) -> ClockReading:
     """Return the reading with the shortest round trip, of those during which this clock was not set back, if any."""
-    whole = [one for one in readings if one.answered_ns >= one.asked_ns] or list(readings)
-    return min(whole, key=lambda one: one.round_trip_ns)
+    whole = [reading for reading in readings if reading.answered_ns >= reading.asked_ns] or list(readings)
+    return min(whole, key=lambda reading: reading.round_trip_ns)

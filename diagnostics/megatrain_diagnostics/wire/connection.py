@@ -12,7 +12,7 @@ import pyarrow as pa
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.records.diag_records import DaemonRecord
 from megatrain.contracts.records.record import decode, encode
-from megatrain_diagnostics.wire.authentication import SenderName, enter
+from megatrain_diagnostics.wire.authentication import SenderName, authenticate_to_daemon
 from megatrain_diagnostics.wire.clock_exchange import ClockReading, read_clock
 from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
 from megatrain_diagnostics.wire.messages import Acknowledgement, BatchHeader, ClockAnswer, ClockQuestion
@@ -44,7 +44,7 @@ class DaemonConnection:
         self._frames = FrameSocket(socket.create_connection((record.address, record.port), timeout=_HANDSHAKE_S))
         try:
             self._frames.limit_silence(receive_s=_HANDSHAKE_S, send_s=_HANDSHAKE_S)
-            enter(self._frames, name, record.token)
+            authenticate_to_daemon(self._frames, name, record.token)
             self._frames.limit_silence(receive_s=_SILENCE_S, send_s=0)
         except CONNECTION_ERRORS:
             self._frames.close()

@@ -89,7 +89,7 @@ def read_batch(kind: type[TableType], content: pa.Buffer) -> tuple[pa.RecordBatc
         schema = pa.ipc.read_schema(messages.read_next_message())
         check_columns(kind, schema)
         of_wire = arrow_schema(kind)
-        if any(one.type != of_wire.field(one.name).type for one in schema):
+        if any(field.type != of_wire.field(field.name).type for field in schema):
             raise DataError(f"{kind.NAME}: columns have the types of files, not those of the wire")
         message = messages.read_next_message()
         shape = batch_shape(message.metadata)

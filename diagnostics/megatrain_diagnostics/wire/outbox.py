@@ -78,9 +78,9 @@ class Outbox:
         self._acknowledged_rows = self._dropped_rows = self._dropped_batches = 0
         self._num_batches = self._num_wakes = 0
         self._next_number = 0
-        for one in spool.found() if spool is not None else ():
-            batch = self._new_batch(one.table, one.num_rows, one.num_bytes, one.made_unix_ns)
-            batch.path = one.path
+        for spooled in spool.found() if spool is not None else ():
+            batch = self._new_batch(spooled.table, spooled.num_rows, spooled.num_bytes, spooled.made_unix_ns)
+            batch.path = spooled.path
             self._queues.spooled.append(batch)
             self._spooled_bytes += batch.num_bytes
         self._trim_spool()

@@ -166,7 +166,7 @@ class Sender:
                 num_failures = 0
             except CONNECTION_ERRORS as error:
                 num_failures += 1
-                self._note_problem(f"daemon at {record.address}:{record.port}: {error}")
+                self._set_problem(f"daemon at {record.address}:{record.port}: {error}")
             self._rest(record, num_failures)
 
     def _rest(self, record: DaemonRecord, num_failures: int) -> None:
@@ -193,7 +193,7 @@ class Sender:
                 connection.wait(_FINISH_S)
         finally:
             connection.cancel()
-        self._note_problem(connection.problem or f"the daemon at {record.address}:{record.port} has ended the stream")
+        self._set_problem(connection.problem or f"the daemon at {record.address}:{record.port} has ended the stream")
 
     def _send_all(self, connection: DaemonConnection, record: DaemonRecord) -> None:
         next_clock = time.monotonic()
@@ -243,7 +243,7 @@ class Sender:
                 _logger.warning("events cannot be written to the spool; they are dropped and counted: %s", error)
             self._disk_problem = f"spool: {error.strerror}"
 
-    def _note_problem(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         if problem != self._problem and not self._closed.is_set():
             _logger.warning("no stream to the daemon; events are kept on this host: %s", problem)
         self._problem = problem

@@ -15,9 +15,9 @@ from megatrain.contracts.errors import DataError, NotFoundError, UnknownJobError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.record import to_plain
 from megatrain.run_files.action_log import ActionLog
-from megatrain_job.commands.job_place import add_job, job_place, named_job, opened_job, run_at
+from megatrain_job.commands.job_location import add_job, job_location, named_job, opened_job, run_at
 from megatrain_job.jobs.notes import Author, Note, NoteWriter, log_path, moment, place_text
-from megatrain_job.jobs.send_request import asker
+from megatrain_job.jobs.send_request import requester
 from megatrain_job.jobs.snapshot import read_job
 
 SUMMARY = "put a note on a run, at a step or at a time"
@@ -45,11 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the note, and print its id and place.
 
-    Raises: PlaceError, UsageError, NotFoundError, NoteRefusedError, CoordinationError, DataError.
+    Raises: JobLocationError, UsageError, NotFoundError, NoteRefusedError, CoordinationError, DataError.
     """
     directory = _run_directory(args)
     writer = NoteWriter(ActionLog(log_path(directory)))
-    author = Author(asker(), _ROLE)
+    author = Author(requester(), _ROLE)
     try:
         if args.retract:
             note = writer.retract(args.retract, args.text, author)
@@ -75,9 +75,9 @@ def _print(directory: Path, note: Note, *, is_json: bool) -> None:
 def _run_directory(args: argparse.Namespace) -> Path:
     """Return the directory of the chosen run, whether or not its job is running.
 
-    Raises: PlaceError, CoordinationError, NotFoundError.
+    Raises: JobLocationError, CoordinationError, NotFoundError.
     """
-    run = run_at(named_job(args)) or job_place(args).run_directory
+    run = run_at(named_job(args)) or job_location(args).run_directory
     if run is not None:
         return run
     with opened_job(args) as job:

@@ -33,7 +33,7 @@ class LeadershipLostError(CoordinationError):
     """Another candidate may lead by now; nothing was written."""
 
 
-class GarbageError(Exception):
+class InvalidResponseError(Exception):
     """The bytes are not an HTTP response, or not a response of etcd."""
 
 

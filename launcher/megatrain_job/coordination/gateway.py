@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain_job.coordination.errors import AttemptError, GarbageError, UnknownOutcomeError
+from megatrain_job.coordination.errors import AttemptError, InvalidResponseError, UnknownOutcomeError
 from megatrain_job.coordination.gateway_response import (
     GatewayError,
     JsonObject,
@@ -40,7 +40,7 @@ _BY_MAJORITY = ("/v3/kv/", "/v3/lease/")
 """Calls that a member answers only while it is in contact with a leader: all reads here are linearizable."""
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Pauses after each round of all endpoints; the last one repeats."""
-_TELLING_S = 0.3
+_SLOW_AFTER_PART = 0.3
 """If no answer comes within this part of `attempt_s`, the attempt counts its member as frozen."""
 _SHORTEST_TRY_S = 0.05
 """With less time left there is no try: it would only replace an informative reason by "no answer in time"."""
@@ -60,8 +60,8 @@ class Gateway:
         self._busy: set[EtcdConnection] = set()
         self._streams: set[JsonStream] = set()
         self._closed = threading.Event()
-        self._telling_s = _TELLING_S * settings.attempt_s
-        self.log_in = LogIn(settings.credentials, self._exchange, self.note_failure, telling_s=self._telling_s)
+        self._slow_after_s = _SLOW_AFTER_PART * settings.attempt_s
+        self.log_in = LogIn(settings.credentials, self._exchange, self.record_failure, slow_after_s=self._slow_after_s)
         self._cluster_id: str | None = None
         self._proven_at = dict.fromkeys(settings.endpoints, -math.inf)
 
@@ -167,9 +167,9 @@ class Gateway:
             except BaseException:
                 stream.close()
                 raise
-        except (OSError, GarbageError) as error:
+        except (OSError, InvalidResponseError) as error:
             # a malformed answer to one watch does not show that the other streams are broken
-            self.note_failure(endpoint, _reason(error), is_alive=isinstance(error, GarbageError))
+            self.record_failure(endpoint, _reason(error), is_alive=isinstance(error, InvalidResponseError))
             raise CoordinationError(
                 f"{what}: no answer from {endpoint}: {_reason(error)}", endpoints=(str(endpoint),)
             ) from error
@@ -186,7 +186,7 @@ class Gateway:
         """Return the start (time.monotonic) of the last call that proved the member to be in contact with a leader."""
         return self._proven_at[endpoint]
 
-    def note_failure(self, endpoint: Endpoint, reason: str, *, is_alive: bool = False) -> None:
+    def record_failure(self, endpoint: Endpoint, reason: str, *, is_alive: bool = False) -> None:
         """Prefer other endpoints from now on. Unless `is_alive`, also interrupt this endpoint's streams: no watch may
         rely on a frozen member.
         """
@@ -221,19 +221,19 @@ class Gateway:
                 if self.log_in.drop_refused(token, error) and not is_second:
                     continue
                 if not error.is_passing:
-                    self._note_success(endpoint)
+                    self._record_success(endpoint)
                     raise error.typed(what, str(endpoint), key) from error
-                self.note_failure(endpoint, error.message, is_alive=True)
+                self.record_failure(endpoint, error.message, is_alive=True)
                 raise AttemptError(error.message, may_have_applied=error.may_have_applied, is_alive=True) from error
             except (MalformedError, KeyError, TypeError, ValueError) as error:
-                self.note_failure(endpoint, f"an answer that is not etcd's: {error}")
+                self.record_failure(endpoint, f"an answer that is not etcd's: {error}")
                 raise AttemptError(
                     f"an answer that is not etcd's: {error}", may_have_applied=True, is_alive=False
                 ) from error
             # only after the response was decoded: an id in a malformed response must not be used
             with self._lock:
                 self._cluster_id = self._cluster_id or cluster_id
-            self._note_success(endpoint)
+            self._record_success(endpoint)
             if path.startswith(_BY_MAJORITY):
                 self._proven_at[endpoint] = asked_at
             return decoded
@@ -254,11 +254,11 @@ class Gateway:
             content = connection.read_response(exchange, deadline)
             is_reusable = not exchange.is_last
             return _without_envelope(read_response(exchange.status, content))
-        except (OSError, GarbageError) as error:
+        except (OSError, InvalidResponseError) as error:
             reason = _reason(error)
             # a short timeout does not show that the member and its streams are frozen
-            is_telling = not isinstance(error, TimeoutError) or deadline.seconds >= self._telling_s
-            self.note_failure(endpoint, reason, is_alive=not is_telling)
+            is_proof = not isinstance(error, TimeoutError) or deadline.seconds >= self._slow_after_s
+            self.record_failure(endpoint, reason, is_alive=not is_proof)
             raise AttemptError(reason, may_have_applied=was_sent, is_alive=False) from error
         finally:
             if connection is not None:
@@ -319,7 +319,7 @@ class Gateway:
         with self._lock:
             self._streams.discard(stream)
 
-    def _note_success(self, endpoint: Endpoint) -> None:
+    def _record_success(self, endpoint: Endpoint) -> None:
         if self.ring.succeeded(endpoint):
             _logger.info("etcd endpoint %s answers again", endpoint)
 

@@ -15,7 +15,7 @@ from megatrain.contracts.errors import CoordinationError, CoordinationRefusedErr
 from megatrain_job.coordination.errors import (
     CompactedError,
     FutureRevisionError,
-    GarbageError,
+    InvalidResponseError,
     LeaseExistsError,
     LeaseLostError,
     NoSpaceError,
@@ -114,26 +114,26 @@ class GatewayError(Exception):
 
 
 def parse_object(content: bytes) -> JsonObject:
-    """Return a response's JSON object. Raises: GarbageError."""
+    """Return a response's JSON object. Raises: InvalidResponseError."""
     # checked before parsing: three bytes of JSON can become a hundred in memory. Base64 has none of these characters
     if sum(map(content.count, (b",", b"[", b"{"))) > _MAX_VALUES:
-        raise GarbageError(f"the answer holds more than {_MAX_VALUES} values: {content[:_SHOWN]!r}")
+        raise InvalidResponseError(f"the answer holds more than {_MAX_VALUES} values: {content[:_SHOWN]!r}")
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise GarbageError(f"the answer is not JSON: {content[:_SHOWN]!r}") from error
+        raise InvalidResponseError(f"the answer is not JSON: {content[:_SHOWN]!r}") from error
     if not isinstance(value, dict):
-        raise GarbageError(f"the answer is not a JSON object: {content[:_SHOWN]!r}")
+        raise InvalidResponseError(f"the answer is not a JSON object: {content[:_SHOWN]!r}")
     return value
 
 
 def read_response(status: int, content: bytes) -> JsonObject:
-    """Return the object in a response. Raises: GatewayError, or GarbageError if it is not a response of etcd."""
+    """Return the object in a response. Raises: GatewayError, or InvalidResponseError if it is not of etcd."""
     if status != 200:
         try:
             raise read_error(parse_object(content))
-        except (GarbageError, MalformedError) as error:
-            raise GarbageError(f"HTTP status {status}: {content[:_SHOWN]!r}") from error
+        except (InvalidResponseError, MalformedError) as error:
+            raise InvalidResponseError(f"HTTP status {status}: {content[:_SHOWN]!r}") from error
     return parse_object(content)
 
 
@@ -147,14 +147,14 @@ def read_error(response: JsonObject) -> GatewayError:
 
 
 def unwrap(message: JsonObject) -> JsonObject:
-    """Return the result in a stream's message. Raises: GatewayError; GarbageError if it is not a message of etcd."""
+    """Return the result in a stream's message. Raises: GatewayError; InvalidResponseError if it is not of etcd."""
     error = message.get("error")
     if isinstance(error, dict):
         try:
             raise read_error(error)
         except MalformedError as malformed:
-            raise GarbageError(str(malformed)) from malformed
+            raise InvalidResponseError(str(malformed)) from malformed
     result = message.get("result")
     if not isinstance(result, dict):
-        raise GarbageError(f"a message without result: {str(message)[:_SHOWN]}")
+        raise InvalidResponseError(f"a message without result: {str(message)[:_SHOWN]}")
     return result

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import h11
 
-from megatrain_job.coordination.errors import GarbageError
+from megatrain_job.coordination.errors import InvalidResponseError
 
 _MAX_HEAD_BYTES = 64 << 10
 """Largest head of a response, chunk header, and trailer."""
@@ -62,37 +62,39 @@ class HttpExchange:
         return self._connection.their_state is not h11.DONE
 
     def feed(self, data: bytes) -> bytes:
-        """Process the next bytes, and return those that belong to the body. Raises: GarbageError."""
+        """Process the next bytes, and return those that belong to the body. Raises: InvalidResponseError."""
         body = bytearray()
         try:
             self._connection.receive_data(data)
             while self._take(self._connection.next_event(), body):
                 pass
         except h11.RemoteProtocolError as error:
-            raise GarbageError(f"the answer is not HTTP: {str(error)[:_SHOWN]}") from error
+            raise InvalidResponseError(f"the answer is not HTTP: {str(error)[:_SHOWN]}") from error
         if self.is_complete and (rest := self._connection.trailing_data[0]):
-            raise GarbageError(f"bytes after the end of the answer: {rest[:40]!r}")
+            raise InvalidResponseError(f"bytes after the end of the answer: {rest[:40]!r}")
         return bytes(body)
 
     def end(self) -> None:
-        """Handle the end of the connection. Raises: GarbageError when the response was not complete."""
+        """Handle the end of the connection. Raises: InvalidResponseError when the response was not complete."""
         if self.is_complete:
             return
         try:
             self.feed(b"")
-        except GarbageError as error:
+        except InvalidResponseError as error:
             where = "in the middle of" if self.status or self._connection.trailing_data[0] else "without"
-            raise GarbageError(f"the connection was closed {where} an answer") from error
+            raise InvalidResponseError(f"the connection was closed {where} an answer") from error
 
     def _take(self, event: object, body: bytearray) -> bool:
-        """Process one event; return whether there may be another. Raises: GarbageError."""
+        """Process one event; return whether there may be another. Raises: InvalidResponseError."""
         match event:
             case h11.Data():
                 body += event.data
             case h11.InformationalResponse():
                 self._num_interim += 1
                 if self._num_interim > _MAX_INTERIM:
-                    raise GarbageError(f"more than {_MAX_INTERIM} interim answers, the last with {event.status_code}")
+                    raise InvalidResponseError(
+                        f"more than {_MAX_INTERIM} interim answers, the last with {event.status_code}"
+                    )
             case h11.Response():
                 self.status = event.status_code
                 self.headers = event.headers

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from megatrain_job.coordination.errors import GarbageError
+from megatrain_job.coordination.errors import InvalidResponseError
 from megatrain_job.coordination.gateway_response import JsonObject, parse_object, read_response, unwrap
 from megatrain_job.coordination.http_exchange import HttpExchange
 from megatrain_job.coordination.settings import Endpoint
@@ -34,7 +34,7 @@ class JsonStream:
         return self._connection.endpoint
 
     def start(self, deadline: Deadline) -> None:
-        """Send the request and wait for the first message. Raises: OSError, GarbageError, GatewayError."""
+        """Send the request and wait for the first message. Raises: OSError, InvalidResponseError, GatewayError."""
         self._connection.send(self._exchange.request, deadline)
         while not self._exchange.status:
             self._receive(deadline)
@@ -47,13 +47,13 @@ class JsonStream:
             read_response(self._exchange.status, content)
         while not self._lines:
             if not self._receive(deadline):
-                raise GarbageError("the stream ended before its first message")
+                raise InvalidResponseError("the stream ended before its first message")
 
     def next(self, silence_s: float) -> JsonObject | None:
         """Return the next message; None if none was complete within `silence_s`.
 
-        Raises: OSError or GarbageError when the stream has ended or broken, GatewayError when etcd ends it with an
-        error.
+        Raises: OSError or InvalidResponseError when the stream has ended or broken, GatewayError when etcd ends it
+        with an error.
         """
         deadline = Deadline(silence_s)
         while not self._lines:
@@ -62,7 +62,7 @@ class JsonStream:
             except TimeoutError:
                 return None
             if not is_open and not self._lines:
-                raise GarbageError("the stream ended")
+                raise InvalidResponseError("the stream ended")
         return unwrap(parse_object(self._lines.popleft()))
 
     def interrupt(self) -> None:
@@ -94,5 +94,5 @@ class JsonStream:
                 self._lines.append(bytes(self._partial))
             self._partial = bytearray(piece)
         if len(self._partial) > MAX_CONTENT_BYTES:
-            raise GarbageError(f"a message is longer than {MAX_CONTENT_BYTES >> 20} MiB")
+            raise InvalidResponseError(f"a message is longer than {MAX_CONTENT_BYTES >> 20} MiB")
         return not self._exchange.is_complete

@@ -19,7 +19,7 @@ Exchange = Callable[[Endpoint, str, JsonObject, str | None, Deadline], JsonObjec
 """Sends one request (endpoint, path, body, token, deadline) and returns its response."""
 
 
-class NoteFailure(Protocol):
+class RecordFailure(Protocol):
     """Puts an endpoint behind the others."""
 
     def __call__(self, endpoint: Endpoint, reason: str, *, is_alive: bool = False) -> None: ...
@@ -46,17 +46,17 @@ class LogIn:
         self,
         credentials: Credentials | None,
         exchange: Exchange,
-        note_failure: NoteFailure,
+        record_failure: RecordFailure,
         *,
-        telling_s: float,
+        slow_after_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """telling_s: a log-in that timed out earlier does not show that its endpoint is slow, and causes no pause."""
-        self._telling_s = telling_s
+        """slow_after_s: a log-in that timed out before that does not show a slow endpoint, so no pause follows."""
+        self._slow_after_s = slow_after_s
         self._clock = clock
         self._credentials = credentials
         self._exchange = exchange
-        self._note_failure = note_failure
+        self._record_failure = record_failure
         self._token: str | None = None
         self._token_lock = threading.Lock()
         self._fetch_lock = threading.Lock()
@@ -100,7 +100,7 @@ class LogIn:
         left_s = next_at - self._clock()
         if left_s > 0:
             reason = f"no answer in time to the last log-in; the next is in {left_s:.1f} s"
-            self._note_failure(endpoint, reason, is_alive=True)
+            self._record_failure(endpoint, reason, is_alive=True)
             raise AttemptError(reason, may_have_applied=False, is_alive=False)
         body = {"name": credentials.user, "password": credentials.password}
         asked_at = self._clock()
@@ -108,19 +108,19 @@ class LogIn:
             response = self._exchange(endpoint, _AUTHENTICATE, body, None, deadline)
         except GatewayError as error:
             if error.is_passing:
-                self._note_failure(endpoint, error.message, is_alive=True)
+                self._record_failure(endpoint, error.message, is_alive=True)
                 raise AttemptError(error.message, may_have_applied=False, is_alive=True) from error
             raise error.typed(f"{what}: as user {credentials.user!r}", str(endpoint), None) from error
         except AttemptError as error:
             waited_s = self._clock() - asked_at
-            if error.may_have_applied and isinstance(error.__cause__, TimeoutError) and waited_s >= self._telling_s:
+            if error.may_have_applied and isinstance(error.__cause__, TimeoutError) and waited_s >= self._slow_after_s:
                 self._pause(endpoint, last_pause_s, waited_s)
             # the call that needs the token was not sent, so it cannot have been applied
             raise AttemptError(str(error), may_have_applied=False, is_alive=error.is_alive) from error
         self._pauses.clear()  # etcd answers log-ins again: earlier timeouts no longer count
         token = response.get("token")
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-            self._note_failure(endpoint, "no token in the answer")
+            self._record_failure(endpoint, "no token in the answer")
             raise AttemptError("no token in the answer", may_have_applied=False, is_alive=False)
         return token
 

@@ -142,7 +142,7 @@ class EtcdSettings:
     def __post_init__(self) -> None:
         if not self.endpoints:
             raise ConfigError(["etcd: no endpoint is given"])
-        open_to_all = [one for one in self.endpoints if one.scheme == "http" and not one.is_local]
+        open_to_all = [endpoint for endpoint in self.endpoints if endpoint.scheme == "http" and not endpoint.is_local]
         if self.credentials is not None and open_to_all:
             problem = f"etcd endpoint {open_to_all[0]}: a password sent over plain http could be read on the network"
             raise ConfigError([f"{problem}; let etcd serve TLS and write https://, or give no user"])

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from megatrain_job.coordination.errors import GarbageError
+from megatrain_job.coordination.errors import InvalidResponseError
 from megatrain_job.coordination.http_exchange import HttpExchange
 from megatrain_job.coordination.settings import Endpoint
 
@@ -88,7 +88,7 @@ class EndpointRing:
 
 
 class EtcdConnection:
-    """An open connection. Raises: OSError (which includes TimeoutError and ssl.SSLError) or GarbageError."""
+    """An open connection. Raises: OSError (which includes TimeoutError and ssl.SSLError) or InvalidResponseError."""
 
     def __init__(self, endpoint: Endpoint, context: ssl.SSLContext | None, deadline: Deadline) -> None:
         self.endpoint = endpoint
@@ -122,7 +122,7 @@ class EtcdConnection:
                 break
             body += exchange.feed(data)
             if len(body) > MAX_CONTENT_BYTES:
-                raise GarbageError(f"the answer is longer than {MAX_CONTENT_BYTES >> 20} MiB")
+                raise InvalidResponseError(f"the answer is longer than {MAX_CONTENT_BYTES >> 20} MiB")
         return bytes(body)
 
     def is_quiet(self) -> bool:
@@ -171,27 +171,27 @@ def _connect(endpoint: Endpoint, deadline: Deadline) -> socket.socket:
     addresses = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     failure: OSError | None = None
     for number, (family, kind, protocol, _, address) in enumerate(addresses):
-        one = socket.socket(family, kind, protocol)
+        sock = socket.socket(family, kind, protocol)
         try:
             # an equal part of the time for each address, all that is left for the last
-            one.settimeout(deadline.remaining_s() / (len(addresses) - number))
-            one.connect(address)
+            sock.settimeout(deadline.remaining_s() / (len(addresses) - number))
+            sock.connect(address)
         except OSError as error:
-            one.close()
+            sock.close()
             failure = error
         else:
-            return one
+            return sock
     if failure is None:
         raise OSError(f"{endpoint.host} has no address")
     raise failure
 
 
 def _connect_socket(path: str, deadline: Deadline) -> socket.socket:
-    one = socket.socket(socket.AF_UNIX)
+    sock = socket.socket(socket.AF_UNIX)
     try:
-        one.settimeout(deadline.remaining_s())
-        one.connect(path)
+        sock.settimeout(deadline.remaining_s())
+        sock.connect(path)
     except BaseException:
-        one.close()
+        sock.close()
         raise
-    return one
+    return sock

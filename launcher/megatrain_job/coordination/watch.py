@@ -20,7 +20,7 @@ from typing import Self
 
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.coordination.errors import CompactedError, GarbageError
+from megatrain_job.coordination.errors import CompactedError, InvalidResponseError
 from megatrain_job.coordination.event_queue import EventQueue
 from megatrain_job.coordination.gateway_response import GatewayError, JsonObject, MalformedError
 from megatrain_job.coordination.json_fields import flag_field, header_revision, int_field, list_field
@@ -195,11 +195,11 @@ class Watch:
             try:
                 self._listen(stream, endpoint)
             except GatewayError as error:
-                self._gateway.note_failure(endpoint, error.message, is_alive=True)
+                self._gateway.record_failure(endpoint, error.message, is_alive=True)
                 raise error.typed(what, str(endpoint), shown(self.keys.start)) from error
-            except (OSError, GarbageError, MalformedError) as error:
+            except (OSError, InvalidResponseError, MalformedError) as error:
                 if not self._is_over:
-                    self._gateway.note_failure(endpoint, f"a watch ended: {error}", is_alive=True)
+                    self._gateway.record_failure(endpoint, f"a watch ended: {error}", is_alive=True)
                 raise CoordinationError(f"{what} at {endpoint}: {error}", endpoints=(str(endpoint),)) from error
             finally:
                 self._confirmed_at, self._standing = self.confirmed_at, None
@@ -221,7 +221,7 @@ class Watch:
             elif time.monotonic() - confirmed_at >= self._limits.renew_s:
                 return
             elif self._standing is None and time.monotonic() - opened_at >= _SETTLED_S:
-                self._note_confirmed(endpoint)
+                self._record_confirmation(endpoint)
             proven_at = max(proven_at, self._gateway.proven_at(endpoint))
             if time.monotonic() - proven_at >= self._limits.silence_s:
                 assert self._next_revision is not None
@@ -247,16 +247,16 @@ class Watch:
         _check_history(self._next_revision, newest)
         changes = [read_change(raw, self.keys, newest) for raw in list_field(message, "events")]
         if changes or self._standing is None:
-            self._note_confirmed(endpoint)
+            self._record_confirmation(endpoint)
         if not changes:
             # a progress notification: all events up to this revision have been sent
             self._advance(newest)
-        for revision, group in itertools.groupby(changes, lambda one: one.item.mod_revision):
+        for revision, group in itertools.groupby(changes, lambda change: change.item.mod_revision):
             if revision >= self._next_revision and self._queue.put(Changes(revision, tuple(group))):
                 self._advance(revision)
         return bool(changes)
 
-    def _note_confirmed(self, endpoint: Endpoint) -> None:
+    def _record_confirmation(self, endpoint: Endpoint) -> None:
         self._num_failures = self._num_refusals = 0
         self._confirmed_at, self._standing = time.monotonic(), endpoint
         if self._problem:

@@ -114,8 +114,8 @@ def recorded_culprit(incidents: Iterable[Incident], round_number: int) -> Culpri
 
     For an incident that is not judged yet, the culprit follows from its failures; None if they do not show one.
     """
-    of_round = [one for one in incidents if one.round == round_number and is_break(one)]
-    return culprit_of_incident(max(of_round, key=lambda one: one.incident_id)) if of_round else None
+    of_round = [incident for incident in incidents if incident.round == round_number and is_break(incident)]
+    return culprit_of_incident(max(of_round, key=lambda incident: incident.incident_id)) if of_round else None
 
 
 def culprit_of_incident(incident: Incident) -> Culprit | None:
@@ -141,7 +141,7 @@ def culprit_of_incident(incident: Incident) -> Culprit | None:
 def failures_by_role(incident: Incident, hosts: Mapping[int, str]) -> list[tuple[FailureRole, RankFailure]]:
     """Return the failures in an incident with their roles, the root first and victims last. hosts: by rank."""
     culprit = culprit_of_incident(incident) or NO_CULPRIT
-    found = [(culprit.role_of(one, hosts.get(one.rank, "")), one) for one in incident.failures]
+    found = [(culprit.role_of(failure, hosts.get(failure.rank, "")), failure) for failure in incident.failures]
     order = list(FailureRole)
     return sorted(found, key=lambda pair: (order.index(pair[0]), pair[1].at_unix_s, pair[1].rank))
 

@@ -108,7 +108,7 @@ class HangReport:
 
 def is_own_work(operation: str) -> bool:
     """Return whether an open span of this operation shows that the CPU thread is busy, and waits for no rank."""
-    known = next((one for one in Operation if one.value == operation), None)
+    known = next((candidate for candidate in Operation if candidate.value == operation), None)
     return known is not None and not (known.is_collective or known.is_point_to_point or known in _AROUND_OTHERS)
 
 

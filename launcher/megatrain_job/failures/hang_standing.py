@@ -37,13 +37,15 @@ class HangStanding:
 
 def standing_of(records: Sequence[Record], progress: Progress, groups: Mapping[int, GroupRecord]) -> HangStanding:
     """Return the position of a rank. records: its newest ones, in order. groups: by number."""
-    in_flight = [one for one in records if one.is_span and one.is_in_flight]
+    in_flight = [record for record in records if record.is_span and record.is_in_flight]
     entered = {number: group.entered for number, group in groups.items() if group.stride}
-    on_device = _on_device([one for one in in_flight if one.flags & RecordFlag.DEVICE_CLOCK], progress, entered)
+    on_device = _on_device(
+        [record for record in in_flight if record.flags & RecordFlag.DEVICE_CLOCK], progress, entered
+    )
     if on_device is not None:
         return on_device
     # a host cannot hang in a span that only the accelerator executes
-    held = [one for one in in_flight if not one.flags & RecordFlag.HOST_DONE] or in_flight
+    held = [record for record in in_flight if not record.flags & RecordFlag.HOST_DONE] or in_flight
     operation = held[-1].operation if held else ""
     return HangStanding(
         entered, progress.awaited_group or None, progress.awaited_place, operation, is_busy=is_own_work(operation)
@@ -53,9 +55,9 @@ def standing_of(records: Sequence[Record], progress: Progress, groups: Mapping[i
 def _on_device(launched: Sequence[Record], progress: Progress, entered: Mapping[int, int]) -> HangStanding | None:
     """Return the position on the device; None if it has no open work, or was not read since the last launch."""
     seen_ns = progress.device_seen_ns
-    if not launched or seen_ns is None or seen_ns < max(one.launch_ns for one in launched):
+    if not launched or seen_ns is None or seen_ns < max(record.launch_ns for record in launched):
         return None
-    exchanges = [(one, _whole_sequence(one, entered)) for one in launched if one.group in entered]
+    exchanges = [(record, _whole_sequence(record, entered)) for record in launched if record.group in entered]
     begun = dict(entered)
     for record, sequence in reversed(exchanges):
         if not record.flags & RecordFlag.DEVICE_BEGUN:
@@ -64,7 +66,7 @@ def _on_device(launched: Sequence[Record], progress: Progress, entered: Mapping[
     if awaited is not None:
         record, sequence = awaited
         return HangStanding(begun, record.group, sequence, record.operation, is_busy=False, is_on_device=True)
-    computes = [one for one in launched if not one.group and one.flags & RecordFlag.DEVICE_BEGUN]
+    computes = [record for record in launched if not record.group and record.flags & RecordFlag.DEVICE_BEGUN]
     operation = computes[-1].operation if computes else ""
     return HangStanding(begun, 0, 0, operation, is_busy=True, is_on_device=True)
 
@@ -75,10 +77,10 @@ def _awaited(exchanges: Iterable[tuple[Record, int]]) -> tuple[Record, int] | No
     If that exchange has not begun, it is queued behind another one on its stream: then the other one is returned.
     """
     known = list(exchanges)
-    awaited = next((one for one in known if one[0].flags & RecordFlag.DEVICE_AWAITED), None)
+    awaited = next((exchange for exchange in known if exchange[0].flags & RecordFlag.DEVICE_AWAITED), None)
     if awaited is None or awaited[0].flags & RecordFlag.DEVICE_BEGUN:
         return awaited
-    return next((one for one in known if one[0].flags & RecordFlag.DEVICE_BEGUN), awaited)
+    return next((exchange for exchange in known if exchange[0].flags & RecordFlag.DEVICE_BEGUN), awaited)
 
 
 def _whole_sequence(record: Record, entered: Mapping[int, int]) -> int:

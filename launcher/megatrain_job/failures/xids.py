@@ -146,22 +146,24 @@ CAUSED_BY = r"\bcaused by previous xid (?P<cause>\d+)"
 
 def xid_of(number: int, text: str = "") -> Xid:
     """Return the meaning of a number, and of the text of its message if known. Unlisted numbers are hardware."""
-    for one in VARIANTS:
-        if number in one.numbers and re.search(one.text, text.lower()):
-            return Xid(number, one.meaning, one.kind, one.advice)
+    for variant in VARIANTS:
+        if number in variant.numbers and re.search(variant.text, text.lower()):
+            return Xid(number, variant.meaning, variant.kind, variant.advice)
     return XIDS.get(number) or Xid(number, _UNNAMED, XidKind.HARDWARE, _ADVICE[XidKind.HARDWARE])
 
 
 def pattern_of(kind: XidKind) -> str:
     """Return a pattern, in lower case, of the number and text of all messages of a kind."""
-    changed = [one for one in VARIANTS if one.kind is kind]
-    others = "".join(rf"(?!{_one_of(one.numbers)}.*{one.text})" for one in VARIANTS if one.kind is not kind)
+    changed = [variant for variant in VARIANTS if variant.kind is kind]
+    others = "".join(
+        rf"(?!{_one_of(variant.numbers)}.*{variant.text})" for variant in VARIANTS if variant.kind is not kind
+    )
     if kind is XidKind.HARDWARE:
         numbers = rf"(?!{_one_of(number for other, known in _KINDS.items() if other is not kind for number in known)})"
         found = [rf"{others}{numbers}[1-9]\d{{0,2}}\b"]
     else:
         found = [others + _one_of(_KINDS[kind])] if kind in _KINDS else []
-    found += [rf"{_one_of(one.numbers)}(?=.*{one.text})" for one in changed]
+    found += [rf"{_one_of(variant.numbers)}(?=.*{variant.text})" for variant in changed]
     return f"(?:{'|'.join(found)})"
 
 

@@ -45,9 +45,11 @@ def status_document(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> 
             "halt": None if halt is None else to_plain(halt),
         },
         "hosts": [host_document(view) for view in answer.hosts],
-        "waiting_verdicts": [{"outcome": to_plain(one), "verdict": to_plain(two)} for one, two in snapshot.waiting],
+        "waiting_verdicts": [
+            {"outcome": to_plain(outcome), "verdict": to_plain(verdict)} for outcome, verdict in snapshot.waiting
+        ],
         "effective_time_ratio": snapshot.effective_time_ratio,
-        "incidents": [incident_document(one) for one in reversed(snapshot.incidents[-_NUM_INCIDENTS:])],
+        "incidents": [incident_document(incident) for incident in reversed(snapshot.incidents[-_NUM_INCIDENTS:])],
         "end": None if snapshot.end is None else to_plain(snapshot.end),
     }  # fmt: skip
 
@@ -56,7 +58,9 @@ def health_document(health: Health) -> dict[str, Any]:
     """Return a health in JSON form: the red reasons first."""
     return {
         "level": str(health.level),
-        "reasons": [{**to_plain(one), "level": str(one.level), "runbook": one.runbook} for one in health.reasons],
+        "reasons": [
+            {**to_plain(reason), "level": str(reason.level), "runbook": reason.runbook} for reason in health.reasons
+        ],
     }
 
 

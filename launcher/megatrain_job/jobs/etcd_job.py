@@ -116,19 +116,19 @@ class EtcdJob:
         try:
             while not self._closed.is_set():
                 now_s = time.monotonic()
-                if self._is_stale or now_s >= next_s + self._patience_s:
+                if self._is_stale or now_s >= next_s + self._silence_limit_s:
                     self._closed.wait(max(0.0, next_s - now_s))
                     began_s = time.monotonic()
                     self._read()
                     ended_s = time.monotonic()
                     busy_s = 0.0 if self._last_poll.problem else ended_s - began_s
                     next_s = ended_s + max(_MIN_PAUSE_S, _PART_BUSY * busy_s)
-                self._listen(next_s + self._patience_s - time.monotonic())
+                self._listen(next_s + self._silence_limit_s - time.monotonic())
         finally:
             self._drop_watch()
 
     @property
-    def _patience_s(self) -> float:
+    def _silence_limit_s(self) -> float:
         """How much longer than the shortest pause the next read waits, if no change is reported."""
         is_current = self._last_poll.snapshot is not None and not self._last_poll.problem
         return self._max_pause_s - _MIN_PAUSE_S if is_current else _MIN_PAUSE_S

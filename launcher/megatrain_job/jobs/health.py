@@ -171,4 +171,4 @@ class Health:
 
 def health_of(reasons: Iterable[Reason]) -> Health:
     """Return the health that follows from reasons; reasons of one level keep their order."""
-    return Health(tuple(sorted(reasons, key=lambda one: one.level is not HealthLevel.RED)))
+    return Health(tuple(sorted(reasons, key=lambda reason: reason.level is not HealthLevel.RED)))

@@ -101,13 +101,17 @@ def host_views(snapshot: JobSnapshot) -> tuple[HostView, ...]:
 
 def _found_dead(snapshot: JobSnapshot) -> dict[tuple[str, str], str]:
     """Return why the driver found hosts dead, by host and session. Their leases may still exist for some seconds."""
-    lost = [one for one in snapshot.incidents if one.state is IncidentState.OPEN and one.kind is IncidentKind.HOST_LOST]
+    lost = [
+        incident
+        for incident in snapshot.incidents
+        if incident.state is IncidentState.OPEN and incident.kind is IncidentKind.HOST_LOST
+    ]
     return {
-        (part.host, part.session): one.reason
-        for one in lost
-        if one.round in snapshot.rounds
-        for part in snapshot.rounds[one.round].hosts
-        if part.host in one.culprit_hosts
+        (part.host, part.session): incident.reason
+        for incident in lost
+        if incident.round in snapshot.rounds
+        for part in snapshot.rounds[incident.round].hosts
+        if part.host in incident.culprit_hosts
     }
 
 

@@ -84,7 +84,7 @@ def standing_of(snapshot: JobSnapshot) -> Standing:
 
 def open_incident(snapshot: JobSnapshot) -> Incident | None:
     """Return the newest incident that is not closed, None if there is none."""
-    unclosed = [one for one in snapshot.incidents if one.state is IncidentState.OPEN]
+    unclosed = [incident for incident in snapshot.incidents if incident.state is IncidentState.OPEN]
     return unclosed[-1] if unclosed else None
 
 

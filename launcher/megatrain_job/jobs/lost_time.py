@@ -31,9 +31,9 @@ def median_of(incident: Incident) -> float:
         return 0.0
 
 
-def restart_price_s(incidents: Iterable[Incident]) -> float | None:
+def measured_restart_cost_s(incidents: Iterable[Incident]) -> float | None:
     """Return the median cost of the newest recoveries, None before the first."""
-    costs = [cost for one in incidents if (cost := _cost_s(one)) is not None]
+    costs = [cost for incident in incidents if (cost := _cost_s(incident)) is not None]
     return median(costs[-_MAX_INCIDENTS:]) if costs else None
 
 
@@ -45,16 +45,16 @@ def effective_time_ratio(incidents: Sequence[Incident], begin: float, now: float
     if now <= begin:
         return None
     lost_s = covered_s(recoveries(incidents, now), begin, now)
-    lost_s += sum((one.steps_lost or 0) * median_of(one) for one in once_a_round(incidents))
+    lost_s += sum((incident.steps_lost or 0) * median_of(incident) for incident in once_a_round(incidents))
     return round(min(1.0, max(0.0, 1.0 - lost_s / (now - begin))), 6)
 
 
 def recoveries(incidents: Iterable[Incident], now: float) -> list[Interval]:
     """Return the times from each failure to the next completed step, up to now if there is none yet."""
     return [
-        (one.moments.began, now if one.moments.first_step is None else one.moments.first_step)
-        for one in incidents
-        if one.state is not IncidentState.HELD
+        (incident.moments.began, now if incident.moments.first_step is None else incident.moments.first_step)
+        for incident in incidents
+        if incident.state is not IncidentState.HELD
     ]
 
 
@@ -69,7 +69,9 @@ def covered_s(intervals: Iterable[Interval], begin: float, end: float) -> float:
 
 def once_a_round(incidents: Iterable[Incident]) -> list[Incident]:
     """Return one incident for each broken round: its steps were lost once."""
-    return list({one.round: one for one in incidents if one.state is not IncidentState.HELD}.values())
+    return list(
+        {incident.round: incident for incident in incidents if incident.state is not IncidentState.HELD}.values()
+    )
 
 
 def _cost_s(incident: Incident) -> float | None:

@@ -121,11 +121,11 @@ class NoteWriter:
             _check_rate(past, entry.at_unix_s)
 
         self._append(entry, check)
-        return next(one for one in notes_of(self._log.trail().entries) if one.note_id == note_id)
+        return next(note for note in notes_of(self._log.trail().entries) if note.note_id == note_id)
 
     def _append(self, entry: ActionEntry, check: Callable[[ActionTrail], None]) -> ActionEntry:
         def checked(past: ActionTrail) -> None:
-            known = next((one for one in past.entries if one.idempotency_key == entry.idempotency_key), None)
+            known = next((former for former in past.entries if former.idempotency_key == entry.idempotency_key), None)
             if known is not None:
                 raise _AlreadyError(known)
             check(past)
@@ -243,7 +243,7 @@ def _retracted(note: Note, entry: ActionEntry) -> Note:
 
 
 def _check_num_notes(past: ActionTrail, now_s: float) -> None:
-    num = sum(one.kind == NOTE for one in past.entries)
+    num = sum(entry.kind == NOTE for entry in past.entries)
     if num >= MAX_NOTES:
         raise NoteRefusedError(f"the run has {num:,} notes, and no more are accepted")
     _check_rate(past, now_s)
@@ -251,7 +251,9 @@ def _check_num_notes(past: ActionTrail, now_s: float) -> None:
 
 def _check_rate(past: ActionTrail, now_s: float) -> None:
     times = sorted(
-        one.at_unix_s for one in past.entries if one.kind in (NOTE, RETRACTION) and one.at_unix_s > now_s - _WINDOW_S
+        entry.at_unix_s
+        for entry in past.entries
+        if entry.kind in (NOTE, RETRACTION) and entry.at_unix_s > now_s - _WINDOW_S
     )
     if len(times) >= MAX_AN_HOUR:
         wait_s = times[len(times) - MAX_AN_HOUR] + _WINDOW_S - now_s
@@ -260,7 +262,7 @@ def _check_rate(past: ActionTrail, now_s: float) -> None:
 
 
 def _check_there(past: ActionTrail, note_id: str) -> None:
-    known = {one.note_id: one for one in notes_of(past.entries)}
+    known = {note.note_id: note for note in notes_of(past.entries)}
     if note_id not in known:
         raise NotFoundError(f"the run has no note {note_id[:64]!r}")
     note = known[note_id]

@@ -111,7 +111,7 @@ def _decoded(raw: bytes, path: Path) -> tuple[list[str], str, str, str]:
         texts = [value["job"], value.get("launch_id", ""), value.get("user", "")]
         if not isinstance(endpoints, list) or not endpoints:
             raise TypeError("no endpoints")
-        if not all(isinstance(one, str) for one in [*endpoints, *texts]):
+        if not all(isinstance(endpoint, str) for endpoint in [*endpoints, *texts]):
             raise TypeError("not strings")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         rule = 'expected {"endpoints": ["unix:/PATH"], "job": "NAME"}'

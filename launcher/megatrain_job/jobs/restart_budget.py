@@ -51,8 +51,8 @@ def restart_budget(
     incidents: Sequence[Incident], last_step: int | None, now_s: float, *, per_hour: int, without_progress: int
 ) -> RestartBudget:
     """Return how many restarts are used. incidents: oldest first; last_step: newest completed step."""
-    restarts = [one for one in incidents if is_automatic(one)]
-    recent = tuple(one for one in restarts if one.moments.detected >= now_s - HOUR_S)
+    restarts = [incident for incident in incidents if is_automatic(incident)]
+    recent = tuple(restart for restart in restarts if restart.moments.detected >= now_s - HOUR_S)
     return RestartBudget(recent, _fruitless(restarts, last_step), per_hour, without_progress)
 
 

@@ -198,5 +198,5 @@ def _ended(exit_code: int, last: Incident | None) -> RunStanding:
     return RunStanding(RunKind.ENDED, text, exit_code, ReasonCode.FAILED)
 
 
-def _incident_text(one: Incident) -> str:
-    return f"its last incident: {one.reason}"
+def _incident_text(incident: Incident) -> str:
+    return f"its last incident: {incident.reason}"

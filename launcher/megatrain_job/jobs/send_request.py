@@ -33,7 +33,7 @@ ACCEPT_S = 20.0
 """A new driver is elected soon after the TTL of the old one's lease. If none has answered by then, none will."""
 _LEASE_MARGIN_S = 10
 _POLL_S = 0.5
-GONE_S = 5.0
+UNREACHABLE_S = 5.0
 """etcd restarts, or elects a leader, in less time."""
 
 
@@ -44,23 +44,23 @@ class RefusedError(MegatrainError):
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class EtcdUnreachable:
     """etcd has been unreachable for a while."""
 
     reason: str
 
 
-News = Answer | CheckReport | JobEnd | Gone
+RequestEvent = Answer | CheckReport | JobEnd | EtcdUnreachable
 
 
 def make_request(kind: RequestKind, *, host: str = "", reason: str = "", verdict: str = "", by: str = "") -> JobRequest:
     """Return a request of the person at this terminal, or of the person that `by` names."""
     now_s = time.time()
     request_id = f"{int(now_s * 1000):013d}-{secrets.token_hex(4)}"
-    return JobRequest(request_id, kind, by or asker(), now_s, host, reason, verdict)
+    return JobRequest(request_id, kind, by or requester(), now_s, host, reason, verdict)
 
 
-def asker() -> str:
+def requester() -> str:
     """Return user@machine."""
     try:
         user = getpass.getuser()
@@ -85,17 +85,17 @@ def check_accepts_requests(snapshot: JobSnapshot) -> None:
         )
 
 
-def news_of(
+def request_events(
     client: EtcdClient,
     keys: JobKeys,
     request: JobRequest,
     *,
     timeout_s: float,
     accept_s: float = ACCEPT_S,
-    gone_s: float = GONE_S,
-) -> Generator[News, None, None]:
-    """Send a request and yield its answers until the consumer stops. Yield `Gone`, at most once, if etcd does not
-    answer for `gone_s`.
+    unreachable_s: float = UNREACHABLE_S,
+) -> Generator[RequestEvent, None, None]:
+    """Send a request and yield its answers until the consumer stops. Yield `EtcdUnreachable`, at most once, if etcd
+    does not answer for `unreachable_s`.
 
     Raises: CoordinationError when no driver answers within `accept_s`, or the consumer has not stopped within
     `timeout_s`: then the request is withdrawn, unless a driver has accepted it.
@@ -109,17 +109,22 @@ def news_of(
         is_answered, gone_since_s, is_gone_reported = False, None, False
         with Watch(client, KeyRange.prefix(keys.prefix), start_revision=revision) as watch:
             while (left_s := began_s + limit_s - time.monotonic()) > 0:
-                for news in _read(keys, request, watch.next(min(left_s, _POLL_S))):
-                    if isinstance(news, Answer) and not is_answered:
+                for event in _read(keys, request, watch.next(min(left_s, _POLL_S))):
+                    if isinstance(event, Answer) and not is_answered:
                         is_answered, limit_s = True, timeout_s
-                        _let_stand(client, keys, request, news)
-                    yield news
+                        _detach_lease(client, keys, request, event)
+                    yield event
                 problem = watch.problem
                 now_s = time.monotonic()
                 gone_since_s = (gone_since_s or now_s) if problem else None
-                if is_answered and gone_since_s is not None and now_s - gone_since_s > gone_s and not is_gone_reported:
+                if (
+                    is_answered
+                    and gone_since_s is not None
+                    and now_s - gone_since_s > unreachable_s
+                    and not is_gone_reported
+                ):
                     is_gone_reported = True
-                    yield Gone(problem)
+                    yield EtcdUnreachable(problem)
         raise _late(keys, request, limit_s, problem, is_answered=is_answered)
     finally:
         if not problem:  # else the request ends with its lease
@@ -134,7 +139,7 @@ def checked(answer: Answer) -> Answer:
     return answer
 
 
-def _read(keys: JobKeys, request: JobRequest, event: WatchEvent | None) -> Iterator[News]:
+def _read(keys: JobKeys, request: JobRequest, event: WatchEvent | None) -> Iterator[RequestEvent]:
     for item in () if event is None else event.written:
         location = shown(item.key)
         match keys.parts(item.key.decode(errors="replace")):
@@ -146,7 +151,7 @@ def _read(keys: JobKeys, request: JobRequest, event: WatchEvent | None) -> Itera
                 yield decode(JobEnd, item.value, location)
 
 
-def _let_stand(client: EtcdClient, keys: JobKeys, request: JobRequest, answer: Answer) -> None:
+def _detach_lease(client: EtcdClient, keys: JobKeys, request: JobRequest, answer: Answer) -> None:
     """Detach the lease from a request that the driver works on, unless the driver has deleted the request meanwhile."""
     if answer.is_accepted and not answer.is_done:
         key = keys.request(request.request_id)

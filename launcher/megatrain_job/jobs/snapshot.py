@@ -95,7 +95,9 @@ class JobSnapshot:
     @property
     def effective_time_ratio(self) -> float | None:
         """The ratio for the job until its last incident was closed; None before any was closed."""
-        known = [one.effective_time_ratio for one in self.incidents if one.effective_time_ratio is not None]
+        known = [
+            incident.effective_time_ratio for incident in self.incidents if incident.effective_time_ratio is not None
+        ]
         return known[-1] if known else None
 
     def status_of(self, host: str, session: str) -> HostStatus | None:
@@ -189,26 +191,28 @@ def snapshot_of(
     daemon_reports = read(DaemonReport, (item for item in daemon_report if item.mod_revision > began), unreadable)
     written = read(Round, rounds, unreadable)
     served = next(iter(read(DashboardRecord, page, unreadable)), None)
-    old, new = ([one for one in incidents if (one.create_revision > began) is is_new] for is_new in (False, True))
+    old, new = (
+        [incident for incident in incidents if (incident.create_revision > began) is is_new] for is_new in (False, True)
+    )
     return JobSnapshot(
         job=keys.job,
         revision=revision,
         record=next(iter(read(JobRecord, record, unreadable)), None),
         end=next(iter(read(JobEnd, end, unreadable)), None),
         driver=leader,
-        report=next((one for one in reports if one.driver == leader), None),
-        hosts={one.host: one for one in read(HostRecord, hosts, unreadable)},
-        statuses={one.host: one for one in read(HostStatus, statuses, unreadable)},
-        rounds={one.number: one for one in written},
-        halts={one.number: one for one in read(Halt, halts, unreadable)},
-        cordons={one.host: one for one in read(Cordon, cordons, unreadable)},
+        report=next((report for report in reports if report.driver == leader), None),
+        hosts={host_record.host: host_record for host_record in read(HostRecord, hosts, unreadable)},
+        statuses={status.host: status for status in read(HostStatus, statuses, unreadable)},
+        rounds={round_.number: round_ for round_ in written},
+        halts={halt.number: halt for halt in read(Halt, halts, unreadable)},
+        cordons={cordon.host: cordon for cordon in read(Cordon, cordons, unreadable)},
         incidents=_by_id(read(Incident, new, unreadable)),
         earlier_incidents=_by_id(read(Incident, old, unreadable)),
         waiting=_waiting(host_verdicts, verdict_outcomes),
-        unanswered=_unanswered(host_verdicts, verdict_outcomes, max((one.number for one in written), default=0)),
+        unanswered=_unanswered(host_verdicts, verdict_outcomes, max((round_.number for round_ in written), default=0)),
         dashboard_url="" if served is None else served.url,
         dashboard_host="" if served is None else served.host,
-        daemon_session=next((one.session for one in read(DaemonRecord, daemon, unreadable)), ""),
+        daemon_session=next((record.session for record in read(DaemonRecord, daemon, unreadable)), ""),
         daemon_report=next(iter(daemon_reports), None),
         problems=tuple(read(JobProblem, problems, unreadable)),
         receivers=tuple(read(ReceiverRecord, notices, unreadable)),
@@ -220,22 +224,26 @@ def _waiting(
     verdicts: Iterable[HostVerdict], outcomes: Iterable[VerdictOutcome]
 ) -> tuple[tuple[VerdictOutcome, HostVerdict], ...]:
     """Return the verdicts that a person must decide on. The driver answers unreadable ones itself."""
-    known = {one.verdict_id: one for one in verdicts}
-    open_ = [one for one in outcomes if one.kind is OutcomeKind.WAITING]
-    found = [(one, known[one.verdict_id]) for one in open_ if one.verdict_id in known]
+    known = {verdict.verdict_id: verdict for verdict in verdicts}
+    open_ = [outcome for outcome in outcomes if outcome.kind is OutcomeKind.WAITING]
+    found = [(outcome, known[outcome.verdict_id]) for outcome in open_ if outcome.verdict_id in known]
     return tuple(sorted(found, key=lambda pair: pair[0].verdict_id))
 
 
 def _unanswered(
     verdicts: Iterable[HostVerdict], outcomes: Iterable[VerdictOutcome], round_number: int
 ) -> tuple[HostVerdict, ...]:
-    known = {one.verdict_id for one in outcomes}
-    sure = [one for one in verdicts if one.round == round_number and one.confidence is VerdictConfidence.HIGH]
-    return tuple(one for one in sure if one.verdict_id not in known)
+    known = {outcome.verdict_id for outcome in outcomes}
+    sure = [
+        verdict
+        for verdict in verdicts
+        if verdict.round == round_number and verdict.confidence is VerdictConfidence.HIGH
+    ]
+    return tuple(verdict for verdict in sure if verdict.verdict_id not in known)
 
 
 def _by_id(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
-    return tuple(sorted(incidents, key=lambda one: one.incident_id))
+    return tuple(sorted(incidents, key=lambda incident: incident.incident_id))
 
 
 def _read(

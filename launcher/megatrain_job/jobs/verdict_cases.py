@@ -44,7 +44,8 @@ def cases_of_audit(entries: Iterable[AuditEntry]) -> list[VerdictWithOutcome]:
     """Return the cases in an audit, oldest first."""
     # a verdict that waited has two outcomes: the last one counts
     newest = {
-        one.outcome.verdict_id: VerdictWithOutcome(one.outcome.verdict_id, one.verdict, one.outcome) for one in entries
+        entry.outcome.verdict_id: VerdictWithOutcome(entry.outcome.verdict_id, entry.verdict, entry.outcome)
+        for entry in entries
     }
     return [newest[name] for name in sorted(newest)]
 
@@ -53,12 +54,12 @@ def merged_cases(
     of_disk: Iterable[VerdictWithOutcome], of_etcd: Iterable[VerdictWithOutcome]
 ) -> list[VerdictWithOutcome]:
     """Return the cases of both, oldest first; for a case in both, etcd's parts take precedence."""
-    found = {one.verdict_id: one for one in of_disk}
-    for one in of_etcd:
-        before = found.get(one.verdict_id)
+    found = {case.verdict_id: case for case in of_disk}
+    for case in of_etcd:
+        before = found.get(case.verdict_id)
         if before is not None:
-            one = VerdictWithOutcome(one.verdict_id, one.verdict or before.verdict, one.outcome or before.outcome)
-        found[one.verdict_id] = one
+            case = VerdictWithOutcome(case.verdict_id, case.verdict or before.verdict, case.outcome or before.outcome)
+        found[case.verdict_id] = case
     return [found[name] for name in sorted(found)]
 
 

@@ -7,7 +7,7 @@ import os
 
 from megatrain.commands.printing import print_note
 from megatrain.programs.stop_signals import stopped_by_signals
-from megatrain_job.commands.job_place import add_job, opened_job
+from megatrain_job.commands.job_location import add_job, opened_job
 from megatrain_launcher.launch.flags import PLATFORMS
 from megatrain_launcher.logs.program_log import log_to_stderr
 
@@ -25,11 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from megatrain_launcher.launch.lone_driver import run_lone_driver
+    from megatrain_launcher.launch.dedicated_driver import run_dedicated_driver
     from megatrain_launcher.launch.plan import choose_platform
 
     log_to_stderr()
     stop = stopped_by_signals()
     with opened_job(args, is_patient=True) as job:
-        code = run_lone_driver(job.client, job.keys, stop, print_note, choose_platform(args.platform, os.environ))
+        code = run_dedicated_driver(job.client, job.keys, stop, print_note, choose_platform(args.platform, os.environ))
     return 0 if code is None else code

@@ -22,11 +22,18 @@ from megatrain.contracts.records.job_requests import Answer, RequestKind
 from megatrain.contracts.records.record import to_plain
 from megatrain.contracts.records.rounds import JobEnd
 from megatrain.formatting import age_text, names_text
-from megatrain_job.commands.job_place import OpenJob, add_job, opened_job
+from megatrain_job.commands.job_location import OpenJob, add_job, opened_job
 from megatrain_job.jobs.cordons import cordon_host, uncordon_host
 from megatrain_job.jobs.documents import check_document, host_document
 from megatrain_job.jobs.host_view import host_views
-from megatrain_job.jobs.send_request import Gone, asker, check_accepts_requests, checked, make_request, news_of
+from megatrain_job.jobs.send_request import (
+    EtcdUnreachable,
+    check_accepts_requests,
+    checked,
+    make_request,
+    request_events,
+    requester,
+)
 from megatrain_job.jobs.snapshot import JobSnapshot, read_job
 from megatrain_launcher.commands.job import print_answer
 from megatrain_launcher.commands.status import known
@@ -73,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the subcommand that was parsed; return the exit code.
 
-    Raises: UsageError, PlaceError, NotFoundError, CoordinationError, RefusedError.
+    Raises: UsageError, JobLocationError, NotFoundError, CoordinationError, RefusedError.
     """
     if args.host_verb in _OF_ONE_HOST and not args.host:
         raise UsageError(f"which host? write megatrain host {args.host_verb} [JOB] --host HOST")
@@ -109,7 +116,7 @@ def _ls(job: OpenJob, args: argparse.Namespace) -> int:
 
 def _cordon(job: OpenJob, args: argparse.Namespace) -> int:
     snapshot = read_job(job.client, job.keys)
-    cordon, is_new = cordon_host(job.client, job.keys, args.host, reason=args.reason, by=asker())
+    cordon, is_new = cordon_host(job.client, job.keys, args.host, reason=args.reason, by=requester())
     if args.is_json:
         print_json({"job": job.keys.job, "is_new": is_new, "cordon": to_plain(cordon)})
     elif is_new:
@@ -117,11 +124,11 @@ def _cordon(job: OpenJob, args: argparse.Namespace) -> int:
     else:
         age = age_text(cordon.created_unix_s, time.time())
         print_lines([f"{args.host} was cordoned already, {age} ago by {cordon.by}: {cordon.reason}"])
-    _note_about(snapshot, args.host)
+    _print_membership(snapshot, args.host)
     return int(ExitCode.OK)
 
 
-def _note_about(snapshot: JobSnapshot, host: str) -> None:
+def _print_membership(snapshot: JobSnapshot, host: str) -> None:
     newest = snapshot.newest_round
     if newest is not None and snapshot.newest_halt is None and any(part.host == host for part in newest.hosts):
         print_note(
@@ -182,17 +189,17 @@ def _check(job: OpenJob, args: argparse.Namespace) -> int:
     answer: Answer | None = None
     problem = ""
     try:
-        with closing(news_of(job.client, job.keys, request, timeout_s=args.timeout_s)) as all_news:
-            for news in all_news:
-                if isinstance(news, CheckReport):
-                    reports[news.host] = _joined(reports.get(news.host), news)
-                elif isinstance(news, Answer):
-                    answer = checked(news)
-                elif isinstance(news, JobEnd):
-                    problem = f"the job has ended: {news.reason}"
+        with closing(request_events(job.client, job.keys, request, timeout_s=args.timeout_s)) as events:
+            for event in events:
+                if isinstance(event, CheckReport):
+                    reports[event.host] = _joined(reports.get(event.host), event)
+                elif isinstance(event, Answer):
+                    answer = checked(event)
+                elif isinstance(event, JobEnd):
+                    problem = f"the job has ended: {event.reason}"
                     break
-                elif isinstance(news, Gone):
-                    print_note(f"etcd does not answer, still waiting: {news.reason}")
+                elif isinstance(event, EtcdUnreachable):
+                    print_note(f"etcd does not answer, still waiting: {event.reason}")
                 if answer is not None and answer.is_done:  # the driver answers only after it has seen all reports
                     break
     except CoordinationError as error:
@@ -206,12 +213,12 @@ def _results(reports: Iterable[CheckReport]) -> Iterable[CheckResult]:
     return (result for report in reports for result in report.results)
 
 
-def _joined(before: CheckReport | None, news: CheckReport) -> CheckReport:
+def _joined(before: CheckReport | None, report: CheckReport) -> CheckReport:
     """Merge a host's reports: one of its own checks, and one for each neighbour that it was tested with."""
-    if before is None or before.session != news.session:
-        return news
-    known = {(result.name, result.partner): result for result in (*before.results, *news.results)}
-    return replace(news, results=tuple(known.values()))
+    if before is None or before.session != report.session:
+        return report
+    known = {(result.name, result.partner): result for result in (*before.results, *report.results)}
+    return replace(report, results=tuple(known.values()))
 
 
 def _print_checks(

@@ -25,7 +25,7 @@ def incidents_lines(job: str, incidents: Sequence[Incident], now_s: float) -> li
         return [f"{job}: no incident"]
     states = Counter(incident.state for incident in incidents)
     summary = ", ".join(f"{states[state]} {state}" for state in IncidentState if states[state])
-    known = [one.effective_time_ratio for one in incidents if one.effective_time_ratio is not None]
+    known = [incident.effective_time_ratio for incident in incidents if incident.effective_time_ratio is not None]
     ratio = f"; training time {known[-1]:.1%} of the job's time until the last one" if known else ""
     rows = [_row(incident, now_s) for incident in reversed(incidents)]
     return [
@@ -64,7 +64,10 @@ def incident_lines(incident: Incident, now_s: float) -> list[str]:
         rows = [heads, *(_failure_row(failure, role, incident.moments.began) for role, failure in by_role)]
         lines += ["", "workers that ended", *(f"  {line}" for line in table(rows, left=(1, 3, 4, 5)))]
     if incident.receipts:
-        receipts = (f"{one.receiver}: {receipt_text(one)} ({time_text(one.at_unix_s)})" for one in incident.receipts)
+        receipts = (
+            f"{receipt.receiver}: {receipt_text(receipt)} ({time_text(receipt.at_unix_s)})"
+            for receipt in incident.receipts
+        )
         lines += ["", "notified", *(f"  {short(text, 400)}" for text in receipts)]
     notes = {name: text for name, text in incident.notes.items() if not name.endswith("_s")}  # numbers for programs
     if notes:
@@ -76,12 +79,15 @@ def notes_lines(notes: Sequence[Note], now_s: float) -> list[str]:
     """Return the notes that people wrote and did not retract, newest first, below a heading; empty if there are
     none.
     """
-    held = [one for one in reversed(notes) if not one.is_retracted]
+    held = [note for note in reversed(notes) if not note.is_retracted]
     if not held:
         return []
     rows = [
         ("id", "where", "written", "by", "note"),
-        *((one.note_id, place_text(one), age_text(one.written_unix_s, now_s), one.user, one.text) for one in held),
+        *(
+            (note.note_id, place_text(note), age_text(note.written_unix_s, now_s), note.user, note.text)
+            for note in held
+        ),
     ]
     return ["", "notes by people", *(f"  {line}" for line in table(rows, left=(0, 1, 3, 4)))]
 
@@ -160,10 +166,10 @@ def matching(incidents: Sequence[Incident], wanted: str) -> list[Incident]:
     """Return the incidents that `wanted` selects: an id, a prefix of ids, or "last"."""
     if wanted == "last":
         return list(incidents[-1:])
-    exact = [one for one in incidents if one.incident_id == wanted]
-    return exact or [one for one in incidents if one.incident_id.startswith(wanted)]
+    exact = [incident for incident in incidents if incident.incident_id == wanted]
+    return exact or [incident for incident in incidents if incident.incident_id.startswith(wanted)]
 
 
 def ids_text(incidents: Sequence[Incident]) -> str:
     """Return the newest ids, for messages."""
-    return names_text([one.incident_id for one in reversed(incidents)], most=6)
+    return names_text([incident.incident_id for incident in reversed(incidents)], most=6)

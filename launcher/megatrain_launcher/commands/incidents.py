@@ -25,7 +25,7 @@ from megatrain.contracts.records.incident import Incident
 from megatrain.contracts.records.record import to_plain
 from megatrain.run_files.incidents import read_incidents
 from megatrain.run_files.run_directory import RunDirectory
-from megatrain_job.commands.job_place import PlaceError, add_job, named_job, opened_job, run_at
+from megatrain_job.commands.job_location import JobLocationError, add_job, named_job, opened_job, run_at
 from megatrain_job.jobs.documents import incident_document
 from megatrain_job.jobs.notes import Note, read_notes
 from megatrain_job.jobs.snapshot import read_job
@@ -60,23 +60,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print all incidents of a job, or one.
 
-    Raises: PlaceError, UsageError, NotFoundError, CoordinationError, DataError.
+    Raises: JobLocationError, UsageError, NotFoundError, CoordinationError, DataError.
     """
     found = _find(args)
     notes = _notes(found.run_directory)
     now_s = time.time()
     if not args.id:
         if args.is_json:
-            documents = [incident_document(one) for one in reversed(found.incidents)]
-            note_documents = [to_plain(one) for one in reversed(notes)]
+            documents = [incident_document(incident) for incident in reversed(found.incidents)]
+            note_documents = [to_plain(note) for note in reversed(notes)]
             print_json({"job": found.job, "source": found.source, "incidents": documents, "notes": note_documents})
         else:
             print_lines([*incidents_lines(found.job, found.incidents, now_s), *notes_lines(notes, now_s)])
         return int(ExitCode.OK)
-    incident = _one(found, args.id)
-    of_it = [one for one in notes if one.is_of(incident, now_s)]
+    incident = _matching_incident(found, args.id)
+    of_it = [note for note in notes if note.is_of(incident, now_s)]
     if args.is_json:
-        note_documents = [to_plain(one) for one in of_it]
+        note_documents = [to_plain(note) for note in of_it]
         print_json({
             "job": found.job, "source": found.source, "incident": incident_document(incident), "notes": note_documents,
         })  # fmt: skip
@@ -95,7 +95,7 @@ def _find(args: argparse.Namespace) -> _IncidentList:
                 raise UnknownJobError(f"job {snapshot.job!r}: etcd has no job of this name")
     except CoordinationRefusedError:
         raise
-    except (CoordinationError, PlaceError) as error:
+    except (CoordinationError, JobLocationError) as error:
         return _on_disk(named_job(args), error)
     for text in snapshot.unreadable:
         print_note(f"left out: {text}")
@@ -123,7 +123,7 @@ def _on_disk(job: str, error: MegatrainError) -> _IncidentList:
     return _IncidentList(str(run), found, str(location), run)
 
 
-def _one(found: _IncidentList, wanted: str) -> Incident:
+def _matching_incident(found: _IncidentList, wanted: str) -> Incident:
     matches = matching(found.incidents, wanted)
     if len(matches) == 1:
         return matches[0]

@@ -10,7 +10,7 @@ from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.errors import UsageError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
-from megatrain_job.commands.job_place import add_job, opened_job
+from megatrain_job.commands.job_location import add_job, opened_job
 from megatrain_job.jobs.send_request import check_accepts_requests, make_request
 from megatrain_job.jobs.snapshot import read_job
 from megatrain_launcher.commands.wait_for_answer import add_waiting, wait_for_answer

@@ -18,7 +18,7 @@ from megatrain.config.load import load_config
 from megatrain.contracts.errors import CheckpointError, ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import printable
-from megatrain.programs.stop_signals import StopSignals, note_only
+from megatrain.programs.stop_signals import StopSignals, record_only
 from megatrain_launcher.launch.flags import DEFAULT_MODULE, LaunchFlags, add_launch_arguments, launch_flags
 from megatrain_launcher.logs.program_log import log_to_stderr
 
@@ -77,19 +77,19 @@ def run(args: argparse.Namespace) -> int:
     def execute(settings: ExecutorSettings) -> int:
         # imported only here: the program that starts several executors needs neither module
         from megatrain_launcher.executor.executor import run_executor
-        from megatrain_launcher.launch.executor_parts import parts_with
+        from megatrain_launcher.launch.cordons import parts_with
 
         if early.is_requested:  # the exception was raised before, during an import that suppressed it
             stop_early(early.name)
         code = run_executor(settings, parts_with(plan.platform))
-        early.set_callbacks(note_only)
+        early.set_callbacks(record_only)
         return code
 
     try:
         with StopSignals(stop_early) as early:
             plan = make_plan(with_imported_model(flags), environment)
             return run_launch(
-                plan, environment, execute, _print_note, on_job_over=lambda: early.set_callbacks(note_only)
+                plan, environment, execute, _print_note, on_job_over=lambda: early.set_callbacks(record_only)
             )
     except StoppedEarly as stop:
         with suppress(OSError):  # the reader is gone

@@ -133,4 +133,4 @@ def _is_left(output: TextIO) -> bool:
 def _gist(answer: Assessment) -> tuple[object, ...]:
     """Return what decides whether the state is printed again: not the steps, which always change."""
     hosts = tuple((view.host, view.state) for view in answer.hosts)
-    return (answer.state, tuple((one.code, one.hosts, one.ranks) for one in answer.health.reasons), hosts)
+    return (answer.state, tuple((reason.code, reason.hosts, reason.ranks) for reason in answer.health.reasons), hosts)

@@ -60,7 +60,7 @@ def _try(receiver: Receiver, job: str, links: PageLinks) -> str:
     now_s = time.time()
     topic = _test_topic(now_s, Stage.OPEN)
     answer = receiver.try_once(Message(job, (topic,), links, now_s))
-    if receiver.rules.manner.keeps_state:
+    if receiver.rules.delivery_mode.keeps_state:
         receiver.try_once(Message(job, (_test_topic(now_s, Stage.CLOSED),), links, now_s))
         return f"{answer} (and resolved again)"
     return answer
@@ -85,12 +85,12 @@ def _test_topic(now_s: float, stage: Stage) -> Topic:
 
 def _chosen(config: Config, name: str) -> tuple[Receiver, ...]:
     found = receivers_of(config)
-    names = ", ".join(one.name for one in found)
+    names = ", ".join(receiver.name for receiver in found)
     if not found:
         raise ConfigError(
             ["no receiver is configured; see the sections [slack], [pagerduty], [email], [alertmanager], [webhook]"]
         )
-    chosen = tuple(one for one in found if name in ("", one.name))
+    chosen = tuple(receiver for receiver in found if name in ("", receiver.name))
     if not chosen:
         raise ConfigError([f"--receiver={name!r} is not configured; configured are: {names}"])
     return chosen
@@ -104,16 +104,16 @@ def _config_file(location: Path) -> Path:
     if not location.is_dir():
         return location
     path = location / _CONFIG_NAME
-    for one in (location, path):
+    for place in (location, path):
         try:
-            status = one.stat(follow_symlinks=False) if one == path else one.stat()
+            status = place.stat(follow_symlinks=False) if place == path else place.stat()
         except OSError as error:
-            raise DataError(f"{one}: {error.strerror}; name a run directory or a configuration file") from error
+            raise DataError(f"{place}: {error.strerror}; name a run directory or a configuration file") from error
         if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise DataError(
-                f"{one}: other users may have written it, and it decides where secrets are sent; name a file that only "
-                "you can write"
+                f"{place}: other users may have written it, and it decides where secrets are sent; name a file "
+                "that only you can write"
             )
-        if one == path and not stat.S_ISREG(status.st_mode):
-            raise DataError(f"{one}: is not a regular file; name a configuration file")
+        if place == path and not stat.S_ISREG(status.st_mode):
+            raise DataError(f"{place}: is not a regular file; name a configuration file")
     return path

@@ -15,7 +15,7 @@ from megatrain.contracts.errors import CoordinationError, CoordinationRefusedErr
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import age_text, short
 from megatrain_job.commands.etcd_flags import EtcdFlags, etcd_flags
-from megatrain_job.commands.job_place import PlaceError, add_job, job_place, named_job, opened_job, run_at
+from megatrain_job.commands.job_location import JobLocationError, add_job, job_location, named_job, opened_job, run_at
 from megatrain_job.jobs.assessment import Assessment, assess
 from megatrain_job.jobs.documents import incident_document, status_document
 from megatrain_job.jobs.health import HealthLevel
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the state of the job; the exit code reflects it (StatusCode).
 
-    Raises: PlaceError; CoordinationError when there is no known run directory to use instead of etcd.
+    Raises: JobLocationError; CoordinationError when there is no known run directory to use instead of etcd.
     """
     try:
         with opened_job(args, call_s=_CALL_S) as job:
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
             snapshot = known(read_job(job.client, job.keys))
     except CoordinationRefusedError:
         raise
-    except (CoordinationError, PlaceError) as error:
+    except (CoordinationError, JobLocationError) as error:
         return _from_directory(args, error)
     now_s = time.time()
     answer = assess(snapshot, now_s)
@@ -136,8 +136,8 @@ def _from_directory(args: argparse.Namespace, error: MegatrainError) -> int:
 def _run_directory(args: argparse.Namespace) -> Path | None:
     name = named_job(args)
     try:
-        return job_place(args).run_directory
-    except PlaceError:
+        return job_location(args).run_directory
+    except JobLocationError:
         if etcd_flags(args) != EtcdFlags():
             return None  # the etcd that the user named is wrong
         return run_at(name) or (Path(name) if "/" in name else None)
@@ -148,9 +148,11 @@ def _lines(run: Path, standing: RunStanding, last: LastKnown, now_s: float) -> l
     if last.saved_step is not None and last.saved_unix_s is not None:
         found.append(("checkpoint", f"step {last.saved_step:,}, {age_text(last.saved_unix_s, now_s)} ago"))
     if last.incident is not None:
-        one = last.incident
-        age = age_text(one.moments.began, now_s)
-        found.append(("last incident", f"{one.incident_id}, {age} ago, {one.state}: {short(one.reason)}"))
+        incident = last.incident
+        age = age_text(incident.moments.began, now_s)
+        found.append(
+            ("last incident", f"{incident.incident_id}, {age} ago, {incident.state}: {short(incident.reason)}")
+        )
     return [f"{run}: {standing.headline}", "", *facts(found)]
 
 

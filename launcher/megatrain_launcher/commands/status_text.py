@@ -61,7 +61,7 @@ def check_lines(reports: Sequence[CheckReport]) -> list[str]:
         lines.append(f"{report.host}: {'fit' if report.is_fit else 'NOT FIT'}: {summary}")
         worth_a_line = [result for result in report.results if result.outcome is not CheckOutcome.PASSED]
         if worth_a_line:
-            rows = [(f"  {one.name}", str(one.outcome), short(one.detail)) for one in worth_a_line]
+            rows = [(f"  {result.name}", str(result.outcome), short(result.detail)) for result in worth_a_line]
             lines += table(rows, left=(0, 1, 2))
     return lines
 

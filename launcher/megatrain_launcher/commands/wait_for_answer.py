@@ -13,7 +13,7 @@ from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.records.rounds import JobEnd
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.jobs.send_request import GONE_S, Gone, RefusedError, checked, news_of
+from megatrain_job.jobs.send_request import UNREACHABLE_S, EtcdUnreachable, RefusedError, checked, request_events
 
 _GOOD_ENDS = (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
 
@@ -25,31 +25,31 @@ def wait_for_answer(
     *,
     timeout_s: float,
     is_waiting: bool = True,
-    gone_s: float = GONE_S,
+    unreachable_s: float = UNREACHABLE_S,
 ) -> Answer:
     """Send a request and return the driver's last answer; with `is_waiting` off, its first.
 
     Earlier answers go to stderr. Raises: RefusedError with the driver's reason; CoordinationError.
     """
     answer: Answer | None = None
-    with closing(news_of(client, keys, request, timeout_s=timeout_s, gone_s=gone_s)) as all_news:
-        for news in all_news:
-            if isinstance(news, Answer):
-                answer = checked(news)
-                if news.is_done or not is_waiting:
-                    return news
-                print_note(news.text)
-            elif isinstance(news, JobEnd):
-                text = f"the job has ended with exit code {news.exit_code}: {news.reason}"
-                if request.kind is not RequestKind.STOP or news.exit_code not in _GOOD_ENDS:
+    with closing(request_events(client, keys, request, timeout_s=timeout_s, unreachable_s=unreachable_s)) as events:
+        for event in events:
+            if isinstance(event, Answer):
+                answer = checked(event)
+                if event.is_done or not is_waiting:
+                    return event
+                print_note(event.text)
+            elif isinstance(event, JobEnd):
+                text = f"the job has ended with exit code {event.exit_code}: {event.reason}"
+                if request.kind is not RequestKind.STOP or event.exit_code not in _GOOD_ENDS:
                     raise RefusedError(text)
-                return Answer(request.request_id, True, True, text, news.created_unix_s)
-            elif isinstance(news, Gone):
+                return Answer(request.request_id, True, True, text, event.created_unix_s)
+            elif isinstance(event, EtcdUnreachable):
                 if request.kind is RequestKind.STOP and answer is not None:
                     text = f"{answer.text}; the job's etcd has gone since then, as it does when a job has ended"
                     return Answer(request.request_id, True, True, text, time.time())
-                print_note(f"etcd does not answer, still waiting: {news.reason}")
-    raise AssertionError("news_of ends by raising")
+                print_note(f"etcd does not answer, still waiting: {event.reason}")
+    raise AssertionError("request_events ends by raising")
 
 
 DEFAULT_TIMEOUT_S = 900.0

@@ -24,12 +24,12 @@ from megatrain_launcher.driver.breaking import (
     stall_sentence,
     stalled_hosts,
 )
-from megatrain_launcher.driver.fences import gone_by
+from megatrain_launcher.driver.fences import workers_gone_at
 from megatrain_launcher.driver.incidents import median_step_s, new_incident
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.responses import HOLD
 from megatrain_launcher.driver.state import ClusterState
-from megatrain_launcher.liveness import Vitality
+from megatrain_launcher.liveness import Liveness
 
 _SLOW_STEPS = 3
 """A host without a lease is evicted if no step is completed for this many times the median step."""
@@ -52,7 +52,7 @@ class Absent:
 
 
 @dataclass(frozen=True, slots=True)
-class _SecondSign:
+class _SecondEvidence:
     """Evidence, besides the lost leases, that hosts are lost.
 
     `began`: when the steps stopped according to this evidence; a host that is cut off stops the steps of all hosts long
@@ -94,11 +94,11 @@ def respond_to_vanished(
     names = tuple(part.host for part in gone)
     began = min(state.gone_since(part) for part in gone)
     probes = probes_for(now, state, gone)
-    sign = _second_sign(now, state, policy, round_, gone, began)
-    if sign is not None:
-        evidence = (*(f"{name} is lost; its lease is gone" for name in names[:8]), *sign.evidence)
+    second = _second_evidence(now, state, policy, round_, gone, began)
+    if second is not None:
+        evidence = (*(f"{name} is lost; its lease is gone" for name in names[:8]), *second.evidence)
         incident = broken_incident(
-            now, state, round_, IncidentKind.HOST_LOST, min(began, sign.began), evidence, hosts=names
+            now, state, round_, IncidentKind.HOST_LOST, min(began, second.began), evidence, hosts=names
         )
         return break_round(now, round_, incident)
     if now - began < _TOLERATED_S:
@@ -122,37 +122,37 @@ def respond_to_vanished(
     return Decision(probes, f"{', '.join(names[:8])}: lease gone; waiting for a second sign before a host is evicted")
 
 
-def _second_sign(
+def _second_evidence(
     now: float, state: ClusterState, policy: Policy, round_: Round, gone: tuple[RoundHost, ...], began: float
-) -> _SecondSign | None:
+) -> _SecondEvidence | None:
     """Return evidence besides the leases that the hosts are lost; None if they may still train."""
     stalled = stalled_hosts(state, round_)
     if stalled:
         since = min(stall_began(state, host, now) for host in stalled)
-        return _SecondSign(tuple(stall_sentence(state, host) for host in stalled[:4]), since)
+        return _SecondEvidence(tuple(stall_sentence(state, host) for host in stalled[:4]), since)
     waited_s = now - began
     others = _others(round_, gone)
     if not others:
-        until = max(gone_by(state, policy, round_, part, state.gone_since(part)) for part in gone)
+        until = max(workers_gone_at(state, policy, round_, part, state.gone_since(part)) for part in gone)
         text = f"no host of the round has been reachable for {waited_s:.0f} s"
-        return _SecondSign((text,), began) if now > until else None
+        return _SecondEvidence((text,), began) if now > until else None
     saved = [part.host for part in others if _exit_code_of(state, round_, part) == ExitCode.SAVED_AND_STOPPED]
     if saved:
         # all ranks agreed to save and stop, but no registered host or person requested it: a missing host may have
-        return _SecondSign((f"{', '.join(saved[:8])}: the workers were asked to save and stop, and did so",), began)
+        return _SecondEvidence((f"{', '.join(saved[:8])}: the workers were asked to save and stop, and did so",), began)
     if _are_too_many(policy, round_, gone) or all(_is_alive(state, part) for part in gone):
         # a host that has finished its work no longer reports stalls
         is_waiting = all(_is_done(state, round_, part) for part in others)
-        until = max(gone_by(state, policy, round_, part, state.gone_since(part)) for part in gone)
+        until = max(workers_gone_at(state, policy, round_, part, state.gone_since(part)) for part in gone)
         is_over = is_waiting and now > until
         text = f"all other hosts are done and have waited for {waited_s:.0f} s"
-        return _SecondSign((text,), began) if is_over else None
+        return _SecondEvidence((text,), began) if is_over else None
     limit_s = _silence_limit_s(state, policy, round_)
     advanced_at = _advanced_at(state, round_, gone, began)
     silent_s = now - advanced_at
     if silent_s <= limit_s:
         return None
-    return _SecondSign((f"no step was completed for {silent_s:.1f} s (limit {limit_s:.1f} s)",), advanced_at)
+    return _SecondEvidence((f"no step was completed for {silent_s:.1f} s (limit {limit_s:.1f} s)",), advanced_at)
 
 
 def _silence_limit_s(state: ClusterState, policy: Policy, round_: Round) -> float:
@@ -187,7 +187,7 @@ def _exit_code_of(state: ClusterState, round_: Round, part: RoundHost) -> int | 
 
 def _is_alive(state: ClusterState, part: RoundHost) -> bool:
     found = state.probes.get(part.host)
-    return found is not None and found.session == part.session and found.vitality is Vitality.ALIVE
+    return found is not None and found.session == part.session and found.liveness is Liveness.ALIVE
 
 
 def _hold(
@@ -251,8 +251,8 @@ def _returned(state: ClusterState, round_: Round) -> tuple[str, ...]:
         return ()
     holds = (
         state.seen[key].mod_revision
-        for one in _holds(state, round_)
-        if (key := keys.incident(one.incident_id)) in state.seen
+        for hold in _holds(state, round_)
+        if (key := keys.incident(hold.incident_id)) in state.seen
     )
     last_recorded = max((written.create_revision, *holds))
     return tuple(

@@ -31,7 +31,7 @@ from megatrain_launcher.driver.incidents import (
     as_ended,
     history_of,
     last_step,
-    no_earlier,
+    not_before,
     statuses_in,
 )
 from megatrain_launcher.driver.policy import Policy
@@ -107,11 +107,15 @@ def _respond(
         failures=failures,
         host_of=host_of,
         lost={**dict.fromkeys(_lost_before(incident), "its lease is gone"), **stopping.lost},
-        suspects=_suspects(state, round_, incident, {host_of[one.rank] for one in failures if one.rank in host_of}),
+        suspects=_suspects(
+            state, round_, incident, {host_of[failure.rank] for failure in failures if failure.rank in host_of}
+        ),
         suspect_ranks=incident.culprit_ranks,
         sign=next(iter(incident.evidence), ""),
         last_step=incident.last_step,
-        stop_reason=next((f"{one.host}: {one.last_error}" for one in statuses_in(state, round_) if one.last_error), ""),
+        stop_reason=next(
+            (f"{status.host}: {status.last_error}" for status in statuses_in(state, round_) if status.last_error), ""
+        ),
         fit=frozenset(host for host, record in fit.items() if record.session not in stopping.fenced),
     )
     response = respond(facts, history_of(state, incident), policy, now)
@@ -122,7 +126,7 @@ def _respond(
     if response.is_cordoned:
         cordons = [Cordon(host, response.reason, "driver", now, incident.incident_id) for host in response.cordoned]
         actions += tuple(map(CordonHost, cordons))
-        state = replace(state, cordons={**state.cordons, **{one.host: one for one in cordons}})
+        state = replace(state, cordons={**state.cordons, **{cordon.host: cordon for cordon in cordons}})
     if response.needs_pair_tests and policy.has_pair_checks:
         incident = replace(incident, notes={**incident.notes, PAIRS_NOTE: "yes"})
     if response.needs_health_check:
@@ -149,11 +153,15 @@ def _form(
         now, state, policy, previous=round_, fenced=tuple(stopping.fenced), left_out=stopping.left_out,
         incident=incident, since=stopping.over_at, reason=incident.reason, vanished=stopping.vanished,
     )  # fmt: skip
-    if not any(isinstance(one, WriteRound) for one in formed.actions):
+    if not any(isinstance(action, WriteRound) for action in formed.actions):
         actions = (*actions, *cordon_removals(now, state, policy, round_, incident, since))
     # if forming also updates the incident, only that update is written
-    later = {one.incident.incident_id for one in formed.actions if isinstance(one, UpdateIncident)}
-    kept = (one for one in actions if not (isinstance(one, UpdateIncident) and one.incident.incident_id in later))
+    later = {action.incident.incident_id for action in formed.actions if isinstance(action, UpdateIncident)}
+    kept = (
+        action
+        for action in actions
+        if not (isinstance(action, UpdateIncident) and action.incident.incident_id in later)
+    )
     return Decision((*kept, *formed.actions), formed.reason)
 
 
@@ -161,8 +169,8 @@ def _failures_of(state: ClusterState, round_: Round, incident: Incident) -> tupl
     """Return the failures of a round's ranks, earliest first, including those reported while it was stopping."""
     failures = {failure.rank: failure for failure in incident.failures}
     failures.update(state.failures.get(round_.number, {}))
-    known = (one for one in failures.values() if 0 <= one.rank < round_.world_size)
-    return tuple(sorted(known, key=lambda one: one.at_unix_s))
+    known = (failure for failure in failures.values() if 0 <= failure.rank < round_.world_size)
+    return tuple(sorted(known, key=lambda failure: failure.at_unix_s))
 
 
 def _completed(now: float, state: ClusterState, round_: Round, incident: Incident) -> Incident:
@@ -177,7 +185,7 @@ def _completed(now: float, state: ClusterState, round_: Round, incident: Inciden
         incident,
         failures=most_informative(_failures_of(state, round_, incident)),
         last_step=max(steps, default=None),
-        moments=replace(incident.moments, halted=no_earlier(now, incident.moments)),
+        moments=replace(incident.moments, halted=not_before(now, incident.moments)),
     )
 
 
@@ -224,10 +232,11 @@ def _answered(incident: Incident, response: Response, stopping: Stopping, num_fa
 
 def _unsaved(failures: Sequence[RankFailure]) -> tuple[str, ...]:
     """Return sentences on the workers that were asked to save and failed instead, the likely cause first."""
-    bad = [one for one in failures if one.exit_code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)]
-    ordered = sorted(bad, key=lambda one: (is_victim(one), one.at_unix_s, one.rank))
+    bad = [failure for failure in failures if failure.exit_code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)]
+    ordered = sorted(bad, key=lambda failure: (is_victim(failure), failure.at_unix_s, failure.rank))
     return tuple(
-        f"rank {one.rank} {end_text(one.exit_code)}{f': {one.line.strip()}' if one.line else ''}" for one in ordered
+        f"rank {failure.rank} {end_text(failure.exit_code)}{f': {failure.line.strip()}' if failure.line else ''}"
+        for failure in ordered
     )
 
 
@@ -251,10 +260,10 @@ def _end(
     *,
     is_recovered: bool = False,
 ) -> Decision:
-    open_ = {one.incident_id: one for one in state.open_incidents()}
+    open_ = {incident.incident_id: incident for incident in state.open_incidents()}
     if incident is not None and incident.incident_id in open_:
         open_[incident.incident_id] = incident
-    closed = tuple(UpdateIncident(as_ended(one, is_recovered=is_recovered)) for one in open_.values())
+    closed = tuple(UpdateIncident(as_ended(incident, is_recovered=is_recovered)) for incident in open_.values())
     return Decision((*closed, EndJob(JobEnd(code, reason, now, round_.number))), reason)
 
 

@@ -39,8 +39,8 @@ def broken_incident(
 
 def most_informative(failures: Iterable[RankFailure]) -> tuple[RankFailure, ...]:
     """Return the failures to keep in an incident, earliest first; victims are the first to be dropped."""
-    ordered = sorted(failures, key=lambda one: (is_victim(one), one.at_unix_s, one.rank))
-    return tuple(sorted(ordered[:_MAX_FAILURES], key=lambda one: (one.at_unix_s, one.rank)))
+    ordered = sorted(failures, key=lambda failure: (is_victim(failure), failure.at_unix_s, failure.rank))
+    return tuple(sorted(ordered[:_MAX_FAILURES], key=lambda failure: (failure.at_unix_s, failure.rank)))
 
 
 def break_round(now: float, round_: Round, incident: Incident) -> Decision:

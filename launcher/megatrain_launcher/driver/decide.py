@@ -74,7 +74,10 @@ def report_lost_launch(now: float, state: ClusterState) -> Decision | None:
     has_begun = state.round is not None and not state.is_of_older_launch(state.round)
     if state.job is None or lost is None or has_begun:
         return None
-    if any(one.kind is IncidentKind.LAUNCH_LOST and state.is_of_this_launch(one) for one in state.incidents.values()):
+    if any(
+        incident.kind is IncidentKind.LAUNCH_LOST and state.is_of_this_launch(incident)
+        for incident in state.incidents.values()
+    ):
         return None
     number = 0 if state.round is None else state.round.number
     began = min(lost.last_sign_unix_s, now)

@@ -28,7 +28,7 @@ class DecisionLog:
     def line(self, decision: Decision, now: float) -> str:
         """Return the line to log now; empty if nothing is new. A text that differs only in its numbers is not new."""
         acts = HaltRound | WriteRound | SkipRound | EndJob | OpenIncident
-        is_act = any(isinstance(one, acts) for one in decision.actions)
+        is_act = any(isinstance(action, acts) for action in decision.actions)
         gist = decision.reason if is_act else _NUMBER.sub("#", decision.reason)
         if gist != self._pending:
             self._pending, self._pending_since = gist, now
@@ -52,8 +52,8 @@ class CurrentAlarms:
     def texts(self) -> tuple[str, ...]:
         return (*self._by_topic.values(), *self._etcd)
 
-    def note_refusal(self, text: str) -> None:
-        """Record that etcd refuses writes, until `note_etcd` replaces this text by etcd's own alarms."""
+    def add_refusal(self, text: str) -> None:
+        """Record that etcd refuses writes, until `set_etcd_alarms` replaces this text by etcd's own alarms."""
         if text not in self._etcd:
             _logger.error("alarm: %s", text)
             self._etcd = (*self._etcd, text)
@@ -66,7 +66,7 @@ class CurrentAlarms:
                 _logger.error("alarm: %s", text)
         self._by_topic = found
 
-    def note_etcd(self, found: Sequence[EtcdAlarm]) -> None:
+    def set_etcd_alarms(self, found: Sequence[EtcdAlarm]) -> None:
         """Replace the alarms of etcd, and log new ones."""
         texts = tuple(f"etcd member {alarm.member_id:x} raises {alarm.name}" for alarm in found)
         for text in texts:

@@ -25,7 +25,7 @@ from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.resume_point_watch import ResumePointWatch
 from megatrain_launcher.driver.run_watch import RunWatch
 from megatrain_launcher.driver.term import Term
-from megatrain_launcher.liveness import LivenessReader, Vitality
+from megatrain_launcher.liveness import Liveness, LivenessReader
 from megatrain_launcher.notify.notifier import MakeNotifier
 
 _logger = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class Driver:
                 self._clock,
                 notifier,
             ) as term:
-                term.lead(stop, self._note)
+                term.lead(stop, self._set_reason)
             is_given_up = False
         except CoordinationError as error:
             # this host has no rights to read or write the driver's keys; another host may have them
@@ -176,8 +176,8 @@ class Driver:
             record = decode(HostRecord, item.value, key)
         except CoordinationError:  # an unreadable record is no proof
             return False
-        vitality, _ = self._liveness.ask(record.address, record.liveness_port, record.session)
-        return vitality is Vitality.DEAD
+        liveness, _ = self._liveness.ask(record.address, record.liveness_port, record.session)
+        return liveness is Liveness.DEAD
 
-    def _note(self, reason: str) -> None:
+    def _set_reason(self, reason: str) -> None:
         self._reason = reason

@@ -1,6 +1,6 @@
 """Compares the time that the eviction of slow hosts saves over the rest of the job with the cost of a restart.
 
-Pure functions: no I/O and no clock. The cost (`price_s`) is measured from this job's restarts: seconds without a step
+Pure functions: no I/O and no clock. The cost (`cost_s`) is measured from this job's restarts: seconds without a step
 plus the time of repeated steps. Hosts are evicted if the gain per step x the remaining steps exceeds it: ADR 0023
 (MegaScale sec. 5 evicts by hand).
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from megatrain.contracts.records.host_verdict import HostVerdict
 from megatrain.contracts.records.rounds import Round
 from megatrain.formatting import count_text
-from megatrain_job.jobs.lost_time import restart_price_s
+from megatrain_job.jobs.lost_time import measured_restart_cost_s
 from megatrain_launcher.driver.incidents import last_step, median_step_s
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.state import ClusterState
@@ -23,12 +23,12 @@ class Balance:
     """The time that an eviction saves over the rest of the job, and its cost. `text` explains both."""
 
     gain_s: float
-    price_s: float
+    cost_s: float
     text: str
 
     @property
     def is_worth_it(self) -> bool:
-        return self.gain_s > self.price_s
+        return self.gain_s > self.cost_s
 
 
 def balance_of(
@@ -43,14 +43,14 @@ def balance_of(
     done = last_step(state, round_)
     done = done if done is not None else (verdict.last_step or 0)
     num_steps = max(0, policy.train_steps - done)
-    measured = restart_price_s(state.incidents[key] for key in sorted(state.incidents))
-    price_s = policy.restart_price_s if measured is None else measured
-    price = "measured" if measured is not None else f"diagnostics.restart_price_s={policy.restart_price_s:g}"
+    measured = measured_restart_cost_s(state.incidents[key] for key in sorted(state.incidents))
+    cost_s = policy.restart_price_s if measured is None else measured
+    origin = "measured" if measured is not None else f"diagnostics.restart_price_s={policy.restart_price_s:g}"
     gain_s = verdict.gain_s_per_step
     text = ""
     if num_after < num_before:
-        price_s += policy.shrink_after_s
-        price = f"{price}, and {policy.shrink_after_s:g} s until the job shrinks"
+        cost_s += policy.shrink_after_s
+        origin = f"{origin}, and {policy.shrink_after_s:g} s until the job shrinks"
         step_s = verdict.step_s or median_step_s(state, round_)
         if step_s is None or not num_after:
             gain_s = 0.0
@@ -61,6 +61,6 @@ def balance_of(
     gain_s = max(0.0, gain_s)
     text = (
         f"{text}{gain_s:.4g} s a step over {count_text(num_steps, 'step')} saves {gain_s * num_steps:.4g} s; "
-        f"a restart costs {price_s:.4g} s ({price})"
+        f"a restart costs {cost_s:.4g} s ({origin})"
     )
-    return Balance(gain_s * num_steps, price_s, text)
+    return Balance(gain_s * num_steps, cost_s, text)

@@ -71,12 +71,12 @@ def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple
     return actions
 
 
-def gone_by(state: ClusterState, policy: Policy, round_: Round, part: RoundHost, lease_gone_at: float) -> float:
+def workers_gone_at(state: ClusterState, policy: Policy, round_: Round, part: RoundHost, lease_gone_at: float) -> float:
     """Return when a host's workers are certainly gone, by the deadlines that the host enforces without a lease."""
-    others = [one for one in round_.hosts if one.host != part.host]
-    moments = [at for one in others if (at := _stuck_since(state, round_, one)) is not None]
+    others = [host for host in round_.hosts if host.host != part.host]
+    moments = [at for host in others if (at := _stuck_since(state, round_, host)) is not None]
     seen_s, published = _seen_interval_s(state, round_), published_deadlines(state, policy, round_)
-    return policy.fence_rule.gone_by(
+    return policy.fence_rule.workers_gone_at(
         lease_gone_at=lease_gone_at,
         stuck_since=min(moments, default=None),
         published_s=published.interval_s,
@@ -125,8 +125,10 @@ def _has_stepped(state: ClusterState, round_: Round, part: RoundHost, others: li
     own = state.status_of(part, round_.number)
     if own is not None and own.min_step is not None:
         return True
-    known = (state.status_of(one, round_.number) for one in others)
+    known = (state.status_of(host, round_.number) for host in others)
     return any(
-        one is not None and one.min_step is not None and one.min_step - (one.resumed_step or 0) >= _PROVING_STEPS
-        for one in known
+        status is not None
+        and status.min_step is not None
+        and status.min_step - (status.resumed_step or 0) >= _PROVING_STEPS
+        for status in known
     )

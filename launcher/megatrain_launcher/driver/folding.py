@@ -199,7 +199,7 @@ class _Draft:
             elif before is None:
                 self._forget_departure(record)
         elif isinstance(record, HostStatus):
-            self._note_progress(record, before)
+            self._record_progress(record, before)
         table[entry] = record
 
     def _drop(self, kind: str, rest: tuple[str, ...]) -> None:
@@ -221,7 +221,7 @@ class _Draft:
             del self._table("departed")[record.host]
             self._table("probes").pop(record.host, None)
 
-    def _note_progress(self, status: HostStatus, before: HostStatus | None) -> None:
+    def _record_progress(self, status: HostStatus, before: HostStatus | None) -> None:
         host = status.host
         is_same = before is not None and (before.session, before.round) == (status.session, status.round)
         if status.stall is None:
@@ -232,9 +232,9 @@ class _Draft:
         if status.min_step is not None and (steps_before is None or status.min_step > steps_before):
             self._table("advanced_at")[host] = self._now
         if status.failures:
-            self._note_failures(status)
+            self._record_failures(status)
 
-    def _note_failures(self, status: HostStatus) -> None:
+    def _record_failures(self, status: HostStatus) -> None:
         rounds = self._table("failures")
         ranks: dict[int, RankFailure] = dict(rounds.get(status.round, {}))
         for failure in status.failures:

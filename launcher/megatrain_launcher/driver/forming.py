@@ -18,7 +18,7 @@ from megatrain.contracts.records.rounds import Cordon, JobEnd, Rollback, Round
 from megatrain.formatting import count_text
 from megatrain_launcher.driver.actions import CordonHost, Decision, EndJob, UpdateIncident, WriteRound
 from megatrain_launcher.driver.evictions import EvictionReason
-from megatrain_launcher.driver.incidents import CHECK_NOTE, PAIRS_NOTE, as_ended, no_earlier
+from megatrain_launcher.driver.incidents import CHECK_NOTE, PAIRS_NOTE, as_ended, not_before
 from megatrain_launcher.driver.pair_checks import PairCheck, findings_text, follow_pairs
 from megatrain_launcher.driver.policy import CHECK_TIMEOUT_S, WAIT_FOR_MORE_S, Policy
 from megatrain_launcher.driver.ranks import choose, parts_of
@@ -42,11 +42,11 @@ def eligible(now: float, state: ClusterState, policy: Policy, previous: Round | 
 
     `previous`: the newest round. Whether its members still have workers is not checked here; the caller checks that.
     """
-    fenced = {session for one in state.rounds.values() for session in one.fenced}
+    fenced = {session for round_ in state.rounds.values() for session in round_.fenced}
     members = {part.session for part in previous.hosts} if previous is not None else set()
     last_round_of = {part.session: number for number in sorted(state.rounds) for part in state.rounds[number].hosts}
     checked = _checks_pending(now, state)
-    evicted = {one.host: one.by for one in state.requests.values() if one.kind is RequestKind.EVICT}
+    evicted = {request.host: request.by for request in state.requests.values() if request.kind is RequestKind.EVICT}
     available: dict[str, HostRecord] = {}
     refused: dict[str, str] = {}
     for host in sorted(state.hosts, key=natural_order):
@@ -164,7 +164,7 @@ def form(
                 return _after_pairs(now, tests, culprits, incident)
         found_text = findings_text(tests.findings)
         why = f"{why}; pair tests: {found_text}" if found_text else why
-        return _write(now, state, policy, available, count, previous, fenced, incident, why, vanished)
+        return _write_round(now, state, policy, available, count, previous, fenced, incident, why, vanished)
     missing = _missing(state, found, left_out or {}, previous, available)
     waited_s = now - since
     text = f"waiting for {wanted - len(available)} of {count_text(wanted, 'host')} since {_clock(since)}"
@@ -177,7 +177,9 @@ def form(
         )
         why = f"{why}: {missing}" if missing else why
         number = previous.number if previous is not None else 0
-        closed = tuple(UpdateIncident(as_ended(one, is_recovered=False)) for one in _open_with(state, incident))
+        closed = tuple(
+            UpdateIncident(as_ended(incident, is_recovered=False)) for incident in _open_with(state, incident)
+        )
         return Decision((*closed, EndJob(JobEnd(int(ExitCode.FAILURE), why, now, number))), why)
     return Decision((), text)
 
@@ -220,7 +222,7 @@ def _may_start_with_fewer(
     return now - times[min(policy.feasible_counts) - 1] >= WAIT_FOR_MORE_S
 
 
-def _write(
+def _write_round(
     now: float,
     state: ClusterState,
     policy: Policy,
@@ -249,8 +251,10 @@ def _write(
         fenced=all_fenced,
         rollback=_rollback_of(incident, previous),
     )
-    updates = tuple(UpdateIncident(_with_round(now, one, number)) for one in _open_with(state, incident))
-    abandoned = tuple(UpdateIncident(as_ended(one, is_recovered=False)) for one in state.abandoned_incidents())
+    updates = tuple(UpdateIncident(_with_round(now, incident, number)) for incident in _open_with(state, incident))
+    abandoned = tuple(
+        UpdateIncident(as_ended(incident, is_recovered=False)) for incident in state.abandoned_incidents()
+    )
     return Decision(
         (*updates, *abandoned, WriteRound(round_, vanished)),
         f"round {number} with {count_text(count, 'host')}: {reason}",
@@ -269,14 +273,14 @@ def _rollback_of(incident: Incident | None, previous: Round | None) -> Rollback 
 
 def _with_round(now: float, incident: Incident, number: int) -> Incident:
     """Return an incident with `number` as the round of its recovery, and the moments of an earlier one cleared."""
-    written = no_earlier(now, incident.moments)
+    written = not_before(now, incident.moments)
     moments = replace(incident.moments, round_written=written, joined=None, loaded=None, first_step=None)
     return replace(incident, next_round=number, moments=moments)
 
 
 def _open_with(state: ClusterState, incident: Incident | None) -> tuple[Incident, ...]:
     """Return the open incidents, with `incident` in place of its recorded state."""
-    open_ = {one.incident_id: one for one in state.open_incidents()}
+    open_ = {incident.incident_id: incident for incident in state.open_incidents()}
     if incident is not None:
         open_[incident.incident_id] = incident
     return tuple(open_[key] for key in sorted(open_))

@@ -40,14 +40,16 @@ def find_culprit(round_: Round, evidence: Mapping[str, HangEvidence], stalls: It
 
     `evidence`: by host, for the hosts that sent evidence; `stalls`: sentences about the stalls that hosts report.
     """
-    known = {one.rank: one for host in sorted(evidence) for one in evidence[host].ranks}
+    known = {rank_evidence.rank: rank_evidence for host in sorted(evidence) for rank_evidence in evidence[host].ranks}
     without_evidence = [part for part in round_.hosts if part.host not in evidence]
-    silent = {rank for one in evidence.values() for rank in one.silent}
+    silent = {rank for host_evidence in evidence.values() for rank in host_evidence.silent}
     for part in without_evidence:
         silent.update(range(part.first_rank, part.first_rank + part.num_workers))
     silent = {rank for rank in silent if 0 <= rank < round_.world_size}
-    busy = [rank for rank, one in known.items() if one.is_busy]
-    states = {rank: one.process_state for rank, one in known.items() if 0 <= rank < round_.world_size}
+    busy = [rank for rank, rank_evidence in known.items() if rank_evidence.is_busy]
+    states = {
+        rank: rank_evidence.process_state for rank, rank_evidence in known.items() if 0 <= rank < round_.world_size
+    }
     report = hang_suspects(_positions(known), _groups(evidence, round_), silent, busy, states)
     complaints = (*stalls, *(f"{part.host} sent no evidence" for part in without_evidence))
     suspects = tuple(rank for rank in report.suspects if 0 <= rank < round_.world_size)
@@ -67,21 +69,24 @@ def find_culprit(round_: Round, evidence: Mapping[str, HangEvidence], stalls: It
 
 def _positions(known: Mapping[int, RankEvidence]) -> dict[int, dict[str, Position]]:
     return {
-        rank: {group: Position(at.entered, at.left, _awaited(one, group)) for group, at in one.positions.items()}
-        for rank, one in known.items()
+        rank: {
+            group: Position(at.entered, at.left, _awaited(rank_evidence, group))
+            for group, at in rank_evidence.positions.items()
+        }
+        for rank, rank_evidence in known.items()
     }
 
 
-def _awaited(one: RankEvidence, group: str) -> int | None:
-    if not one.awaited_group:
-        return 0 if one.is_on_device else None
-    return one.awaited if one.awaited_group == group else 0
+def _awaited(rank_evidence: RankEvidence, group: str) -> int | None:
+    if not rank_evidence.awaited_group:
+        return 0 if rank_evidence.is_on_device else None
+    return rank_evidence.awaited if rank_evidence.awaited_group == group else 0
 
 
 def _groups(evidence: Mapping[str, HangEvidence], round_: Round) -> dict[str, tuple[int, ...]]:
     """Return the members of each group, combined from all hosts; ranks that are not in the round are left out."""
     num_ranks = min(round_.world_size, sum(part.num_workers for part in round_.hosts))
-    ranges = {group: numbers for one in evidence.values() for group, numbers in one.groups.items()}
+    ranges = {group: numbers for host_evidence in evidence.values() for group, numbers in host_evidence.groups.items()}
     return {
         group: tuple(rank for rank in sorted(range(first, first + count * stride, stride)) if 0 <= rank < num_ranks)
         for group, (first, count, stride) in (
@@ -104,21 +109,27 @@ def _has_any(part: RoundHost, ranks: set[int]) -> bool:
 def _step_sentences(known: Mapping[int, RankEvidence], suspects: Iterable[int]) -> list[str]:
     sentences = []
     for rank in suspects:
-        one = known.get(rank)
-        if one is not None:
-            waits = ", waits in the kernel (D)" if one.process_state == "D" else ""
-            sentences.append(f"rank {rank} is at step {one.step}{_where(one)}{waits}")
+        rank_evidence = known.get(rank)
+        if rank_evidence is not None:
+            waits = ", waits in the kernel (D)" if rank_evidence.process_state == "D" else ""
+            sentences.append(f"rank {rank} is at step {rank_evidence.step}{_where(rank_evidence)}{waits}")
     return sentences
 
 
-def _is_at_storage(one: RankEvidence) -> bool:
-    return one.is_at_storage and one.process_state not in IMMOBILE
+def _is_at_storage(rank_evidence: RankEvidence) -> bool:
+    return rank_evidence.is_at_storage and rank_evidence.process_state not in IMMOBILE
 
 
-def _where(one: RankEvidence) -> str:
-    if one.is_on_device:
-        return f" in {one.in_flight or 'work between recorded operations'} on its GPU"
-    return f" in {one.in_flight}" if one.in_flight else f" in phase {one.phase}" if one.phase else ""
+def _where(rank_evidence: RankEvidence) -> str:
+    if rank_evidence.is_on_device:
+        return f" in {rank_evidence.in_flight or 'work between recorded operations'} on its GPU"
+    return (
+        f" in {rank_evidence.in_flight}"
+        if rank_evidence.in_flight
+        else f" in phase {rank_evidence.phase}"
+        if rank_evidence.phase
+        else ""
+    )
 
 
 def _collective_sentences(report: HangReport) -> list[str]:

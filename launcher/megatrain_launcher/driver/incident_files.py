@@ -98,12 +98,12 @@ class IncidentFiles:
                     audit, self._must_reopen_audit = _Audit(directory / AUDIT_NAME), False
                 record = self._waiting.pop(next(iter(self._waiting)))
                 self._busy_since = time.monotonic()
-            problem = _write(directory, record) if isinstance(record, Incident) else audit.append(record)
+            problem = _write_incident(directory, record) if isinstance(record, Incident) else audit.append(record)
             with self._changed:
                 self._problem = problem
 
 
-def _write(directory: Path, incident: Incident) -> str:
+def _write_incident(directory: Path, incident: Incident) -> str:
     """Write an incident's file; return the error, empty if it was written."""
     path = directory / f"{incident.incident_id}.json"
     raw = encode(incident) + b"\n"
@@ -139,7 +139,9 @@ class _Audit:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if name not in self._known:  # an earlier driver may have appended it
-                self._known = {(one.outcome.verdict_id, str(one.outcome.kind)) for one in read_audit(self._path)[0]}
+                self._known = {
+                    (entry.outcome.verdict_id, str(entry.outcome.kind)) for entry in read_audit(self._path)[0]
+                }
             if name not in self._known:
                 append_to_audit(self._path, entry)
                 self._known.add(name)

@@ -59,9 +59,13 @@ def history_of(state: ClusterState, before: Incident | None = None) -> tuple[Inc
     Ordered by revision, because ids contain times of different drivers' clocks.
     """
     end = state.revision + 1 if before is None else state.created(before)
-    found = [(state.created(one), one) for one in state.incidents.values() if state.is_of_this_launch(one)]
+    found = [
+        (state.created(incident), incident)
+        for incident in state.incidents.values()
+        if state.is_of_this_launch(incident)
+    ]
     found = [pair for pair in found if before is None or (pair[0] < end and pair[1].incident_id != before.incident_id)]
-    return tuple(one for _, one in sorted(found, key=lambda pair: (pair[0], pair[1].incident_id)))
+    return tuple(incident for _, incident in sorted(found, key=lambda pair: (pair[0], pair[1].incident_id)))
 
 
 def statuses_in(state: ClusterState, round_: Round) -> tuple[HostStatus, ...]:
@@ -109,7 +113,7 @@ def _reached(moments: Moments, found: Sequence[HostStatus], now: float) -> Momen
     Recorded times are kept. No time is earlier than that of the previous phase.
     """
     joined, loaded, first_step = moments.joined, moments.loaded, moments.first_step
-    least = no_earlier(moments.round_written or moments.detected, moments)
+    least = not_before(moments.round_written or moments.detected, moments)
     if joined is None:
         joined = _within(_last(status.milestones.joined_unix_s for status in found), least, now)
     if loaded is None:
@@ -120,7 +124,7 @@ def _reached(moments: Moments, found: Sequence[HostStatus], now: float) -> Momen
     return replace(moments, joined=joined, loaded=loaded, first_step=first_step)
 
 
-def no_earlier(now: float, moments: Moments) -> float:
+def not_before(now: float, moments: Moments) -> float:
     """Return `now`, or the latest recorded time if that is later, because another driver's clock may be ahead."""
     recorded = (moments.detected, moments.decided, moments.halted, moments.round_written)
     return max(now, *(moment for moment in recorded if moment is not None))
@@ -140,7 +144,7 @@ def _last(times: Iterable[float | None]) -> float | None:
 
 def _closed(now: float, state: ClusterState, incident: Incident) -> Incident:
     closed = replace(incident, state=IncidentState.RECOVERED)
-    others = [one for one in history_of(state) if one.incident_id != incident.incident_id]
+    others = [other for other in history_of(state) if other.incident_id != incident.incident_id]
     first = state.rounds[min(state.rounds)].created_unix_s if state.rounds else now
     begin = state.job.created_unix_s if state.job is not None else first
     return replace(closed, effective_time_ratio=effective_time_ratio([*others, closed], begin, now))
@@ -161,17 +165,19 @@ def kept_receipts(state: ClusterState, actions: Iterable[DriverAction] = ()) -> 
     with_receipts = {topic.removeprefix(TOPIC_PREFIX) for record in records for topic in record.receipts}
     if not with_receipts:
         return ()
-    busy = {one.incident.incident_id for one in actions if isinstance(one, OpenIncident | UpdateIncident)}
+    busy = {action.incident.incident_id for action in actions if isinstance(action, OpenIncident | UpdateIncident)}
     known = [state.incidents[name] for name in sorted(with_receipts - busy) if name in state.incidents]
-    changed = ((one, _receipts_of(state, one)) for one in known)
+    changed = ((incident, _receipts_of(state, incident)) for incident in known)
     return tuple(
-        UpdateIncident(replace(one, receipts=receipts)) for one, receipts in changed if receipts != one.receipts
+        UpdateIncident(replace(incident, receipts=receipts))
+        for incident, receipts in changed
+        if receipts != incident.receipts
     )
 
 
 def _receipts_of(state: ClusterState, incident: Incident) -> tuple[Receipt, ...]:
     """Return all receipts of an incident: those in the receivers' records, else those that the incident has."""
     current = {name: record.receipts.get(incident.topic, ()) for name, record in state.receivers.items()}
-    kept = (one for one in incident.receipts if not current.get(one.receiver))
-    new = (one for receipts in current.values() for one in receipts)
-    return tuple(sorted((*kept, *new), key=lambda one: (one.receiver, one.at_unix_s, one.stage)))
+    kept = (receipt for receipt in incident.receipts if not current.get(receipt.receiver))
+    new = (receipt for receipts in current.values() for receipt in receipts)
+    return tuple(sorted((*kept, *new), key=lambda receipt: (receipt.receiver, receipt.at_unix_s, receipt.stage)))

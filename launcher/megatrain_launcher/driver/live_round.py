@@ -42,7 +42,7 @@ _GOOD_ENDS = (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
 def unsaved(state: ClusterState, round_: Round) -> str:
     """Return how many of a round's last checkpoints could not be stored, and why; empty if none has failed."""
     host_saves = [(status.host, status.saves) for status in statuses_in(state, round_) if status.saves is not None]
-    host, saves = max(host_saves, key=lambda one: one[1].num_failed, default=("", None))
+    host, saves = max(host_saves, key=lambda saves_of_host: saves_of_host[1].num_failed, default=("", None))
     if saves is None or not saves.num_failed:
         return ""
     missing = (
@@ -73,7 +73,12 @@ def decide_live_round(now: float, state: ClusterState, policy: Policy, round_: R
 def failures_of(state: ClusterState, round_: Round) -> tuple[RankFailure, ...]:
     """Return the failures of a round's ranks, earliest first."""
     found = state.failures.get(round_.number, {}).values()
-    return tuple(sorted((one for one in found if 0 <= one.rank < round_.world_size), key=lambda one: one.at_unix_s))
+    return tuple(
+        sorted(
+            (failure for failure in found if 0 <= failure.rank < round_.world_size),
+            key=lambda failure: failure.at_unix_s,
+        )
+    )
 
 
 def _is_left_over(state: ClusterState, round_: Round) -> bool:
@@ -117,7 +122,7 @@ def _over(now: float, state: ClusterState, round_: Round) -> Decision | None:
     is_saved = any(status.exit_code == ExitCode.SAVED_AND_STOPPED for status in found)
     code = ExitCode.SAVED_AND_STOPPED if is_saved else ExitCode.OK
     reason = "the workers were asked to stop, and saved" if is_saved else "training is done"
-    closed = tuple(UpdateIncident(as_ended(one, is_recovered=True)) for one in state.open_incidents())
+    closed = tuple(UpdateIncident(as_ended(incident, is_recovered=True)) for incident in state.open_incidents())
     end = EndJob(JobEnd(int(code), reason, now, round_.number))
     return Decision((*closed, halt(now, round_, reason), end), reason)
 

@@ -37,7 +37,7 @@ class Judgement:
     kind: OutcomeKind | None
     reason: str
     gain_s: float = 0.0
-    price_s: float = 0.0
+    cost_s: float = 0.0
     hosts: tuple[str, ...] = ()
     num_after: int = 0
     """The number of hosts that the next round must have."""
@@ -78,7 +78,11 @@ def number_of_round(state: ClusterState) -> int | None:
 
 def incident_of_hang(state: ClusterState, verdict: HostVerdict) -> Incident | None:
     """Return the incident of the hang that a verdict is about; None if the driver has detected no such hang."""
-    found = [one for one in state.incidents.values() if one.kind is IncidentKind.HANG and one.round == verdict.round]
+    found = [
+        incident
+        for incident in state.incidents.values()
+        if incident.kind is IncidentKind.HANG and incident.round == verdict.round
+    ]
     return max(found, key=state.created, default=None)
 
 
@@ -94,7 +98,7 @@ def _allowed(policy: Policy, judged: Judgement, *, is_approved: bool) -> Judgeme
         kind, prefix = OutcomeKind.WAITING, "waits for a person"
     else:
         kind, prefix = OutcomeKind.DRY_RUN, "diagnostics.eviction is dry-run: nothing is done"
-    return Judgement(kind, f"{prefix}: {judged.reason}", judged.gain_s, judged.price_s, judged.hosts)
+    return Judgement(kind, f"{prefix}: {judged.reason}", judged.gain_s, judged.cost_s, judged.hosts)
 
 
 def _why_outdated(state: ClusterState, verdict: HostVerdict) -> str:
@@ -153,18 +157,18 @@ def _of_straggler(
         )
     balance = balance_of(state, policy, round_, verdict, len(hosts), len(spares))
     if not balance.is_worth_it and not is_approved:
-        return Judgement(OutcomeKind.DECLINED, f"it does not pay: {balance.text}", balance.gain_s, balance.price_s)
-    evicted = sum(len(one.culprit_hosts) for one in _evictions_since(state, now - HOUR_S))
+        return Judgement(OutcomeKind.DECLINED, f"it does not pay: {balance.text}", balance.gain_s, balance.cost_s)
+    evicted = sum(len(incident.culprit_hosts) for incident in _evictions_since(state, now - HOUR_S))
     if evicted + len(hosts) > policy.evictions_per_hour:
         reason = (
             f"{evicted} of {count_text(policy.evictions_per_hour, 'host')} were evicted as stragglers within an "
             "hour already (diagnostics.evictions_per_hour)"
         )
-        return Judgement(OutcomeKind.DECLINED, reason, balance.gain_s, balance.price_s)
+        return Judgement(OutcomeKind.DECLINED, reason, balance.gain_s, balance.cost_s)
     reason = EvictionReason.STRAGGLER.text(
         hosts=names_text(hosts), straggler_cause=verdict.cause, balance=balance.text, spares=_spares_text(spares)
     )
-    judged = Judgement(OutcomeKind.ACTED, reason, balance.gain_s, balance.price_s, hosts, num_after)
+    judged = Judgement(OutcomeKind.ACTED, reason, balance.gain_s, balance.cost_s, hosts, num_after)
     return _allowed(policy, judged, is_approved=is_approved)
 
 
@@ -197,8 +201,8 @@ def _spares_text(spares: Sequence[str]) -> str:
 
 
 def _evictions_since(state: ClusterState, moment: float) -> list[Incident]:
-    found = (one for one in state.incidents.values() if one.kind is IncidentKind.STRAGGLER)
-    return [one for one in found if one.moments.detected >= moment]
+    found = (incident for incident in state.incidents.values() if incident.kind is IncidentKind.STRAGGLER)
+    return [incident for incident in found if incident.moments.detected >= moment]
 
 
 def _of_numerics(

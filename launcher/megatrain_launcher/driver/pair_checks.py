@@ -41,7 +41,7 @@ def follow_pairs(
     `test_run`: the id of the run in etcd. Commands of the same id from an earlier launch are ignored.
     """
     first = _command(state, test_run, 0)
-    ring = first.hosts if first is not None else tuple(one.host for one in sorted(hosts, key=topology_key))
+    ring = first.hosts if first is not None else tuple(host.host for host in sorted(hosts, key=topology_key))
     schedule: list[Pair] = []
     results: list[PairResult] = []
     for turn in range(num_turns(len(ring))):
@@ -59,7 +59,7 @@ def follow_pairs(
             return PairCheck(waiting=f"pair tests, turn {turn + 1}: waiting for {names_text(silent, most=4)}")
         # a pair with a host that left before its report is not judged
         schedule += [pair for pair in met if all(reports[host] is not None or host in state.hosts for host in pair)]
-        results += [one for report in reports.values() if report is not None for one in pair_results(report)]
+        results += [result for report in reports.values() if report is not None for result in pair_results(report)]
     hardware = {host: record.hardware for host, record in state.hosts.items()}
     return PairCheck(findings=judge_pairs(schedule, results, policy.max_slowdown, hardware), num_pairs=len(schedule))
 
@@ -68,7 +68,7 @@ def findings_text(findings: PairFindings) -> str:
     """Return a text about hosts and links that are at fault; empty if there are none."""
     parts = [f"{host} is at fault: {why}" for host, why in findings.culprits.items()]
     parts += [f"{host} may be at fault: {why}" for host, why in findings.suspects.items()]
-    parts += [f"the link between {one} and {other} is bad" for one, other in findings.bad_links]
+    parts += [f"the link between {host} and {other} is bad" for host, other in findings.bad_links]
     return "; ".join(parts)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from megatrain.contracts.records.host_records import HostRecord
 from megatrain_launcher.driver.actions import Probe
-from megatrain_launcher.liveness import LivenessReader, Vitality
+from megatrain_launcher.liveness import Liveness, LivenessReader
 
 _logger = logging.getLogger(__name__)
 _MAX_AT_ONCE = 32
@@ -22,7 +22,7 @@ class ProbeResult:
 
     host: str
     session: str
-    vitality: Vitality
+    liveness: Liveness
     detail: str
     at: float
 
@@ -69,14 +69,14 @@ class Prober:
         self._pool.shutdown(cancel_futures=True)
 
     def _reach(self, host: HostRecord) -> None:
-        vitality, detail = self._reader.ask(host.address, host.liveness_port, host.session)
-        if vitality is not Vitality.ALIVE:
+        liveness, detail = self._reader.ask(host.address, host.liveness_port, host.session)
+        if liveness is not Liveness.ALIVE:
             _logger.info(
                 "host %s is registered, but %s; its death would be detected only when its lease ends", host.host, detail
             )
 
     def _ask(self, probe: Probe) -> None:
-        vitality, detail = self._reader.ask(probe.address, probe.port, probe.session)
+        liveness, detail = self._reader.ask(probe.address, probe.port, probe.session)
         with self._lock:
             self._under_way.discard((probe.host, probe.session))
-            self._results.append(ProbeResult(probe.host, probe.session, vitality, detail, self._clock()))
+            self._results.append(ProbeResult(probe.host, probe.session, liveness, detail, self._clock()))

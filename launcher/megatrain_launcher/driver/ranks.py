@@ -31,12 +31,19 @@ def choose(available: Mapping[str, HostRecord], previous: Round | None, count: i
     Hosts of the previous round are chosen first, then the spares that share most labels with them.
     """
     slots = {} if previous is None else {part.host: slot for slot, part in enumerate(previous.hosts)}
-    members = sorted((record for name, record in available.items() if name in slots), key=lambda one: slots[one.host])
+    members = sorted(
+        (record for name, record in available.items() if name in slots), key=lambda host_record: slots[host_record.host]
+    )
     spares = [record for name, record in available.items() if name not in slots]
     chosen = members[:count]
     if len(chosen) < count:
         shared = Counter(item for anchor in chosen or spares for item in anchor.labels.items())
-        spares.sort(key=lambda one: (-sum(shared[item] for item in one.labels.items()), topology_key(one)))
+        spares.sort(
+            key=lambda host_record: (
+                -sum(shared[item] for item in host_record.labels.items()),
+                topology_key(host_record),
+            )
+        )
         chosen += spares[: count - len(chosen)]
     if previous is None:
         return tuple(sorted(chosen, key=topology_key))

@@ -62,8 +62,8 @@ def answer_all(now: float, state: ClusterState, end: JobEnd) -> tuple[DriverActi
     text = f"the job is over: {end.reason}"
     is_good = end.exit_code in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
     return tuple(
-        _answer(now, one, text, is_accepted=is_good and one.kind is RequestKind.STOP, is_done=True)
-        for one in state.requests.values()
+        _answer(now, request, text, is_accepted=is_good and request.kind is RequestKind.STOP, is_done=True)
+        for request in state.requests.values()
     )
 
 
@@ -74,7 +74,10 @@ def _by_age(state: ClusterState) -> list[JobRequest]:
         found = state.seen.get(state.keys.request(request_id))
         return state.revision if found is None else found.create_revision
 
-    return [state.requests[one] for one in sorted(state.requests, key=lambda one: (revision(one), one))]
+    return [
+        state.requests[request_id]
+        for request_id in sorted(state.requests, key=lambda request_id: (revision(request_id), request_id))
+    ]
 
 
 def _answer(
@@ -91,10 +94,11 @@ def _follow(
     now: float, state: ClusterState, policy: Policy, request: JobRequest, *, is_quiet: bool
 ) -> tuple[DriverAction, ...] | None:
     """Return the actions for a request that is in progress; None if it has not been begun."""
-    command = next((one for one in state.commands.values() if one.request == request.request_id), None)
+    command = next((command for command in state.commands.values() if command.request == request.request_id), None)
     incident = next(
-        (one for one in state.incidents.values() if one.notes.get(REQUEST_NOTE) == request.request_id), None
-    )  # fmt: skip
+        (incident for incident in state.incidents.values() if incident.notes.get(REQUEST_NOTE) == request.request_id),
+        None,
+    )
     if command is None and incident is None:
         return None
     if command is not None:
@@ -118,7 +122,7 @@ def _paired(state: ClusterState, request: JobRequest) -> list[HostRecord]:
     """Return the hosts for the pair tests of a check: all idle hosts, or the checked host and its two neighbours."""
     live = state.round if state.round is not None and state.round.number not in state.halts else None
     training = {part.host for part in live.hosts} if live is not None else set()
-    idle = sorted((one for host, one in state.hosts.items() if host not in training), key=topology_key)
+    idle = sorted((host_record for host, host_record in state.hosts.items() if host not in training), key=topology_key)
     names = [record.host for record in idle]
     if not request.host:
         return idle
@@ -148,16 +152,17 @@ def _command_result(state: ClusterState, request: JobRequest, command: HostComma
         if any(report is None for host, report in reports.items() if host in state.hosts):
             return ""
         failed = [
-            f"{host}: {one.failed[0].name}: {one.failed[0].detail}"
-            for host, one in reports.items()
-            if one and one.failed
+            f"{host}: {report.failed[0].name}: {report.failed[0].detail}"
+            for host, report in reports.items()
+            if report and report.failed
         ]
-        gone = [f"{host} left the job" for host, one in reports.items() if one is None]
+        gone = [f"{host} left the job" for host, report in reports.items() if report is None]
         return "; ".join((*failed, *gone)) or f"all checks passed on {names_text(command.hosts, most=8)}"
     waiting = [
         host
         for host in command.hosts
-        if host in state.hosts and ((one := state.statuses.get(host)) is None or one.obeyed_command < command.number)
+        if host in state.hosts
+        and ((status := state.statuses.get(host)) is None or status.obeyed_command < command.number)
     ]
     return "" if waiting else "the workers will save at the next step that all agree on"
 
@@ -201,7 +206,7 @@ def _begin(now: float, state: ClusterState, policy: Policy, request: JobRequest)
 def _without_round(now: float, state: ClusterState, request: JobRequest) -> tuple[DriverAction, ...]:
     if request.kind is not RequestKind.STOP:
         return _refuse(now, request, "no round is running: there is nothing to save or to restart")
-    closed = tuple(UpdateIncident(as_ended(one, is_recovered=False)) for one in state.open_incidents())
+    closed = tuple(UpdateIncident(as_ended(incident, is_recovered=False)) for incident in state.open_incidents())
     end = EndJob(JobEnd(request.exit_code, f"{request.by} stopped the job", now, 0))
     return (*closed, end, _answer(now, request, "the job is over; no round was running", is_done=True))
 
@@ -212,9 +217,9 @@ def _while_stopping(now: float, state: ClusterState, request: JobRequest, round_
     doing = "saves and stops" if is_saving else "is being stopped"
     match request.kind:
         case RequestKind.RESTART:
-            return _wait(now, state, request, f"round {number} {doing} already; then a new one begins")
+            return _answer_waiting(now, state, request, f"round {number} {doing} already; then a new one begins")
         case RequestKind.STOP:
-            return _wait(now, state, request, f"round {number} {doing}; then the job ends")
+            return _answer_waiting(now, state, request, f"round {number} {doing}; then the job ends")
         case _ if is_saving:
             text = f"round {number} already saves and stops; request a checkpoint again when the next round trains"
             return (_answer(now, request, text, is_done=True),)
@@ -223,7 +228,7 @@ def _while_stopping(now: float, state: ClusterState, request: JobRequest, round_
             return _refuse(now, request, text)
 
 
-def _wait(now: float, state: ClusterState, request: JobRequest, text: str) -> tuple[DriverAction, ...]:
+def _answer_waiting(now: float, state: ClusterState, request: JobRequest, text: str) -> tuple[DriverAction, ...]:
     """Return one answer that names what the request waits for; nothing if there is an answer already."""
     if _is_overdue(now, state, request):
         return _refuse(now, request, f"the request was not completed within {REQUEST_TIMEOUT_S:g} s: {text}")
@@ -243,7 +248,7 @@ def _await_training(now: float, state: ClusterState, request: JobRequest, round_
     if len(found) == len(round_.hosts) and all(status.phase is HostPhase.RUNNING for status in found):
         text = f"done: round {round_.number} trains; it began after this request"
         return (_answer(now, request, text, is_done=True),)
-    return _wait(now, state, request, f"round {round_.number} begins")
+    return _answer_waiting(now, state, request, f"round {round_.number} begins")
 
 
 def _command(now: float, state: ClusterState, kind: str, hosts: tuple[str, ...], request: JobRequest) -> HostCommand:
@@ -277,7 +282,7 @@ def _evict(now: float, state: ClusterState, request: JobRequest) -> tuple[Driver
     if round_.number in state.halts:
         doing = "saves and stops" if state.halts[round_.number].is_saving else "is being stopped"
         text = f"{host} is cordoned; round {round_.number} {doing} already, and the next one begins without it"
-        return (*cordon, *_wait(now, state, request, text))
+        return (*cordon, *_answer_waiting(now, state, request, text))
     at_risk = unsaved(state, round_)
     if at_risk:
         text = f"{host} is cordoned and leaves when round {round_.number} ends; the round continues for now: {at_risk}"
@@ -288,7 +293,7 @@ def _evict(now: float, state: ClusterState, request: JobRequest) -> tuple[Driver
 def _about_verdict(now: float, state: ClusterState, policy: Policy, request: JobRequest) -> tuple[DriverAction, ...]:
     reply = decided_by_person(now, state, policy, request)
     if not reply.is_done and not reply.actions:
-        return _wait(now, state, request, reply.text)
+        return _answer_waiting(now, state, request, reply.text)
     return (*reply.actions, _answer(now, request, reply.text, is_accepted=reply.is_accepted, is_done=reply.is_done))
 
 

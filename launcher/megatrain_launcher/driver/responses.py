@@ -120,7 +120,9 @@ def _for_hang(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
         return replace(named, reason="a hang without a culprit", needs_pair_tests=True)
     who = f"{_ranks(ranks)} on {_names(hosts)}" if ranks else _names(hosts)
     reason = f"{who} held up all others{f': {facts.sign}' if facts.sign else ''}"
-    times = _times(hosts, [one for one in _since(history, now - HOUR_S) if one.kind is IncidentKind.HANG])
+    times = _times(
+        hosts, [incident for incident in _since(history, now - HOUR_S) if incident.kind is IncidentKind.HANG]
+    )
     cordoned = tuple(host for host in hosts if times[host] >= policy.hangs_per_hour)
     if cordoned:
         reason = EvictionReason.HANGS.text(hang=reason, times=_names_with_counts(cordoned, times))
@@ -178,7 +180,7 @@ def _for_non_finite(
 
 def rollbacks_since(incidents: Iterable[Incident], moment: float) -> list[Incident]:
     """Return the incidents since `moment` for which the job rolled back."""
-    return _since([one for one in incidents if one.rollback is not None], moment)
+    return _since([incident for incident in incidents if incident.rollback is not None], moment)
 
 
 def _for_network(
@@ -194,7 +196,7 @@ def _for_network(
     text = text or f"victims lost the connection to {_names(hosts)}"
     named = Response(RESTART, text, label=Label.NETWORK, culprit_hosts=hosts, culprit_ranks=ranks)
     recent = _since(history, now - policy.network_window_s)
-    times = _times(hosts, [one for one in recent if one.label == Label.NETWORK])
+    times = _times(hosts, [incident for incident in recent if incident.label == Label.NETWORK])
     cordoned = tuple(host for host in hosts if times[host] >= policy.network_failures)
     if cordoned:
         names = _names_with_counts(cordoned, times)
@@ -218,9 +220,15 @@ def _evict_if_recurring(
     if not counts_against_host(response.kind, response.label, len(response.culprit_hosts)):
         return response
     recent = _since(history, now - HOUR_S)
-    alike = [one for one in recent if counts_against_host(one.kind, one.label, len(one.culprit_hosts))]
+    alike = [
+        incident
+        for incident in recent
+        if counts_against_host(incident.kind, incident.label, len(incident.culprit_hosts))
+    ]
     hosts, ranks = set(response.culprit_hosts), set(response.culprit_ranks)
-    if any(ranks.intersection(one.culprit_ranks) and hosts.isdisjoint(one.culprit_hosts) for one in alike):
+    if any(
+        ranks.intersection(incident.culprit_ranks) and hosts.isdisjoint(incident.culprit_hosts) for incident in alike
+    ):
         return response  # the failure follows the rank, not the host
     times = _times(response.culprit_hosts, alike)
     often = tuple(host for host in response.culprit_hosts if times[host] >= policy.host_failures_per_hour)
@@ -244,7 +252,7 @@ def _label_and_action(failure: RankFailure) -> tuple[str, str]:
 
 def _is_again(label: str, facts: Facts, history: Sequence[Incident]) -> bool:
     """Return whether the previous failure had the same label and no step beyond its last step was completed since."""
-    before = next((one for one in reversed(history) if is_automatic(one)), None)
+    before = next((incident for incident in reversed(history) if is_automatic(incident)), None)
     if before is None or before.label != label:
         return False
     return step_of(facts.last_step) <= step_of(before.last_step)
@@ -280,12 +288,12 @@ def _limit_restarts(
 
 def _since(incidents: Sequence[Incident], moment: float) -> list[Incident]:
     """Return the incidents since `moment`, by the time at which a driver detected each; host clocks may be wrong."""
-    return [one for one in incidents if one.moments.detected >= moment]
+    return [incident for incident in incidents if incident.moments.detected >= moment]
 
 
 def _times(hosts: Sequence[str], alike: Sequence[Incident]) -> dict[str, int]:
     """Return how often each host has failed, including this time."""
-    return {host: 1 + sum(1 for one in alike if host in one.culprit_hosts) for host in hosts}
+    return {host: 1 + sum(1 for incident in alike if host in incident.culprit_hosts) for host in hosts}
 
 
 def _names_with_counts(hosts: Sequence[str], times: Mapping[str, int]) -> str:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from megatrain.config.config import Config
-from megatrain.contracts.files.vanished_files import Losses, WatchedPath
+from megatrain.contracts.files.vanished_files import RecentRemovals, WatchedPath
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_launcher.driver.resume_point_watch import local_checkpoints
@@ -52,7 +52,7 @@ class _Watched:
 class RunWatch:
     """Checks while entered. Calls `on_lost` with each lost directory once that exists again.
 
-    Runs on every driver candidate, so that the next driver can also report earlier losses; only the driver logs them.
+    Runs on every driver candidate, so that the next driver can also report earlier removals; only the driver logs them.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RunWatch:
     ) -> None:
         self._watched = [_Watched(WatchedPath(path), consequence) for path, consequence in directories.items()]
         self._on_lost, self._is_driving = on_lost, is_driving
-        self._losses = Losses()
+        self._removals = RecentRemovals()
         self.has_polled = False
         """Whether every directory has been checked at least once."""
         self._closed = threading.Event()
@@ -71,8 +71,8 @@ class RunWatch:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Recent losses, and directories that cannot be recreated."""
-        return (*self._losses.texts, *(one.problem for one in self._watched if one.problem))
+        """Recent removals, and directories that cannot be recreated."""
+        return (*self._removals.texts, *(watched.problem for watched in self._watched if watched.problem))
 
     def __enter__(self) -> Self:
         self._closed.clear()
@@ -86,26 +86,26 @@ class RunWatch:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            for one in self._watched:
-                self._poll(one)
+            for watched in self._watched:
+                self._poll(watched)
             self.has_polled = True
             self._closed.wait(_POLL_S)
-        for one in self._watched:
-            one.path.close()
+        for watched in self._watched:
+            watched.path.close()
 
-    def _poll(self, one: _Watched) -> None:
-        was_lost, path = one.path.was_lost(), one.path.path
-        if not was_lost and not one.problem:
+    def _poll(self, watched: _Watched) -> None:
+        was_lost, path = watched.path.was_lost(), watched.path.path
+        if not was_lost and not watched.problem:
             return
         if was_lost:
-            text = self._losses.note(str(path), one.consequence)
+            text = self._removals.record(str(path), watched.consequence)
             if self._is_driving():
                 _logger.error("%s", text)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            one.problem = f"{path} cannot be created again: {error.strerror}"
+            watched.problem = f"{path} cannot be created again: {error.strerror}"
             return
-        one.problem = ""
-        one.path.was_lost()  # watch the new directory from now on
+        watched.problem = ""
+        watched.path.was_lost()  # watch the new directory from now on
         self._on_lost(path)

@@ -61,10 +61,15 @@ def _fresh_evidence(state: ClusterState, round_: Round, since: float) -> dict[st
     """Return the evidence of this stall by host; it may arrive a moment before the status that reports the stall."""
     found: dict[str, HangEvidence] = {}
     for part in round_.hosts:
-        one = state.evidence.get((round_.number, part.host))
+        evidence = state.evidence.get((round_.number, part.host))
         seen = state.seen.get(state.keys.evidence(round_.number, part.host))
-        if one is not None and seen is not None and one.session == part.session and seen.changed >= since - EVIDENCE_S:
-            found[part.host] = one
+        if (
+            evidence is not None
+            and seen is not None
+            and evidence.session == part.session
+            and seen.changed >= since - EVIDENCE_S
+        ):
+            found[part.host] = evidence
     return found
 
 

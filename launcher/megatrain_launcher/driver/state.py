@@ -33,7 +33,7 @@ from megatrain.contracts.records.rounds import (
     RoundHost,
 )
 from megatrain_launcher.driver.probe import ProbeResult
-from megatrain_launcher.liveness import Vitality
+from megatrain_launcher.liveness import Liveness
 
 _STOPPED_PHASES = (HostPhase.STOPPED, HostPhase.PARKED, HostPhase.DONE)
 
@@ -186,7 +186,7 @@ class ClusterState:
         if record is not None and record.session != part.session:
             return f"{part.host} was restarted: its earlier executor and workers are gone"
         found = self.probes.get(part.host)
-        if found is not None and found.session == part.session and found.vitality is Vitality.DEAD:
+        if found is not None and found.session == part.session and found.liveness is Liveness.DEAD:
             return f"{part.host}: {found.detail}"
         return ""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from megatrain.contracts.records.host_records import HostPhase
 from megatrain.contracts.records.rounds import Halt, Round, RoundHost
-from megatrain_launcher.driver.fences import gone_by, grace_s
+from megatrain_launcher.driver.fences import grace_s, workers_gone_at
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.liveness import orders_lost_within_s
@@ -94,14 +94,15 @@ def _wait_until(
     no longer receives orders.
     """
     if not state.is_registered(part):
-        until = gone_by(state, policy, round_, part, state.gone_since(part))
+        until = workers_gone_at(state, policy, round_, part, state.gone_since(part))
         # the host may have asked its workers to save before it was cut off
         return max(until, since + timeout_s) if is_saving else until
     status = state.status_of(part, round_.number)
     if status is not None and status.phase is HostPhase.STOPPING:
         return since + timeout_s
     return max(
-        since + timeout_s, gone_by(state, policy, round_, part, since + orders_lost_within_s(policy.lease_ttl_s))
+        since + timeout_s,
+        workers_gone_at(state, policy, round_, part, since + orders_lost_within_s(policy.lease_ttl_s)),
     )
 
 

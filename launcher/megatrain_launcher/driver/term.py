@@ -150,13 +150,13 @@ class Term:
             incidents = self._client.read_all(KeyRange.prefix(self._keys.directory("incidents")))
             found = Snapshot(incidents.revision, (*notices.items, *incidents.items), "the job is over")
             updates = kept_receipts(fold_all(ClusterState(self._keys, self._host, now), (found,), now))
-            if updates and self._write(writes_of(updates, self._keys).operations):
+            if updates and self._transact(writes_of(updates, self._keys).operations):
                 for update in updates:
                     self._files.write(update.incident)
         except CoordinationError as error:
             _logger.warning("receipts of the last notifications are not recorded in the job's incidents: %s", error)
 
-    def lead(self, stop: threading.Event, note: Callable[[str], None]) -> None:
+    def lead(self, stop: threading.Event, set_reason: Callable[[str], None]) -> None:
         """Drive until `stop` is set, or until leadership is in doubt.
 
         Raises: CoordinationError, LeadershipLostError.
@@ -167,12 +167,12 @@ class Term:
                 # all waiting times restart, because this driver may have missed reports of hosts
                 self._state = ClusterState(keys=self._keys, observer=self._host, began=self._clock())
                 with Watch(self._client, KeyRange.prefix(self._keys.prefix)) as watch:
-                    self._follow(watch, stop, note)
+                    self._follow(watch, stop, set_reason)
             except UnknownOutcomeError as error:
                 _logger.warning("a decision may or may not have been applied; everything is read again: %s", error)
                 stop.wait(_TICK_S)
 
-    def _follow(self, watch: Watch, stop: threading.Event, note: Callable[[str], None]) -> None:
+    def _follow(self, watch: Watch, stop: threading.Event, set_reason: Callable[[str], None]) -> None:
         """Decide on the events of a watch until it breaks; the caller then reads everything again."""
         is_first = True
         pace = Pace(time.monotonic())
@@ -197,12 +197,12 @@ class Term:
                 for verdict_id in sorted(self._state.outcomes):
                     self._audit(self._state.outcomes[verdict_id])
             decision = decide(self._clock(), self._state, self._policy)
-            note(decision.reason)
+            set_reason(decision.reason)
             decision_s = time.monotonic() - began
             try:
                 self._carry_out(decision)
             except NoSpaceError as error:  # training continues; only decisions wait for space
-                self._alarms.note_refusal(str(error))
+                self._alarms.add_refusal(str(error))
                 stop.wait(_REPORT_S / 2)
             self._maintain()
             stop.wait(pace.pause_s(decision_s))
@@ -237,7 +237,7 @@ class Term:
         damaged = self._state.damaged_revisions
         writes = writes_of(decision.actions, self._keys, answer_lease_id=lease_id, damaged=damaged)
         if writes.operations:
-            if self._write(writes.operations, writes.conditions):
+            if self._transact(writes.operations, writes.conditions):
                 for action in decision.actions:
                     if isinstance(action, OpenIncident | UpdateIncident):
                         self._files.write(action.incident)
@@ -253,7 +253,7 @@ class Term:
     def _audit(self, outcome: VerdictOutcome) -> None:
         self._files.audit(AuditEntry(outcome, self._state.verdicts.get(outcome.verdict_id)))
 
-    def _write(self, operations: tuple[Operation, ...], conditions: tuple[Compare, ...] = ()) -> bool:
+    def _transact(self, operations: tuple[Operation, ...], conditions: tuple[Compare, ...] = ()) -> bool:
         """Return whether etcd applied the transaction. Raises: LeadershipLostError, UnknownOutcomeError."""
         response = self._leadership.txn(operations, conditions)
         self._awaited = response.revision
@@ -278,7 +278,7 @@ class Term:
         if report == self._report or now - self._reported_at < _REPORT_S:
             return
         self._reported_at = now
-        if self._write((Put(self._keys.report, encode(report)),)):
+        if self._transact((Put(self._keys.report, encode(report)),)):
             self._report = report
 
     def _maintain(self) -> None:
@@ -289,12 +289,12 @@ class Term:
         self._maintained_at = now
         try:
             self._trimmer.tick(now)
-            self._alarms.note_etcd(alarms(self._client))
+            self._alarms.set_etcd_alarms(alarms(self._client))
         except CoordinationError as error:
             _logger.warning("etcd's history was not trimmed: %s", error)
         trims = trims_of(self._keys, self._state.seen)
         if trims:
             try:
-                self._write(tuple(trims))
+                self._transact(tuple(trims))
             except NoSpaceError as error:
-                self._alarms.note_refusal(str(error))
+                self._alarms.add_refusal(str(error))

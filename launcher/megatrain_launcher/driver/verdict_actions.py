@@ -82,7 +82,7 @@ def cordon_removals(
     wanted = incident.notes.get(HOSTS_NOTE, "")
     if incident.kind is not IncidentKind.STRAGGLER or not wanted.isdigit() or now - since < GROW_AFTER_S:
         return ()
-    own = {host: one for host, one in state.cordons.items() if one.incident == incident.incident_id}
+    own = {host: cordon for host, cordon in state.cordons.items() if cordon.incident == incident.incident_id}
     if not own or policy.best_count(len(eligible(now, state, policy, round_).available)) >= int(wanted):
         return ()
     keys = (state.keys.cordon(host) for host in own)

@@ -57,7 +57,7 @@ def answer_verdicts(now: float, state: ClusterState, policy: Policy, *, is_quiet
 def decline_all(now: float, state: ClusterState, why: str) -> tuple[DriverAction, ...]:
     """Return DECLINED outcomes for the verdicts without a final outcome, because the job is over."""
     judged = Judgement(OutcomeKind.DECLINED, f"the job is over: {why}")
-    found = [_outcome(now, state, one, judged) for one in _unanswered(state)[:_MAX_AT_ONCE]]
+    found = [_outcome(now, state, verdict, judged) for verdict in _unanswered(state)[:_MAX_AT_ONCE]]
     return (*_unreadable(now, state), *found)[:_MAX_AT_ONCE]
 
 
@@ -65,7 +65,9 @@ def decided_by_person(now: float, state: ClusterState, policy: Policy, request: 
     """Return the reply to a person's approval or dismissal of a verdict."""
     verdict = state.verdicts.get(request.verdict)
     if verdict is None:
-        waiting = sorted(one.verdict_id for one in state.outcomes.values() if one.kind is OutcomeKind.WAITING)
+        waiting = sorted(
+            outcome.verdict_id for outcome in state.outcomes.values() if outcome.kind is OutcomeKind.WAITING
+        )
         known = f"; waiting for a person: {', '.join(waiting[:8])}" if waiting else "; none waits for a person"
         return VerdictReply((), f"no verdict {request.verdict!r}{known}", is_accepted=False)
     outcome = state.outcomes.get(verdict.verdict_id)
@@ -111,8 +113,11 @@ def _unanswered(state: ClusterState) -> list[HostVerdict]:
         found = state.seen.get(state.keys.verdict(verdict_id))
         return state.revision if found is None else found.create_revision
 
-    open_ = [one for one in state.verdicts if state_of(state, one) in (None, OutcomeKind.WAITING)]
-    return [state.verdicts[one] for one in sorted(open_, key=lambda one: (revision(one), one))]
+    open_ = [verdict_id for verdict_id in state.verdicts if state_of(state, verdict_id) in (None, OutcomeKind.WAITING)]
+    return [
+        state.verdicts[verdict_id]
+        for verdict_id in sorted(open_, key=lambda verdict_id: (revision(verdict_id), verdict_id))
+    ]
 
 
 def _unreadable(now: float, state: ClusterState) -> list[DriverAction]:
@@ -152,7 +157,7 @@ def _outcome(now: float, state: ClusterState, verdict: HostVerdict, judged: Judg
             at_unix_s=now,
             by=by,
             gain_s=judged.gain_s,
-            price_s=judged.price_s,
+            price_s=judged.cost_s,
         )
     )
 

@@ -60,8 +60,8 @@ def writes_of(
             break
         _add(action, keys, answer_lease_id, damaged or {}, conditions, operations)
     # etcd refuses a transaction that puts a key twice, so only the last put of a key is kept
-    puts = {as_bytes(one.key): one for one in operations if isinstance(one, Put)}
-    rest = (one for one in operations if not isinstance(one, Put))
+    puts = {as_bytes(operation.key): operation for operation in operations if isinstance(operation, Put)}
+    rest = (operation for operation in operations if not isinstance(operation, Put))
     return Writes(tuple(conditions), (*puts.values(), *rest))
 
 
@@ -156,7 +156,7 @@ def trims_of(
     stale += _stale_verdicts(keys, present, num_verdicts)
     evidence = [KeyRange.prefix(keys.evidence(number, "")) for number in sorted(numbers["evidence"] - kept)]
     ranges = (*evidence, *(KeyRange.key(key) for key in stale))
-    return [Delete(one) for one in ranges[:_MAX_OPERATIONS]]
+    return [Delete(key_range) for key_range in ranges[:_MAX_OPERATIONS]]
 
 
 def _stale_verdicts(keys: JobKeys, present: Mapping[str, Seen], num_verdicts: int) -> list[str]:

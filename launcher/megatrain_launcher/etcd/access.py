@@ -34,7 +34,7 @@ class WrongPasswordError(CoordinationRefusedError):
     """The etcd's users already have another password."""
 
 
-def admit_only(settings: EtcdSettings, credentials: Credentials) -> None:
+def restrict_users(settings: EtcdSettings, credentials: Credentials) -> None:
     """Give root and the user of `credentials` all rights and the same password; remove all other users.
 
     `settings`: how to reach the etcd, without a user. Roles other than root are removed too. The call may be repeated.

@@ -19,22 +19,18 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
-from megatrain.contracts.exit_codes import end_text
+from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.files.own_files import make_own_directory
-from megatrain.contracts.files.vanished_files import Losses, is_in_place
+from megatrain.contracts.files.vanished_files import RecentRemovals, is_in_place
 from megatrain.contracts.files.whole_files import write_private
 from megatrain.programs.child_process import ChildProcess
 from megatrain_job.commands.etcd_flags import without_password
-from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.coordination.maintenance import status
 from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
-from megatrain_launcher.etcd.access import WrongPasswordError, admit_only, make_certificate
+from megatrain_launcher.etcd.access import WrongPasswordError, make_certificate, restrict_users
 from megatrain_launcher.etcd.data import HeldFiles, frozen
 from megatrain_launcher.etcd.place import LOCK, make_private, place_of_sockets, take_lock, why_not_started
 from megatrain_launcher.etcd.program import (
@@ -47,13 +43,12 @@ from megatrain_launcher.etcd.program import (
     lack_of_space,
     last_errors,
     listening,
+    wait_until_serving,
 )
 
 _logger = logging.getLogger(__name__)
 _NUM_PORT_TRIES = 5
 _POLL_S = 0.02
-_ANSWER_S = 2.0
-_READY_S = 30.0
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 5.0
 _FILES_CHECK_S = 0.25
@@ -67,9 +62,9 @@ def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket(family)) for _ in range(count)]
-        for one in sockets:
-            one.bind((address, 0))
-        return [one.getsockname()[1] for one in sockets]
+        for sock in sockets:
+            sock.bind((address, 0))
+        return [sock.getsockname()[1] for sock in sockets]
 
 
 class EtcdProcess:
@@ -110,7 +105,7 @@ class EtcdProcess:
         self._missing: frozenset[str] = frozenset()
         self._has_listened = False
         """Whether etcd's socket was seen since etcd was started."""
-        self._losses = Losses()
+        self._removals = RecentRemovals()
         self._problem = ""
         self._thread = threading.Thread(target=self._run, name="etcd process", daemon=True)
         self._held = ExitStack()
@@ -130,7 +125,7 @@ class EtcdProcess:
     @property
     def problems(self) -> tuple[str, ...]:
         """Which of etcd's files were removed lately, and why they cannot be restored."""
-        return tuple(filter(None, (self._problem, *self._losses.texts)))
+        return tuple(filter(None, (self._problem, *self._removals.texts)))
 
     def keep(self, path: Path, content: bytes) -> None:
         """Keep a small file that only this user can access, and rewrite it when it is removed.
@@ -281,7 +276,7 @@ class EtcdProcess:
         if lost_data or CLIENT_SOCKET in missing:
             self._start_again()
         what = "its etcd continues with all its data: nothing of it is lost"
-        _logger.error("%s", self._losses.note(f"{self._directory} ({', '.join(sorted(missing))})", what))
+        _logger.error("%s", self._removals.record(f"{self._directory} ({', '.join(sorted(missing))})", what))
 
     def _restore(self) -> None:
         """Restore the data as it is now, and end the process that has the removed files open."""
@@ -296,7 +291,7 @@ class EtcdProcess:
     def _start_again(self) -> None:
         """Start etcd on the files in place, and wait until it serves. Raises: CoordinationError, OSError."""
         self._start()
-        problem = self._wait_until_ready(self.settings)
+        problem = self._wait_until_serving(self.settings)
         if problem:
             self._end_child()
             raise CoordinationError(f"etcd in {self._directory} {problem}; see {self.log}")
@@ -314,6 +309,10 @@ class EtcdProcess:
             self._command, log=self.log, environment=without_password(environment), directory=self._sockets
         )
 
+    def _wait_until_serving(self, settings: EtcdSettings) -> str:
+        assert self._child is not None
+        return wait_until_serving(settings, self._child, self._closing)
+
     def _start_first(self) -> None:
         program = self._program or find_etcd()
         _rotate_log(self.log)
@@ -322,7 +321,7 @@ class EtcdProcess:
         socket_url = f"unix://{CLIENT_SOCKET}"
         self._start_and_wait([*always, *listening(socket_url), *NEW], EtcdSettings((socket_endpoint,)))
         try:
-            admit_only(EtcdSettings((socket_endpoint,)), self._credentials)
+            restrict_users(EtcdSettings((socket_endpoint,)), self._credentials)
         except WrongPasswordError as error:
             hint = f"remove {self._directory / 'etcd'}, after which rounds count from 1 again"
             raise CoordinationError(f"etcd in {self._directory} {error}; {hint}") from error
@@ -356,49 +355,12 @@ class EtcdProcess:
         self._command = command
         (self._endpoint,) = settings.endpoints
         self._start()
-        problem = self._wait_until_ready(settings)
+        problem = self._wait_until_serving(settings)
         if problem:
             self._end_child()
             text = self.log.read_bytes()[log_size:].decode(errors="replace")
             why = "; ".join(filter(None, (problem, lack_of_space(self._directory))))
             raise CoordinationError(f"etcd in {self._directory} {why}; {self.log}:\n{last_errors(text)}")
-
-    def _wait_until_ready(self, settings: EtcdSettings) -> str:
-        """Wait until etcd serves; return why it does not, empty if it does."""
-        deadline = time.monotonic() + _READY_S
-        why_not = "nothing listens"
-        with EtcdClient(replace(settings, attempt_s=_ANSWER_S)) as client:
-            while not self._closing.wait(_POLL_S):
-                assert self._child is not None
-                code = self._child.poll()
-                if code is not None:
-                    return f"{end_text(code)} before it served"
-                if _is_listening(settings.endpoints[0]):
-                    why_not = _why_not_serving(client)
-                    if not why_not:
-                        return ""
-                if time.monotonic() > deadline:
-                    return f"did not serve within {_READY_S:g} s ({why_not})"
-        return "was stopped"
-
-
-def _is_listening(endpoint: Endpoint) -> bool:
-    """Return whether etcd accepts connections; the client would log each failed try."""
-    family = socket.AF_UNIX if endpoint.path else socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.settimeout(_ANSWER_S)
-        return probe.connect_ex(endpoint.path or (endpoint.host, endpoint.port)) == 0
-
-
-def _why_not_serving(client: EtcdClient) -> str:
-    """Return why etcd does not serve, empty once it does."""
-    try:
-        has_leader = status(client, client.settings.endpoints[0]).leader_id != 0
-    except CoordinationRefusedError:
-        return ""  # it asks for a password
-    except CoordinationError as error:
-        return str(error)
-    return "" if has_leader else "it has no leader"
 
 
 def _rotate_log(log: Path) -> None:

@@ -1,4 +1,5 @@
-"""The etcd program: its path, its arguments, and why it did not start. ADR 0038 gives the reason for each argument.
+"""The etcd program: its path, its arguments, whether it serves, and why it did not start. ADR 0038 gives the
+reason for each argument.
 
 The reason for a failed start is read from etcd's log, or is a full disk. etcd logs JSON lines. When it crashes, the log
 also has a Go stack trace, which does not name the cause.
@@ -11,13 +12,21 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import subprocess
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
+from megatrain.contracts.exit_codes import end_text
 from megatrain.formatting import bytes_text
-from megatrain_job.coordination.settings import TlsFiles
+from megatrain.programs.child_process import ChildProcess
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.maintenance import status
+from megatrain_job.coordination.settings import Endpoint, EtcdSettings, TlsFiles
 
 CLIENT_SOCKET = "client:0"
 _PEER_SOCKET = "peer:0"
@@ -27,6 +36,9 @@ _NO_ORIGIN = "https://no-origin.invalid:1"
 NEW, EXISTING = (["--initial-cluster-state", state] for state in ("new", "existing"))
 _PROGRESS_OPTIONS = ("--experimental-watch-progress-notify-interval", "--watch-progress-notify-interval")
 
+_POLL_S = 0.02
+_ANSWER_S = 2.0
+_READY_S = 30.0
 _LEVELS = ("error", "dpanic", "panic", "fatal")
 _NUM_LINES = 3
 _MAX_CHARS = 2000
@@ -139,3 +151,40 @@ def _error_of(line: str) -> str:
     if not isinstance(entry, dict) or entry.get("level") not in _LEVELS:
         return ""
     return ": ".join(str(entry[name]) for name in ("msg", "error") if entry.get(name))
+
+
+def wait_until_serving(settings: EtcdSettings, child: ChildProcess, closing: threading.Event) -> str:
+    """Wait until etcd serves; return why it does not, empty if it does."""
+    deadline = time.monotonic() + _READY_S
+    why_not = "nothing listens"
+    with EtcdClient(replace(settings, attempt_s=_ANSWER_S)) as client:
+        while not closing.wait(_POLL_S):
+            code = child.poll()
+            if code is not None:
+                return f"{end_text(code)} before it served"
+            if _is_listening(settings.endpoints[0]):
+                why_not = _why_not_serving(client)
+                if not why_not:
+                    return ""
+            if time.monotonic() > deadline:
+                return f"did not serve within {_READY_S:g} s ({why_not})"
+    return "was stopped"
+
+
+def _is_listening(endpoint: Endpoint) -> bool:
+    """Return whether etcd accepts connections; the client would log each failed try."""
+    family = socket.AF_UNIX if endpoint.path else socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.settimeout(_ANSWER_S)
+        return probe.connect_ex(endpoint.path or (endpoint.host, endpoint.port)) == 0
+
+
+def _why_not_serving(client: EtcdClient) -> str:
+    """Return why etcd does not serve, empty once it does."""
+    try:
+        has_leader = status(client, client.settings.endpoints[0]).leader_id != 0
+    except CoordinationRefusedError:
+        return ""  # it asks for a password
+    except CoordinationError as error:
+        return str(error)
+    return "" if has_leader else "it has no leader"

@@ -71,7 +71,7 @@ class ControlPages:
 def _is_equivalent(before: ControlPage, page: ControlPage) -> bool:
     is_renewed = abs(page.lease_ok_until_ns - before.lease_ok_until_ns) > _RENEWED_NS
 
-    def settings(one: ControlPage) -> tuple[int, ...]:
-        return one.span_mask, one.sample_period, one.interval_ns, one.stop_ns, one.command_number
+    def settings(page: ControlPage) -> tuple[int, ...]:
+        return page.span_mask, page.sample_period, page.interval_ns, page.stop_ns, page.command_number
 
     return not is_renewed and settings(before) == settings(page)

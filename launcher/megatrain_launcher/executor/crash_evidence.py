@@ -188,8 +188,10 @@ def counts(evidence: HangEvidence, before: HangEvidence | None) -> bool:
         return True
     if before.is_after_halt:
         return False
-    stood_at = {one.rank: one.step for one in before.ranks}
-    return any(one.step > stood_at.get(one.rank, one.step) for one in evidence.ranks)
+    stood_at = {rank_evidence.rank: rank_evidence.step for rank_evidence in before.ranks}
+    return any(
+        rank_evidence.step > stood_at.get(rank_evidence.rank, rank_evidence.step) for rank_evidence in evidence.ranks
+    )
 
 
 def _is_of_this_machine(clock: ClockBase) -> bool:

@@ -94,8 +94,10 @@ def _run_parts(
         def status() -> HostStatus:
             view = orders.view()
             problems = (orders.problem, membership.problem, local.standby.problem, local.logs.problem)
-            more = (local.crash.places.problem, *(one.problem for one in (driver, runner) if one is not None))
-            problem = "; ".join(one for one in (*problems, *more, *(program.problem for program in programs)) if one)
+            more = (local.crash.places.problem, *(thread.problem for thread in (driver, runner) if thread is not None))
+            problem = "; ".join(
+                problem for problem in (*problems, *more, *(program.problem for program in programs)) if problem
+            )
             host_status = local.state.status(membership.session, view, problem)
             is_streamed = any(program.is_supervised for program in programs)
             return replace(host_status, is_streamed=is_streamed, saves=storage.view.saves, disks=storage.view.disks)
@@ -190,7 +192,7 @@ def _start_follower(
         orders=joined.orders,
         membership=joined.membership,
         places=joined.local.crash.places,
-        patience=settings.config.patience,
+        phase_timeouts=settings.config.phase_timeouts,
         fence_rule=settings.config.fence_rule,
         recording=DiagSettings(sample_period=settings.config.diagnostics.sample_period),
         publish=partial(_publish, writer, joined.local.crash),

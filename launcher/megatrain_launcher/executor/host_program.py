@@ -84,4 +84,6 @@ class HostProgram:
 
 def start_host_programs(settings: ExecutorSettings) -> list[HostProgram]:
     """Start every installed host program."""
-    return [HostProgram(one, settings) for one in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)]
+    return [
+        HostProgram(entry_point, settings) for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    ]

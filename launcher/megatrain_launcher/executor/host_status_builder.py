@@ -283,7 +283,7 @@ def _failure(end: WorkerEnd) -> RankFailure:
 def _lost_hosts(known: _RoundState) -> tuple[str, ...]:
     """Return the addresses of peers to which, by their logs, cascade victims lost the connection."""
     verdicts = [end.log_verdict for end in known.failed]
-    culprits = [one.culprit or "" for one in verdicts if one is not None and one.is_cascade]
+    culprits = [verdict.culprit or "" for verdict in verdicts if verdict is not None and verdict.is_cascade]
     return tuple(dict.fromkeys(text.removeprefix(_PEER) for text in culprits if text.startswith(_PEER)))
 
 

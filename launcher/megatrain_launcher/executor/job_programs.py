@@ -55,7 +55,9 @@ def running_programs(settings: ProgramSettings, report: Callable[[str], None]) -
         name: Supervisor(name, _starter(command, settings), settings.run / "logs" / f"{name}.log", report)
         for name, command in _commands(settings, report).items()
     }
-    threads = [threading.Thread(target=one.run, args=(is_over,), name=name) for name, one in supervisors.items()]
+    threads = [
+        threading.Thread(target=supervisor.run, args=(is_over,), name=name) for name, supervisor in supervisors.items()
+    ]
     try:
         for thread in threads:
             thread.start()

@@ -22,7 +22,7 @@ from megatrain.contracts.records.rounds import JobEnd, JobRecord, LostLaunch
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.wire import Compare, Delete, KeyRange, KeyValue, Operation, Put, Range
 from megatrain_launcher.executor.settings import ExecutorSettings
-from megatrain_launcher.liveness import Vitality, ask
+from megatrain_launcher.liveness import Liveness, ask
 
 _logger = logging.getLogger(__name__)
 _MAX_SHOWN_KEYS = 8
@@ -90,7 +90,7 @@ def claim_job(
         view = read_job(client, keys)
         waited_s = time.monotonic() - began
         if view.record is None or (view.end is not None and not view.hosts):
-            _write(
+            _write_record(
                 client, keys, view, mine, find_lost_launch
             )  # then read the record again: another host may have written it first
         elif view.end is not None and mine.launch_id and view.record.launch_id == mine.launch_id:
@@ -109,7 +109,7 @@ def claim_job(
         elif view.hosts and (waited_s > patience_s or (view.end is None and _is_any_alive(view.hosts))):
             raise ConfigError([_another_launch(view.record, view, mine)])
         elif view.end is None and not view.hosts and waited_s > _ABANDONED_S:
-            _write(client, keys, view, mine, find_lost_launch)
+            _write_record(client, keys, view, mine, find_lost_launch)
         else:
             # hosts of an ended launch are leaving, leases of a killed launch are expiring, or the first host of another
             # launch is about to register
@@ -132,7 +132,7 @@ def read_job(client: EtcdClient, keys: JobKeys) -> JobView:
         end=None if end is None else decode(JobEnd, end.value, keys.end),
         end_revision=0 if end is None else end.mod_revision,
         hosts=tuple(found for item in hosts if (found := _host_of(item)) is not None),
-        has_begun=record is not None and any(one.create_revision > record.mod_revision for one in rounds),
+        has_begun=record is not None and any(item.create_revision > record.mod_revision for item in rounds),
     )
 
 
@@ -155,7 +155,10 @@ def _only(items: tuple[KeyValue, ...]) -> KeyValue | None:
 def _is_any_alive(hosts: Iterable[HostRecord]) -> bool:
     """Probe a few of the registered hosts; one live host proves that their launch runs."""
     few = itertools.islice(hosts, _MAX_ASKED)
-    return any(ask(one.address, one.liveness_port, one.session)[0] is Vitality.ALIVE for one in few)
+    return any(
+        ask(host_record.address, host_record.liveness_port, host_record.session)[0] is Liveness.ALIVE
+        for host_record in few
+    )
 
 
 def _is_same_launch(record: JobRecord, mine: JobRecord) -> bool:
@@ -171,10 +174,15 @@ def _has_no_live_host(view: JobView, mine: JobRecord) -> bool:
     if mine.launch_id or not view.has_begun:
         return False
     asked = itertools.islice(view.hosts, _MAX_ASKED)
-    return all(ask(one.address, one.liveness_port, one.session)[0] is Vitality.DEAD for one in asked)
+    return all(
+        ask(host_record.address, host_record.liveness_port, host_record.session)[0] is Liveness.DEAD
+        for host_record in asked
+    )
 
 
-def _write(client: EtcdClient, keys: JobKeys, view: JobView, mine: JobRecord, find_lost_launch: FindLostLaunch) -> None:
+def _write_record(
+    client: EtcdClient, keys: JobKeys, view: JobView, mine: JobRecord, find_lost_launch: FindLostLaunch
+) -> None:
     """Write this launch's record in place of `view.record`, unless another host has changed it.
 
     The new record contains the traces of an earlier launch without an end.

@@ -46,8 +46,8 @@ class Wakers:
     all: list[Callable[[], None]] = field(default_factory=list)
 
     def wake(self) -> None:
-        for one in self.all:
-            one()
+        for wake in self.all:
+            wake()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ _NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class ActivitySign:
     """A sign of life of a launch, and the number of completed steps that it reports."""
 
     unix_s: float
@@ -45,25 +45,27 @@ def find_lost_launch(record: JobRecord, run: RunDirectory, boxes: Path | None, h
 
     `boxes`: telemetry.black_box_directory; `host`: this host's name.
     """
-    signs = [Sign(record.created_unix_s, f"it was launched by {record.first_host}"), *metric_signs(run)]
-    signs += [] if boxes is None else box_signs(run, boxes, record.job)
+    signs = [ActivitySign(record.created_unix_s, f"it was launched by {record.first_host}"), *signs_of_metrics(run)]
+    signs += [] if boxes is None else signs_of_boxes(run, boxes, record.job)
     return lost_launch_of(record, signs, time.time(), _booted_unix_s(), host)
 
 
-def lost_launch_of(record: JobRecord, signs: list[Sign], now: float, booted: float | None, host: str) -> LostLaunch:
+def lost_launch_of(
+    record: JobRecord, signs: list[ActivitySign], now: float, booted: float | None, host: str
+) -> LostLaunch:
     """Return the traces that follow from signs of life. `booted`: when this machine, that of `host`, was started."""
-    own = [one for one in signs if record.created_unix_s <= one.unix_s <= now] or signs[:1]
-    last = max(own, key=lambda one: one.unix_s)
+    own = [sign for sign in signs if record.created_unix_s <= sign.unix_s <= now] or signs[:1]
+    last = max(own, key=lambda sign: sign.unix_s)
     # the progress: the slowest rank among the signs within a minute of the newest one
-    steps = [one for one in own if one.step is not None]
-    newest = max((one.unix_s for one in steps), default=0.0)
-    reached = min((one.step for one in steps if one.step is not None and one.unix_s > newest - 60.0), default=None)
+    steps = [sign for sign in own if sign.step is not None]
+    newest = max((sign.unix_s for sign in steps), default=0.0)
+    reached = min((sign.step for sign in steps if sign.step is not None and sign.unix_s > newest - 60.0), default=None)
     evidence = [f"the last sign of life, {time_text(last.unix_s)}: {last.what}"]
     cause = ""
     if booted is not None and booted > last.unix_s:
         cause = MACHINE_RESTARTED
         evidence.append(f"the machine of {host} was restarted after that, at {time_text(booted)}")
-    elif host in {record.first_host, *(one.host for one in own)}:
+    elif host in {record.first_host, *(sign.host for sign in own)}:
         cause = LAUNCHER_LOST
         evidence.append(
             f"the machine of {host} has not been restarted since: the launcher was killed, by a person or by the "
@@ -73,18 +75,20 @@ def lost_launch_of(record: JobRecord, signs: list[Sign], now: float, booted: flo
     return LostLaunch(record.launch_id, record.first_host, last.unix_s, reached, cause, tuple(evidence))
 
 
-def metric_signs(run: RunDirectory) -> Iterator[Sign]:
+def signs_of_metrics(run: RunDirectory) -> Iterator[ActivitySign]:
     """Yield the newest line of the run's metrics, which rank 0 writes."""
     with suppress(OSError), open(open_below(run.root, f"{run.metrics.name}/{_METRICS}"), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         for line in reversed(file.read().splitlines()):
             with suppress(ValueError, KeyError, TypeError):  # an incomplete line, or one of another kind
                 entry = json.loads(line)
-                yield Sign(float(entry["unix_time_s"]), f"metrics of step {int(entry['step'])}", int(entry["step"]))
+                yield ActivitySign(
+                    float(entry["unix_time_s"]), f"metrics of step {int(entry['step'])}", int(entry["step"])
+                )
                 return
 
 
-def box_signs(run: RunDirectory, boxes: Path, job: str) -> Iterator[Sign]:
+def signs_of_boxes(run: RunDirectory, boxes: Path, job: str) -> Iterator[ActivitySign]:
     """Yield the time and step of the newest record in each black box of the run in this machine's memory."""
     prefix = f"megatrain.{safe_name(job)}.{run.key}."
     found = [path for path in own_box_paths(boxes) if path.name.startswith(prefix)]
@@ -94,7 +98,7 @@ def box_signs(run: RunDirectory, boxes: Path, job: str) -> Iterator[Sign]:
             done = box.progress.completed_step
             step = None if done is None else done + 1
             what = f"rank {box.identity.rank} on {box.identity.host} in its step {0 if step is None else step}"
-            yield Sign(box.clock.unix_of(box.newest_ns) / _NS, what, step, box.identity.host)
+            yield ActivitySign(box.clock.unix_of(box.newest_ns) / _NS, what, step, box.identity.host)
 
 
 def _booted_unix_s() -> float | None:

@@ -26,7 +26,7 @@ from megatrain_job.coordination.errors import LeaseLostError
 from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.coordination.wire import Compare, KeyRange, KeyValue, Put, Range
-from megatrain_launcher.liveness import Vitality, ask
+from megatrain_launcher.liveness import Liveness, ask
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.25
@@ -162,7 +162,7 @@ class Membership:
             if self.unfit_reason(check) == reason:
                 return False
             self._unfit_reasons[check] = reason
-            reasons = [self._unfit_reasons[one] for one in FitnessCheck if self.unfit_reason(one)]
+            reasons = [self._unfit_reasons[check] for check in FitnessCheck if self.unfit_reason(check)]
             self._record = replace(self.record, is_fit=not reasons, unfit_reason="; ".join(reasons))
             self._is_registered = False
         self._notify_change()
@@ -284,7 +284,7 @@ class Membership:
         """Raises: ConfigError if the executor that has this host's name lives, or has not left by the deadline."""
         key = self._keys.host(self.record.host)
         found = decode(HostRecord, holder.value, key)
-        is_alive = ask(found.address, found.liveness_port, found.session)[0] is Vitality.ALIVE
+        is_alive = ask(found.address, found.liveness_port, found.session)[0] is Liveness.ALIVE
         if is_alive or time.monotonic() > deadline:
             problem = (
                 f"host {found.host!r}: job {self._keys.job!r} has a live executor of this name (process {found.pid} at "
@@ -303,7 +303,7 @@ def _is_dead_here(found: HostRecord, record: HostRecord) -> bool:
     """Return whether an executor is proven dead: it ran on this machine, and its port refuses connections."""
     if found.address != record.address and found.address not in _own_addresses():
         return False
-    return ask(found.address, found.liveness_port, found.session)[0] is Vitality.DEAD
+    return ask(found.address, found.liveness_port, found.session)[0] is Liveness.DEAD
 
 
 def _own_addresses() -> Sequence[str]:

@@ -98,7 +98,7 @@ class OrderState:
         keys = self._keys
         rest = KeyRange(keys.directory("commands").encode(), keys.directory("evidence").encode())
         ranges = [KeyRange.prefix(keys.directory("rounds")), KeyRange.prefix(keys.directory("halts")), rest]
-        self._followers = [Follower(client, one, partial(self.take, keys=one)) for one in ranges]
+        self._followers = [Follower(client, key_range, partial(self.take, keys=key_range)) for key_range in ranges]
 
     def close(self) -> None:
         """Stop following; a thread that waits in `next_assignment` returns."""

@@ -67,8 +67,8 @@ class ProgramRunner:
     @property
     def problem(self) -> str:
         """Why the programs on this host do not work, or miss data; empty if no problem is known."""
-        programs = [one.problem for one in self._supervisors.values()]
-        return "; ".join(one for one in (self._thread.problem or self._why_incomplete, *programs) if one)
+        programs = [supervisor.problem for supervisor in self._supervisors.values()]
+        return "; ".join(program for program in (self._thread.problem or self._why_incomplete, *programs) if program)
 
     def close(self) -> None:
         """Stop the programs. After the job's end, first wait for the data that the other hosts still send."""

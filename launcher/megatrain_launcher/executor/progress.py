@@ -185,23 +185,23 @@ def host_progress(ranks: Mapping[int, RankProgress], num_ranks: int, started_uni
     if not found:
         return HostProgress(milestones)
     has_all = len(found) == num_ranks
-    moments = [one.moments for one in found]
-    done = [one.progress.completed_step for one in found]
+    moments = [rank.moments for rank in found]
+    done = [rank.progress.completed_step for rank in found]
     steps = [step + 1 for step in done if step is not None]
-    medians = [one.progress.median_step_ns for one in found if one.progress.median_step_ns is not None]
-    intervals = [interval for one in found if (interval := interval_of(one.progress)) is not None]
-    stops = [times.total_s for one in found if (times := stop_times(one.progress)) is not None]
-    saves = [one.progress.save_interval_ns for one in found if one.progress.save_interval_ns is not None]
-    resumed = [one.resumed_step for one in moments if one.resumed_step is not None]
+    medians = [rank.progress.median_step_ns for rank in found if rank.progress.median_step_ns is not None]
+    intervals = [interval for rank in found if (interval := interval_of(rank.progress)) is not None]
+    stops = [times.total_s for rank in found if (times := stop_times(rank.progress)) is not None]
+    saves = [rank.progress.save_interval_ns for rank in found if rank.progress.save_interval_ns is not None]
+    resumed = [rank_moments.resumed_step for rank_moments in moments if rank_moments.resumed_step is not None]
     has_stepped = has_all and len(steps) == num_ranks
-    slowest = min(found, key=lambda one: (_rank_order(one.progress), one.rank))
+    slowest = min(found, key=lambda rank: (_rank_order(rank.progress), rank.rank))
     completed_ns = slowest.progress.completed_ns
     if has_all:
         milestones = replace(
             milestones,
-            joined_unix_s=_latest([one.joined for one in moments]),
-            loaded_unix_s=_latest([one.loaded for one in moments]),
-            first_step_unix_s=_latest([one.first_step for one in moments]),
+            joined_unix_s=_latest([rank_moments.joined for rank_moments in moments]),
+            loaded_unix_s=_latest([rank_moments.loaded for rank_moments in moments]),
+            first_step_unix_s=_latest([rank_moments.first_step for rank_moments in moments]),
         )
     return HostProgress(
         milestones=milestones,
@@ -214,7 +214,7 @@ def host_progress(ranks: Mapping[int, RankProgress], num_ranks: int, started_uni
         stop_s=max(stops, default=None),
         save_interval_s=max(saves) / _NS if saves else None,
         step_phase=slowest.progress.phase.name.lower().replace("_", "-"),
-        obeyed_command=min(one.progress.obeyed_command for one in found) if has_all else 0,
+        obeyed_command=min(rank.progress.obeyed_command for rank in found) if has_all else 0,
         has_stepped=has_stepped,
     )
 

@@ -19,7 +19,7 @@ from megatrain.contracts.records.diag_records import DiagSettings
 from megatrain.contracts.records.host_records import HangEvidence, Stall
 from megatrain.contracts.records.rounds import HostCommand
 from megatrain.fencing.fence import Deadlines, FenceAction, FenceRule, LeaseView, StepSilence, fence, step_silence
-from megatrain.fencing.patience import Patience, find_stall
+from megatrain.fencing.phase_timeouts import PhaseTimeouts, find_stall
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.jobs.host_view import stall_text
 from megatrain_launcher.executor.control_pages import ControlPages
@@ -63,7 +63,9 @@ class CommandTracker:
 
     def take(self, commands: Iterable[HostCommand]) -> list[HostCommand]:
         """Add commands and return the new ones, in order."""
-        fresh = [command for command in sorted(commands, key=lambda one: one.number) if command.number > self._seen]
+        fresh = [
+            command for command in sorted(commands, key=lambda command: command.number) if command.number > self._seen
+        ]
         for command in fresh:
             self._seen = command.number
             if command.kind in tuple(CommandKind):
@@ -76,7 +78,7 @@ class CommandTracker:
 
     def mark_checkpoints_done(self, up_to: int) -> None:
         """Record that all ranks have completed the commands to save up to this number."""
-        for number in [one for one, command in self._open.items() if command.kind == CommandKind.CHECKPOINT]:
+        for number in [number for number, command in self._open.items() if command.kind == CommandKind.CHECKPOINT]:
             if number <= up_to:
                 self.mark_done(number)
 
@@ -90,7 +92,7 @@ class FollowerParts:
     orders: OrderState
     membership: Membership
     places: BoxPlaces
-    patience: Patience
+    phase_timeouts: PhaseTimeouts
     fence_rule: FenceRule
     recording: DiagSettings
     """What the ranks record until etcd has other settings."""
@@ -124,11 +126,11 @@ def unfinished(ranks: Mapping[int, RankProgress], progress: RoundProgress) -> di
     A rank with a closed black box whose process still runs is included in phase STOPPING: its exit may hang.
     """
     found: dict[int, Progress] = {}
-    for rank, one in ranks.items():
-        if not one.is_closed:
-            found[rank] = one.progress
+    for rank, progress_of_rank in ranks.items():
+        if not progress_of_rank.is_closed:
+            found[rank] = progress_of_rank.progress
         elif is_running(progress.watches[rank].pid):
-            found[rank] = replace(one.progress, phase=Phase.STOPPING)
+            found[rank] = replace(progress_of_rank.progress, phase=Phase.STOPPING)
     return found
 
 
@@ -199,7 +201,7 @@ class RoundFollower:
         self._write_pages(followed)
 
     def _watch_for_stall(self, followed: _Followed, living: Mapping[int, Progress]) -> None:
-        stall = find_stall(living, self._parts.patience, time.monotonic_ns(), time.time())
+        stall = find_stall(living, self._parts.phase_timeouts, time.monotonic_ns(), time.time())
         is_sure = stall is None or followed.suspected is not None
         followed.suspected = stall
         if not is_sure:

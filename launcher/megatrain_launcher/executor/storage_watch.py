@@ -78,7 +78,7 @@ class StorageWatch:
             if arena.root.name.endswith(f".{safe_name(self._host)}"):
                 with suppress(CheckpointError):
                     found.append(WriterStatus.read(arena.writer_status))
-        newest = max(found, key=lambda one: one.round, default=None)
+        newest = max(found, key=lambda status: status.round, default=None)
         return None if newest is None else saves_of(newest)
 
     def _disks(self) -> tuple[DiskSpace, ...]:

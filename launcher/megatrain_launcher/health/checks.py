@@ -54,8 +54,8 @@ def run_checks(context: HealthContext, checks: Sequence[Check] = CHECKS) -> Chec
     except OSError as error:
         problem = f"{context.history} cannot be read: {error.strerror}"
     running = [_RunningCheck(check, context, history) for check in checks]
-    results = [result for one in running for result in one.results()]
-    problem = _remember(context, history, [one.findings for one in running]) or problem
+    results = [result for check in running for result in check.results()]
+    problem = _remember(context, history, [check.findings for check in running]) or problem
     if problem:
         results.append(CheckResult("history", CheckOutcome.WARNING, problem, 0.0))
     return CheckReport(context.host, context.session, at_unix_s, tuple(results))

@@ -73,14 +73,14 @@ def judge_kernel_log(lines: Iterable[bytes], now_s: float) -> HealthFinding:
         if record is None or xid is None:
             continue
         gpu = xid["gpu"].decode(errors="replace")
-        one = xid_of(int(xid["number"]), xid["text"].decode(errors="replace"))
+        kind = xid_of(int(xid["number"]), xid["text"].decode(errors="replace"))
         age_s = max(0.0, now_s - int(record["since_boot_us"]) / 1e6)
-        error_text = f"Xid {one.number} of GPU {gpu} {age_s:.0f} s ago"
-        if one.kind is XidKind.RECOVERED:
+        error_text = f"Xid {kind.number} of GPU {gpu} {age_s:.0f} s ago"
+        if kind.kind is XidKind.RECOVERED:
             broken = [(other, error) for other, error in broken if other != gpu]
-        elif one.kind is XidKind.HARDWARE and age_s <= RECENT_S:
+        elif kind.kind is XidKind.HARDWARE and age_s <= RECENT_S:
             broken.append((gpu, error_text))
-        elif one.kind is XidKind.HANDLED and age_s <= RECENT_S:
+        elif kind.kind is XidKind.HANDLED and age_s <= RECENT_S:
             handled.append(error_text)
     if broken:
         named = ", ".join(error for _, error in broken[-_MAX_NAMED:])

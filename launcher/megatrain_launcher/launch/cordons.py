@@ -7,6 +7,8 @@ passed on. If the cluster refuses, that is only logged: the job excludes the hos
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -17,8 +19,12 @@ from megatrain.contracts.records.rounds import Cordon
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.election import Election
 from megatrain_job.coordination.follower import Follower
+from megatrain_job.coordination.lease_keeper import LeaseKeeper
 from megatrain_job.coordination.watch_event import Changes, WatchEvent
 from megatrain_job.coordination.wire import KeyRange, KeyValue
+from megatrain_launcher.executor.driver_thread import RunDriver, driver_of
+from megatrain_launcher.executor.executor import ExecutorParts
+from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.adapter import CordonError, HostAdapter
 
 _logger = logging.getLogger(__name__)
@@ -63,3 +69,26 @@ class CordonWatch:
             _logger.warning("%s", error)
         else:
             _logger.info("%s: %s", done, cordon.reason)
+
+
+def parts_with(platform: HostAdapter) -> ExecutorParts:
+    """Return the executor's parts, with a driver that passes its cordons on to the platform unless that is local."""
+    if platform.name == "local":
+        return ExecutorParts()
+
+    def make_driver(
+        settings: ExecutorSettings,
+        client: EtcdClient,
+        keys: JobKeys,
+        keeper: Callable[[], LeaseKeeper],
+        leading: threading.Event,
+    ) -> RunDriver:
+        run_driver = driver_of(settings, client, keys, keeper, leading)
+
+        def run(stop: threading.Event) -> None:
+            with CordonWatch(client, keys, settings.host, platform):
+                run_driver(stop)
+
+        return run
+
+    return ExecutorParts(make_driver=make_driver)

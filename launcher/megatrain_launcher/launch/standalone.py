@@ -50,7 +50,7 @@ def run_standalone(
     with (
         EtcdProcess(plan.files.directory, plan.files.credentials()) as etcd,
         plan.files.recorded_end() as record,
-        _without_leftovers(plan, report) as note,
+        _without_leftovers(plan, report) as record_code,
     ):
         settings = etcd.settings
         began = forget_dead_hosts(settings, keys)
@@ -63,7 +63,7 @@ def run_standalone(
                 stack.enter_context(running_programs(programs, report))
             if plan.total_hosts == 1:
                 own = plan.executor_settings(settings, environment, launch_id=launch_id, address=_LOOPBACK)
-                return note(record(execute(replace(own, is_daemon_candidate=False))))
+                return record_code(record(execute(replace(own, is_daemon_candidate=False))))
             flags = replace(plan.flags, is_daemon_candidate=False)
             arguments = [*etcd_arguments(settings), f"--launch-id={launch_id}", f"--local-addr={_LOOPBACK}",
                      "--platform=local", *launch_arguments(flags, plan.max_hosts)]  # fmt: skip
@@ -76,7 +76,7 @@ def run_standalone(
                 with StopSignals(ask_to_stop) as stop:
                     codes = hosts.wait()
                     on_job_over()
-            return note(record(_exit_code(settings, keys, began, codes, is_asked=stop.is_requested)))
+            return record_code(record(_exit_code(settings, keys, began, codes, is_asked=stop.is_requested)))
 
 
 def forget_dead_hosts(settings: EtcdSettings, keys: JobKeys) -> int:
@@ -118,13 +118,13 @@ def _without_leftovers(plan: LaunchPlan, report: Callable[[str], None]) -> Itera
     """Remove at the end what the job leaves in memory. Yields a function; the block calls it with the exit code."""
     codes: list[int] = []
 
-    def note(code: int) -> int:
+    def record_code(code: int) -> int:
         codes.append(code)
         return code
 
     run = RunDirectory(plan.files.run)
     try:
-        yield note
+        yield record_code
     finally:
         if run.holder() is None:  # else a job with another etcd trains in this run, and kept this launch out
             is_saved = bool(codes) and codes[0] in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)

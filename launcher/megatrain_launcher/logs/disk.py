@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from megatrain.contracts.files.vanished_files import Losses
+from megatrain.contracts.files.vanished_files import RecentRemovals
 from megatrain_launcher.logs.files import RotatingFile
 
 _logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class LogDisk:
     """Writes to files in the order of the calls. `write` and `close_file` never wait for the disk."""
 
     def __init__(self) -> None:
-        self._losses = Losses()
+        self._removals = RecentRemovals()
         self._shared = _WriteQueue()
         self._thread = threading.Thread(target=self._run, name="log-disk", daemon=True)
         self._thread.start()
@@ -70,7 +70,7 @@ class LogDisk:
     @property
     def problem(self) -> str:
         """Return what was lost lately, and why lines may be lost soon; empty if all lines are written and kept."""
-        return "; ".join((*self._losses.texts, *filter(None, [self._stuck()])))
+        return "; ".join((*self._removals.texts, *filter(None, [self._stuck()])))
 
     def _stuck(self) -> str:
         with self._shared.changed:
@@ -154,7 +154,7 @@ class LogDisk:
 
     def _check(self, file: RotatingFile) -> None:
         if file.recreate_if_removed():
-            text = self._losses.note(
+            text = self._removals.record(
                 f"a log in {file.path.parent}", "its earlier lines are lost, and it is created again"
             )
             _logger.warning("%s", text)

@@ -12,7 +12,7 @@ from pathlib import Path
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.network_address import WebAddress
 from megatrain.formatting import printable, short
-from megatrain_job.coordination.errors import GarbageError
+from megatrain_job.coordination.errors import InvalidResponseError
 from megatrain_job.coordination.http_exchange import HttpExchange
 from megatrain_job.coordination.settings import Endpoint
 from megatrain_job.coordination.transport import Deadline, EtcdConnection
@@ -73,7 +73,7 @@ def post(
                 exchange.end()
                 break
             answer += exchange.feed(data)
-    except (OSError, GarbageError) as error:
+    except (OSError, InvalidResponseError) as error:
         # the cause's text may hold secrets
         raise DeliveryError(f"{address}: {failure_text(error, timeout_s)}") from None
     finally:

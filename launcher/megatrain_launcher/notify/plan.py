@@ -31,7 +31,7 @@ _MAX_WITH_RECEIPTS = 20
 """Receipts are kept for this many of the newest incidents; those of older ones have been copied by the driver."""
 
 
-class Manner(StrEnum):
+class DeliveryMode(StrEnum):
     """How a receiver gets its messages."""
 
     DIGEST = "digest"
@@ -44,14 +44,14 @@ class Manner(StrEnum):
     @property
     def keeps_state(self) -> bool:
         """Whether the receiver keeps a topic open until a message closes it."""
-        return self is not Manner.DIGEST
+        return self is not DeliveryMode.DIGEST
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What one receiver gets."""
 
-    manner: Manner
+    delivery_mode: DeliveryMode
     level: HealthLevel
     events: frozenset[str]
 
@@ -90,7 +90,7 @@ def plan_of(
     wanted = [topic for topic in (*topics, *gone) if rules.covers(topic) or topic.name in record.notified]
     news, endings, progress, settled, wake_s = _sorted_out(wanted, record, rules, now_s)
     kept = {name: mark for name, mark in record.notified.items() if name in present or _stage(mark) is not Stage.CLOSED}
-    num_late = sum(rules.manner is Manner.DIGEST for _ in settled)
+    num_late = sum(rules.delivery_mode is DeliveryMode.DIGEST for _ in settled)
     record = replace(
         record,
         notified={**kept, **{topic.name: topic.mark for topic in settled}},
@@ -100,7 +100,7 @@ def plan_of(
     )
     now, later, spaced_s = _chosen(news, record, rules, now_s)
     sent = (*now, *endings, *progress)
-    if rules.manner is Manner.STATE:
+    if rules.delivery_mode is DeliveryMode.STATE:
         # any message to such a receiver contains all open topics
         opened = [topic for topic in wanted if topic.stage is not Stage.CLOSED and topic.ready_unix_s <= now_s]
         is_due = bool(sent) or (bool(opened) and now_s >= refreshed_s + REFRESH_S)
@@ -144,14 +144,14 @@ def _with_receipts(record: ReceiverRecord, plan: Plan, problem: str, now_s: floa
 
 def _with_receipt(known: tuple[Receipt, ...], new: Receipt) -> tuple[Receipt, ...]:
     """Return receipts with a new one. Several tries share one receipt; a repeat to an Alertmanager adds none."""
-    last = next((one for one in reversed(known) if one.stage == new.stage), None)
+    last = next((receipt for receipt in reversed(known) if receipt.stage == new.stage), None)
     if last is None or (not last.problem and new.stage != known[-1].stage):
         num_failed = int(bool(new.problem))
         return (*known, replace(new, num_failed=num_failed))[-_MAX_RECEIPTS:]
     if not last.problem:
         return known
     tried = replace(new, num_failed=last.num_failed + bool(new.problem))
-    return tuple(tried if one is last else one for one in known)
+    return tuple(tried if receipt is last else receipt for receipt in known)
 
 
 _Sorted = tuple[list[Topic], list[Topic], list[Topic], list[Topic], float | None]
@@ -168,7 +168,7 @@ def _sorted_out(wanted: Sequence[Topic], record: ReceiverRecord, rules: Rules, n
         known = record.notified.get(topic.name)
         if topic.stage is Stage.CLOSED and known is None:
             is_late = now_s - (topic.ended_unix_s or topic.began_unix_s) > GIVE_UP_S
-            (settled if is_late or rules.manner is not Manner.DIGEST else news).append(topic)
+            (settled if is_late or rules.delivery_mode is not DeliveryMode.DIGEST else news).append(topic)
         elif topic.stage is Stage.CLOSED:
             if _stage(known or "") is not Stage.CLOSED:
                 endings.append(topic)
@@ -177,7 +177,7 @@ def _sorted_out(wanted: Sequence[Topic], record: ReceiverRecord, rules: Rules, n
         elif _is_news(topic, known):
             # the first message about a topic reports its beginning, however far it has advanced
             news.append(replace(topic, stage=Stage.OPEN))
-        elif rules.manner is Manner.PAGE and topic.stage is not _stage(known or ""):
+        elif rules.delivery_mode is DeliveryMode.PAGE and topic.stage is not _stage(known or ""):
             progress.append(topic)
     return news, endings, progress, settled, wake_s
 
@@ -187,14 +187,14 @@ def _chosen(
 ) -> tuple[tuple[Topic, ...], tuple[Topic, ...], float | None]:
     """Return which new topics are sent now, which later, and the time at which the next may be sent."""
     ordered = sorted(news, key=lambda topic: (not is_at_least(topic.level, HealthLevel.RED), topic.began_unix_s))
-    if rules.manner is Manner.STATE:
+    if rules.delivery_mode is DeliveryMode.STATE:
         return tuple(ordered), (), None
     free_at = {topic.level: _free_at(record.opened_unix_s.get(str(topic.level), ())) for topic in ordered}
     lead = next((topic for topic in ordered if free_at[topic.level] <= now_s), None)
     if lead is None:
         return (), tuple(ordered), min(free_at.values(), default=None)
     rest = [topic for topic in ordered if topic is not lead]
-    if rules.manner is Manner.DIGEST:
+    if rules.delivery_mode is DeliveryMode.DIGEST:
         return (lead, *rest), (), None
     return (lead,), tuple(rest), now_s if rest else None
 

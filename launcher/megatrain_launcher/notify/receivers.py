@@ -42,7 +42,7 @@ from megatrain_launcher.notify.formats import (
 )
 from megatrain_launcher.notify.mail import MailServer, send_mail
 from megatrain_launcher.notify.message import Message
-from megatrain_launcher.notify.plan import Manner, Rules
+from megatrain_launcher.notify.plan import DeliveryMode, Rules
 
 _ALERTS_PATH = "/api/v2/alerts"
 Send = Callable[[Message, float], str]
@@ -90,8 +90,8 @@ def receivers_of(config: Config) -> tuple[Receiver, ...]:
 
 def _receiver(config: Config, name: str) -> Receiver:
     section: ReceiverConfig = config.sections[name]
-    manner = _MANNERS[receiver_kind(name)]
-    rules = Rules(manner, HealthLevel(section.level), frozenset(_listed(section.events)))
+    delivery_mode = _DELIVERY_MODES[receiver_kind(name)]
+    rules = Rules(delivery_mode, HealthLevel(section.level), frozenset(_listed(section.events)))
     return Receiver(name, rules, section, config.notify)
 
 
@@ -155,12 +155,12 @@ def _open_webhook(name: str, found: WebhookConfig, common: NotifyConfig) -> Send
     return send
 
 
-_MANNERS = {
-    "slack": Manner.DIGEST,
-    "pagerduty": Manner.PAGE,
-    "email": Manner.DIGEST,
-    "alertmanager": Manner.STATE,
-    "webhook": Manner.DIGEST,
+_DELIVERY_MODES = {
+    "slack": DeliveryMode.DIGEST,
+    "pagerduty": DeliveryMode.PAGE,
+    "email": DeliveryMode.DIGEST,
+    "alertmanager": DeliveryMode.STATE,
+    "webhook": DeliveryMode.DIGEST,
 }
 _OPENERS: Mapping[str, Open] = {
     "slack": _open_slack,

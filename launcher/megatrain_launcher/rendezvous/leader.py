@@ -138,7 +138,9 @@ class RendezvousLeader:
         round_ = Round(
             number=number,
             world_size=len(records),
-            hosts=tuple(RoundHost(one.host, one.session, one.address, rank, 1) for rank, one in enumerate(records)),
+            hosts=tuple(
+                RoundHost(record.host, record.session, record.address, rank, 1) for rank, record in enumerate(records)
+            ),
             store_address=records[0].address,
             store_port=records[0].store_port,
             reason=decision.reason,

@@ -103,8 +103,8 @@ class StandbyClient:
         self._keeper = threading.Thread(target=self._keep, name="standby-keeper", daemon=True)
         self._keeper.start()
 
-    def notify(self, on_change: Callable[[], None]) -> None:
-        """Register `on_change`.
+    def set_change_callback(self, on_change: Callable[[], None]) -> None:
+        """Set `on_change`.
 
         The keeper thread calls it when a worker exits, when a worker's group is gone, and when the server is ready.
         """

@@ -64,7 +64,7 @@ def _value_differences(before: Stored, after: Stored) -> dict[str, ValueDifferen
 
     values = ValueComparison(before, after)
     found = {key: values.difference(key, items) for key, items in doubtful.items()}
-    return {key: one for key, one in found.items() if one.num_elements}
+    return {key: difference for key, difference in found.items() if difference.num_elements}
 
 
 def _document(
@@ -77,10 +77,10 @@ def _document(
     return {
         "a": str(before.location),
         "b": str(after.location),
-        "fields": [asdict(one) for one in fields],
-        "tensors": [asdict(one) for one in tensors],
+        "fields": [asdict(field) for field in fields],
+        "tensors": [asdict(tensor) for tensor in tensors],
         "num_compared": None if values is None else len(comparable_keys(before, after)),
-        "values": None if values is None else [{"key": key, **asdict(one)} for key, one in values.items()],
+        "values": None if values is None else [{"key": key, **asdict(value)} for key, value in values.items()],
     }
 
 
@@ -92,12 +92,14 @@ def _lines(
     values: dict[str, ValueDifference] | None,
 ) -> list[str]:
     lines = [f"A  {before.location}", f"B  {after.location}"]
-    lines += [f"{one.name}: {_value(one.name, one.before)} -> {_value(one.name, one.after)}" for one in fields]
-    for one in tensors:
-        if one.before is None or one.after is None:
-            lines.append(f"{one.key}: only in {'B' if one.before is None else 'A'}")
+    lines += [
+        f"{field.name}: {_value(field.name, field.before)} -> {_value(field.name, field.after)}" for field in fields
+    ]
+    for tensor in tensors:
+        if tensor.before is None or tensor.after is None:
+            lines.append(f"{tensor.key}: only in {'B' if tensor.before is None else 'A'}")
         else:
-            lines.append(f"{one.key}: {one.before} -> {one.after}")
+            lines.append(f"{tensor.key}: {tensor.before} -> {tensor.after}")
     if not tensors:
         lines.append("the same tensors in the same shapes")
     if values is not None:

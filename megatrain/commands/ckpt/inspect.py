@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     stored = find_stored(checkpoint, manifest)
     document = _document(checkpoint, manifest, stored)
     if args.is_json:
-        listed = [_tensor(one) for one in stored.tensors.values()]
+        listed = [_tensor(tensor) for tensor in stored.tensors.values()]
         print_json({**document, **({"tensors": listed} if args.tensors else {})})
         return int(ExitCode.OK)
     lines = facts(_facts(manifest, document))
@@ -46,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
         lines += ["", *table(_source_rows(document["sources"]), left=(0,))]
     if args.tensors:
         rows = [
-            (one.key, one.dtype, "x".join(map(str, one.shape)) or "scalar", bytes_text(one.num_bytes),
-             f"{len(one.items)} {'box' if len(one.items) == 1 else 'boxes'}")
-            for one in stored.tensors.values()
+            (tensor.key, tensor.dtype, "x".join(map(str, tensor.shape)) or "scalar", bytes_text(tensor.num_bytes),
+             f"{len(tensor.items)} {'box' if len(tensor.items) == 1 else 'boxes'}")
+            for tensor in stored.tensors.values()
         ]  # fmt: skip
         lines += ["", *table([("tensor", "type", "shape", "size", "in"), *rows], left=(0, 1, 2))]
     print_lines(lines)
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _document(checkpoint: Location, manifest: Manifest, stored: StoredTensors) -> dict[str, Any]:
-    model = [one for one in stored.tensors.values() if one.key.startswith(MODEL_PREFIX)]
+    model = [tensor for tensor in stored.tensors.values() if tensor.key.startswith(MODEL_PREFIX)]
     data_files = stored.ranges_by_file()
     return {
         "place": str(checkpoint),
@@ -78,9 +78,9 @@ def _document(checkpoint: Location, manifest: Manifest, stored: StoredTensors) -
         "config_hash": manifest.config_hash,
         "config": dict(manifest.config),
         "versions": asdict(manifest.versions),
-        "num_parameters": sum(one.numel for one in model),
+        "num_parameters": sum(tensor.numel for tensor in model),
         "num_tensors": len(stored.tensors),
-        "num_items": sum(len(one.items) for one in stored.tensors.values()),
+        "num_items": sum(len(tensor.items) for tensor in stored.tensors.values()),
         "num_data_files": len(data_files),
         "num_files": len(manifest.files),
         "num_bytes": stored_bytes(manifest),
@@ -122,17 +122,22 @@ def _sources(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def _source_rows(sources: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    total = sum(one["weight"] for one in sources)
+    total = sum(source["weight"] for source in sources)
     rows = [
-        (one["name"] or "-", f"{one['num_tokens']:,}", f"{one['num_samples']:,}", f"{one['weight'] / total:.2%}")
-        for one in sources
+        (
+            source["name"] or "-",
+            f"{source['num_tokens']:,}",
+            f"{source['num_samples']:,}",
+            f"{source['weight'] / total:.2%}",
+        )
+        for source in sources
     ]
     return [("source", "tokens", "samples read", "share from here on"), *rows]
 
 
-def _tensor(one: StoredTensor) -> dict[str, Any]:
-    return {"key": one.key, "dtype": one.dtype, "shape": list(one.shape), "num_bytes": one.num_bytes,
-            "num_items": len(one.items)}  # fmt: skip
+def _tensor(tensor: StoredTensor) -> dict[str, Any]:
+    return {"key": tensor.key, "dtype": tensor.dtype, "shape": list(tensor.shape), "num_bytes": tensor.num_bytes,
+            "num_items": len(tensor.items)}  # fmt: skip
 
 
 def _facts(manifest: Manifest, document: dict[str, Any]) -> list[tuple[str, str]]:

@@ -34,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
         raise CheckpointError(f"{resolved.checkpoint} is one checkpoint outside of a run; use `megatrain ckpt inspect`")
     found = survey(resolved.checkpoints)
     step = None if resolved.checkpoint is None else resolved.checkpoint.name
-    branches = [one for one in found.branches if resolved.branch in (None, one.name)]
-    of_branch = [one for one in found.checkpoints if resolved.branch in (None, one.branch)]
-    shown = [one for one in of_branch if step in (None, one.location.name)]
+    branches = [branch for branch in found.branches if resolved.branch in (None, branch.name)]
+    of_branch = [checkpoint for checkpoint in found.checkpoints if resolved.branch in (None, checkpoint.branch)]
+    shown = [checkpoint for checkpoint in of_branch if step in (None, checkpoint.location.name)]
     if args.is_json:
         print_json(_document(str(resolved.checkpoints), found, branches, shown))
     else:
@@ -59,38 +59,38 @@ def _document(
             "skipped": list(found.resume.skipped),
         },
         "branches": [{**asdict(branch), "is_current": branch.name == found.current} for branch in branches],
-        "checkpoints": [_entry(found, one) for one in shown],
+        "checkpoints": [_entry(found, checkpoint) for checkpoint in shown],
     }
 
 
-def _entry(found: Survey, one: FoundCheckpoint) -> dict[str, Any]:
+def _entry(found: Survey, checkpoint: FoundCheckpoint) -> dict[str, Any]:
     return {
-        "branch": one.branch,
-        "step": one.step,
-        "place": str(one.location),
-        "state": one.state.value,
-        "is_in_line": one.is_in_ancestry,
-        "is_resume_point": _is_resume_point(found, one),
-        "num_bytes": one.num_bytes,
-        "written_unix_s": one.written_unix_s,
-        "consumed_tokens": one.consumed_tokens,
-        "round": one.round,
-        "pin_reason": one.pin_reason,
-        "problem": one.problem,
-        "verification": None if one.verification is None else asdict(one.verification),
+        "branch": checkpoint.branch,
+        "step": checkpoint.step,
+        "place": str(checkpoint.location),
+        "state": checkpoint.state.value,
+        "is_in_line": checkpoint.is_in_ancestry,
+        "is_resume_point": _is_resume_point(found, checkpoint),
+        "num_bytes": checkpoint.num_bytes,
+        "written_unix_s": checkpoint.written_unix_s,
+        "consumed_tokens": checkpoint.consumed_tokens,
+        "round": checkpoint.round,
+        "pin_reason": checkpoint.pin_reason,
+        "problem": checkpoint.problem,
+        "verification": None if checkpoint.verification is None else asdict(checkpoint.verification),
     }
 
 
-def _is_resume_point(found: Survey, one: FoundCheckpoint) -> bool:
+def _is_resume_point(found: Survey, checkpoint: FoundCheckpoint) -> bool:
     resume = found.resume.candidate
-    return resume is not None and (resume.branch, resume.step) == (one.branch, one.step)
+    return resume is not None and (resume.branch, resume.step) == (checkpoint.branch, checkpoint.step)
 
 
 def _lines(location: str, found: Survey, branches: Sequence[Branch], shown: Sequence[FoundCheckpoint]) -> list[str]:
     lines = [location]
     for branch in branches:
         lines += ["", _branch_line(branch, is_current=branch.name == found.current)]
-        rows = [_row(found, one) for one in shown if one.branch == branch.name]
+        rows = [_row(found, checkpoint) for checkpoint in shown if checkpoint.branch == branch.name]
         lines += table([_COLUMNS, *rows], left=(0, 2, 7)) if rows else ["   nothing saved yet"]
     lines.append("")
     resume = found.resume
@@ -108,26 +108,26 @@ def _branch_line(branch: Branch, *, is_current: bool) -> str:
     return f"{branch.name}{current}: {origin}opened {age_text(branch.created_unix_s, time.time())} ago: {branch.reason}"
 
 
-def _row(found: Survey, one: FoundCheckpoint) -> tuple[str, ...]:
+def _row(found: Survey, checkpoint: FoundCheckpoint) -> tuple[str, ...]:
     # without a current branch, no checkpoint is known to be abandoned
     is_abandoned = (
         found.current is not None
-        and not one.is_in_ancestry
-        and one.state in (CheckpointState.COMMITTED, CheckpointState.PINNED)
+        and not checkpoint.is_in_ancestry
+        and checkpoint.state in (CheckpointState.COMMITTED, CheckpointState.PINNED)
     )
     remarks = [
         "abandoned" if is_abandoned else "",
-        f"pinned: {one.pin_reason}" if one.pin_reason else "",
-        one.problem or "",
-        "" if one.verification is None else one.verification.problem,
+        f"pinned: {checkpoint.pin_reason}" if checkpoint.pin_reason else "",
+        checkpoint.problem or "",
+        "" if checkpoint.verification is None else checkpoint.verification.problem,
     ]
     return (
-        "->" if _is_resume_point(found, one) else "",
-        str(one.step),
-        one.state.value,
-        "-" if one.written_unix_s is None else age_text(one.written_unix_s, time.time()),
-        bytes_text(one.num_bytes),
-        "-" if one.consumed_tokens is None else f"{one.consumed_tokens:,}",
-        "-" if one.round is None else str(one.round),
+        "->" if _is_resume_point(found, checkpoint) else "",
+        str(checkpoint.step),
+        checkpoint.state.value,
+        "-" if checkpoint.written_unix_s is None else age_text(checkpoint.written_unix_s, time.time()),
+        bytes_text(checkpoint.num_bytes),
+        "-" if checkpoint.consumed_tokens is None else f"{checkpoint.consumed_tokens:,}",
+        "-" if checkpoint.round is None else str(checkpoint.round),
         "; ".join(remark for remark in remarks if remark),
     )

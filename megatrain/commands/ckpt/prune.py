@@ -51,7 +51,7 @@ class _Plan:
 
     @property
     def num_bytes(self) -> int:
-        return sum(one.found.num_bytes for one in self.removals)
+        return sum(removal.found.num_bytes for removal in self.removals)
 
 
 def add_verb(verbs: Verbs) -> None:
@@ -92,9 +92,9 @@ def run(args: argparse.Namespace) -> int:
             "place": str(resolved.checkpoints), "is_dry_run": not args.yes, "keep_last": plan.keep_last,
             "keep_every": plan.keep_every, "num_bytes": plan.num_bytes, "left_alone": list(plan.left_alone),
             "removed": [
-                {"branch": one.found.branch, "step": one.found.step, "place": str(one.found.location),
-                 "num_bytes": one.found.num_bytes, "reason": one.reason}
-                for one in plan.removals
+                {"branch": removal.found.branch, "step": removal.found.step, "place": str(removal.found.location),
+                 "num_bytes": removal.found.num_bytes, "reason": removal.reason}
+                for removal in plan.removals
             ],
         })  # fmt: skip
     else:
@@ -106,51 +106,55 @@ def _make_plan(checkpoints: Location, args: argparse.Namespace) -> _Plan:
     ancestry = candidates(checkpoints)
     if not ancestry:
         raise no_checkpoint(args.location)
-    whole = [one for one, problem in with_problems(checkpoints, ancestry) if problem is None]
+    whole = [candidate for candidate, problem in with_problems(checkpoints, ancestry) if problem is None]
     keep_last, keep_every = _retention(args, whole)
     if args.keep_every and not keep_last:
         args.usage_error("--keep-every has no effect when all are kept; give --keep-last as well")
     outdated = _outdated(checkpoints, whole, keep_last, keep_every)
-    in_ancestry = {(one.branch, one.step) for one in ancestry}
-    is_whole = {(one.branch, one.step) for one in whole}
+    in_ancestry = {(candidate.branch, candidate.step) for candidate in ancestry}
+    is_whole = {(candidate.branch, candidate.step) for candidate in whole}
     found, activity = survey(checkpoints), find_job(checkpoints)
     lacking = [
-        Candidate(one.branch, one.step, one.location)
-        for one in found.checkpoints
-        if one.branch == found.current and lacks_only_commit(one.location, one.branch)
+        Candidate(checkpoint.branch, checkpoint.step, checkpoint.location)
+        for checkpoint in found.checkpoints
+        if checkpoint.branch == found.current and lacks_only_commit(checkpoint.location, checkpoint.branch)
     ]
     # retention applies to these as to complete ones: an interrupted removal leaves the same files
     cut_short = _outdated(checkpoints, [*whole, *lacking], keep_last, keep_every)
     newest = _newest_whole(found.checkpoints, in_ancestry - is_whole)
     removals: list[_Removal] = []
     left_alone: list[str] = []
-    for one in found.checkpoints:
-        at = (one.branch, one.step)
+    for checkpoint in found.checkpoints:
+        at = (checkpoint.branch, checkpoint.step)
         if at in outdated:
-            removals.append(_Removal(one, "older than what retention keeps"))
+            removals.append(_Removal(checkpoint, "older than what retention keeps"))
         elif at in in_ancestry:
-            left_alone += [] if at in is_whole else [f"{one.name}: damaged; `megatrain ckpt verify` shows the damage"]
-        elif is_pinned(one.location):
+            left_alone += (
+                [] if at in is_whole else [f"{checkpoint.name}: damaged; `megatrain ckpt verify` shows the damage"]
+            )
+        elif is_pinned(checkpoint.location):
             continue
-        elif one.state is CheckpointState.BEING_REMOVED:
-            removals.append(_Removal(one, "its removal had begun"))
-        elif one.branch != found.current and activity.may_write_to(one.branch):
-            left_alone.append(f"{one.name}: a job may be writing to {one.branch}")
-        elif one.state in (CheckpointState.COMMITTED, CheckpointState.DAMAGED):
+        elif checkpoint.state is CheckpointState.BEING_REMOVED:
+            removals.append(_Removal(checkpoint, "its removal had begun"))
+        elif checkpoint.branch != found.current and activity.may_write_to(checkpoint.branch):
+            left_alone.append(f"{checkpoint.name}: a job may be writing to {checkpoint.branch}")
+        elif checkpoint.state in (CheckpointState.COMMITTED, CheckpointState.DAMAGED):
             if args.abandoned:
-                removals.append(_Removal(one, "abandoned: not in the history of the current branch"))
+                removals.append(_Removal(checkpoint, "abandoned: not in the history of the current branch"))
             else:
-                left_alone.append(f"{one.name}: abandoned; --abandoned removes it")
-        elif not args.abandoned and lacks_only_commit(one.location, one.branch):
+                left_alone.append(f"{checkpoint.name}: abandoned; --abandoned removes it")
+        elif not args.abandoned and lacks_only_commit(checkpoint.location, checkpoint.branch):
             if at in cut_short:
-                removals.append(_Removal(one, "older than what retention keeps"))
+                removals.append(_Removal(checkpoint, "older than what retention keeps"))
             else:
                 why = "complete except for a valid COMMIT; --abandoned removes it"
-                left_alone.append(f"{one.name}: {why}")
-        elif one.step < newest.get(one.branch, -1) or (args.abandoned and one.branch != found.current):
-            removals.append(_Removal(one, f"{one.state}: no process will finish it"))
+                left_alone.append(f"{checkpoint.name}: {why}")
+        elif checkpoint.step < newest.get(checkpoint.branch, -1) or (
+            args.abandoned and checkpoint.branch != found.current
+        ):
+            removals.append(_Removal(checkpoint, f"{checkpoint.state}: no process will finish it"))
         else:
-            left_alone.append(f"{one.name}: {one.state}; a job may still be writing it")
+            left_alone.append(f"{checkpoint.name}: {checkpoint.state}; a job may still be writing it")
     return _Plan(keep_last, keep_every, tuple(removals), tuple(left_alone))
 
 
@@ -168,12 +172,12 @@ def _outdated(
     checkpoints: Location, whole: Sequence[Candidate], keep_last: int, keep_every: int
 ) -> set[tuple[str, int]]:
     """Return branch and step of each checkpoint that retention does not keep. An ancestry has each step once."""
-    branch_of = {one.step: one.branch for one in whole}
+    branch_of = {checkpoint.step: checkpoint.branch for checkpoint in whole}
     branches = ancestry(checkpoints, current_branch(checkpoints))
     needed: set[int] = set()
     for branch in set(branch_of.values()):
         needed |= origins(branches, branch, [step for step, name in branch_of.items() if name == branch])
-    pinned = {one.step for one in whole if is_pinned(one.location)}
+    pinned = {checkpoint.step for checkpoint in whole if is_pinned(checkpoint.location)}
     gone = to_remove(list(branch_of), pinned, needed, keep_last, keep_every)
     return {(branch_of[step], step) for step in gone}
 
@@ -181,9 +185,12 @@ def _outdated(
 def _newest_whole(found: Sequence[FoundCheckpoint], damaged: set[tuple[str, int]]) -> dict[str, int]:
     """Return the newest intact step of each branch. Steps are saved in order: an older incomplete one stays so."""
     newest: dict[str, int] = {}
-    for one in found:
-        if one.state in (CheckpointState.COMMITTED, CheckpointState.PINNED) and (one.branch, one.step) not in damaged:
-            newest[one.branch] = max(one.step, newest.get(one.branch, -1))
+    for checkpoint in found:
+        if (
+            checkpoint.state in (CheckpointState.COMMITTED, CheckpointState.PINNED)
+            and (checkpoint.branch, checkpoint.step) not in damaged
+        ):
+            newest[checkpoint.branch] = max(checkpoint.step, newest.get(checkpoint.branch, -1))
     return newest
 
 
@@ -196,9 +203,10 @@ def _lines(plan: _Plan, *, is_dry_run: bool) -> list[str]:
     lines = [f"retention keeps {kept}"]
     verb = "would remove" if is_dry_run else "removed"
     lines += [
-        f"{verb} {one.found.name} ({bytes_text(one.found.num_bytes)}): {one.reason}" for one in plan.removals
+        f"{verb} {removal.found.name} ({bytes_text(removal.found.num_bytes)}): {removal.reason}"
+        for removal in plan.removals
     ] or ["nothing to remove"]
-    lines += [f"left alone {one}" for one in plan.left_alone[:_NUM_SHOWN]]
+    lines += [f"left alone {problem}" for problem in plan.left_alone[:_NUM_SHOWN]]
     if len(plan.left_alone) > _NUM_SHOWN:
         lines.append(f"left alone {len(plan.left_alone) - _NUM_SHOWN:,} more; --json lists all")
     if plan.removals:

@@ -113,7 +113,7 @@ def _notes(activity: Activity) -> list[str]:
 def _line(checkpoints: Location) -> set[str]:
     """Return the checkpoints from which the run can resume."""
     try:
-        return {f"{one.branch}/{one.location.name}" for one in candidates(checkpoints)}
+        return {f"{candidate.branch}/{candidate.location.name}" for candidate in candidates(checkpoints)}
     except CheckpointError:
         return set()  # its checkpoints are gone, perhaps the reason for the restore
 

@@ -17,7 +17,7 @@ from megatrain.checkpoint_format.checkpoint_names import step_directory_name, st
 from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.resume_point import resume_point
-from megatrain.checkpoint_format.verifications import Verification, note_verifications
+from megatrain.checkpoint_format.verifications import Verification, record_verifications
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.checkpoint_choice import Verbs, add_checkpoint, add_json
 from megatrain.commands.printing import print_json, print_lines
@@ -70,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
         if target.branch is not None and (step := step_of(target.location.name)) is not None:
             verified.append(Verification.of(target.branch, step, time.time(), problems))
         if not args.is_json:
-            print_lines([f"{target.location}: {'DAMAGED' if problems else 'OK'}", *(f"  {one}" for one in problems)])
+            print_lines(
+                [f"{target.location}: {'DAMAGED' if problems else 'OK'}", *(f"  {problem}" for problem in problems)]
+            )
     _store_results(resolved.checkpoints, verified)
     num_damaged = sum(bool(result["problems"]) for result in results)
     if args.is_json:
@@ -83,7 +85,7 @@ def _store_results(checkpoints: Location | None, verified: list[Verification]) -
     if checkpoints is None or not verified:
         return
     try:
-        note_verifications(checkpoints, verified)
+        record_verifications(checkpoints, verified)
     except CheckpointError as error:
         print(f"megatrain: note: the result was not stored: {printable(str(error))}", file=sys.stderr)
 

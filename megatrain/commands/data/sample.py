@@ -45,15 +45,15 @@ def run(args: argparse.Namespace) -> int:
         kind, ranges = "sample", training_samples(dataset, args.seq_len, args.seed, args.first, args.count)
     found = [
         {
-            **asdict(one),
-            "text": tokenizer.decode(dataset.window(one.start, min(one.num_tokens, args.max_tokens)).tolist()),
+            **asdict(sample),
+            "text": tokenizer.decode(dataset.window(sample.start, min(sample.num_tokens, args.max_tokens)).tolist()),
         }
-        for one in ranges
+        for sample in ranges
     ]
     if args.is_json:
         print_json({"prefix": str(args.prefix), "kind": kind, "samples": found})
         return 0
-    for one in found:
-        print(f"--- {kind} {one['number']}: {one['num_tokens']:,} tokens from position {one['start']:,}")
-        print("\t".join(printable(part) for part in str(one["text"]).split("\t")))
+    for sample in found:
+        print(f"--- {kind} {sample['number']}: {sample['num_tokens']:,} tokens from position {sample['start']:,}")
+        print("\t".join(printable(part) for part in str(sample["text"]).split("\t")))
     return 0

@@ -76,7 +76,7 @@ def nvcc_finding(packages: Sequence[str], installed: str = "/usr/local/cuda") ->
     packages: directories of Python packages.
     """
     homes = [os.environ.get("CUDA_HOME", ""), installed]
-    homes += [str(home) for one in packages for home in sorted(Path(one).glob("nvidia/cu*"))]
+    homes += [str(home) for package in packages for home in sorted(Path(package).glob("nvidia/cu*"))]
     path = shutil.which("nvcc") or next(
         (found for home in homes if home and (found := shutil.which("nvcc", path=f"{home}/bin"))), None
     )

@@ -56,10 +56,10 @@ def data_problems(context: Context) -> Iterator[Problem]:
         )
     for kind in _KINDS:
         sections = config.sections_of(kind.name)
-        with_path = {name: one for name, one in sections.items() if one.path}
-        for section, one in sections.items():
+        with_path = {name: source for name, source in sections.items() if source.path}
+        for section, source in sections.items():
             if section not in with_path:
-                yield from unset_problems(section, one, "path")
+                yield from unset_problems(section, source, "path")
         yield from _two_forms(config, kind, with_path)
         yield from _names_of_paths(with_path)
         yield from _same_data(kind, with_path)
@@ -87,24 +87,24 @@ def _two_forms(config: Config, kind: _Kind, with_path: _Sections) -> Iterator[Pr
 
 
 def _names_of_paths(with_path: Mapping[str, Any]) -> Iterator[Problem]:
-    for section, one in with_path.items():
-        if not one.name and options_of(one.__class__)["name"].violation(one.path):
+    for section, source in with_path.items():
+        if not source.name and options_of(source.__class__)["name"].violation(source.path):
             key = f"{section}.path"
             yield Problem(
                 (key, f"{section}.name"),
-                f"{setting(key, one.path)} is also the name, and a name must not contain a comma or a line break; set "
-                f"{section}.name",
+                f"{setting(key, source.path)} is also the name, and a name must not contain a comma or a line break; "
+                f"set {section}.name",
             )
 
 
 def _same_data(kind: _Kind, with_path: _Sections) -> Iterator[Problem]:
     for name in ("path", "name"):
         seen: dict[str, str] = {}
-        for section, one in with_path.items():
-            value = one.resolved_name if name == "name" else one.path
+        for section, source in with_path.items():
+            value = source.resolved_name if name == "name" else source.path
             first = seen.setdefault(value, section)
             # two sections with the same path have the same name, too, unless they set one
-            if first != section and (name == "path" or one.path != with_path[first].path):
+            if first != section and (name == "path" or source.path != with_path[first].path):
                 key = f"{section}.{name}"
                 yield Problem(
                     (key, f"{first}.{name}"),

@@ -76,10 +76,12 @@ def _even_problems(context: Context) -> Iterator[Problem]:
     counted = f"{_LAYERS}={num_layers}"
     if num_more:
         ends = " and ".join(
-            name for name, one in zip(("the embedding", "the head"), parallel.layers_for_ends, strict=True) if one
+            name
+            for name, is_counted in zip(("the embedding", "the head"), parallel.layers_for_ends, strict=True)
+            if is_counted
         )
         counted += f" and {ends}, {num_counted} in all,"
-    sizes = [one - num_more for one in multiples_around(num_chunks, num_counted) if one > num_more]
+    sizes = [num_layers - num_more for num_layers in multiples_around(num_chunks, num_counted) if num_layers > num_more]
     list_text = f", or name the layers of each chunk in {_LIST}" if num_layers >= num_chunks else ""
     yield Problem(
         (_LAYERS, _STAGES, _CHUNKS),

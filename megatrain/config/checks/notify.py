@@ -54,9 +54,9 @@ def _unused_problems(section: str, values: Any, switches: tuple[str, ...]) -> It
         return
     for name, option in options_of(values.__class__).items():
         if getattr(values, name) != option.default:
-            hint = f"set {' or '.join(f'{section}.{one}' for one in switches)}" if switches else "name a receiver"
+            hint = f"set {' or '.join(f'{section}.{switch}' for switch in switches)}" if switches else "name a receiver"
             yield Problem(
-                (f"{section}.{name}", *(f"{section}.{one}" for one in switches)),
+                (f"{section}.{name}", *(f"{section}.{switch}" for switch in switches)),
                 f"{section}.{name}={value_text(getattr(values, name))} does nothing without a receiver; {hint}, "
                 f"or leave it out",
             )

@@ -124,7 +124,7 @@ def _fewer(first: str, first_limit: int, second: str, second_limit: int) -> str:
 def parameter_group_problems(context: Context) -> Iterator[Problem]:
     """Yield what is wrong with the parameter groups."""
     sections = context.config.sections_of("parameter_group")
-    with_pattern = {name: one for name, one in sections.items() if one.pattern}
+    with_pattern = {name: group for name, group in sections.items() if group.pattern}
     for section, group in sections.items():
         if section not in with_pattern:
             yield from unset_problems(section, group, "pattern")

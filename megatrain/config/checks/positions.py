@@ -94,7 +94,7 @@ def _scaling_problems(model: ModelConfig, is_rope: bool) -> Iterator[Problem]:
 def _unused_scaling_key(model: ModelConfig, name: str) -> Iterator[Problem]:
     value, default = getattr(model, name), options_of(ModelConfig)[name].default
     if value != default:
-        users = [f'"{one}"' for one, keys in SCALING_KEYS_OF.items() if name in keys]
+        users = [f'"{kind}"' for kind, keys in SCALING_KEYS_OF.items() if name in keys]
         wanted = users[0] if len(users) == 1 else f"{alternatives(tuple(users))},"
         yield Problem(
             (f"model.{name}", "model.rope_scaling"),

@@ -18,10 +18,10 @@ from enum import IntEnum
 from megatrain.contracts.black_box.values import (
     ControlPage,
     GroupRecord,
-    NotedValue,
     Phase,
     Progress,
     Record,
+    RecordedValue,
     RecordFlag,
     StepTotal,
 )
@@ -266,8 +266,8 @@ def value_bits(value: float) -> int:
     return int(_FLOAT_BITS.unpack(_FLOAT.pack(value if value == value else math.nan))[0])
 
 
-def noted_value(record: Record) -> NotedValue:
+def recorded_value(record: Record) -> RecordedValue:
     """Decode a VALUE record. The value of a record that its writer left open is NaN."""
     bits = NO_VALUE if record.duration_ns is None else record.duration_ns
     (value,) = _FLOAT.unpack(_FLOAT_BITS.pack(bits))
-    return NotedValue(record.sequence, record.step, record.operation_number, record.start_ns, value)
+    return RecordedValue(record.sequence, record.step, record.operation_number, record.start_ns, value)

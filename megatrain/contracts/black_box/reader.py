@@ -33,7 +33,7 @@ from megatrain.contracts.black_box.encoding import (
     decode_record,
     encode_control,
     header_words,
-    noted_value,
+    recorded_value,
     step_total,
 )
 from megatrain.contracts.black_box.header_encoding import decode_header
@@ -42,9 +42,9 @@ from megatrain.contracts.black_box.values import (
     ControlPage,
     GroupRecord,
     Identity,
-    NotedValue,
     Progress,
     Record,
+    RecordedValue,
     RecordFlag,
     State,
     StepTotal,
@@ -79,7 +79,7 @@ class BlackBox:
     groups: dict[int, GroupRecord]
     records: tuple[Record, ...]
     totals: tuple[StepTotal, ...]
-    values: tuple[NotedValue, ...]
+    values: tuple[RecordedValue, ...]
     num_torn: int
 
     @property
@@ -227,7 +227,7 @@ class BlackBoxReader:
             groups=self.groups(),
             records=tuple(record for record in records if record.is_span),
             totals=tuple(step_total(record) for record in records if record.flags & RecordFlag.STEP_TOTAL),
-            values=tuple(noted_value(record) for record in records if record.flags & RecordFlag.VALUE),
+            values=tuple(recorded_value(record) for record in records if record.flags & RecordFlag.VALUE),
             num_torn=num_torn,
         )
 

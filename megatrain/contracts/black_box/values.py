@@ -60,7 +60,7 @@ class RecordFlag(IntFlag):
     STEP_TOTAL = 8
     """Not a span but the sum of a step's spans of one operation; see StepTotal."""
     VALUE = 16
-    """Not a span but a result of a step, such as the loss; see NotedValue."""
+    """Not a span but a result of a step, such as the loss; see RecordedValue."""
     WATCHED = 32
     """A separate thread waited for the end from the start on, so both times are exact, even if the host waited late."""
     DEVICE_BEGUN = 64
@@ -266,7 +266,7 @@ class StepTotal:
 
 
 @dataclass(frozen=True, slots=True)
-class NotedValue:
+class RecordedValue:
     """A result of a step, such as the loss. In the ring: a record with VALUE, operation = kind, duration = its 64 bits.
 
     `kind_number` is the number of a StepValue, possibly one that a newer program has added. `value` may be infinite or

@@ -105,7 +105,9 @@ class JsonObject:
     def counts(self, name: str) -> tuple[int, ...]:
         """Return the integers in a list, each at least 0."""
         value = self._raw.get(name)
-        if not isinstance(value, list) or any(type(one) is not int or not 0 <= one < _TOO_LARGE for one in value):
+        if not isinstance(value, list) or any(
+            type(number) is not int or not 0 <= number < _TOO_LARGE for number in value
+        ):
             raise self.error(name, "expected a list of integers of at least 0 and below 2^63")
         return tuple(value)
 
@@ -123,7 +125,7 @@ class JsonObject:
             raise self.error(name, rule)
         ranges: list[tuple[int, int]] = []
         for pair in value:
-            if not isinstance(pair, list) or [type(one) for one in pair] != [int, int]:
+            if not isinstance(pair, list) or [type(end) for end in pair] != [int, int]:
                 raise self.error(name, rule)
             ranges.append((pair[0], pair[1]))
         problem = ranges_problem(tuple(ranges))
@@ -134,12 +136,12 @@ class JsonObject:
     def sections(self, name: str) -> list[JsonObject]:
         """Return a reader of each object in a list."""
         value = self._raw.get(name)
-        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise self.error(name, "expected a list of objects")
         prefix = f"{self._prefix}{name}"
         return [
-            JsonObject(one, self._location, self._schema_version, f"{prefix}[{number}].")
-            for number, one in enumerate(value)
+            JsonObject(item, self._location, self._schema_version, f"{prefix}[{number}].")
+            for number, item in enumerate(value)
         ]
 
     def section(self, name: str) -> JsonObject:

@@ -1,4 +1,4 @@
-"""Detect files that are removed while a run has them open, and report the loss for a while.
+"""Detect files that are removed while a run has them open, and report it for a while.
 
 A removed file accepts writes as long as it is open, but nothing can ever read them. So a program that writes for hours
 checks whether the path still names the open file. The comparison needs the open file, because the inode number of a
@@ -18,7 +18,7 @@ from pathlib import Path
 from megatrain.contracts.files.whole_files import MISSING_ERRORS
 
 REPORT_S = 600.0
-"""How long a loss is reported: long enough for a person to see it."""
+"""How long a removal is reported: long enough for a person to see it."""
 
 
 def is_in_place(handle: int, path: Path) -> bool:
@@ -44,7 +44,7 @@ class WatchedPath:
     def was_lost(self) -> bool:
         """Return whether the file of the last check is gone. From now on, the path's current file is watched.
 
-        A file that did not exist at the first check is not a loss.
+        A file that did not exist at the first check is not a removal.
         """
         was_lost = self._handle >= 0 and not is_in_place(self._handle, self.path)
         if was_lost:
@@ -61,15 +61,15 @@ class WatchedPath:
             self._handle = -1
 
 
-class Losses:
-    """Recent losses, as sentences. Thread-safe."""
+class RecentRemovals:
+    """Recent removals of files, as sentences. Thread-safe."""
 
     def __init__(self, unix_time: Callable[[], float] = time.time) -> None:
         self._unix_time = unix_time
         self._lock = threading.Lock()
         self._recent: dict[str, tuple[float, str]] = {}
 
-    def note(self, what: str, consequence: str) -> str:
+    def record(self, what: str, consequence: str) -> str:
         """Record that `what` was just removed, and return the sentence that reports it.
 
         `consequence`: what is lost by the removal, and what continues.
@@ -85,5 +85,5 @@ class Losses:
         """The sentences of the last ten minutes, only the newest one of each `what`."""
         oldest_s = self._unix_time() - REPORT_S
         with self._lock:
-            self._recent = {what: loss for what, loss in self._recent.items() if loss[0] > oldest_s}
+            self._recent = {what: removal for what, removal in self._recent.items() if removal[0] > oldest_s}
             return tuple(text for _, text in self._recent.values())

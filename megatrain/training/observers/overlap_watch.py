@@ -75,9 +75,9 @@ def warning(steps: Sequence[StepSummary], kinds: Sequence[Operation]) -> str:
         return ""
     step_ns = sum(step.duration_ns for step in steps) / len(steps)
     parts = [
-        f"{one.operation.value}: waited for {one.exposed_ns / 1e6:,.3f} of its {one.total_ns / 1e6:,.3f} ms a step, "
-        f"{one.exposed_ns / step_ns:.0%} of the step"
-        for one in found
+        f"{exposed.operation.value}: waited for {exposed.exposed_ns / 1e6:,.3f} of its "
+        f"{exposed.total_ns / 1e6:,.3f} ms a step, {exposed.exposed_ns / step_ns:.0%} of the step"
+        for exposed in found
     ]
     return (
         f"warning: parallel.overlap=true overlapped almost nothing in steps {steps[0].step + 1} to "
@@ -93,10 +93,10 @@ def mostly_exposed(steps: Sequence[StepSummary], kinds: Sequence[Operation]) -> 
     step_ns = sum(step.duration_ns for step in steps) / len(steps)
     for operation in kinds:
         totals = [step.totals[operation] for step in steps if operation in step.totals]
-        attended = [one.attended_ns for one in totals if one.attended_ns is not None]
+        attended = [total.attended_ns for total in totals if total.attended_ns is not None]
         if len(attended) < len(totals):
             continue
-        total_ns, exposed_ns = sum(one.sum_ns for one in totals) / len(steps), sum(attended) / len(steps)
+        total_ns, exposed_ns = sum(total.sum_ns for total in totals) / len(steps), sum(attended) / len(steps)
         if exposed_ns > (1 - MIN_OVERLAPPED) * total_ns and exposed_ns >= MIN_OF_STEP * step_ns:
             found.append(Exposed(operation, exposed_ns, total_ns))
     return found

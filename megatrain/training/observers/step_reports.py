@@ -44,18 +44,18 @@ class StepValues(StepObserver):
         self._memory = memory
 
     def after_step(self, done: CompletedStep) -> str:
-        note = self._recorder.note_value
+        record = self._recorder.record_value
         num_tokens = done.batch.global_batch_size * self._seq_len
-        note(StepValue.LOSS, done.outcome.loss)
-        note(StepValue.GRAD_NORM, done.outcome.grad_norm)
-        note(StepValue.TOKENS, num_tokens)
-        note(StepValue.LABEL_TOKENS, done.batch.num_label_tokens)
-        note(StepValue.SQUARED_LENGTHS, done.batch.squared_lengths)
-        note(StepValue.MODEL_FLOPS, num_tokens / self._world_size * self._cost.flops_per_token)
+        record(StepValue.LOSS, done.outcome.loss)
+        record(StepValue.GRAD_NORM, done.outcome.grad_norm)
+        record(StepValue.TOKENS, num_tokens)
+        record(StepValue.LABEL_TOKENS, done.batch.num_label_tokens)
+        record(StepValue.SQUARED_LENGTHS, done.batch.squared_lengths)
+        record(StepValue.MODEL_FLOPS, num_tokens / self._world_size * self._cost.flops_per_token)
         if self._cost.peak is not None:
-            note(StepValue.PEAK_FLOPS, self._cost.peak)
+            record(StepValue.PEAK_FLOPS, self._cost.peak)
         if self._is_on_gpu:
-            note(StepValue.DEVICE_BYTES, self._memory.peak_bytes())
+            record(StepValue.DEVICE_BYTES, self._memory.peak_bytes())
         return ""
 
 

@@ -18,7 +18,7 @@ from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.jobs.assessment import assess
 from megatrain_job.jobs.health import HealthLevel, Reason
 from megatrain_job.jobs.own_etcd import read_own_etcd
-from megatrain_job.jobs.send_request import checked, make_request, news_of
+from megatrain_job.jobs.send_request import checked, make_request, request_events
 from megatrain_job.jobs.snapshot import read_job
 from tests.helpers.etcd_server import etcd_program
 from tests.helpers.job_under_launch import LaunchedJob, make_launched_job
@@ -106,7 +106,7 @@ def test_job_reports_removed_files_and_trains_on(tmp_path: Path) -> None:
         saved = newest_step(launched)
         launch = launched.start("launch")
         launched.wait_for_step(saved + 5)
-        assert next(one["step"] for one in launched.step_records() if one["step"] > saved) == saved + 1
+        assert next(record["step"] for record in launched.step_records() if record["step"] > saved) == saved + 1
         assert counter_and_rounds(launched) == (before[0], before[1] + 1)
         launch.send_signal(signal.SIGTERM)
         assert launched.finish("launch") == ExitCode.SAVED_AND_STOPPED
@@ -116,7 +116,7 @@ def test_job_reports_removed_files_and_trains_on(tmp_path: Path) -> None:
 def evict(running: OutageJob) -> None:
     """Have a host that trains cordoned and left out; a spare takes its place, and it waits as a spare itself."""
     request = make_request(RequestKind.EVICT, host="host-1", reason="a test")
-    for news in news_of(running.view.client, running.view.keys, request, timeout_s=DEADLINE_S):
+    for news in request_events(running.view.client, running.view.keys, request, timeout_s=DEADLINE_S):
         if isinstance(news, Answer) and checked(news).is_done:
             break
     running.wait_for_round(2)

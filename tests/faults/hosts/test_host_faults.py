@@ -120,7 +120,7 @@ def test_all_workers_of_both_hosts_at_once(tmp_path: Path, undisturbed_losses: d
         assert running.finish() == 0
         incident = running.only_incident()
         assert incident.action == "restart"
-        assert {one.exit_code for one in incident.failures} == {-9}
+        assert {failure.exit_code for failure in incident.failures} == {-9}
         running.check_recovered(incident, struck)
         check_all(running, undisturbed_losses)
 

@@ -69,4 +69,4 @@ def check_launch(launched: LaunchedJob, view: JobView, network: HostNetwork) -> 
     assert [part.host for part in only.hosts] == ["host-0", "host-2", "host-3"]
     launched.executors["host-0"].send_signal(signal.SIGTERM)
     assert launched.finish("host-0") == ExitCode.SAVED_AND_STOPPED
-    assert all(one.kind is IncidentKind.REQUEST for one in view.incidents())
+    assert all(incident.kind is IncidentKind.REQUEST for incident in view.incidents())

@@ -71,8 +71,10 @@ def test_ranks_that_wait_for_storage_do_not_hang(tmp_path: Path, undisturbed_los
         def waits_in_a_snapshot() -> bool:
             job = read_job(running.view.client, running.view.keys)
             reasons = assess(job, time.time()).health.reasons
-            assert ReasonCode.STEP_LATE not in [one.code for one in reasons]
-            return any(one.code is ReasonCode.SAVE_LATE and "waits in a snapshot" in one.text for one in reasons)
+            assert ReasonCode.STEP_LATE not in [reason.code for reason in reasons]
+            return any(
+                reason.code is ReasonCode.SAVE_LATE and "waits in a snapshot" in reason.text for reason in reasons
+            )
 
         with storage_hangs(running, HOSTS[1:]):
             wait_until(waits_in_a_snapshot, "the reason")

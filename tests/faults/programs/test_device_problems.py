@@ -80,7 +80,7 @@ def test_an_xid_and_a_lost_gpu_are_red_while_the_job_trains(job: Job, nvml: Fake
     assert status(run)["health"]["level"] == "red"
     overview = json.loads(got(f"{api}/overview"))
     assert "gpu-failing" in [one["code"] for one in overview["reasons"]]
-    wait_until(lambda: [one["xid"] for one in devices()["xids"]] == [79], "the Xid on the host's page")
+    wait_until(lambda: [device["xid"] for device in devices()["xids"]] == [79], "the Xid on the host's page")
 
     nvml.say({1: {"lost": 1}})
     wait_until(lambda: devices()["gpus"][1]["error"] == "GPU is lost", "the lost GPU on the host's page")

@@ -122,7 +122,7 @@ class Seen:
 
     def verdict_of(self, outcome: VerdictOutcome) -> HostVerdict:
         verdicts = self.running.view.all("verdicts", HostVerdict)
-        return next(one for one in verdicts if one.verdict_id == outcome.verdict_id)
+        return next(verdict for verdict in verdicts if verdict.verdict_id == outcome.verdict_id)
 
     def page(self, path: str = "/megatrain/api/v1/job", token: str = VIEWER, source: str = "", **headers: str) -> Any:
         """Return the status and the JSON of an answer of the page."""
@@ -367,6 +367,6 @@ def test_each_option_of_a_job_that_streams_nothing(tmp_path: Path) -> None:
 
 
 def test_no_option_is_missing_here() -> None:
-    options = {f"diagnostics.{one.name}" for one in fields(DiagnosticsConfig)}
-    options |= {f"dashboard.{one.name}" for one in fields(DashboardConfig)}
+    options = {f"diagnostics.{field.name}" for field in fields(DiagnosticsConfig)}
+    options |= {f"dashboard.{field.name}" for field in fields(DashboardConfig)}
     assert MOVED.keys() | ELSEWHERE | UNSTREAMED == options

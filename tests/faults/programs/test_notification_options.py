@@ -213,4 +213,4 @@ def test_no_option_is_missing_here() -> None:
         "notify": NotifyConfig, "slack": SlackConfig, "pagerduty": PagerDutyConfig, "email": EmailConfig,
         "alertmanager": AlertmanagerConfig, "webhook": WebhookConfig,
     }  # fmt: skip
-    assert CHECKS.keys() == {f"{name}.{one.name}" for name, kind in sections.items() for one in fields(kind)}
+    assert CHECKS.keys() == {f"{name}.{field.name}" for name, kind in sections.items() for field in fields(kind)}

@@ -115,5 +115,5 @@ def test_an_approved_rollback_leaves_out_the_batches(tmp_path: Path, undisturbed
         assert manifest.data.skipped == ((15 * batch, 17 * batch),)
         assert manifest.consumed_samples == (STEPS + 2) * batch
         entries, _ = read_audit(running.job.files.root / "incidents" / AUDIT_NAME)
-        assert [one.outcome.kind for one in entries] == [OutcomeKind.WAITING, OutcomeKind.ACTED]
+        assert [entry.outcome.kind for entry in entries] == [OutcomeKind.WAITING, OutcomeKind.ACTED]
         running.check_nothing_left()

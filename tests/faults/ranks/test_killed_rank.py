@@ -16,7 +16,7 @@ def test_a_job_recovers_from_a_killed_rank(tmp_path: Path, undisturbed_losses: d
         assert incident.state is IncidentState.RECOVERED
         assert incident.culprit_ranks == (3,)
         assert incident.action == "restart"
-        assert -9 in [one.exit_code for one in incident.failures if one.rank == 3]
+        assert -9 in [failure.exit_code for failure in incident.failures if failure.rank == 3]
         assert len(undisturbed_losses) == STEPS
         assert running.launched.losses() == undisturbed_losses
         running.check_nothing_left()

@@ -39,7 +39,7 @@ def test_every_end_of_a_rank(tmp_path: Path, undisturbed_losses: dict[int, float
             assert incident.culprit_ranks == (rank,), kind
             assert incident.culprit_hosts == (f"host-{rank // 2}",), kind
             assert incident.action == "restart", kind
-            assert code in [one.exit_code for one in incident.failures if one.rank == rank], kind
+            assert code in [failure.exit_code for failure in incident.failures if failure.rank == rank], kind
             running.check_recovered(incident, running.struck_unix_s(number))
         assert "an injected fault in user code" in incidents[0].reason
         check_undisturbed(running, undisturbed_losses)

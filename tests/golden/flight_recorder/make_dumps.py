@@ -60,7 +60,7 @@ if __name__ == "__main__":
     for is_default in (False, True):
         with tempfile.TemporaryDirectory() as directory:
             arguments = [(rank, f"{directory}/store", is_default) for rank in range(NUM_RANKS)]
-            processes = [context.Process(target=run_rank, args=one) for one in arguments]
+            processes = [context.Process(target=run_rank, args=argument) for argument in arguments]
             for process in processes:
                 process.start()
             for process in processes:

@@ -12,7 +12,7 @@ from megatrain.checkpoint.job_peers import check_capacity
 from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.layout import Layout
-from tests.helpers.lone_rank import simulated_group
+from tests.helpers.single_rank import simulated_group
 
 GB = 10**9
 

@@ -96,21 +96,21 @@ def test_query_does_not_count_as_a_holder(
 ) -> None:
     """A query takes the lock for a moment: it must neither look like a writer nor keep one out."""
     arena = create_arena(path)
-    asker = os.open(arena.writer_lock, os.O_RDWR | os.O_CREAT)
+    requester = os.open(arena.writer_lock, os.O_RDWR | os.O_CREAT)
     try:
-        fcntl.flock(asker, fcntl.LOCK_EX)
+        fcntl.flock(requester, fcntl.LOCK_EX)
         pauses: list[float] = []
 
         def be_done(pause_s: float) -> None:
             pauses.append(pause_s)
-            fcntl.flock(asker, fcntl.LOCK_UN)
+            fcntl.flock(requester, fcntl.LOCK_UN)
 
         monkeypatch.setattr(locks.time, "sleep", be_done)
         found = use(arena.writer_lock)
         assert len(pauses) == 1
         assert found is False if use is is_held else found is not None
     finally:
-        os.close(asker)
+        os.close(requester)
 
 
 def test_missing_lock_is_not_held_and_a_link_is_refused(tmp_path: Path) -> None:

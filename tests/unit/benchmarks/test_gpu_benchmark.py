@@ -70,11 +70,13 @@ def test_products_are_those_of_a_layer_and_every_way_runs() -> None:
 def test_the_peer_is_the_same_model() -> None:
     model = model_config(2, seq_len=32, **TINY)
     step, trainer = our_step(our_config(model), CPU)
-    ours = sum(one.numel() for chunk in trainer.rank_model.pipeline.chunks for one in chunk.module.parameters())
+    ours = sum(
+        parameter.numel() for chunk in trainer.rank_model.pipeline.chunks for parameter in chunk.module.parameters()
+    )
     trainer.close()
     del step
 
-    assert ours == sum(one.numel() for one in PlainLlama(model).parameters())
+    assert ours == sum(parameter.numel() for parameter in PlainLlama(model).parameters())
 
 
 def test_both_sides_train() -> None:
@@ -232,7 +234,7 @@ def test_the_compiled_peer_keeps_no_activation_in_fp32() -> None:
 
     torch.manual_seed(0)
     net = torch.compile(PlainLlama(model), backend="aot_eager_decomp_partition", dynamic=False)
-    weights = {one.untyped_storage().data_ptr() for one in net.parameters()}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in net.parameters()}
     tokens = torch.randint(0, 128, (2, 33))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one), torch.autocast("cpu", torch.bfloat16):
         loss = net(tokens[:, :-1], tokens[:, 1:])

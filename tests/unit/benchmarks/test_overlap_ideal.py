@@ -66,7 +66,7 @@ def test_only_the_last_bucket_of_backward_is_waited_for(num_chunks: int, bucket_
 def test_a_message_is_waited_for_where_no_compute_lies_between() -> None:
     config = config_of(pp_size=2)
     bucket_bytes, message_bytes = sent_bytes(config)
-    assert {one for sizes in bucket_bytes.values() for one in sizes} == {0}
+    assert {size for sizes in bucket_bytes.values() for size in sizes} == {0}
     assert message_bytes == 8 * 2 * 16 * 4
     late = ideal_of_schedule(config, computes_of(config), message_bytes / 0.1)
     free = ideal_of_schedule(config, computes_of(config), FREE)

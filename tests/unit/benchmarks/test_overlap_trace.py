@@ -10,7 +10,7 @@ from megatrain.comm import Pending
 from megatrain.comm.dry import dry_group
 from megatrain.comm.group import Group
 from megatrain.contracts.black_box.operations import Operation
-from tests.helpers.lone_rank import SilentRecorder, simulated_group
+from tests.helpers.single_rank import SilentRecorder, simulated_group
 
 RANKS = (0, 1)
 PIECE = 100.0
@@ -25,7 +25,7 @@ def trace_of(operation: Operation, calls: list[tuple[int, bool, float]], rest: f
 
 def ideal(*traces: Trace, rate: float = PIECE) -> float:
     """With the rate as it is, a piece travels for one second."""
-    return ideal_of_calls([[one] for one in traces], rate)
+    return ideal_of_calls([[trace] for trace in traces], rate)
 
 
 def test_sequence_chunks_awaited_later_overlap_with_products() -> None:

@@ -58,15 +58,15 @@ def test_a_snapshot_holds_all_state_and_its_file_the_owned_part() -> None:
 def test_copied_state_comes_back_also_for_another_owner(arena: Arena) -> None:
     shards = state()
     (slot,) = slots_of(arena, plan_snapshot(shards), num_slots=1)
-    expected = [one.shard.tensor.clone() for one in shards]
+    expected = [shard.shard.tensor.clone() for shard in shards]
     slot.begin(LABEL, 5)
     slot.copy_out()
     slot.seal()
-    for one in shards:
-        one.shard.tensor.fill_(-1.0)
+    for shard in shards:
+        shard.shard.tensor.fill_(-1.0)
     assert sealed_by_rank(arena) == {RANK: [SealedSnapshot(step=120, round=2, snapshot=5)]}
     slot.copy_in()
-    assert all(torch.equal(one.shard.tensor, before) for one, before in zip(shards, expected, strict=True))
+    assert all(torch.equal(shard.shard.tensor, before) for shard, before in zip(shards, expected, strict=True))
     slot.close()
 
 

@@ -295,8 +295,8 @@ def test_rank_0_reports_the_first_rank_whose_copy_fails(hosts: Hosts, slots: lis
         copies._sender.problem = "away"
         assert copies.failure_number() == 2
         for smallest, expected in [(4, []), (2, ["rank 2's snapshot did not reach rank 1"]), (2, []), (4, ["again"])]:
-            copies.note_smallest_failure_number(smallest)
-            news = copies.news()
+            copies.set_smallest_failure_number(smallest)
+            news = copies.new_messages()
             assert len(news) == len(expected)
             assert all(part in line for part, line in zip(expected, news, strict=True))
     finally:

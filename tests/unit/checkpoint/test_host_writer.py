@@ -32,25 +32,25 @@ def writer(arena: Arena, tmp_path: Path) -> HostWriter:
 
 
 def test_each_thing_is_reported_once(writer: HostWriter, arena: Arena) -> None:
-    assert writer.news() == []
+    assert writer.new_messages() == []
     say(arena, 100, persisted=1, failures=0)
-    assert writer.news() == ["checkpoint of step 10 is in storage (this host: 1 GB in 2.0 s, 500 MB/s)"]
-    assert writer.news() == []
+    assert writer.new_messages() == ["checkpoint of step 10 is in storage (this host: 1 GB in 2.0 s, 500 MB/s)"]
+    assert writer.new_messages() == []
     say(arena, 100, persisted=1, failures=1)
-    assert writer.news() == ["a checkpoint FAILED and is tried again at the next interval: disk full"]
+    assert writer.new_messages() == ["a checkpoint FAILED and is tried again at the next interval: disk full"]
 
 
 def test_restarted_writer_counts_from_zero(writer: HostWriter, arena: Arena) -> None:
     say(arena, 100, persisted=3, failures=2)
-    assert len(writer.news()) == 2
+    assert len(writer.new_messages()) == 2
     say(arena, 200, persisted=1, failures=1)
-    assert len(writer.news()) == 2
+    assert len(writer.new_messages()) == 2
 
 
 def test_earlier_results_are_not_reported(arena: Arena, tmp_path: Path) -> None:
     say(arena, 100, persisted=3, failures=2)
     writer = HostWriter(arena, tmp_path / "log")
-    assert writer.news() == []
+    assert writer.new_messages() == []
     assert writer.last_error() == "disk full"
 
 
@@ -62,6 +62,6 @@ def test_writer_that_cannot_start_is_reported_and_retried(
 
     monkeypatch.setattr(host_writer, "wake_or_start_writer", refuse)
     writer.call()
-    assert writer.news() == ["no more processes; the writer is started again later"]
-    assert writer.news() == []
+    assert writer.new_messages() == ["no more processes; the writer is started again later"]
+    assert writer.new_messages() == []
     assert writer.last_error() == f"see {tmp_path / 'log'}"

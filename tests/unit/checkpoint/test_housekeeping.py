@@ -15,7 +15,7 @@ from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.lineage import open_branch
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location
-from megatrain.checkpoint_format.verifications import Verification, note_verifications
+from megatrain.checkpoint_format.verifications import Verification, record_verifications
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.arena_snapshots import host_plan
 from tests.helpers.checkpoint_tree import path_of, put_checkpoint, put_main, put_manifest
@@ -61,7 +61,7 @@ def test_all_are_kept_unless_asked(checkpoints: Location) -> None:
 
 def test_damaged_checkpoint_does_not_count_for_retention(checkpoints: Location) -> None:
     main = put_run(checkpoints, 10, 20, 30, 40, 50)
-    note_verifications(checkpoints, [Verification("main", step, time.time(), "changed") for step in (20, 40, 50)])
+    record_verifications(checkpoints, [Verification("main", step, time.time(), "changed") for step in (20, 40, 50)])
     assert Housekeeping().run(checkpoints, PLAN) == []
     assert committed_steps(main) == [10, 20, 30, 40, 50], "10 and 30 are the newest two that are whole"
     put_checkpoint(main, 60, files={})

@@ -202,7 +202,7 @@ def test_the_last_bytes_of_an_image_are_padding(tmp_path: Path, threads: BlockTh
     entry = file.close()
     trailer = read_trailer(place, entry.size, entry.digest)
     assert trailer.image_bytes == plan.num_bytes
-    assert [(item.offset, item.length) for item in trailer.items] == [(one.offset, one.length) for one in plan.items]
+    assert [(item.offset, item.length) for item in trailer.items] == [(item.offset, item.length) for item in plan.items]
 
 
 def test_an_image_of_many_blocks_is_written_in_order(tmp_path: Path, threads: BlockThreads) -> None:

@@ -23,8 +23,8 @@ from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.comm.peer_link import PeerAddress, PeerConnection, connect_peer
 from megatrain.contracts.errors import CheckpointError, CommunicationError
 from megatrain.contracts.layout import Layout
-from tests.helpers.lone_rank import simulated_group
 from tests.helpers.peer_arenas import LIMITS, OWNER, SECRET, Hosts, serving, whole_contents
+from tests.helpers.single_rank import simulated_group
 
 SNAPSHOT = SealedSnapshot(step=10, round=2, snapshot=0)
 
@@ -114,7 +114,7 @@ def test_partly_fetched_snapshot_is_not_sealed(
         assert found.words().state == SlotState.WRITING
 
 
-def lone_groups() -> CpuGroups:
+def single_rank_groups() -> CpuGroups:
     return CpuGroups({axis: simulated_group(axis, 1, 0) for axis in Layout().grid}, Layout().grid)
 
 
@@ -123,7 +123,7 @@ def fetch_alone(arena: Arena, hosts: Hosts, missing: list[int]) -> str | None:
     planned = replace(hosts.planned, owner=0)
     plan = FetchPlan(MemoryPoint(SNAPSHOT, (0,)), missing, ["here"], [planned])
     return fetch_missing(
-        plan, arena, arena.slot(0, 0), 0, lone_groups(), network_interface="", store_address="", limits=LIMITS
+        plan, arena, arena.slot(0, 0), 0, single_rank_groups(), network_interface="", store_address="", limits=LIMITS
     )
 
 
@@ -140,7 +140,7 @@ def test_all_agree_on_whether_every_host_has_its_own(hosts: Hosts, tmp_path: Pat
 def test_a_rank_that_cannot_meet_the_others_is_a_problem_of_all(hosts: Hosts, tmp_path: Path) -> None:
     plan = FetchPlan(MemoryPoint(SNAPSHOT, (0,)), [0], ["here"], [hosts.planned])
     problem = fetch_missing(
-        plan, hosts.own, tmp_path, 0, lone_groups(), network_interface="nope0", store_address="", limits=LIMITS
+        plan, hosts.own, tmp_path, 0, single_rank_groups(), network_interface="nope0", store_address="", limits=LIMITS
     )
     assert problem is not None
     assert "nope0" in problem

@@ -48,7 +48,7 @@ def test_checkpoints_that_qualify_for_rollback() -> None:
     ]  # fmt: skip
     for steps, interval, expected in cases:
         found = rollback_start(start(*steps), BACK, CheckpointConfig(interval=interval))
-        assert [one.step for one in found.candidates] == expected, (steps, interval)
+        assert [candidate.step for candidate in found.candidates] == expected, (steps, interval)
 
 
 def test_removed_checkpoint_is_not_the_beginning_of_a_run() -> None:
@@ -83,7 +83,9 @@ def test_skipped_samples_keep_the_mixture_that_read_them() -> None:
 
 
 def test_another_runs_checkpoint_is_before_all_that_this_run_did() -> None:
-    assert [one.step for one in rollback_start(start(900, is_own=False), BACK, CheckpointConfig()).candidates] == [900]
+    assert [
+        candidate.step for candidate in rollback_start(start(900, is_own=False), BACK, CheckpointConfig()).candidates
+    ] == [900]
 
 
 def test_samples_to_skip_are_those_of_the_steps() -> None:

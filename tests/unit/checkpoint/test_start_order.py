@@ -34,11 +34,11 @@ CONFIG = Config.from_dict(
 
 def mixed(*stages: tuple[int, tuple[int, int]]) -> SampleStream:
     sources = (StreamSource("web", 5000, "a" * 32), StreamSource("code", 3000, "b" * 32))
-    return SampleStream(7, sources, tuple(MixtureStage(*one) for one in stages))
+    return SampleStream(7, sources, tuple(MixtureStage(*stage) for stage in stages))
 
 
 def stages_of(stream: SampleStream) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    return tuple((one.first_sample, one.weights) for one in stream.stages)
+    return tuple((stage.first_sample, stage.weights) for stage in stream.stages)
 
 
 OLD = (0, (1, 1))

@@ -64,7 +64,7 @@ def test_snapshot_that_all_ranks_of_all_hosts_have_is_storable() -> None:
         other("b"),
     ]
     assert storable_snapshots(hosts) == {OLD}
-    assert storable_snapshots([HostReport.from_json(json.loads(json.dumps(one.to_json()))) for one in hosts]) == {OLD}
+    assert storable_snapshots([HostReport.from_json(json.loads(json.dumps(host.to_json()))) for host in hosts]) == {OLD}
 
 
 def test_snapshot_that_no_writer_can_complete_is_not_storable() -> None:

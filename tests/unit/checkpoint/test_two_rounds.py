@@ -119,7 +119,7 @@ def test_resumed_snapshot_may_still_be_stored_by_an_older_round(tmp_path: Path, 
     Claims(checkpoints).take(None, 3)
     begin_round(checkpoints, start)
     old.persist(checkpoints)
-    assert [one.step for one in candidates(checkpoints, "main")] == [STEP]
+    assert [candidate.step for candidate in candidates(checkpoints, "main")] == [STEP]
 
 
 def test_claim_without_a_resume_point_keeps_all_checkpoints(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_removed_directory_gets_the_next_checkpoint(job: Job) -> None:
         persist_next(job, 20, 5, persisted=2)
     assert committed_steps(job.checkpoints / "main") == [20]
     assert read_branch(job.checkpoints, "main") == branch
-    assert [one.step for one in candidates(job.checkpoints)] == [20]
+    assert [candidate.step for candidate in candidates(job.checkpoints)] == [20]
 
 
 def test_our_own_bug_ends_one_write_and_not_the_writer(job: Job, capfd: pytest.CaptureFixture[str]) -> None:

@@ -154,8 +154,8 @@ def begin_removal(checkpoints: Location, *steps: int) -> None:
 def test_a_round_resumes_from_nothing_whose_removal_has_begun(tmp_path: Path) -> None:
     checkpoints = put_run(tmp_path)
     begin_removal(checkpoints, 10, 20)
-    assert [one.step for one in candidates(checkpoints)] == [30]
-    assert {one.step: str(one.state) for one in survey(checkpoints).checkpoints} == {
+    assert [candidate.step for candidate in candidates(checkpoints)] == [30]
+    assert {checkpoint.step: str(checkpoint.state) for checkpoint in survey(checkpoints).checkpoints} == {
         10: "being removed",
         20: "being removed",
         30: "committed",
@@ -228,7 +228,7 @@ def test_only_half_removed_checkpoints_are_an_error_with_a_hint(tmp_path: Path) 
         candidates(checkpoints)
     (record,) = being_removed(checkpoints).values()
     record.remove()
-    assert [one.step for one in candidates(checkpoints)] == [10]
+    assert [candidate.step for candidate in candidates(checkpoints)] == [10]
 
 
 def test_a_damaged_record_is_an_error(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def job_of(model: ModelConfig) -> Config:
 def test_logits_of_a_trained_checkpoint_are_ours(ckpt: Ckpt, tmp_path: Path, case: str, tp: int) -> None:
     model = tiny(case)
     parameters = random_parameters(model)
-    state = {f"{prefix}.{name}": one for name, one in parameters.items()
+    state = {f"{prefix}.{name}": parameter for name, parameter in parameters.items()
              for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")}  # fmt: skip
     write_as_job(tmp_path / "saved", with_layout(job_of(model), tp=tp, pp=2), state)
 
@@ -75,8 +75,11 @@ def test_logits_of_a_trained_checkpoint_are_ours(ckpt: Ckpt, tmp_path: Path, cas
 def test_the_average_of_the_weights_is_exported_in_their_place(ckpt: Ckpt, tmp_path: Path) -> None:
     model = tiny("llama")
     job = dataclasses.replace(job_of(model), optimizer=OptimizerConfig(lr=1e-3, name="muon", ema_decay=0.9))
-    weights, average = random_parameters(model), {name: one + 1 for name, one in random_parameters(model).items()}
-    state = {f"{prefix}.{name}": one for name, one in weights.items()
+    weights, average = (
+        random_parameters(model),
+        {name: parameter + 1 for name, parameter in random_parameters(model).items()},
+    )
+    state = {f"{prefix}.{name}": weight for name, weight in weights.items()
              for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")}  # fmt: skip
     state |= {f"optimizer.ema.{name}": one for name, one in average.items()}
     write_as_job(tmp_path / "saved", with_layout(job, tp=2), state)
@@ -101,9 +104,9 @@ def test_sample_takes_the_average_of_the_weights(tmp_path: Path, capsys: pytest.
     model = tiny("llama", vocab_size=300)
     job = dataclasses.replace(job_of(model), optimizer=OptimizerConfig(lr=1e-3, name="muon", ema_decay=0.9))
     weights = random_parameters(model)
-    average = {name: one.flip(0) for name, one in weights.items()}
+    average = {name: weight.flip(0) for name, weight in weights.items()}
     kinds = {"model": weights, "optimizer.exp_avg": weights, "optimizer.exp_avg_sq": weights, "optimizer.ema": average}
-    state = {f"{kind}.{name}": one for kind, values in kinds.items() for name, one in values.items()}
+    state = {f"{kind}.{name}": value for kind, values in kinds.items() for name, value in values.items()}
     train_tokenizer(["to be or not to be"], 270).save(tmp_path / TOKENIZER_NAME)
     tokenizer = (tmp_path / TOKENIZER_NAME).read_bytes()
     write_as_job(tmp_path / "saved", with_layout(job, tp=2), state, beside={TOKENIZER_NAME: tokenizer})
@@ -167,9 +170,9 @@ def test_an_import_is_a_checkpoint_that_verifies(ckpt: Ckpt, tmp_path: Path, cas
     manifest = read_manifest(LocalLocation(tmp_path / "saved"))
     assert (manifest.step, manifest.has_optimizer, manifest.data.sources) == (0, False, ())
     reader = ParameterReader(LocalLocation(tmp_path / "saved"), manifest)
-    for name, one in parameters.items():
+    for name, parameter in parameters.items():
         rows = model.vocab_size if name in ("embedding.word.weight", "loss_head.weight") else None
-        assert torch.equal(reader.read_parameter(name)[:rows], one[:rows])
+        assert torch.equal(reader.read_parameter(name)[:rows], parameter[:rows])
     assert (tmp_path / "saved/model.toml").read_text() == found["toml"]
     assert (tmp_path / "saved/tokenizer.json").read_bytes() == (tmp_path / "hf/tokenizer.json").read_bytes()
     tables = tomllib.loads(found["toml"])
@@ -242,7 +245,7 @@ def test_tokenizer_with_another_end_of_documents_comes_back(ckpt: Ckpt, tmp_path
 @pytest.mark.slow
 def test_a_sentencepiece_tokenizer_is_exported_and_imported(ckpt: Ckpt, tmp_path: Path) -> None:
     model = tiny("llama", vocab_size=320)
-    state: dict[str, Any] = {f"{prefix}.{name}": one for name, one in random_parameters(model).items()
+    state: dict[str, Any] = {f"{prefix}.{name}": parameter for name, parameter in random_parameters(model).items()
                              for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")}  # fmt: skip
     content = sentencepiece_model()
     write_as_job(tmp_path / "saved", job_of(model), state, beside={"tokenizer.model": content})
@@ -275,13 +278,13 @@ def test_data_files_hold_some_parameters_each(ckpt: Ckpt, tmp_path: Path) -> Non
     assert len(files) > 4
     assert "OK" in ckpt("verify", tmp_path / "saved")
     reader = ParameterReader(LocalLocation(tmp_path / "saved"), report.manifest)
-    name = next(one for one in parameters if one.endswith("down.weight"))
+    name = next(parameter for parameter in parameters if parameter.endswith("down.weight"))
     assert torch.equal(reader.read_parameter(name), parameters[name])
 
 
 def test_a_model_of_no_family_is_refused(ckpt: Ckpt, tmp_path: Path) -> None:
     model = tiny("llama", block="parallel")
-    state: dict[str, Any] = {f"{prefix}.{name}": one for name, one in random_parameters(model).items()
+    state: dict[str, Any] = {f"{prefix}.{name}": parameter for name, parameter in random_parameters(model).items()
                              for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")}  # fmt: skip
     write_as_job(tmp_path / "saved", job_of(model), state)
     message = ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "hf", code=78)
@@ -299,7 +302,7 @@ def test_sizes_have_units(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("content", [b"{}", None])
 def test_a_tokenizer_that_is_damaged_is_named(ckpt: Ckpt, tmp_path: Path, content: bytes | None) -> None:
     model = tiny("gpt2", vocab_size=300)
-    state: dict[str, Any] = {f"{prefix}.{name}": one for name, one in random_parameters(model).items()
+    state: dict[str, Any] = {f"{prefix}.{name}": parameter for name, parameter in random_parameters(model).items()
                              for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")}  # fmt: skip
     write_as_job(tmp_path / "saved", job_of(model), state, beside={"tokenizer.json": b'{"no": "tokenizer"}'})
     if content is not None:

@@ -9,7 +9,7 @@ from megatrain.comm.dry import dry_group
 from megatrain.comm.group import Group
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
-from tests.helpers.lone_rank import SilentRecorder, simulated_group
+from tests.helpers.single_rank import SilentRecorder, simulated_group
 
 SIZE = 4
 

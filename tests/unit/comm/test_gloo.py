@@ -17,7 +17,7 @@ from megatrain.comm.group import Group
 from megatrain.comm.group_plan import PlannedGroup
 from megatrain.comm.lanes import AwaitedLane
 from megatrain.contracts.black_box.operations import Operation
-from tests.helpers.lone_rank import SilentRecorder
+from tests.helpers.single_rank import SilentRecorder
 
 RANKS = (4, 6, 8)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from megatrain.comm.exchange import Pending
 from megatrain.contracts.black_box.operations import Operation
-from tests.helpers.lone_rank import simulated_group
+from tests.helpers.single_rank import simulated_group
 
 GATHER, REDUCE = Operation.PARAMS_ALL_GATHER, Operation.GRADS_REDUCE_SCATTER
 

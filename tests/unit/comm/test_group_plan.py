@@ -141,7 +141,7 @@ def test_holders_of_a_part_are_groups_before_the_links(layout: Layout, num_group
     holders = Holders("tp", num_groups)
     everything = list(all_planned_groups(layout, holders=[holders]))
     own = {
-        rank: [one for one in planned_groups(layout, rank, holders=[holders]) if len(one.ranks) > 1]
+        rank: [group for group in planned_groups(layout, rank, holders=[holders]) if len(group.ranks) > 1]
         for rank in range(layout.world_size)
     }
     length = layout.tp_size // num_groups

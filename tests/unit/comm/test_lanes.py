@@ -22,7 +22,7 @@ from megatrain.contracts.black_box.values import Identity, RecordFlag
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Layout
 from megatrain.telemetry.recorder import Recorder, open_recorder
-from tests.helpers.lone_rank import SilentRecorder
+from tests.helpers.single_rank import SilentRecorder
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 

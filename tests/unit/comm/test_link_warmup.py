@@ -28,7 +28,7 @@ def connected(num_stages: int, has_wrap_links: bool) -> tuple[list[tuple[str, in
                     direction = name.partition("_")[0]
                     is_same = other.startswith(direction) and (peer + SOURCES[other]) % num_stages == stage
                     met += [(direction, stage, peer)] if is_same else []
-        assert met, f"in a circle: {[one[:1] for one in calls]}"
+        assert met, f"in a circle: {[call[:1] for call in calls]}"
         for _, source, target in met:
             calls[source].pop(0)
             calls[target].pop(0)

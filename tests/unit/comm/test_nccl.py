@@ -19,7 +19,7 @@ from megatrain.comm.group_plan import PlannedGroup
 from megatrain.comm.mesh import create_mesh
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import AXES, Layout
-from tests.helpers.lone_rank import SilentRecorder
+from tests.helpers.single_rank import SilentRecorder
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 TIMEOUT = timedelta(seconds=20)

@@ -26,57 +26,57 @@ Program = Callable[[BoxedRank], None]
 MakeRanks = Callable[[int], tuple[Simulation, list[BoxedRank]]]
 
 
-def reduce_under_backward(one: BoxedRank) -> None:
+def reduce_under_backward(boxed_rank: BoxedRank) -> None:
     """Gradients are summed beneath a backward, and one rank comes late; a second bucket waits behind the first."""
-    dp = one.group("dp")
-    one.compute(Operation.FORWARD_COMPUTE, 10.0 + 12.0 * one.rank)
+    dp = boxed_rank.group("dp")
+    boxed_rank.compute(Operation.FORWARD_COMPUTE, 10.0 + 12.0 * boxed_rank.rank)
     first = dp.reduce_scatter(FLOATS, Operation.GRADS_REDUCE_SCATTER)
     second = dp.reduce_scatter(FLOATS, Operation.GRADS_REDUCE_SCATTER)
-    one.compute(Operation.BACKWARD_COMPUTE, 20.0)
+    boxed_rank.compute(Operation.BACKWARD_COMPUTE, 20.0)
     first.wait()
     second.wait()
-    one.compute(Operation.OPTIMIZER, 4.0)
+    boxed_rank.compute(Operation.OPTIMIZER, 4.0)
     dp.all_gather(FLOATS, Operation.PARAMS_ALL_GATHER).wait()
 
 
-def rounded_sums(one: BoxedRank) -> None:
+def rounded_sums(boxed_rank: BoxedRank) -> None:
     """A reduction of half precision exchanges parts, and the compute stream sums them."""
-    dp = one.group("dp")
-    one.compute(Operation.BACKWARD_COMPUTE, 3.0 * one.rank)
+    dp = boxed_rank.group("dp")
+    boxed_rank.compute(Operation.BACKWARD_COMPUTE, 3.0 * boxed_rank.rank)
     pending = dp.reduce_scatter(HALVES, Operation.GRADS_REDUCE_SCATTER, sums_in_fp32=True)
-    one.compute(Operation.BACKWARD_COMPUTE, 20.0)
+    boxed_rank.compute(Operation.BACKWARD_COMPUTE, 20.0)
     pending.wait()
 
 
-def shared_stream(one: BoxedRank) -> None:
+def shared_stream(boxed_rank: BoxedRank) -> None:
     """Collectives of two groups of the same axis take turns; those of another axis run beside them."""
-    tp, few, dp = one.group("tp"), one.group("tp-in-1"), one.group("dp")
+    tp, few, dp = boxed_rank.group("tp"), boxed_rank.group("tp-in-1"), boxed_rank.group("dp")
     pending = [
         dp.all_gather(FLOATS, Operation.PARAMS_ALL_GATHER),
         tp.all_gather(FLOATS, Operation.TP_ALL_GATHER),
         few.all_reduce(FLOATS, Operation.TP_ALL_REDUCE),
     ]
-    one.compute(Operation.FORWARD_COMPUTE, 1.0)
+    boxed_rank.compute(Operation.FORWARD_COMPUTE, 1.0)
     for each in pending:
         each.wait()
 
 
-def messages(one: BoxedRank) -> None:
+def messages(boxed_rank: BoxedRank) -> None:
     """A receive is posted long before its message is sent; a message of the other direction does not wait for it."""
-    forward, backward = one.group("pp-forward"), one.group("pp-backward")
-    activations, gradients = one.channel(forward, 0, 1), one.channel(backward, 1, 0)
-    if one.rank == 0:
-        one.compute(Operation.FORWARD_COMPUTE, 30.0)
+    forward, backward = boxed_rank.group("pp-forward"), boxed_rank.group("pp-backward")
+    activations, gradients = boxed_rank.channel(forward, 0, 1), boxed_rank.channel(backward, 1, 0)
+    if boxed_rank.rank == 0:
+        boxed_rank.compute(Operation.FORWARD_COMPUTE, 30.0)
         sent = activations.send(FLOATS, Operation.FORWARD_SEND, chunk=0, microbatch=0)
         got = receive(gradients, Operation.BACKWARD_RECV)
-        one.compute(Operation.FORWARD_COMPUTE, 30.0)
+        boxed_rank.compute(Operation.FORWARD_COMPUTE, 30.0)
     else:
         got = receive(activations, Operation.FORWARD_RECV)
-        one.compute(Operation.BACKWARD_COMPUTE, 5.0)
+        boxed_rank.compute(Operation.BACKWARD_COMPUTE, 5.0)
         sent = gradients.send(FLOATS, Operation.BACKWARD_SEND, chunk=0, microbatch=0)
     got.wait()
     sent.wait()
-    one.compute(Operation.OPTIMIZER, 1.0)
+    boxed_rank.compute(Operation.OPTIMIZER, 1.0)
 
 
 def records_of(rank: BoxedRank) -> list[Record]:
@@ -84,7 +84,11 @@ def records_of(rank: BoxedRank) -> list[Record]:
     rank.now_ns = READ_NS
     rank.recorder.complete_step()
     records = rank.box().records
-    return [one for one in records if one.flags & RecordFlag.DEVICE_CLOCK and not one.flags & RecordFlag.STEP_TOTAL]
+    return [
+        record
+        for record in records
+        if record.flags & RecordFlag.DEVICE_CLOCK and not record.flags & RecordFlag.STEP_TOTAL
+    ]
 
 
 @dataclass(frozen=True)
@@ -116,8 +120,8 @@ def make_ranks(tmp_path: Path) -> Iterator[MakeRanks]:
 def carried_out(program: Program, make_ranks: MakeRanks) -> list[BoxedRank]:
     """Run `program` on two ranks, and their devices to the end."""
     simulation, ranks = make_ranks(2)
-    for one in ranks:
-        program(one)
+    for rank in ranks:
+        program(rank)
     simulation.run(LAUNCH_NS)
     return ranks
 

@@ -10,7 +10,7 @@ from megatrain.comm.peer_link import PeerAddress
 from megatrain.comm.peer_rendezvous import open_peer_rendezvous, unreachable_address
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Layout
-from tests.helpers.lone_rank import simulated_group
+from tests.helpers.single_rank import simulated_group
 
 
 def test_address_is_that_of_the_interface() -> None:
@@ -51,12 +51,12 @@ def test_loopback_address_is_refused_between_hosts() -> None:
         )
 
 
-def lone_groups() -> CpuGroups:
+def single_rank_groups() -> CpuGroups:
     return CpuGroups({axis: simulated_group(axis, 1, 0) for axis in Layout().grid}, Layout().grid)
 
 
 def test_a_peer_rendezvous_has_a_secret_of_its_own() -> None:
-    first, second = (open_peer_rendezvous(lone_groups(), 0, "", "") for _ in range(2))
+    first, second = (open_peer_rendezvous(single_rank_groups(), 0, "", "") for _ in range(2))
     with first.listener, second.listener:
         assert first.addresses == (PeerAddress(*first.listener.getsockname()),)
         assert len(first.secret) == 32
@@ -65,8 +65,8 @@ def test_a_peer_rendezvous_has_a_secret_of_its_own() -> None:
 
 def test_a_rank_that_cannot_listen_is_named() -> None:
     with pytest.raises(CommunicationError, match=r'rank 0: runtime\.network_interface="nope0"'):
-        open_peer_rendezvous(lone_groups(), 0, "nope0", "")
+        open_peer_rendezvous(single_rank_groups(), 0, "nope0", "")
 
 
 def test_addresses_are_formatted_with_brackets_for_ipv6() -> None:
-    assert [str(one) for one in addresses("10.0.0.1", "fe80::1")] == ["10.0.0.1:4000", "[fe80::1]:4001"]
+    assert [str(address) for address in addresses("10.0.0.1", "fe80::1")] == ["10.0.0.1:4000", "[fe80::1]:4001"]

@@ -16,7 +16,7 @@ from megatrain.programs.stop_signals import STOP_SIGNALS
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import Ranks
 from megatrain_diagnostics.store.segment_store import SegmentStore
-from megatrain_job.commands import job_place
+from megatrain_job.commands import job_location
 from megatrain_launcher.commands import driver
 from tests.helpers.ports import free_ports
 from tests.helpers.synthetic_steps import SyntheticJob
@@ -58,7 +58,7 @@ OF_A_FILE = {
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Change to an empty directory, where no argument names anything."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(job_place, "_OWN_CALL_S", 0.05)
+    monkeypatch.setattr(job_location, "_OWN_CALL_S", 0.05)
     monkeypatch.setattr(driver, "log_to_stderr", lambda: None)
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield tmp_path

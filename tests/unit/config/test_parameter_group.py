@@ -44,7 +44,7 @@ def test_invalid_groups_are_refused(tmp_path: Path) -> None:
 
 def test_first_matching_group_counts_and_survives_a_round_trip(tmp_path: Path) -> None:
     config: Config = config_with(tmp_path, TWO)
-    assert [one.pattern for one in config.parameter_groups] == ["embedding.*", "*.mlp.*.weight"]
+    assert [group.pattern for group in config.parameter_groups] == ["embedding.*", "*.mlp.*.weight"]
     assert config_with(tmp_path, "").parameter_groups == ()
     text = to_toml(config)
     assert text.count("[parameter_group-2]") == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.files.vanished_files import REPORT_S, Losses, WatchedPath, is_in_place
+from megatrain.contracts.files.vanished_files import REPORT_S, RecentRemovals, WatchedPath, is_in_place
 
 
 def remake(path: Path) -> None:
@@ -56,11 +56,11 @@ def test_a_directory_that_was_made_again_is_a_loss_once(tmp_path: Path) -> None:
 
 def test_losses_are_reported_for_a_while() -> None:
     now = [1_700_000_000.0]
-    losses = Losses(lambda: now[0])
-    text = losses.note("/run/metrics", "its records are lost")
+    removals = RecentRemovals(lambda: now[0])
+    text = removals.record("/run/metrics", "its records are lost")
     assert text == "/run/metrics was removed from outside at 22:13:20 UTC: its records are lost"
     now[0] += REPORT_S - 1.0
-    losses.note("/run/events", "what was stored is lost")
-    assert losses.texts == (text, "/run/events was removed from outside at 22:23:19 UTC: what was stored is lost")
+    removals.record("/run/events", "what was stored is lost")
+    assert removals.texts == (text, "/run/events was removed from outside at 22:23:19 UTC: what was stored is lost")
     now[0] += 2.0
-    assert losses.texts == ("/run/events was removed from outside at 22:23:19 UTC: what was stored is lost",)
+    assert removals.texts == ("/run/events was removed from outside at 22:23:19 UTC: what was stored is lost",)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrain.conversion.parts import Turns, bands
+from megatrain.conversion.parts import WriteOrder, bands
 from megatrain.parallel.boxes import Box, shared_box
 
 
@@ -62,9 +62,9 @@ def test_pieces_are_the_box_in_the_order_of_its_data(box: Box, stored: list[Box]
 
 def play(needs: Sequence[Sequence[set[int]]], num_kept: int) -> tuple[list[int], list[int]]:
     """Let the files take their turns with memory for `num_kept` items. Return the order of turns and of reads."""
-    turns, kept, reads, order = Turns(needs), OrderedDict[int, None](), [], []
+    write_order, kept, reads, order = WriteOrder(needs), OrderedDict[int, None](), [], []
     at = [0] * len(needs)
-    while (file := turns.take(lambda number: number in kept)) is not None:
+    while (file := write_order.take(lambda number: number in kept)) is not None:
         for number in sorted(needs[file][at[file]]):
             if number not in kept:
                 reads.append(number)

@@ -15,7 +15,7 @@ from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 from megatrain.contracts.records.record import encode
 from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds
 from megatrain_diagnostics.analysis.live import LiveDetection
-from megatrain_diagnostics.collector.counters import Ledger, RejectionReason
+from megatrain_diagnostics.collector.counters import IngestStatistics, RejectionReason
 from megatrain_diagnostics.metrics.state_writer import StateWriter
 from megatrain_diagnostics.store.daemon_state import (
     MAX_BYTES,
@@ -126,15 +126,15 @@ def judged() -> LiveDetection:
 
 
 def test_state_is_written_only_when_it_changes(tmp_path: Path) -> None:
-    judge, ledger, problem = Judge(), Ledger(), [""]
+    judge, statistics, problem = Judge(), IngestStatistics(), [""]
     record = DaemonRecord("here", "d1", "127.0.0.1", 1, "secret", started_unix_s=5.0)
-    writer = StateWriter(tmp_path, "demo", record, judge, ledger, Store(), lambda: problem[0])
+    writer = StateWriter(tmp_path, "demo", record, judge, statistics, Store(), lambda: problem[0])
     assert writer.write(100.0)
     assert not writer.write(101.0)
-    ledger.note_refused_rows(RejectionReason.FLOOD, "host-1", 5)
-    ledger.note_refused_batch(RejectionReason.FLOOD, "host-1", "example")
-    ledger.note_dropped("host-1", "s", 4)
-    ledger.note_stream(1, "host-1")
+    statistics.count_refused_rows(RejectionReason.FLOOD, "host-1", 5)
+    statistics.count_refused_batch(RejectionReason.FLOOD, "host-1", "example")
+    statistics.record_dropped_rows("host-1", "s", 4)
+    statistics.count_stream(1, "host-1")
     live = judged()
     judge.step, judge.assessment = live.step, live.assessment
     assert writer.write(102.0)
@@ -146,7 +146,7 @@ def test_state_is_written_only_when_it_changes(tmp_path: Path) -> None:
     assert found.scores().argmax() == 2
     assert (found.host_scores, found.thresholds) == (live.assessment.host_scores, live.assessment.thresholds)
     assert "secret" not in (tmp_path / STATE_NAME).read_text()
-    ledger.note_stream(-1, "host-1")
+    statistics.count_stream(-1, "host-1")
     assert writer.write(103.0)
     found, _ = read_state(tmp_path)
     assert found is not None
@@ -156,7 +156,7 @@ def test_state_is_written_only_when_it_changes(tmp_path: Path) -> None:
 def test_unwritable_state_file_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "diagnosis").write_text("a file")
     record = DaemonRecord("here", "d1", "127.0.0.1", 1, "")
-    writer = StateWriter(tmp_path / "diagnosis", "demo", record, Judge(), Ledger(), Store(), lambda: "")
+    writer = StateWriter(tmp_path / "diagnosis", "demo", record, Judge(), IngestStatistics(), Store(), lambda: "")
     assert not writer.write(1.0)
     assert not writer.write(2.0)
     assert caplog.text.count("the state for the dashboard cannot be written") == 1

@@ -46,7 +46,7 @@ def harness(tmp_path: Path) -> ActionHarness:
 
 
 def test_an_action_is_written_down_before_and_after(harness: ActionHarness) -> None:
-    harness.backend.before = lambda: stages.append([one.stage for one in read_actions(harness.path).entries])
+    harness.backend.before = lambda: stages.append([entry.stage for entry in read_actions(harness.path).entries])
     stages: list[list[str]] = []
     reported = harness.take("evict", "host-2")
     assert (reported.is_accepted, reported.is_done, reported.text, reported.is_dry_run) == (

@@ -34,8 +34,8 @@ def test_packed_arrays_come_back_aligned(arrays: dict[str, np.ndarray], text: st
         np.testing.assert_array_equal(found[name], array)
     begin = 8 + int.from_bytes(body[4:8], "little")
     assert begin % 8 == 0
-    for one in json.loads(body[8:begin])["arrays"]:
-        assert (begin + one["offset"]) % 8 == 0
+    for load in json.loads(body[8:begin])["arrays"]:
+        assert (begin + load["offset"]) % 8 == 0
 
 
 def test_layout_of_the_bytes_is_that_of_the_page() -> None:

@@ -118,7 +118,7 @@ def test_rows_say_what_status_says(tmp_path: Path) -> None:
             standing = run_standing(read_facts(tmp_path / name))
             assert row.headline == standing.headline
             assert row.level == standing.health.level.value
-            assert [one.text for one in row.reasons] == [one.text for one in standing.health.reasons]
+            assert [reason.text for reason in row.reasons] == [reason.text for reason in standing.health.reasons]
     for name, (_, expected) in KINDS.items():
         assert (rows[name].severity, rows[name].level, rows[name].state) == expected, name
     assert counts_of(list(rows.values())).model_dump() == {"red": 3, "amber": 0, "green": 0, "ended": 3}
@@ -154,8 +154,8 @@ def test_a_job_is_in_the_list_what_its_page_says(tmp_path: Path, name: str) -> N
         source.close()
     assert (row.state, row.level) == expected
     assert (page.state, page.level, page.headline) == (row.state, row.level, row.headline)
-    reported = [(one.code, one.text) for one in row.reasons]
-    assert [(one.code, one.text) for one in page.reasons] == reported
+    reported = [(reason.code, reason.text) for reason in row.reasons]
+    assert [(reason.code, reason.text) for reason in page.reasons] == reported
 
 
 def test_a_row_has_the_figures_of_its_run(tmp_path: Path) -> None:
@@ -264,7 +264,9 @@ def test_jobs_of_an_etcd_agree_with_status_and_outlive_it(tmp_path: Path) -> Non
                     row = rows[name]
                     assert (row.job, row.is_live, row.headline) == (job, True, expected.headline)
                     assert (row.level, row.state) == (expected.health.level.value, str(expected.state))
-                    assert [one.code for one in row.reasons] == [one.code.value for one in expected.health.reasons[:3]]
+                    assert [reason.code for reason in row.reasons] == [
+                        reason.code.value for reason in expected.health.reasons[:3]
+                    ]
                 assert rows["etcd:away"].severity == "red"
                 assert rows["etcd:away"].why_not_opened == "its run directory is not on this machine"
                 assert rows["here"].why_not_opened == ""

@@ -14,14 +14,14 @@ import pytest
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.contracts.records.record import decode
 from megatrain_dashboard.launched import job_commands
-from tests.helpers.lone_rank import make_config
+from tests.helpers.single_rank import make_config
 
 CONFIG = make_config(job={"name": "a job"})
 ETCD = ["--rdzv-endpoint=http://127.0.0.1:1"]
 
 
 def test_page_is_installed_as_a_program_of_jobs() -> None:
-    assert job_commands in [one.load() for one in importlib.metadata.entry_points(group="megatrain.job_programs")]
+    assert job_commands in [point.load() for point in importlib.metadata.entry_points(group="megatrain.job_programs")]
 
 
 def test_the_page_gets_the_run_and_its_etcd() -> None:

@@ -144,7 +144,7 @@ def test_incidents_of_etcd_and_of_the_disk_are_one_list(running: Running) -> Non
     running.put(running.keys.incident(both.incident_id), replace(both, state=IncidentState.RECOVERED))
 
     def found() -> list[tuple[str, str]]:
-        return [(one.incident_id, str(one.state)) for one in running.source.facts().incidents]
+        return [(incident.incident_id, str(incident.state)) for incident in running.source.facts().incidents]
 
     running.wait(lambda: len(found()) == 2, "both incidents")
     # what etcd holds is newer
@@ -164,11 +164,11 @@ def test_verdicts_come_from_etcd_and_the_audit(running: Running) -> None:
 
     def outcomes() -> list[tuple[str, OutcomeKind | None]]:
         cases = running.source.facts().cases
-        return [(one.verdict_id, one.outcome.kind if one.outcome else None) for one in cases]
+        return [(case.verdict_id, case.outcome.kind if case.outcome else None) for case in cases]
 
     expected = [("v-0", OutcomeKind.DECLINED), ("v-1", OutcomeKind.ACTED)]
     running.wait(lambda: outcomes() == expected, "both verdicts")
-    assert [one.verdict for one in running.source.facts().cases][-1:] == [STRAGGLER]
+    assert [case.verdict for case in running.source.facts().cases][-1:] == [STRAGGLER]
     running.wait(lambda: running.source.facts().is_daemon_alive is True, "the daemon")
     running.wait(lambda: "host-1" in running.source.facts().checks, "the checks")
     assert running.source.facts().checks["host-1"].at_unix_s == 5.0
@@ -210,7 +210,7 @@ def test_executors_report_a_hang_before_anything_is_on_disk(running: Running) ->
     running.wait(lambda: len(running.source.facts().evidence) == 2, "the evidence")
     answer = hang_of(running.source, 2)
     assert answer is not None
-    assert [one.rank for one in answer.finding.suspects] == [3]
+    assert [suspect.rank for suspect in answer.finding.suspects] == [3]
     assert answer.source == "reports of executors"
     assert hang_of(running.source, 1) is None
 
@@ -227,7 +227,7 @@ def test_stall_without_evidence_is_found_in_the_spans(running: Running) -> None:
     running.wait(lambda: hang_of(running.source, 2) is not None, "the stall")
     answer = hang_of(running.source, 2)
     assert answer is not None
-    assert (answer.source, [one.rank for one in answer.finding.suspects]) == ("spans", [LATE])
+    assert (answer.source, [suspect.rank for suspect in answer.finding.suspects]) == ("spans", [LATE])
     assert hang_of(running.source, 1) is None
 
 

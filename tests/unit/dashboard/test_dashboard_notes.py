@@ -103,7 +103,7 @@ def test_written_and_retracted_note_is_in_the_audit(page: Page) -> None:
     # one of the command line
     NoteWriter(ActionLog(page.run.diagnosis / ACTIONS_NAME)).add("from a terminal", Author("me@login", "operator"))
     entries = ask(page.server.port, "/api/v1/audit", bearer(VIEWER_TOKEN)).json["entries"]
-    assert [one["actor"] for one in entries if one["source"] == "command line"] == ["me@login"]
+    assert [entry["actor"] for entry in entries if entry["source"] == "command line"] == ["me@login"]
 
 
 def test_note_without_permission_or_from_elsewhere_is_refused(shared: Page) -> None:

@@ -71,7 +71,7 @@ def test_names_and_letters_of_states_are_unique() -> None:
 def test_arrows_of_a_small_job_are_rank_by_rank() -> None:
     arrows = waiting_arrows({0: (3,), 1: (3, 4), 4: (5,)}, [3], [5], LAYOUT)
 
-    assert [(one.waiting, one.awaited, one.num_waiting, one.kind) for one in arrows] == [
+    assert [(arrow.waiting, arrow.awaited, arrow.num_waiting, arrow.kind) for arrow in arrows] == [
         (0, 3, 1, Awaited.SUSPECT),
         (1, 3, 1, Awaited.SUSPECT),
         (4, 5, 1, Awaited.SILENT),
@@ -103,11 +103,11 @@ def test_arrows_are_never_more_than_asked_for(waits: dict[int, tuple[int, ...]],
     arrows = waiting_arrows(waits, [1], [2], LAYOUT, most)
 
     assert len(arrows) <= most
-    assert [one.kind for one in arrows] == sorted(one.kind for one in arrows)
-    for one in arrows:
-        assert any(one.awaited in others for others in waits.values())
+    assert [arrow.kind for arrow in arrows] == sorted(arrow.kind for arrow in arrows)
+    for arrow in arrows:
+        assert any(arrow.awaited in others for others in waits.values())
     if sum(map(len, waits.values())) <= most:
-        found = {(one.waiting, one.awaited) for one in arrows}
+        found = {(arrow.waiting, arrow.awaited) for arrow in arrows}
         assert found == {(rank, other) for rank, others in waits.items() for other in others}
 
 
@@ -170,14 +170,14 @@ def test_scores_and_silence_are_the_daemons(tmp_path: Path) -> None:
     source.state = state(1)
     fields, arrays = asked(source)
     assert arrays["score"].tolist() == scores
-    assert [rank for rank, one in enumerate(arrays["state"]) if NAMES[one] == "silent"] == [4, 5]
+    assert [rank for rank, array in enumerate(arrays["state"]) if NAMES[array] == "silent"] == [4, 5]
     assert fields["has_scores"] is True
 
     source.state = state(2)  # of another round: no news of this one
     source.versions["ranks"] = 1
     fields, arrays = asked(source)
     assert fields["has_scores"] is False
-    assert not any(NAMES[one] == "silent" for one in arrays["state"])
+    assert not any(NAMES[array] == "silent" for array in arrays["state"])
 
 
 def test_picture_of_a_large_job_is_small() -> None:

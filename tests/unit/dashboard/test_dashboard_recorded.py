@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from megatrain.checkpoint_format.checkpoint_files import pin
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.url_location import open_location
-from megatrain.checkpoint_format.verifications import Verification, note_verifications
+from megatrain.checkpoint_format.verifications import Verification, record_verifications
 from megatrain.cli import main
 from megatrain.contracts.records.host_verdict import AuditEntry, OutcomeKind, VerdictOutcome
 from megatrain.run_files.incidents import AUDIT_NAME, append_to_audit
@@ -162,7 +162,7 @@ def annotated(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     for outcome in (waiting, declined):
         append_to_audit(run.incidents / AUDIT_NAME, AuditEntry(outcome, STRAGGLER))
     write_state(run.diagnosis, replace(STATE, round=2, findings=(replace(FINDING, ranks=(3,)),)))
-    note_verifications(
+    record_verifications(
         LocalLocation(run.checkpoints),
         [Verification.of("main", 50, 1_790_000_100.0, []), Verification.of("main", 100, 1.0, ["older than it"])],
     )
@@ -207,7 +207,7 @@ def test_checkpoints_have_a_state_and_a_verification(annotated: Page) -> None:
 
 def test_damaged_files_are_reported_in_every_view(own_run: RunDirectory) -> None:
     later_s = 4_000_000_000.0
-    note_verifications(
+    record_verifications(
         LocalLocation(own_run.checkpoints),
         [Verification.of("main", 100, later_s, ["r000001-rank-00000.distcp: 16 bytes are missing"])],
     )
@@ -312,14 +312,14 @@ def test_empty_directory_is_shown_without_figures(tmp_path: Path) -> None:
 
 def test_restart_price_and_gain_of_remaining_steps(page: Page) -> None:
     economy = economy_of(page.source, NOW_S, 2)
-    assert (economy.remaining_steps, economy.price_text) == (120, "measured")
-    assert economy.price_s == pytest.approx(30.5 + 10)
+    assert (economy.remaining_steps, economy.cost_text) == (120, "measured")
+    assert economy.cost_s == pytest.approx(30.5 + 10)
 
 
 def test_uncommitted_checkpoint_is_damaged_unless_being_written(own_run: RunDirectory) -> None:
     (own_run.checkpoints / "main" / "step-000000050" / "COMMIT").unlink()
     document = checkpoints_document(read_checkpoints(str(own_run.checkpoints)))
-    states = {one.step: (one.state, one.problem[:9]) for one in document.checkpoints}
+    states = {checkpoint.step: (checkpoint.state, checkpoint.problem[:9]) for checkpoint in document.checkpoints}
     assert states == {50: ("damaged", "it has no"), 100: ("committed", "")}
 
 
@@ -328,7 +328,7 @@ def test_pin_appears_at_the_next_poll(own_run: RunDirectory) -> None:
 
     def reasons() -> dict[int, str | None]:
         survey = watch.seen.survey
-        return {} if survey is None else {one.step: one.pin_reason for one in survey.checkpoints}
+        return {} if survey is None else {checkpoint.step: checkpoint.pin_reason for checkpoint in survey.checkpoints}
 
     with closing(watch):
         wait_until(lambda: bool(reasons()), "the first poll")

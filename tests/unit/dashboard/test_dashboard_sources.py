@@ -11,8 +11,8 @@ from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.verifications import (
     VERIFIED_NAME,
     Verification,
-    note_verifications,
     read_verifications,
+    record_verifications,
 )
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.records.host_records import HostPhase
@@ -206,8 +206,8 @@ def test_verdict_in_etcd_and_in_the_audit_is_one_case() -> None:
 def test_verifications_are_kept_one_a_checkpoint(tmp_path: Path) -> None:
     place = LocalLocation(tmp_path)
     assert read_verifications(place) == {}
-    note_verifications(place, [Verification.of("main", 10, 1.0, ["torn", "and more"])])
-    note_verifications(place, [Verification.of("main", 10, 2.0, []), Verification.of("main", 20, 3.0, [])])
+    record_verifications(place, [Verification.of("main", 10, 1.0, ["torn", "and more"])])
+    record_verifications(place, [Verification.of("main", 10, 2.0, []), Verification.of("main", 20, 3.0, [])])
     with (tmp_path / VERIFIED_NAME).open("ab") as file:
         file.write(b"torn\n")
     found = read_verifications(place)
@@ -219,7 +219,7 @@ def test_hosts_report_why_they_do_not_train() -> None:
     snapshot = make_snapshot(cordons={"host-3": make_cordon(3)}, driver="host-2")
     state = replace(STATE, round=2, host_scores={"host-1": 4.5}, connected_hosts=("host-1",))
     clocks = {"host-1": (0.25, 0.001)}
-    hosts = {one.host: one for one in hosts_document(HostInputs(snapshot, None, state, clocks)).hosts}
+    hosts = {host.host: host for host in hosts_document(HostInputs(snapshot, None, state, clocks)).hosts}
     assert list(hosts) == ["host-1", "host-2", "host-3"]
     first = hosts["host-1"]
     assert (first.state, first.first_rank, first.num_workers, first.step) == (str(HostPhase.RUNNING), 0, 2, 1240)
@@ -258,7 +258,7 @@ def test_incidents_tell_culprit_hosts_from_affected_ones() -> None:
 def test_a_phase_that_is_not_over_has_no_seconds() -> None:
     incident = make_incident()
     incident = replace(incident, moments=replace(incident.moments, joined=None, loaded=None, first_step=None))
-    phases = {one.name: one for one in incident_document(incident, lambda number, rank: "").phases}
+    phases = {phase.name: phase for phase in incident_document(incident, lambda number, rank: "").phases}
     assert phases["rendezvous"].began_unix_s is not None
     assert phases["rendezvous"].seconds is None
     assert (phases["first_step"].began_unix_s, phases["first_step"].seconds) == (None, None)

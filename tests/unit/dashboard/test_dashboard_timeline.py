@@ -149,8 +149,8 @@ def test_newest_full_step_is_drawn_where_none_is_named(client: TestClient) -> No
     steps = client.get("/timeline/steps").json()
     fields, arrays = drawn(client)
 
-    assert [one["step"] for one in steps["steps"]] == list(STEPS)
-    assert all(one["num_ranks"] == 8 and one["duration_s"] > 0 for one in steps["steps"])
+    assert [step["step"] for step in steps["steps"]] == list(STEPS)
+    assert all(step["num_ranks"] == 8 and step["duration_s"] > 0 for step in steps["steps"])
     assert (fields["first_step"], fields["last_step"]) == (12, 12)
     assert set(arrays["step"].tolist()) == {12}
     assert arrays["steps"].tolist() == [12]

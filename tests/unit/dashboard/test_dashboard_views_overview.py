@@ -211,7 +211,7 @@ def test_the_last_step_is_the_newest_of_all_sources() -> None:
 def test_job_without_its_daemon_is_amber() -> None:
     statuses = {f"host-{number}": make_status(number, is_streamed=True) for number in (1, 2)}
     found = overview(make_snapshot(statuses=statuses))
-    assert (found.level, [one.code for one in found.reasons]) == ("amber", ["daemon-silent"])
+    assert (found.level, [reason.code for reason in found.reasons]) == ("amber", ["daemon-silent"])
     watched = overview(make_snapshot(statuses=statuses, daemon_session="d"))
     assert (watched.level, watched.reasons) == ("green", ())
 
@@ -227,9 +227,9 @@ def test_the_largest_job_has_all_its_hosts() -> None:
     hosts = {
         f"host-{number}": make_host(number, host=f"host-{number}", session=f"s{number}") for number in range(count)
     }
-    statuses = {name: make_status(1, host=name, session=one.session) for name, one in hosts.items()}
+    statuses = {name: make_status(1, host=name, session=host.session) for name, host in hosts.items()}
     parts = tuple(
-        RoundHost(name, one.session, "10.0.0.1", 8 * number, 8) for number, (name, one) in enumerate(hosts.items())
+        RoundHost(name, host.session, "10.0.0.1", 8 * number, 8) for number, (name, host) in enumerate(hosts.items())
     )
     round_ = Round(2, 8 * count, parts, "10.0.0.1", 1, "start", "host-1", NOW_S - 700)
     snapshot = make_snapshot(hosts=hosts, statuses=statuses, rounds={2: round_})

@@ -87,8 +87,8 @@ def test_each_mitigation_is_weighed_by_the_drivers_rule(source: RecordedJob) -> 
     found = ask(source, "whatif")
     actions = found["actions"]
     # the finding's host is the one of the worst rank, so that it is reported once
-    assert next((one["action"], one["target"]) for one in actions) == ("evict", "host2")
-    assert [one["action"] for one in actions].count("evict") == 1
+    assert next((action["action"], action["target"]) for action in actions) == ("evict", "host2")
+    assert [action["action"] for action in actions].count("evict") == 1
     assert actions[-1]["action"] == "nothing"
     evict = actions[0]
     # the run has reported no completed step
@@ -120,11 +120,11 @@ def test_eviction_is_worth_it_if_it_gains_more_than_its_cost(source: RecordedJob
     result = WhatIfReader(source.events).replayed(source.roster(None), None, None, "job").result
     finding = replace(FINDING, gain_s=0.5)
     again = replace(finding, cause=Cause.NETWORK, gain_s=0.1)
-    for remaining, price_s, is_worth_it in ((100, 49.0, True), (100, 51.0, False), (None, 1.0, None)):
-        document = whatif_document(3, result, [finding, again], [], Economy(remaining, price_s, "here"))
-        assert [one.action for one in document.actions].count("evict") == 1
+    for remaining, cost_s, is_worth_it in ((100, 49.0, True), (100, 51.0, False), (None, 1.0, None)):
+        document = whatif_document(3, result, [finding, again], [], Economy(remaining, cost_s, "here"))
+        assert [action.action for action in document.actions].count("evict") == 1
         first = document.actions[0]
-        assert (first.action, first.target, first.is_worth_it) == ("evict", "host-1", is_worth_it), price_s
+        assert (first.action, first.target, first.is_worth_it) == ("evict", "host-1", is_worth_it), cost_s
         assert first.gain_s == (None if remaining is None else pytest.approx(50.0))
 
 

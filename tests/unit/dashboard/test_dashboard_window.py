@@ -106,7 +106,7 @@ def test_range_of_time_stays_without_steps() -> None:
 def test_a_gap_is_reported_and_no_point_is_drawn_across_it() -> None:
     series = steps_with_a_gap(gap_at=53)
     found = series_document(series, round_number=None, window=WHOLE_RUN, points=20)
-    assert [(one.begin_unix_s, one.end_unix_s, one.round) for one in found.gaps] == [
+    assert [(gap.begin_unix_s, gap.end_unix_s, gap.round) for gap in found.gaps] == [
         (BEGAN_S + 53, BEGAN_S + 53 + GAP_S, 1)
     ]
     assert 52 in found.step, "a point ends with the last step before the gap"
@@ -223,7 +223,7 @@ def test_marks_stand_at_their_step_and_at_their_time(page: Page) -> None:
         page.ask("incidents")["incidents"][0]["incident_id"],
     )
     notes = [one for one in found["marks"] if one["kind"] == "note"]
-    assert [(one["step"], one["at_unix_s"], one["text"]) for one in notes] == [
+    assert [(note["step"], note["at_unix_s"], note["text"]) for note in notes] == [
         (49, FAILED_S, "bob: a cable was pulled"),
         (100, end_s(2, 100), "ada: learning rate lowered"),
     ]
@@ -254,10 +254,10 @@ def test_marks_of_thousands_of_checkpoints_are_merged() -> None:
     facts = JobFacts(checkpoints=CheckpointsSeen(survey=survey), incidents=(make_incident(last_step=2500),))
     marks = marks_document(facts, WHOLE_RUN).marks
     assert len(marks) <= MAX_MARKS_OF_A_KIND + 1
-    assert sum(one.count for one in marks if one.kind == "checkpoint") == 5000
-    first = next(one for one in marks if one.kind == "checkpoint")
+    assert sum(mark.count for mark in marks if mark.kind == "checkpoint") == 5000
+    first = next(mark for mark in marks if mark.kind == "checkpoint")
     assert (first.step, first.last_step, first.text) == (0, 24, "25 checkpoints")
-    assert [one.text for one in marks if one.kind == "incident"] == ["a worker ended"]
+    assert [mark.text for mark in marks if mark.kind == "incident"] == ["a worker ended"]
     few = marks_document(facts, Window(begin_s=NOW_S + 100, end_s=NOW_S + 110)).marks
     assert [one.step for one in few] == list(range(100, 111))
 
@@ -269,7 +269,7 @@ def test_the_checkpoint_to_go_on_from_is_shown_in_every_range() -> None:
     )
     seen = CheckpointsSeen(survey=Survey("main", (), found, ResumePoint(Candidate("main", 30, place), "the newest")))
     shown = checkpoints_document(seen, Window(begin_s=NOW_S, end_s=NOW_S + 15))
-    assert [one.step for one in shown.checkpoints] == [30, 10]
+    assert [checkpoint.step for checkpoint in shown.checkpoints] == [30, 10]
     assert shown.num_elsewhere == 1
 
 

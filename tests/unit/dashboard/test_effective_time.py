@@ -9,7 +9,7 @@ import pytest
 from megatrain.contracts.records.incident import Incident, IncidentState
 from megatrain_diagnostics.analysis.effective_time import Restart, effective_time_ratio
 from megatrain_job.jobs import lost_time
-from megatrain_job.jobs.lost_time import MEDIAN_NOTE, covered_s, restart_price_s
+from megatrain_job.jobs.lost_time import MEDIAN_NOTE, covered_s, measured_restart_cost_s
 from tests.helpers.launched_job import make_incident
 
 BEGIN_S = 1_000_000.0
@@ -66,8 +66,8 @@ def test_ratio_of_no_time_is_none() -> None:
 
 
 def test_the_price_of_a_restart_is_the_median_of_the_newest() -> None:
-    assert restart_price_s([]) is None
+    assert measured_restart_cost_s([]) is None
     some = [incident(BEGIN_S + 100 * n, 10.0 * n, n, number=n) for n in (1, 2, 3)]
-    assert restart_price_s(some) == pytest.approx(20 + 2 * 2)
+    assert measured_restart_cost_s(some) == pytest.approx(20 + 2 * 2)
     still_open = replace(some[2], state=IncidentState.OPEN)
-    assert restart_price_s([some[0], still_open]) == pytest.approx(10 + 2)
+    assert measured_restart_cost_s([some[0], still_open]) == pytest.approx(10 + 2)

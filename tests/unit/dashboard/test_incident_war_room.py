@@ -133,7 +133,7 @@ def test_many_ends_of_ranks_are_reported_together() -> None:
 def test_notified_receivers_and_failed_notifications() -> None:
     receipts = (Receipt("slack", "open", BEGAN_S + 2), Receipt("email", "open", BEGAN_S + 1, "answers 535", 2))
     story = story_of(make_incident(receipts=receipts))
-    assert [(one.what, one.text) for one in story.notifications] == [
+    assert [(notification.what, notification.text) for notification in story.notifications] == [
         ("not-notified", "email: not notified that it began, after 2 tries: answers 535"),
         ("notified", "slack: notified that it began"),
     ]
@@ -226,14 +226,14 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
 
 
 def texts(lines: Any) -> list[str]:
-    return [one.line for one in lines]
+    return [line.line for line in lines]
 
 
 def test_lines_of_the_culprit_come_first(lines: Callable[..., Any]) -> None:
     found = lines()
     assert found.culprit_text == "rank 3 on host-2"
     assert texts(found.culprit_lines) == [LINES[0][3], LINES[1][3]]
-    assert [one.is_cause for one in found.culprit_lines] == [False, True]
+    assert [line.is_cause for line in found.culprit_lines] == [False, True]
     assert texts(found.other_lines) == [LINES[2][3], LINES[3][3]]
     assert (found.label, found.cause_rank, found.cause_line) == ("gpu_hardware", 3, LINES[1][3])
     assert found.problem == ""

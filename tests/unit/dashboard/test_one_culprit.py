@@ -46,10 +46,10 @@ def test_lines_of_victims_are_listed_as_consequences(page: TestClient, fault: st
     causes = page.get(f"/api/v1/logs/causes?round={round_number}").json()["causes"]
     assert causes[0]["rank"] == rank
     victims = causes[1:]
-    assert {one["role"] for one in victims} <= {"follows"}
-    for one in victims:
-        found = page.get("/api/v1/logs", params={"round": round_number, "query": one["line"][:60]}).json()
-        assert one["rank"] in [line["rank"] for line in found["lines"]]
+    assert {victim["role"] for victim in victims} <= {"follows"}
+    for victim in victims:
+        found = page.get("/api/v1/logs", params={"round": round_number, "query": victim["line"][:60]}).json()
+        assert victim["rank"] in [line["rank"] for line in found["lines"]]
 
 
 def test_host_of_victims_lists_the_incident_as_suffered(page: TestClient) -> None:
@@ -63,8 +63,8 @@ def test_the_score_of_a_host_is_the_same_wherever_it_is_shown(
     run: RunDirectory, page: TestClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hosts, stragglers = (page.get(f"/api/v1/{view}").json() for view in ("hosts", "stragglers"))
-    by_host = {one["host"]: one["score"] for one in stragglers["scores"]}
-    assert {one["host"]: one["straggler_score"] for one in hosts["hosts"] if one["host"] in by_host} == by_host
+    by_host = {straggler["host"]: straggler["score"] for straggler in stragglers["scores"]}
+    assert {host["host"]: host["straggler_score"] for host in hosts["hosts"] if host["host"] in by_host} == by_host
     ranks: dict[str, float] = {}
     for number in range(8):
         rank = page.get(f"/api/v1/ranks/{number}").json()

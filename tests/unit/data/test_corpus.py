@@ -99,7 +99,7 @@ def test_ignored_files_are_counted_and_refused_when_strict(tmp_path: Path) -> No
         (folder / name).write_text("no document")
     corpus = open_corpus([str(folder)])
     skipped: Counter[str] = Counter()
-    assert [one.text for one in corpus.documents(skipped)] == ["loud", "linked", "own", "a package's text"]
+    assert [document.text for document in corpus.documents(skipped)] == ["loud", "linked", "own", "a package's text"]
     kinds = {"files of another kind (.md)": 4, "files of another kind (no suffix)": 1}
     assert skipped == {**kinds, "folders that are read already": 2}
     with pytest.raises(DataError, match=r"corpus/again, .*corpus/ring: folders that are read already; .*--strict"):

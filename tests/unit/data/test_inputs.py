@@ -31,7 +31,7 @@ FILES = {
 
 
 def names_and_texts(*inputs: str | Path) -> list[tuple[str, str]]:
-    return [(one.name, one.text) for one in open_corpus([str(source) for source in inputs]).documents()]
+    return [(document.name, document.text) for document in open_corpus([str(source) for source in inputs]).documents()]
 
 
 @pytest.fixture

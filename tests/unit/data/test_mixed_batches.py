@@ -78,11 +78,11 @@ def test_a_step_names_the_source_of_each_sample(reader: BatchReader, skipped: Sa
     for dp_rank in range(2):
         batch = masked.read_step(80, 24, dp_rank, 2, 3, skipped)
         assert batch.sources is not None
-        for number, one in enumerate(batch.microbatches):
+        for number, microbatch in enumerate(batch.microbatches):
             found = [batch.sources.names[source] for source in batch.sources.source_MB[number]]
-            firsts = one.tokens_SB[0].tolist()
+            firsts = microbatch.tokens_SB[0].tolist()
             assert found == [source_of(first) for first in firsts]
-            assert batch.sources.num_labels_MB[number].tolist() == (one.labels_SB >= 0).sum(0).tolist()
+            assert batch.sources.num_labels_MB[number].tolist() == (microbatch.labels_SB >= 0).sum(0).tolist()
 
 
 def test_a_stage_changes_the_shares_from_its_first_sample_on(reader: BatchReader) -> None:
@@ -95,7 +95,8 @@ def test_a_stage_changes_the_shares_from_its_first_sample_on(reader: BatchReader
 
 def test_a_source_that_left_needs_no_files(reader: BatchReader) -> None:
     gone = replace(
-        reader, sources=tuple(one for one in reader.sources if one is not None and one.identity.name != "code")
+        reader,
+        sources=tuple(source for source in reader.sources if source is not None and source.identity.name != "code"),
     )
     left = gone.following(STREAM)
     assert first_tokens(left, 90, 24, 2, 3) == first_tokens(reader, 90, 24, 2, 3)
@@ -116,7 +117,7 @@ def test_epochs_of_a_run_are_counted_and_limited(reader: BatchReader) -> None:
     alone = reader.following(replace(STREAM, stages=(MixtureStage(0, (0, 0, 1)),)))
     # 400 tokens are 49 windows of 8 behind the offset
     limited = replace(
-        alone, sources=tuple(None if one is None else replace(one, max_epochs=1.0) for one in alone.sources)
+        alone, sources=tuple(None if source is None else replace(source, max_epochs=1.0) for source in alone.sources)
     )
     check_epochs(source_uses(limited, 49))
     with pytest.raises(

@@ -112,10 +112,10 @@ def test_common_host_of_all_slow_links_is_named() -> None:
     slow = analyse(drawing).slow
 
     # the receives of dp rank 1 are posted early: they wait, and their links are as fast as the others
-    assert {one.ranks for one in slow.groups} == {(8, 12), (9, 13), (10, 14), (11, 15)}
+    assert {group.ranks for group in slow.groups} == {(8, 12), (9, 13), (10, 14), (11, 15)}
     assert slow.groups[0].excess == pytest.approx(0.5, abs=0.06)
     # all of host-3's links are slow, of host-2's only those to host-3
-    assert [(one.host, one.num_slow, one.num_groups) for one in slow.hosts] == [("host-3", 4, 4)]
+    assert [(host.host, host.num_slow, host.num_groups) for host in slow.hosts] == [("host-3", 4, 4)]
     assert slow.num_compared == 12
     assert slow.hot_spots == ()
 

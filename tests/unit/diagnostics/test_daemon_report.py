@@ -13,8 +13,8 @@ from megatrain.contracts.records.diag_records import DaemonRecord, DaemonReport,
 from megatrain.contracts.records.host_verdict import HostVerdict
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode
-from megatrain_diagnostics.collector.counters import Ledger
-from megatrain_diagnostics.metrics.daemon_report import DaemonReporter, away_hosts
+from megatrain_diagnostics.collector.counters import IngestStatistics
+from megatrain_diagnostics.metrics.daemon_report import DaemonReporter, disconnected_hosts
 from megatrain_diagnostics.metrics.job_records import records_of
 from megatrain_diagnostics.metrics.training_metrics import TrainingMetrics
 from megatrain_job.jobs.etcd_job import EtcdPoll, EtcdRecords
@@ -63,24 +63,28 @@ def etcd() -> Etcd:
 
 
 def reporter(
-    etcd: Etcd, judge: Judge, ledger: Ledger, record: DaemonRecord = RECORD, devices: Devices | None = None
+    etcd: Etcd,
+    judge: Judge,
+    statistics: IngestStatistics,
+    record: DaemonRecord = RECORD,
+    devices: Devices | None = None,
 ) -> DaemonReporter:
-    sources: Any = (judge, ledger, TrainingMetrics(), devices or Devices())
+    sources: Any = (judge, statistics, TrainingMetrics(), devices or Devices())
     client: Any = etcd
     return DaemonReporter(client, KEYS, record, sources, lambda: "", lambda: STREAMED)
 
 
 def test_changes_are_reported_at_once_other_values_periodically(etcd: Etcd) -> None:
-    judge, ledger = Judge(), Ledger()
-    ledger.note_stream(1, "host-1")
-    writer = reporter(etcd, judge, ledger)
+    judge, statistics = Judge(), IngestStatistics()
+    statistics.count_stream(1, "host-1")
+    writer = reporter(etcd, judge, statistics)
     assert [writer.write(NOW_S + at) for at in (0, 1, 4, 5, 6)] == [True, False, False, True, False]
     assert etcd.written[0].away_hosts == ("host-2",)
     judge.silent = (0, 1, 3)
     assert writer.write(NOW_S + 7)
     assert (etcd.written[-1].silent_ranks, etcd.written[-1].num_silent_ranks) == ("0-1, 3", 3)
     etcd.is_away = True
-    ledger.note_stream(1, "host-2")
+    statistics.count_stream(1, "host-2")
     assert not writer.write(NOW_S + 8)
     etcd.is_away = False
     assert writer.write(NOW_S + 9), "what was not written is written later"
@@ -88,13 +92,13 @@ def test_changes_are_reported_at_once_other_values_periodically(etcd: Etcd) -> N
 
 
 def test_only_hosts_that_stream_are_away_and_only_after_a_while(etcd: Etcd) -> None:
-    young = reporter(etcd, Judge(), Ledger(), replace(RECORD, started_unix_s=NOW_S - 5))
+    young = reporter(etcd, Judge(), IngestStatistics(), replace(RECORD, started_unix_s=NOW_S - 5))
     young.write(NOW_S)
     assert etcd.written[0].num_away_hosts == 0, "hosts need time to find a new daemon"
-    assert away_hosts(STREAMED, ["host-2"]) == ("host-1",)
-    assert away_hosts(make_snapshot(), []) == ()
-    assert away_hosts(make_snapshot(rounds={}), []) == ()
-    assert away_hosts(None, []) == ()
+    assert disconnected_hosts(STREAMED, ["host-2"]) == ("host-1",)
+    assert disconnected_hosts(make_snapshot(), []) == ()
+    assert disconnected_hosts(make_snapshot(rounds={}), []) == ()
+    assert disconnected_hosts(None, []) == ()
 
 
 def test_metrics_show_what_etcd_held_at_the_last_poll() -> None:
@@ -114,15 +118,15 @@ def test_unreachable_etcd_is_red() -> None:
     for poll in (EtcdPoll(problem="refused"), EtcdPoll(make_snapshot(), at_unix_s=NOW_S - 9, problem="refused")):
         health = records_of(poll, NOW_S).health
         assert health is not None
-        assert [one.code for one in health.reasons] == [ReasonCode.UNREACHABLE]
+        assert [reason.code for reason in health.reasons] == [ReasonCode.UNREACHABLE]
         assert health.reasons[0].since_unix_s == (NOW_S - 9 if poll.snapshot else None)
 
 
 def test_device_problems_of_training_hosts_are_reported(etcd: Etcd) -> None:
-    devices, ledger = Devices(), Ledger()
-    ledger.note_stream(1, "host-1")
-    ledger.note_stream(2, "host-2")
-    writer = reporter(etcd, Judge(), ledger, devices=devices)
+    devices, statistics = Devices(), IngestStatistics()
+    statistics.count_stream(1, "host-1")
+    statistics.count_stream(2, "host-2")
+    writer = reporter(etcd, Judge(), statistics, devices=devices)
     assert writer.write(NOW_S)
     hot = DeviceProblem(DeviceProblemKind.GPU_DEGRADED, "host-2", "GPU 3 is slowed down: 91 C", NOW_S - 60)
     gone = DeviceProblem(FAILING, "host-9", "GPU 1 is lost")
@@ -134,4 +138,4 @@ def test_device_problems_of_training_hosts_are_reported(etcd: Etcd) -> None:
     devices.found = tuple(replace(hot, text=f"GPU {number} " + 500 * "x") for number in range(40))
     assert writer.write(NOW_S + 3)
     assert (len(etcd.written[-1].devices), etcd.written[-1].num_device_problems) == (16, 40)
-    assert all(len(one.text) <= 300 for one in etcd.written[-1].devices)
+    assert all(len(device.text) <= 300 for device in etcd.written[-1].devices)

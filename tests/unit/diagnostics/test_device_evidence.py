@@ -35,10 +35,12 @@ LINK = LinkReading("mlx5_0:1", True, "ACTIVE", 400_000.0, num_downs=2, rx_errors
 def events(*readings: tuple[int, GpuReading | LinkReading]) -> MemoryEvents:
     """Return the rows of (step, reading), ten seconds apart."""
     found: dict[Any, list[Any]] = {Gpus: [], NetworkLinks: []}
-    for number, (step, one) in enumerate(readings):
+    for number, (step, reading) in enumerate(readings):
         at_s = 1_800_000_000.0 + 10 * number
-        is_gpu = isinstance(one, GpuReading)
-        sample = HostSample(at_s, 0.0, DriverReading("nvml", gpus=(one,) if is_gpu else ()), () if is_gpu else (one,))
+        is_gpu = isinstance(reading, GpuReading)
+        sample = HostSample(
+            at_s, 0.0, DriverReading("nvml", gpus=(reading,) if is_gpu else ()), () if is_gpu else (reading,)
+        )
         for kind, table in device_tables(sample, HostPlace("host-2", 1, step, {"GPU-c": (5, step)})):
             found[kind].append(table)
     return MemoryEvents({kind: joined(kind, tables) for kind, tables in found.items()})

@@ -60,8 +60,8 @@ def test_names_and_labels_follow_the_conventions() -> None:
     for name, family in families(DEVICES).items():
         assert name.startswith("megatrain_")
         assert family.documentation
-        assert all(one.name.endswith("_total") for one in family.samples if family.type == "counter"), name
-    labels = {label for family in families(DEVICES).values() for one in family.samples for label in one.labels}
+        assert all(sample.name.endswith("_total") for sample in family.samples if family.type == "counter"), name
+    labels = {label for family in families(DEVICES).values() for sample in family.samples for label in sample.labels}
     assert labels <= {
         *("job_name", "host", "rank", "dp", "pp", "tp", "gpu_uuid", "table", "reason", "version"),
         *("gpu", "gpu_name", "kind", "link"),

@@ -57,7 +57,7 @@ def test_number_of_device_rows_is_bounded() -> None:
 
 def test_daemon_admits_device_rows_with_and_without_a_round() -> None:
     rounds = KnownRounds()
-    rounds.note(9, 32)  # the host's round is long over: its devices still count
+    rounds.add(9, 32)  # the host's round is long over: its devices still count
     admission = Admission(rounds, RowRateLimiter())
     for place in (PLACE, HostPlace("host-2")):
         for kind, table in device_tables(SAMPLE, place):

@@ -45,10 +45,10 @@ def sample(at_s: float, reading: Step) -> HostSample:
 def watched(readings: Sequence[Step], interval_s: float = INTERVAL_S) -> DeviceWatch:
     """Return a watch after readings, one each interval, the last of them now."""
     watch = DeviceWatch(lambda: interval_s)
-    for number, one in enumerate(readings):
+    for number, reading in enumerate(readings):
         at_s = NOW_S - interval_s * (len(readings) - 1 - number)
         watch.tick(at_s)
-        for kind, table in device_tables(sample(at_s, one), PLACE):
+        for kind, table in device_tables(sample(at_s, reading), PLACE):
             watch.consume(kind, table)
     return watch
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.collector.admission import Admission, Admitted, RefusedBatchError, RowRateLimiter
-from megatrain_diagnostics.collector.counters import Ledger, LossReporter, RejectionReason
+from megatrain_diagnostics.collector.counters import IngestStatistics, LostRowsReporter, RejectionReason
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
 from megatrain_diagnostics.events.tables import (
     Clocks,
@@ -68,8 +68,8 @@ def test_valid_rows_are_passed_on_unchanged() -> None:
 
 def test_ranks_beyond_their_round_are_refused() -> None:
     rounds = KnownRounds()
-    rounds.note(4, world_size=8)
-    rounds.note(5, world_size=16)
+    rounds.add(4, world_size=8)
+    rounds.add(5, world_size=16)
     ranks = np.array([7, 8, 15, 16])
     admission = Admission(rounds, RowRateLimiter())
     assert admitted(span_rows(4, rank=ranks, round_number=4), admission).stored["rank"].to_pylist() == [7]
@@ -79,7 +79,7 @@ def test_ranks_beyond_their_round_are_refused() -> None:
 
 def test_rows_of_an_earlier_round_are_stored_but_not_judged() -> None:
     rounds = KnownRounds()
-    rounds.note(5, world_size=16)
+    rounds.add(5, world_size=16)
     found = admitted(span_rows(4, round_number=np.array([4, 5, 6, 3])), Admission(rounds, RowRateLimiter()))
     assert found.stored.num_rows == 4
     assert found.live.round.tolist() == [5, 6]
@@ -88,7 +88,7 @@ def test_rows_of_an_earlier_round_are_stored_but_not_judged() -> None:
 
 def test_round_far_ahead_of_the_newest_is_refused() -> None:
     rounds = KnownRounds()
-    rounds.note(5, world_size=16)
+    rounds.add(5, world_size=16)
     found = admitted(span_rows(2, round_number=np.array([5, 2**31 - 1])), Admission(rounds, RowRateLimiter()))
     assert found.refused == {RejectionReason.UNKNOWN_ROUND: 1}
 
@@ -103,7 +103,7 @@ def rank_row(**columns: int) -> Ranks:
 
 def test_impossible_layout_or_that_of_another_round_is_refused() -> None:
     rounds = KnownRounds()
-    rounds.note(2, world_size=4)
+    rounds.add(2, world_size=4)
     admission = Admission(rounds, RowRateLimiter())
     assert admitted(rank_row(), admission).refused == {}
     for column, value in (
@@ -212,15 +212,15 @@ def test_sums_of_admitted_times_never_overflow(rows: list[tuple[int, int, int]])
 
 
 def test_new_losses_are_reported_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    ledger = Ledger()
-    reporter = LossReporter(ledger)
+    statistics = IngestStatistics()
+    reporter = LostRowsReporter(statistics)
     assert reporter.report(0.0) == []
-    ledger.note_refused_rows(RejectionReason.FLOOD, "host-1", 5)
-    ledger.note_refused_batch(RejectionReason.NO_BATCH, "host-\x1b2", "not Arrow")
-    ledger.note_dropped("host-3", "life", 7)
-    ledger.note_dropped("host-3", "life", 9)
-    ledger.note_dropped("host-3", "next life", 1)
-    ledger.note_refused_handshake("host 'x' has another token")
+    statistics.count_refused_rows(RejectionReason.FLOOD, "host-1", 5)
+    statistics.count_refused_batch(RejectionReason.NO_BATCH, "host-\x1b2", "not Arrow")
+    statistics.record_dropped_rows("host-3", "life", 7)
+    statistics.record_dropped_rows("host-3", "life", 9)
+    statistics.record_dropped_rows("host-3", "next life", 1)
+    statistics.count_refused_handshake("host 'x' has another token")
     with caplog.at_level(logging.WARNING):
         assert reporter.report(1.0) == [
             "host host-1: 5 rows rejected: flood",
@@ -229,16 +229,16 @@ def test_new_losses_are_reported_once_a_minute(caplog: pytest.LogCaptureFixture)
             "1 stream refused, the newest: host 'x' has another token",
         ]
     assert "\x1b" not in caplog.text
-    ledger.note_refused_rows(RejectionReason.FLOOD, "host-1", 2)
+    statistics.count_refused_rows(RejectionReason.FLOOD, "host-1", 2)
     assert reporter.report(30.0) == []
     assert reporter.report(62.0) == ["host host-1: 2 rows rejected: flood"]
     assert reporter.report(200.0) == []
 
 
 def test_made_up_hosts_do_not_fill_the_memory() -> None:
-    ledger = Ledger()
+    statistics = IngestStatistics()
     for number in range(10_050):
-        ledger.note_refused_rows(RejectionReason.FLOOD, f"host-{number}", 1)
-    refused = ledger.counters().refused_rows
+        statistics.count_refused_rows(RejectionReason.FLOOD, f"host-{number}", 1)
+    refused = statistics.counters().refused_rows
     assert len(refused) <= 10_001
     assert refused[(RejectionReason.FLOOD, "others")] == 50

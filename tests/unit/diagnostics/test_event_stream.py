@@ -19,7 +19,7 @@ from megatrain_diagnostics.collector.counters import RejectionReason
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import Clocks, LogLines, Spans, Table, from_columns, num_rows
 from megatrain_diagnostics.store.segments import StoreError
-from megatrain_diagnostics.wire.authentication import SenderName, enter
+from megatrain_diagnostics.wire.authentication import SenderName, authenticate_to_daemon
 from megatrain_diagnostics.wire.connection import DaemonConnection
 from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
 from megatrain_diagnostics.wire.messages import MAX_FRAME_BYTES, MAX_FRAME_ROWS, BatchHeader, batch_bytes
@@ -86,7 +86,7 @@ def test_acknowledged_rows_are_on_disk_once(tmp_path: Path) -> None:
         clocks = collector.read(Clocks)
         assert clocks.host.tolist() == ["host-1"]
         assert abs(int(clocks.offset_ns[0])) <= int(clocks.error_ns[0])  # one machine, one clock
-        counters = collector.ledger.counters()
+        counters = collector.statistics.counters()
         assert counters.stored_rows == {"spans": 500, "logs": 2, "clocks": 1}
         assert (counters.refused_rows, counters.refused_batches, counters.duplicate_batches) == ({}, {}, 0)
 
@@ -106,7 +106,7 @@ def test_a_large_table_is_cut_into_batches(tmp_path: Path) -> None:
         with Sender("host-1", FixedDaemon(collector.record), None, limits) as sender:
             sender.send(Spans, span_rows(150_000))
             assert sender.flush(DEADLINE_S)
-        assert collector.ledger.counters().batches >= 3 + 1  # and one of the clocks
+        assert collector.statistics.counters().batches >= 3 + 1  # and one of the clocks
         assert num_rows(collector.read(Spans)) == 150_000
 
 
@@ -147,7 +147,7 @@ def test_daemon_restarts_lose_and_repeat_no_row(tmp_path: Path) -> None:
                 finder.replace(collector.record)
                 for first in range(1000 * life, 1000 * life + 800, 100):
                     sender.send(Spans, span_rows(100, first=first))
-                wait_until(lambda: collector.ledger.counters().stored_rows.get("spans", 0) > 0, "rows")
+                wait_until(lambda: collector.statistics.counters().stored_rows.get("spans", 0) > 0, "rows")
             for first in range(1000 * life + 800, 1000 * life + 1000, 100):  # while no daemon runs
                 sender.send(Spans, span_rows(100, first=first))
         with RunningCollector(tmp_path / "events", session="last") as collector:
@@ -174,10 +174,10 @@ def test_repeated_batches_are_recognised_by_number(tmp_path: Path) -> None:
             return connection
 
         first = send([0, 1, 2])
-        wait_until(lambda: collector.ledger.counters().batches == 3, "three batches")
+        wait_until(lambda: collector.statistics.counters().batches == 3, "three batches")
         first.cancel()
         second = send([0, 1, 2, 3])
-        wait_until(lambda: collector.ledger.counters().batches == 4, "the fourth batch")
+        wait_until(lambda: collector.statistics.counters().batches == 4, "the fourth batch")
         assert set(acknowledged) <= {-1}
         store.may_commit.set()
         wait_until(lambda: 3 in acknowledged, "the acknowledgement")
@@ -185,7 +185,7 @@ def test_repeated_batches_are_recognised_by_number(tmp_path: Path) -> None:
         second.wait(DEADLINE_S)
         second.cancel()
         assert store.sequences() == [0, 1, 2, 3]
-        assert collector.ledger.counters().duplicate_batches == 3
+        assert collector.statistics.counters().duplicate_batches == 3
 
 
 @pytest.mark.slow
@@ -195,7 +195,7 @@ def test_acknowledgement_waits_for_disk_space(tmp_path: Path) -> None:
     with RunningCollector(tmp_path / "events", store=store) as collector:
         with Sender("host-1", FixedDaemon(collector.record), tmp_path / "spool") as sender:
             sender.send(Spans, span_rows(100))
-            wait_until(lambda: collector.ledger.counters().failed_commits > 0, "a commit that failed")
+            wait_until(lambda: collector.statistics.counters().failed_commits > 0, "a commit that failed")
             assert sender.state().outbox.acknowledged_rows == 0
             assert "No space left" in collector.ingest.problem
             store.is_full = False
@@ -213,8 +213,8 @@ def test_a_slow_disk_holds_streams_back_and_bounds_the_memory(tmp_path: Path) ->
         with Sender("host-1", FixedDaemon(collector.record), tmp_path / "spool", limits) as sender:
             for first in range(0, 100_000, 10_000):
                 sender.send(Spans, span_rows(10_000, first=first))
-            wait_until(lambda: collector.ledger.counters().batches >= 2, "batches")
-            held = collector.ledger.counters().num_bytes
+            wait_until(lambda: collector.statistics.counters().batches >= 2, "batches")
+            held = collector.statistics.counters().num_bytes
             assert held < 3 << 20  # of seven that were sent
             store.may_commit.set()
             assert sender.flush(DEADLINE_S)
@@ -234,9 +234,9 @@ def test_sender_stays_idle_without_a_daemon(tmp_path: Path) -> None:
         assert state.dropped_rows + 4000 * state.num_batches >= 400_000 - 4000
         store.may_commit.set()
         sender.close()
-        wait_until(lambda: collector.ledger.counters().streams == 0, "the end of the stream")
+        wait_until(lambda: collector.statistics.counters().streams == 0, "the end of the stream")
         # the next batch reports the dropped rows to the daemon
-        assert collector.ledger.counters().dropped_rows["host-1"] > 0
+        assert collector.statistics.counters().dropped_rows["host-1"] > 0
 
 
 def test_wrong_token_is_refused_and_never_sent(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_wrong_token_is_refused_and_never_sent(tmp_path: Path) -> None:
         name = SenderName("host-1", "s")
         with pytest.raises(WireError, match="does not have the token"):
             DaemonConnection(record, name, lambda answer: None, lambda: None)
-        assert collector.ledger.counters().refused_handshakes >= 1
+        assert collector.statistics.counters().refused_handshakes >= 1
         assert num_rows(collector.read(Spans)) == 0
 
 
@@ -275,7 +275,7 @@ def test_garbage_in_a_handshake_is_refused(tmp_path: Path) -> None:
                 host.receive()
                 host.send(FrameKind.HANDSHAKE, b'{"schema_version":1,"proof":"%b"}' % proof)
                 assert "host 'host-1' has another token than this daemon" in refusal(host), proof
-        assert collector.ledger.counters().refused_handshakes == len(greetings) + len(proofs)
+        assert collector.statistics.counters().refused_handshakes == len(greetings) + len(proofs)
         assert num_rows(collector.read(Spans)) == 0
 
 
@@ -285,7 +285,7 @@ def test_rows_before_admission_are_not_read(tmp_path: Path) -> None:
             with stranger(collector) as unknown:
                 unknown.send(kind, encode(BatchHeader("spans", 1, time.time_ns())))
                 assert f"expected a host's greeting, received {kind.name}" in refusal(unknown)
-        assert collector.ledger.counters().batches == 0
+        assert collector.statistics.counters().batches == 0
 
 
 def compressed(rows: Table) -> pa.Buffer:
@@ -337,7 +337,7 @@ def test_garbage_rows_are_counted_and_the_stream_continues(tmp_path: Path) -> No
     frames = garbage_frames()
     with RunningCollector(tmp_path / "events") as collector:
         with stranger(collector) as host:
-            enter(host, SenderName("host-1", "s"), collector.record.token)
+            authenticate_to_daemon(host, SenderName("host-1", "s"), collector.record.token)
             for header, content in frames:
                 host.send(FrameKind.BATCH, header, content)
             host.send(FrameKind.BATCH, encode(BatchHeader("spans", 100, time.time_ns())), batch_bytes(span_rows(5)))
@@ -346,7 +346,7 @@ def test_garbage_rows_are_counted_and_the_stream_continues(tmp_path: Path) -> No
             while (frame := host.receive()) is not None:
                 answers.append(frame.header)
         assert b'"through":100' in answers[-1]
-        counters = collector.ledger.counters()
+        counters = collector.statistics.counters()
         assert counters.refused_batches == {
             (RejectionReason.BAD_HEADER, "host-1"): 3,
             (RejectionReason.UNKNOWN_TABLE, "host-1"): 1,
@@ -359,13 +359,13 @@ def test_malformed_frame_ends_the_stream_with_a_reason(tmp_path: Path) -> None:
     batch = batch_bytes(span_rows(5))
     with RunningCollector(tmp_path / "events") as collector:
         with stranger(collector) as host:
-            enter(host, SenderName("host-1", "s"), collector.record.token)
+            authenticate_to_daemon(host, SenderName("host-1", "s"), collector.record.token)
             host.send(FrameKind.BATCH, encode(BatchHeader("spans", 1, time.time_ns())), batch)
             host._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
             with pytest.raises(WireError, match="not a frame: kind 80, a header of "):
                 while host.receive() is not None:
                     pass
-        wait_until(lambda: collector.ledger.counters().streams == 0, "the end of the stream")
+        wait_until(lambda: collector.statistics.counters().streams == 0, "the end of the stream")
         wait_until(lambda: num_rows(collector.read(Spans)) == 5, "the rows")
 
 
@@ -389,7 +389,7 @@ class Watcher:
 def test_consumers_get_committed_rows_and_may_fail(tmp_path: Path) -> None:
     watcher = Watcher()
     with RunningCollector(tmp_path / "events", consumers=(watcher,)) as collector:
-        collector.rounds.note(3, world_size=8)
+        collector.rounds.add(3, world_size=8)
         with Sender("host-1", FixedDaemon(collector.record), None) as sender:
             wait_until(lambda: watcher.num_calls > 0, "the first table, of clocks")
             sender.send(Spans, span_rows(5, round_number=3))
@@ -397,5 +397,5 @@ def test_consumers_get_committed_rows_and_may_fail(tmp_path: Path) -> None:
             assert sender.flush(DEADLINE_S)
             wait_until(lambda: len(watcher.tables) >= 1 and watcher.num_ticks > 1, "tables and ticks")
         assert num_rows(collector.read(Spans)) == 12
-        assert collector.ledger.counters().old_rows == 7
+        assert collector.statistics.counters().old_rows == 7
     assert [(num_rows(table), table.round[0]) for table in watcher.tables] == [(5, 3)]

@@ -18,7 +18,7 @@ from megatrain.contracts.records.diag_records import DaemonRecord
 from megatrain.contracts.records.record import decode
 from megatrain_diagnostics.collector import event_server
 from megatrain_diagnostics.events.tables import Spans
-from megatrain_diagnostics.wire.authentication import SenderName, enter
+from megatrain_diagnostics.wire.authentication import SenderName, authenticate_to_daemon
 from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
 from megatrain_diagnostics.wire.sender import Sender
 from tests.helpers.event_collector import RunningCollector, span_rows
@@ -135,8 +135,8 @@ def test_slow_handshake_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             slow.sendall(struct.pack("<BQQ", FrameKind.HANDSHAKE, 4096, 0))
             # a byte at a time, so that no receive of the daemon waits long
             wait_until(lambda: is_ended_when_sent(slow, b" "), "the daemon to end the handshake")
-        wait_until(lambda: collector.ledger.counters().refused_handshakes > 0, "the count")
-        assert collector.ledger.counters().refused_handshakes == 1
+        wait_until(lambda: collector.statistics.counters().refused_handshakes > 0, "the count")
+        assert collector.statistics.counters().refused_handshakes == 1
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_admitted_host_is_read_within_the_limit(tmp_path: Path) -> None:
     """A host with the right token sends a frame of 400 MiB: the daemon does not hold it in memory."""
     with served(tmp_path / "events") as (process, record):
         connection = FrameSocket(socket.create_connection((record.address, record.port)))
-        enter(connection, SenderName("host-1", "s"), record.token)
+        authenticate_to_daemon(connection, SenderName("host-1", "s"), record.token)
         before = peak_bytes(process.pid)
         connection._socket.sendall(struct.pack("<BQQ", FrameKind.BATCH, 2, GREETING_BYTES) + b"{}")
         for _ in range(GREETING_BYTES >> 20):

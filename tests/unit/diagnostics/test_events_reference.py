@@ -28,7 +28,7 @@ def test_tables_and_columns_are_documented() -> None:
         rows = [
             [cell.strip() for cell in line.strip("|").split("|")] for line in section[1].splitlines() if line[:1] == "|"
         ]
-        expected = [[one.name, type_text(kind, one.name), one.metadata["doc"]] for one in fields(kind)]
+        expected = [[field.name, type_text(kind, field.name), field.metadata["doc"]] for field in fields(kind)]
         assert rows[2:] == expected, kind.NAME
 
 

@@ -47,7 +47,7 @@ def test_missing_rank_is_found_in_gloo_dumps() -> None:
     finding = find_hang(flight_standings(dumps), flight_groups(dumps, 3), NO_RANKS)
 
     assert problems == ()
-    assert [one.rank for one in finding.suspects] == [1]
+    assert [suspect.rank for suspect in finding.suspects] == [1]
     assert finding.report.confidence is Confidence.CERTAIN
     assert finding.report.missing[0].sequence == 4
     assert dumps[0].titles == {"1": "1:dp"}
@@ -90,7 +90,7 @@ def test_members_without_a_dump_count(tmp_path: Path) -> None:
         (tmp_path / f"trace_{rank}").write_text(json.dumps(dump))
     dumps, _ = read_dumps(tmp_path)
     finding = find_hang(flight_standings(dumps), flight_groups(dumps, 3), NO_RANKS)
-    assert [one.rank for one in finding.suspects] == [1]
+    assert [suspect.rank for suspect in finding.suspects] == [1]
     assert finding.suspects[0].evidence == "logs nothing"
 
 
@@ -123,7 +123,7 @@ def test_default_group_has_all_ranks_though_one_left_no_dump(tmp_path: Path) -> 
         dumps, _ = read_dumps(directory)
         assert known_ranks(dumps) == (3, True), directory.name
         finding = find_hang(flight_standings(dumps), flight_groups(dumps, 3), NO_RANKS)
-        assert [one.rank for one in finding.suspects] == [1], (directory.name, finding.report)
+        assert [suspect.rank for suspect in finding.suspects] == [1], (directory.name, finding.report)
         assert finding.silent == (frozenset() if lost is None else {lost}), directory.name
 
 
@@ -182,7 +182,7 @@ def test_a_damaged_dump_is_reported_and_the_others_count(tmp_path: Path) -> None
     (tmp_path / "trace_7").write_bytes(b"{")
     (tmp_path / "readme.txt").write_text("")
     dumps, problems = read_dumps(tmp_path)
-    assert [one.rank for one in dumps] == [0, 1, 2]
+    assert [dump.rank for dump in dumps] == [0, 1, 2]
     assert len(problems) == 1
     assert "trace_7" in problems[0]
     with pytest.raises(DataError, match="no Flight Recorder dump that can be read"):

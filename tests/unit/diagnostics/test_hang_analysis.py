@@ -103,7 +103,7 @@ def test_a_rank_without_any_record_is_the_suspect_of_the_others() -> None:
     del standings[5]
     finding = find_hang(standings, roster_groups(roster), roster)
 
-    assert [one.rank for one in finding.suspects] == [5]
+    assert [suspect.rank for suspect in finding.suspects] == [5]
     assert finding.suspects[0].evidence == "logs nothing"
     assert finding.report.confidence is Confidence.LIKELY
     assert finding.silent == {5}
@@ -115,7 +115,7 @@ def test_stopped_process_is_the_suspect() -> None:
     standings[3] = RankStanding(3, {key(roster, 3, DP): Position(5, 4)}, process_state="T")
     finding = find_hang(standings, roster_groups(roster), roster)
 
-    assert ([one.rank for one in finding.suspects], finding.hosts) == ([3], ("host-1",))
+    assert ([suspect.rank for suspect in finding.suspects], finding.hosts) == ([3], ("host-1",))
     assert finding.report.confidence is Confidence.CERTAIN
 
     standings[3] = RankStanding(3, {key(roster, 3, DP): Position(4, 4)}, process_state="T")
@@ -134,7 +134,7 @@ def test_culprit_of_the_incident_is_the_suspect() -> None:
     recorded = Culprit((), ("host-1",), "host-1 is gone", incident="20260101-1")
     finding = find_hang(standings, roster_groups(roster), roster, recorded=recorded)
 
-    assert ([one.rank for one in finding.suspects], finding.hosts) == ([2, 3], ("host-1",))
+    assert ([suspect.rank for suspect in finding.suspects], finding.hosts) == ([2, 3], ("host-1",))
     assert (finding.culprit, finding.report.suspects) == (recorded, (0,))
     report = find_hang(standings, roster_groups(roster), roster, recorded=Culprit(reason="no rank is named"))
     assert report.suspects == ()
@@ -177,7 +177,7 @@ def test_earlier_exchange_of_a_computing_rank_breaks_the_cycle() -> None:
     rows.sort(key=lambda row: row.get("operation") == Operation.FORWARD_COMPUTE.number)
     finding = find_hang(standings_of_spans(make_spans(rows), roster), roster_groups(roster), roster)
 
-    assert [one.rank for one in finding.suspects] == [1]
+    assert [suspect.rank for suspect in finding.suspects] == [1]
     assert finding.report.confidence is Confidence.LIKELY
 
 

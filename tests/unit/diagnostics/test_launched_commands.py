@@ -16,7 +16,7 @@ from megatrain.contracts.records.record import decode
 from megatrain.run_files.run_directory import RunDirectory, black_box_path, previous_black_box
 from megatrain_diagnostics.launched import job_commands, streamer_command
 from megatrain_diagnostics.streamer.settings import StreamerSettings
-from tests.helpers.lone_rank import make_config
+from tests.helpers.single_rank import make_config
 
 CONFIG = make_config(
     job={"name": "a job"}, telemetry={"black_box_directory": "/boxes"}, diagnostics={"spool_mb": 3, "metrics_port": 9}
@@ -26,7 +26,7 @@ ETCD = ["--rdzv-endpoint=http://127.0.0.1:1"]
 
 def test_commands_are_entry_points() -> None:
     for group, function in (("megatrain.job_programs", job_commands), ("megatrain.host_program", streamer_command)):
-        assert function in [one.load() for one in importlib.metadata.entry_points(group=group)]
+        assert function in [point.load() for point in importlib.metadata.entry_points(group=group)]
 
 
 def test_the_daemon_gets_the_run_and_its_etcd() -> None:
@@ -47,7 +47,7 @@ def test_the_streamer_gets_the_files_of_its_ranks(tmp_path: Path) -> None:
     settings = decode(StreamerSettings, arguments[4], "--settings")
     assert settings == StreamerSettings(
         job="a job", host="h 1", run=str(tmp_path), host_logs=str(tmp_path / "logs" / "h"),
-        black_box_directory="/boxes", spool_bytes=3_000_000, patience=CONFIG.patience, metrics_port=9,
+        black_box_directory="/boxes", spool_bytes=3_000_000, phase_timeouts=CONFIG.phase_timeouts, metrics_port=9,
         telemetry_interval_s=10.0,
     )  # fmt: skip
     box = black_box_path(Path("/boxes"), "a job", RunDirectory(tmp_path).key, "main", 7, 3)

@@ -69,8 +69,8 @@ def test_root_failure_is_distinguished_from_its_consequences() -> None:
         FailureRole.ROOT,
         10**10,
     )
-    assert sorted(one.rank for one in others) == [0, 1, 3]
-    assert {one.role for one in others} == {FailureRole.FOLLOWS}
+    assert sorted(other.rank for other in others) == [0, 1, 3]
+    assert {other.role for other in others} == {FailureRole.FOLLOWS}
     assert "ECC" in first.line
 
 
@@ -150,13 +150,13 @@ def test_culprit_of_the_incident_is_the_root() -> None:
                        kind=IncidentKind.FAILURE)  # fmt: skip
     found = classify_logs(lines, ROSTER, recorded)
     assert found.culprit == recorded
-    assert [(one.rank, one.role) for one in found.failures] == [
+    assert [(failure.rank, failure.role) for failure in found.failures] == [
         (3, FailureRole.ROOT),
         (0, FailureRole.FOLLOWS),
         (1, FailureRole.FOLLOWS),
     ]
     assert (found.label, found.action, found.classification.line) == ("failure", "restart", "")
-    assert {one.label for one in found.failures[1:]} == {"network"}
+    assert {failure.label for failure in found.failures[1:]} == {"network"}
 
 
 def test_own_line_of_the_culprit_gives_the_cause() -> None:
@@ -170,7 +170,7 @@ def test_own_line_of_the_culprit_gives_the_cause() -> None:
 def test_other_failure_beside_the_culprit_is_a_cause() -> None:
     recorded = Culprit((0,), ("host-0",), "rank 0 ended with 1", incident="20260101-1", kind=IncidentKind.FAILURE)
     found = classify_logs(log_lines(FAILED), ROSTER, recorded)
-    roles = {one.rank: one.role for one in found.failures}
+    roles = {failure.rank: failure.role for failure in found.failures}
     assert roles == {0: FailureRole.ROOT, 1: FailureRole.FOLLOWS, 2: FailureRole.CAUSE, 3: FailureRole.FOLLOWS}
 
 

@@ -59,14 +59,14 @@ def test_unknown_value_has_no_sample() -> None:
     silent = make_rank_reading(7)
     silent = replace(silent, step=None, last_step_unix_s=None, step_s=None)
     found = families(HostCollector(lambda: replace(make_host_reading(), ranks=(silent,), clock_offset_s=None)))
-    assert [one.labels["rank"] for one in found["megatrain_rank_info"].samples] == ["7"]
+    assert [sample.labels["rank"] for sample in found["megatrain_rank_info"].samples] == ["7"]
     assert found["megatrain_rank_step"].samples == []
     assert "megatrain_clock_offset_seconds" not in found
 
 
 def test_restart_adds_no_series() -> None:
     def series(reading_step: int) -> set[str]:
-        ranks = tuple(replace(one, step=reading_step) for one in make_host_reading().ranks)
+        ranks = tuple(replace(rank, step=reading_step) for rank in make_host_reading().ranks)
         text = generate_latest(registry_of(HostCollector(lambda: replace(make_host_reading(), ranks=ranks)))).decode()
         return {line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
 
@@ -81,18 +81,19 @@ def test_loss_that_is_nan_is_exposed() -> None:
 def test_only_the_worst_hosts_have_a_score() -> None:
     scores = {f"host-{number}": float(number) for number in range(50)}
     found = families(JobCollector(lambda: replace(make_job_reading(), straggler_scores=scores)))
-    shown = {one.labels["host"]: one.value for one in found["megatrain_straggler_score"].samples}
+    shown = {sample.labels["host"]: sample.value for sample in found["megatrain_straggler_score"].samples}
     assert shown == {f"host-{number}": float(number) for number in range(50 - MAX_SCORES, 50)}
 
 
 def test_health_is_a_level_with_reason_codes() -> None:
     health = health_of([Reason(ReasonCode.RECOVERING, "an incident"), Reason(ReasonCode.SAVES_FAIL, "disk full")])
     found = families(JobCollector(lambda: replace(make_job_reading(), health=health)))
-    assert {one.labels["level"]: one.value for one in found["megatrain_job_health"].samples} == {
+    assert {sample.labels["level"]: sample.value for sample in found["megatrain_job_health"].samples} == {
         "green": 0, "amber": 0, "red": 1,
     }  # fmt: skip
     reported = {
-        (one.labels["level"], one.labels["code"]): one.value for one in found["megatrain_job_health_reasons"].samples
+        (sample.labels["level"], sample.labels["code"]): sample.value
+        for sample in found["megatrain_job_health_reasons"].samples
     }
     assert reported == {("red", "saves-fail"): 1, ("amber", "recovering"): 1}
     unknown = families(JobCollector(lambda: replace(make_job_reading(), health=None)))
@@ -102,7 +103,7 @@ def test_health_is_a_level_with_reason_codes() -> None:
 def test_histogram_of_step_times_counts_all_steps() -> None:
     reading = make_job_reading()
     samples = families(JobCollector(lambda: reading))["megatrain_step_duration_seconds"].samples
-    buckets = [one.value for one in samples if one.name.endswith("_bucket")]
+    buckets = [sample.value for sample in samples if sample.name.endswith("_bucket")]
     assert buckets == sorted(buckets)
     assert buckets[-1] == sum(reading.step_buckets)
 

@@ -28,12 +28,12 @@ def drawn_step(end_us: float = 100, layout: Layout | None = None) -> Drawing:
 
 def kinds(drawing: Drawing) -> dict[str, Overlap]:
     found = explain_step(read_step_events(drawing.source(), 1, 1, 1), 1)
-    return {one.operation: one for one in found.overlaps}
+    return {overlap.operation: overlap for overlap in found.overlaps}
 
 
-def us(one: Overlap) -> tuple[float, float, float, float]:
+def us(overlap: Overlap) -> tuple[float, float, float, float]:
     """Return total, exposed, overlapped and elsewhere."""
-    return one.total_ns / 1000, one.exposed_ns / 1000, one.overlapped_ns / 1000, one.elsewhere_ns / 1000
+    return overlap.total_ns / 1000, overlap.exposed_ns / 1000, overlap.overlapped_ns / 1000, overlap.elsewhere_ns / 1000
 
 
 def exchange(drawing: Drawing, operation: Op, start: float, length: float, **more: int) -> None:

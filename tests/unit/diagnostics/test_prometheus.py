@@ -114,7 +114,7 @@ def test_dashboards_import_unedited(path: Path) -> None:
 def test_alerts_and_dashboards_name_series_that_we_expose() -> None:
     named = set(_HOST_METRIC.findall(rule_file()))
     for dashboard in DASHBOARDS:
-        named |= {name for one in expressions(dashboard) for name in _HOST_METRIC.findall(one)}
+        named |= {name for expression in expressions(dashboard) for name in _HOST_METRIC.findall(expression)}
     recorded = set(re.findall(r"record: job_name:(megatrain_\w+):", rule_file()))
     assert named - exposed() - recorded == set()
 

@@ -48,7 +48,7 @@ def watch_compute(
 
 
 def findings_of(assessments: dict[int, StragglerAssessment]) -> list[Finding]:
-    return [one for assessment in assessments.values() for one in assessment.findings]
+    return [finding for assessment in assessments.values() for finding in assessment.findings]
 
 
 # own compute by step and rank, measured in a job; the documents of rank 2 are twice as long
@@ -79,7 +79,7 @@ def test_single_slow_steps_do_not_hide_the_samples(stalled: tuple[int, ...], sta
         return found
 
     assessments = watch_compute(seconds, lambda _: {2: 4.0}, 40)
-    sure = {(one.cause, one.ranks) for one in findings_of(assessments) if one.confidence is HIGH}
+    sure = {(finding.cause, finding.ranks) for finding in findings_of(assessments) if finding.confidence is HIGH}
     assert sure == {(Cause.LENGTHS, (2,))}
 
 
@@ -88,7 +88,9 @@ def test_host_is_named_when_samples_no_longer_explain_it() -> None:
     assessments = watch_compute(
         lambda step: MEASURED_S[step % len(MEASURED_S)], lambda step: {2: 4.0} if step < equal_from else {}, 60
     )
-    causes = {step: [(one.cause, one.confidence) for one in found.findings] for step, found in assessments.items()}
+    causes = {
+        step: [(finding.cause, finding.confidence) for finding in found.findings] for step, found in assessments.items()
+    }
     explained = [step for step, found in causes.items() if found == [(Cause.LENGTHS, HIGH)]]
     doubtful = [step for step, found in causes.items() if found == [(Cause.COMPUTE, LOW)] and step >= equal_from]
     sure = [step for step, found in causes.items() if found == [(Cause.COMPUTE, HIGH)]]

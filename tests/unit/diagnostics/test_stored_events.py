@@ -188,7 +188,7 @@ def test_damaged_segment_is_set_aside_and_nothing_else_lost(directory: Path, nam
 
     for _ in range(2):
         assert sorted(set(events.read(StepTotals).step.tolist())) == [0, 2]
-    problems = [one for one in events.problems() if victim.name in one]
+    problems = [problem for problem in events.problems() if victim.name in problem]
     assert len(problems) == bool(message)
     assert all(message in problem for problem in problems)
 
@@ -205,7 +205,7 @@ def test_foreign_file_whose_pages_are_damaged_is_set_aside(directory: Path) -> N
     events = StoredEvents(directory)
 
     assert sorted(set(events.read(StepTotals).step.tolist())) == [0, 2]
-    assert [one for one in events.problems() if "foreign.parquet: cannot be read whole" in one]
+    assert [problem for problem in events.problems() if "foreign.parquet: cannot be read whole" in problem]
 
 
 def rows_without_values(table: pa.Table) -> pa.Table:

@@ -39,23 +39,23 @@ def watch(
 
 
 def first_with(assessments: dict[int, StragglerAssessment], is_it: Callable[[Finding], bool]) -> int | None:
-    return next((step for step, one in assessments.items() if any(map(is_it, one.findings))), None)
+    return next((step for step, assessment in assessments.items() if any(map(is_it, assessment.findings))), None)
 
 
 def all_findings(assessments: dict[int, StragglerAssessment]) -> list[Finding]:
-    return [one for assessment in assessments.values() for one in assessment.findings]
+    return [finding for assessment in assessments.values() for finding in assessment.findings]
 
 
 @pytest.mark.slow(kept=["10", "17", "19"])
 @pytest.mark.parametrize("seed", range(20))
 def test_no_straggler_is_named_where_none_is_slow(seed: int) -> None:
     _, assessments = watch(SyntheticJob(DP4, seed=seed, noise=0.04), 120)
-    assert [one for one in all_findings(assessments) if one.confidence is HIGH] == []
+    assert [finding for finding in all_findings(assessments) if finding.confidence is HIGH] == []
 
 
 def test_no_straggler_is_named_among_many_equal_ranks() -> None:
     _, assessments = watch(SyntheticJob(Layout(dp_size=16, tp_size=2, pp_size=4), ranks_per_host=8, noise=0.05), 60)
-    assert [one for one in all_findings(assessments) if one.confidence is HIGH] == []
+    assert [finding for finding in all_findings(assessments) if finding.confidence is HIGH] == []
 
 
 LAYOUTS = [
@@ -79,7 +79,7 @@ LAYOUTS = [
 def test_a_slow_rank_is_named_within_20_steps(layout: Layout, seed: int) -> None:
     job = SyntheticJob(layout, seed=seed, noise=0.03)
     live, assessments = watch(job, CHANGE_AT + WITHIN + 1, lambda job: job.compute_factor.update({1: 1.3}))
-    found = first_with(assessments, lambda one: one.confidence is HIGH)
+    found = first_with(assessments, lambda assessment: assessment.confidence is HIGH)
     assert found is not None
     assert found - CHANGE_AT < WITHIN
     (finding,) = live.assessment.findings
@@ -129,7 +129,7 @@ def test_single_signal_is_not_enough() -> None:
         live.advance(float(step))
         findings += live.assessment.findings
     assert findings
-    assert {one.confidence for one in findings} == {LOW}
+    assert {finding.confidence for finding in findings} == {LOW}
     assert "the second signal does not agree" in findings[-1].evidence[1]
 
 
@@ -192,15 +192,19 @@ CAUSES: list[tuple[str, SyntheticJob, Change, Cause, tuple[str, ...]]] = [
 @pytest.mark.parametrize(("job", "change", "cause", "hosts"), [case[1:] for case in CAUSES], ids=[c[0] for c in CAUSES])
 def test_the_right_cause_is_named(job: SyntheticJob, change: Change, cause: Cause, hosts: tuple[str, ...]) -> None:
     _, assessments = watch(job, CHANGE_AT + 30, change)
-    before = [one for step in range(CHANGE_AT) for one in assessments[step].findings if one.confidence is HIGH]
+    before = [
+        finding for step in range(CHANGE_AT) for finding in assessments[step].findings if finding.confidence is HIGH
+    ]
     assert before == []
-    found = first_with(assessments, lambda one: one.cause is cause and one.hosts == hosts)
+    found = first_with(assessments, lambda assessment: assessment.cause is cause and assessment.hosts == hosts)
     assert found is not None
     assert found - CHANGE_AT < WITHIN
-    sure = {one.cause for one in all_findings(assessments) if one.confidence is HIGH}
+    sure = {finding.cause for finding in all_findings(assessments) if finding.confidence is HIGH}
     assert sure <= {cause}
-    for one in all_findings(assessments):
-        assert np.isfinite([one.excess, one.score, one.gain_s, one.wait_deficit_s, *one.scores.values()]).all()
+    for finding in all_findings(assessments):
+        assert np.isfinite(
+            [finding.excess, finding.score, finding.gain_s, finding.wait_deficit_s, *finding.scores.values()]
+        ).all()
 
 
 @pytest.mark.slow
@@ -283,7 +287,7 @@ def test_ranks_without_peers_are_not_judged() -> None:
     live, _ = watch(SyntheticJob(Layout(pp_size=2), compute_factor={1: 1.05}), 40)
     assert live.assessment.findings == ()
     assert not live.assessment.is_enough
-    assert live.assessment.unjudged_ranks == (0, 1)
+    assert live.assessment.ranks_without_peers == (0, 1)
     live, _ = watch(SyntheticJob(DP4), 40)
     assert live.assessment.is_enough
 

@@ -24,7 +24,7 @@ from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.black_box.reader import write_control
 from megatrain.contracts.black_box.values import ClockBase, ControlPage, Identity, read_clock_base
 from megatrain.contracts.layout import Layout
-from megatrain.fencing.patience import Patience
+from megatrain.fencing.phase_timeouts import PhaseTimeouts
 from megatrain.run_files.run_directory import RunDirectory, black_box_path, previous_black_box
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_diagnostics.devices.sample import HostSample
@@ -39,7 +39,9 @@ from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
 from megatrain_launcher.logs.worker_logs import rank_log_path
 from tests.helpers.fixed_daemon import FixedDaemon
 
-PATIENCE = Patience(init_s=30.0, first_step_s=30.0, checkpoint_s=30.0, evaluation_s=30.0, floor_s=30.0, factor=10.0)
+PHASE_TIMEOUTS = PhaseTimeouts(
+    init_s=30.0, first_step_s=30.0, checkpoint_s=30.0, evaluation_s=30.0, floor_s=30.0, factor=10.0
+)
 LONG_S = 1000.0
 SUMMED = Operation.FORWARD_COMPUTE
 
@@ -90,7 +92,7 @@ class Host:
             host_logs=str(self.root / "logs"),
             black_box_directory=str(self.root / "boxes"),
             spool_bytes=1_000_000,
-            patience=PATIENCE,
+            phase_timeouts=PHASE_TIMEOUTS,
         )
 
     def path(self, rank: int, round_number: int = 1) -> Path:
@@ -125,7 +127,7 @@ def take_steps(recorder: Recorder, steps: range) -> None:
         with recorder.span(SUMMED):
             pass
         recorder.complete_step()
-        recorder.note_value(StepValue.LOSS, float(step))
+        recorder.record_value(StepValue.LOSS, float(step))
 
 
 def test_rows_and_lines_are_sent_when_many_or_old(host: Host) -> None:
@@ -285,11 +287,11 @@ def test_stacks_are_requested_before_patience_is_over(host: Host) -> None:
     streamer, _ = host.streamer()
     now_ns = time.monotonic_ns()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "monotonic_ns", lambda: now_ns + int(0.4 * PATIENCE.floor_s * 1e9))
+        patch.setattr(time, "monotonic_ns", lambda: now_ns + int(0.4 * PHASE_TIMEOUTS.floor_s * 1e9))
         streamer.poll(LONG_S)
         streamer.poll(LONG_S + 1)
         assert host.silent == []
-        patch.setattr(time, "monotonic_ns", lambda: now_ns + int(0.6 * PATIENCE.floor_s * 1e9))
+        patch.setattr(time, "monotonic_ns", lambda: now_ns + int(0.6 * PHASE_TIMEOUTS.floor_s * 1e9))
         for turn in range(2, 5):
             streamer.poll(LONG_S + turn)
     assert host.silent == [(0,)]
@@ -299,7 +301,7 @@ def test_stacks_are_requested_before_patience_is_over(host: Host) -> None:
 
 def test_a_rank_that_never_wrote_anything_is_silent_too(host: Host) -> None:
     host.rank(0)
-    host.expected = HostRanks(1, range(2), time.monotonic() - PATIENCE.init_s - 1)
+    host.expected = HostRanks(1, range(2), time.monotonic() - PHASE_TIMEOUTS.init_s - 1)
     streamer, _ = host.streamer()
     streamer.poll(LONG_S)
     streamer.poll(LONG_S + 1)
@@ -411,7 +413,7 @@ def test_box_of_an_unstarted_round_hides_no_stalled_rank(host: Host) -> None:
         for turn in range(3):
             streamer.poll(LONG_S + turn)
     assert host.silent == [(0,)]
-    assert [(one.rank, one.step) for one in streamer.reading().ranks] == [(0, 3)]
+    assert [(rank.rank, rank.step) for rank in streamer.reading().ranks] == [(0, 3)]
     streamer.end()
 
 
@@ -436,7 +438,7 @@ def test_devices_are_sent_with_their_ranks(host: Host, monkeypatch: pytest.Monke
     take_steps(recorder, range(8))
     streamer, taken = host.streamer(OneReading())
     streamer.poll(LONG_S)
-    assert [one.gpu_uuid for one in streamer.reading().ranks] == ["GPU-b"]
+    assert [rank.gpu_uuid for rank in streamer.reading().ranks] == ["GPU-b"]
     assert streamer.reading().devices is not None
     streamer.end()
     gpus = taken.all(Gpus)

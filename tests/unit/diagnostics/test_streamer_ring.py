@@ -158,7 +158,7 @@ def take_steps(recorder: Recorder, steps: range, group: int) -> None:
             pass
         recorder.end(recorder.begin(Operation.TP_ALL_REDUCE, num_bytes=7, group=group))
         recorder.complete_step()
-        recorder.note_value(StepValue.LOSS, 0.5 * step)
+        recorder.record_value(StepValue.LOSS, 0.5 * step)
         with recorder.span(Operation.GC):
             pass
 
@@ -259,7 +259,7 @@ def test_evidence_holds_all_newest_spans_and_what_is_open(open_box: OpenBox) -> 
 
 def test_impossible_records_are_left_out_and_counted(open_box: OpenBox) -> None:
     recorder, path = open_box()
-    recorder.note_value(StepValue.GRAD_NORM, math.nan)
+    recorder.record_value(StepValue.GRAD_NORM, math.nan)
     for _ in range(4):
         recorder.end(recorder.begin(FORWARD))
     with path.open("r+b") as file:

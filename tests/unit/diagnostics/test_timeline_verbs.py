@@ -56,15 +56,15 @@ def test_explain_a_full_step(events: Path, capsys: pytest.CaptureFixture[str]) -
     assert (document["step"], document["is_full"], document["num_missing_ranks"]) == (11, True, 0)
     assert len(document["stages"]) == 2
     assert len(document["ranks"]) == 8
-    for one in (document["job"], *document["stages"], *document["ranks"]):
-        assert sum(one["spent_ns"].values()) == one["wall_ns"]
-        assert sum(one["percent"].values()) == pytest.approx(100.0, abs=1e-9)
+    for kind in (document["job"], *document["stages"], *document["ranks"]):
+        assert sum(kind["spent_ns"].values()) == kind["wall_ns"]
+        assert sum(kind["percent"].values()) == pytest.approx(100.0, abs=1e-9)
     assert document["job"]["spent_ns"]["compute"] > 0
     kinds = {one["operation"]: one for one in document["communication"]}
     assert kinds.keys() == {"tp-all-gather", "forward-send", "forward-recv", "grads-reduce-scatter"}
-    for one in kinds.values():
-        assert one["num_windows"] == 8
-        assert one["total_ns"] == one["exposed_ns"] + one["hidden_ns"] + one["elsewhere_ns"] > 0
+    for kind in kinds.values():
+        assert kind["num_windows"] == 8
+        assert kind["total_ns"] == kind["exposed_ns"] + kind["hidden_ns"] + kind["elsewhere_ns"] > 0
     assert [stage["name"] for stage in document["communication_by_stage"]] == ["stage 0", "stage 1"]
     text = shown(capsys, "explain", str(events), "--step", "11")
     assert "100.00 %" in text

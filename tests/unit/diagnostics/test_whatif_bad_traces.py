@@ -63,7 +63,7 @@ def bad_steps() -> Iterator[tuple[OperationTable, list[int], tuple[str, ...]]]:
     without_a_rank = TABLE.where(~((TABLE.step == 30) & (TABLE.dp_rank == 2)))
     yield without_a_rank, [10, 20, 40], ("step 30 is left out", "of dp rank 2")
     twice = np.concatenate([np.arange(TABLE.num_rows), in_step(10)[:1]])
-    columns = {one.name: getattr(TABLE, one.name)[twice] for one in fields(TABLE) if one.name != "kinds"}
+    columns = {field.name: getattr(TABLE, field.name)[twice] for field in fields(TABLE) if field.name != "kinds"}
     with_one_twice = OperationTable(kinds=TABLE.kinds, **columns)
     yield with_one_twice, [20, 30, 40], ("1 operation that most steps do not have",)
     yield TABLE.where(~((TABLE.step == 10) & (TABLE.dp_rank == 0))), [20, 30, 40], ("step 10 is left out",)
@@ -221,7 +221,7 @@ def test_columns_are_read_in_the_forms_of_all_writers(tmp_path: Path) -> None:
         found[form] = read_trace(tmp_path / "other.parquet")
 
     for form, table in found.items():
-        for one in fields(TABLE):
-            if one.name not in ("kinds", "kind"):
-                assert np.array_equal(getattr(table, one.name), getattr(TABLE, one.name)), (form, one.name)
+        for field in fields(TABLE):
+            if field.name not in ("kinds", "kind"):
+                assert np.array_equal(getattr(table, field.name), getattr(TABLE, field.name)), (form, field.name)
         assert [table.kinds[kind] for kind in table.kind] == [TABLE.kinds[kind] for kind in TABLE.kind], form

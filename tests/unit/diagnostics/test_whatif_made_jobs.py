@@ -96,7 +96,7 @@ def test_gaps_are_distinguished_from_slow_computes() -> None:
 def test_steps_differ_and_each_is_reported() -> None:
     steady, slow = PipelineJob(steps=(1, 2)), PipelineJob(steps=(7,), slow_dp_ranks={1: 2.0})
     tables = steady.run(), slow.run()
-    names = [one.name for one in fields(tables[0]) if one.name != "kinds"]
+    names = [field.name for field in fields(tables[0]) if field.name != "kinds"]
     columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in names}
     result = what_if(make_model(replace(tables[0], **columns), steady.shape))
     assert next(iter(result.slowdown_by_step)) == 7

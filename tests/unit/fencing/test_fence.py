@@ -149,12 +149,16 @@ def check_workers_end_before_the_driver_goes_on(
     # by its own clock the lease has ended, at the latest, when etcd's TTL is over by a clock that is slower
     lease_over = max(0.0, ttl_s * (1 / host - 1))
     stopped = min(max(lease_over, completed + limits.silent_s / host), lease_over + limits.end_s / host)
-    waited_until = rule.gone_by(lease_gone_at=0.0, stuck_since=driver * stuck, published_s=published_s, seen_s=step_s,
-                                has_stepped=True, published_stop_s=published_stop_s)  # fmt: skip
+    waited_until = rule.workers_gone_at(
+        lease_gone_at=0.0, stuck_since=driver * stuck, published_s=published_s, seen_s=step_s, has_stepped=True,
+        published_stop_s=published_stop_s,
+    )  # fmt: skip
     if stuck >= 0:
         assert waited_until / driver >= stopped + REACTION_S - 1e-6
-    alone = rule.gone_by(lease_gone_at=0.0, stuck_since=None, published_s=published_s, seen_s=step_s, has_stepped=True,
-                         published_stop_s=published_stop_s)  # fmt: skip
+    alone = rule.workers_gone_at(
+        lease_gone_at=0.0, stuck_since=None, published_s=published_s, seen_s=step_s, has_stepped=True,
+        published_stop_s=published_stop_s,
+    )  # fmt: skip
     assert alone / driver >= lease_over + limits.end_s / host + REACTION_S - 1e-6
     assert waited_until <= alone + 1.0
 

@@ -182,7 +182,7 @@ def test_memory_is_one_shard_and_two_parameters(tmp_path: Path) -> None:
     with PeakTensorBytes() as memory:
         export_model(read, model, tmp_path / "model", dtype="fp32", max_shard_bytes=max_shard_bytes)
 
-    assert sum(one.numel() for one in parameters.values()) * 4 > 5 * (max_shard_bytes + largest)
+    assert sum(parameter.numel() for parameter in parameters.values()) * 4 > 5 * (max_shard_bytes + largest)
     assert memory.peak_bytes <= max_shard_bytes + 2 * largest + 8192
 
 

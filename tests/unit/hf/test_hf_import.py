@@ -86,7 +86,7 @@ def test_we_compute_the_logits_of_transformers(case: str, tmp_path: Path) -> Non
     assert expected.keys() - {"loss_head.weight"} == parameters.keys() - {"loss_head.weight"}
     assert all(torch.equal(parameter, expected[name]) for name, parameter in parameters.items())
     assert opened.architecture == type(theirs).__name__
-    assert opened.num_parameters == sum(one.numel() for one in parameters.values())
+    assert opened.num_parameters == sum(parameter.numel() for parameter in parameters.values())
     assert opened.notes == ()
 
 

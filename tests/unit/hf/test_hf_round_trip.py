@@ -31,7 +31,7 @@ def test_the_second_export_is_bitwise_the_first(case: str, dtype: Any, tmp_path:
     model = tiny(case, init_std=0.013, vocab_size=300, dropout=0.1 if case.startswith("gpt2") else 0.0)
     parameters = random_parameters(model)
     if dtype == "bf16":
-        parameters = {name: one.to(torch.bfloat16).float() for name, one in parameters.items()}
+        parameters = {name: parameter.to(torch.bfloat16).float() for name, parameter in parameters.items()}
     train_tokenizer(["to be or not to be"], 270).save(tmp_path / "tokenizer.json")
 
     def write(parameters: dict[str, torch.Tensor], model: Any, tokenizer: Path, name: str) -> dict[str, bytes]:

@@ -182,7 +182,7 @@ def test_step_that_is_reported_late_opens_no_second_incident() -> None:
     assert incidents(job) == []
     stall(job, first[0])
     go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 6.0)
-    assert [one.kind for one in incidents(job)] == ["host-lost"]
+    assert [incident.kind for incident in incidents(job)] == ["host-lost"]
 
 
 def test_many_vanished_leases_are_the_control_planes_fault() -> None:
@@ -331,7 +331,7 @@ def test_host_must_pass_its_check_although_a_spare_goes_on() -> None:
     job.hosts[name].fail(job.now, is_cascade=False, exit_code=-11, label="segfault", action="restart_then_check")
     go_on_until(job, lambda: len(job.rounds()) == 2, 20.0)
     assert name not in members(job, 2)
-    other = next(one for one in members(job, 2) if one in members(job, 1))
+    other = next(member for member in members(job, 2) if member in members(job, 1))
     go_on(job, 5.0)
     job.hosts[other].kill()
     job.hosts[other].lose_lease()

@@ -31,12 +31,12 @@ def test_a_driver_dies_and_the_other_goes_on(etcd: EtcdServers, tmp_path: Path) 
     with ExitStack() as stack:
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
         candidates = [Candidate(etcd, name, tmp_path / "incidents") for name in ("one", "two")]
-        for one in candidates:
-            stack.callback(one.close)
+        for candidate in candidates:
+            stack.callback(candidate.close)
         hosts = Hosts(client)
         first = hosts.wait_for(Round, KEYS.round(1))
         assert [part.host for part in first.hosts] == ["host-0", "host-1"]
-        leader, other = sorted(candidates, key=lambda one: not one.driver.is_leading)
+        leader, other = sorted(candidates, key=lambda candidate: not candidate.driver.is_leading)
         assert (leader.driver.is_leading, other.driver.is_leading) == (True, False)
         assert first.driver == leader.name
         hosts.train(1)
@@ -142,7 +142,7 @@ def test_old_keys_are_trimmed() -> None:
     # names that are not ours, and would be the newest
     names += [f"{KEYS.directory('rounds')}zz{n}" for n in range(60)] + [f"{KEYS.directory('commands')}9"]
     present = {name: Seen(revision, revision, 0.0, 0.0) for revision, name in enumerate(names, 1)}
-    deleted = {one.keys.start.decode() for one in trims_of(KEYS, present)}
+    deleted = {trim.keys.start.decode() for trim in trims_of(KEYS, present)}
     assert deleted == {
         *(KEYS.round(n) for n in range(1, 11)),
         *(KEYS.halt(n) for n in range(1, 11)),

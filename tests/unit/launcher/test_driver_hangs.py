@@ -193,7 +193,7 @@ def test_host_that_waits_for_storage_is_asked_again() -> None:
     go_on(job, 12.0)
     assert KEYS.halt(1) not in job.etcd.items
     commands = records_of(job, HostCommand, "commands")
-    assert {one.kind for one in commands} == {"evidence"}
+    assert {command.kind for command in commands} == {"evidence"}
     assert len(commands) in (2, 3), "every five seconds"
     write_evidence(job, first[0], 5, 5)
     write_evidence(job, first[1], 5, 4)

@@ -47,7 +47,7 @@ def test_many_lost_leases_are_held_while_others_train() -> None:
     cut_off(job, *members(job, 1)[2:])
     wait(job, 100.0)
     assert KEYS.halt(1) not in job.etcd.items
-    assert [one.kind for one in incidents(job)] == [IncidentKind.CONTROL_PLANE]
+    assert [incident.kind for incident in incidents(job)] == [IncidentKind.CONTROL_PLANE]
 
 
 def test_many_lost_leases_end_the_round_when_others_are_done() -> None:
@@ -60,7 +60,7 @@ def test_many_lost_leases_end_the_round_when_others_are_done() -> None:
     assert KEYS.halt(1) not in job.etcd.items
     wait(job, 5.0)
     assert KEYS.halt(1) in job.etcd.items
-    (lost,) = [one for one in incidents(job) if one.kind is IncidentKind.HOST_LOST]
+    (lost,) = [incident for incident in incidents(job) if incident.kind is IncidentKind.HOST_LOST]
     assert lost.culprit_hosts == tuple(hosts[2:])
 
 

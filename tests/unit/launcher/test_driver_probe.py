@@ -12,7 +12,7 @@ import pytest
 from megatrain.contracts.records.host_records import HostRecord
 from megatrain_launcher.driver.actions import Probe
 from megatrain_launcher.driver.probe import Prober, ProbeResult
-from megatrain_launcher.liveness import LivenessPort, LivenessReader, Vitality, ask
+from megatrain_launcher.liveness import Liveness, LivenessPort, LivenessReader, ask
 from tests.helpers.waiting import wait_until
 
 
@@ -42,56 +42,56 @@ def port_that_says(answer: bytes | None) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("answer", "vitality"),
+    ("answer", "liveness"),
     [
-        (b"mine", Vitality.ALIVE),
-        (b"mine\n", Vitality.ALIVE),
-        (b"another", Vitality.DEAD),
-        (b"", Vitality.UNKNOWN),
-        (None, Vitality.UNKNOWN),
-        (b"\xff" * 1000, Vitality.DEAD),
+        (b"mine", Liveness.ALIVE),
+        (b"mine\n", Liveness.ALIVE),
+        (b"another", Liveness.DEAD),
+        (b"", Liveness.UNKNOWN),
+        (None, Liveness.UNKNOWN),
+        (b"\xff" * 1000, Liveness.DEAD),
     ],
 )
-def test_answer_of_a_port_tells_alive_dead_or_unknown(answer: bytes | None, vitality: Vitality) -> None:
+def test_answer_of_a_port_tells_alive_dead_or_unknown(answer: bytes | None, liveness: Liveness) -> None:
     with port_that_says(answer) as port:
-        assert ask("127.0.0.1", port, "mine", timeout_s=0.2)[0] is vitality
+        assert ask("127.0.0.1", port, "mine", timeout_s=0.2)[0] is liveness
 
 
 def test_probe_of_a_closed_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    assert ask("127.0.0.1", port, "mine")[0] is Vitality.DEAD
-    assert ask("no such host", 80, "mine", timeout_s=0.2)[0] is Vitality.UNKNOWN
+    assert ask("127.0.0.1", port, "mine")[0] is Liveness.DEAD
+    assert ask("no such host", 80, "mine", timeout_s=0.2)[0] is Liveness.UNKNOWN
 
 
 def test_invalid_port_proves_no_death() -> None:
     """Linux refuses a connection to port 0, and a candidate ends the lease of a leader that refuses."""
     for port in [-1, 0, 65536, 10**6]:
-        assert ask("127.0.0.1", port, "mine")[0] is Vitality.UNKNOWN, port
+        assert ask("127.0.0.1", port, "mine")[0] is Liveness.UNKNOWN, port
 
 
 def test_a_liveness_port_answers_with_the_current_session() -> None:
     port = LivenessPort("1", "127.0.0.1")
-    assert ask("127.0.0.1", port.port, "1")[0] is Vitality.ALIVE
+    assert ask("127.0.0.1", port.port, "1")[0] is Liveness.ALIVE
     port.session = "2"
     with socket.create_connection(("127.0.0.1", port.port)):
         pass  # who hangs up at once does no harm
-    assert ask("127.0.0.1", port.port, "2")[0] is Vitality.ALIVE
+    assert ask("127.0.0.1", port.port, "2")[0] is Liveness.ALIVE
     port.close()
-    assert ask("127.0.0.1", port.port, "2")[0] is Vitality.DEAD
+    assert ask("127.0.0.1", port.port, "2")[0] is Liveness.DEAD
 
 
 def test_only_a_port_that_was_reached_before_proves_a_death() -> None:
     """A firewall that refuses, or loopback in place of another machine, must not end a live host's lease."""
     ports = [LivenessPort("mine", "127.0.0.1") for _ in range(2)]
     reader = LivenessReader()
-    vitality, detail = reader.ask("127.0.0.1", ports[1].port, "other")
-    assert vitality is Vitality.UNKNOWN
+    liveness, detail = reader.ask("127.0.0.1", ports[1].port, "other")
+    assert liveness is Liveness.UNKNOWN
     assert detail.endswith("now belongs to another executor, or a firewall is in between: it has never answered here")
-    assert reader.ask("127.0.0.1", ports[0].port, "mine")[0] is Vitality.ALIVE
+    assert reader.ask("127.0.0.1", ports[0].port, "mine")[0] is Liveness.ALIVE
     for port in ports:
         port.close()
-    assert [reader.ask("127.0.0.1", port.port, "mine")[0] for port in ports] == [Vitality.DEAD, Vitality.UNKNOWN]
+    assert [reader.ask("127.0.0.1", port.port, "mine")[0] for port in ports] == [Liveness.DEAD, Liveness.UNKNOWN]
 
 
 def test_a_host_that_was_reached_before_is_proven_dead_later() -> None:
@@ -101,9 +101,9 @@ def test_a_host_that_was_reached_before_is_proven_dead_later() -> None:
     for _ in range(3):
         prober.reach_new_hosts([host])
     probe = Probe("a", "mine", "127.0.0.1", port.port)
-    assert next_result(prober, probe).vitality is Vitality.ALIVE
+    assert next_result(prober, probe).liveness is Liveness.ALIVE
     port.close()
-    assert next_result(prober, probe).vitality is Vitality.DEAD
+    assert next_result(prober, probe).liveness is Liveness.DEAD
     prober.close()
 
 
@@ -127,4 +127,4 @@ def test_prober_asks_a_host_once_at_a_time() -> None:
 
         wait_until(has_come, "the answer")
     prober.close()
-    assert {(one.host, one.vitality, one.at) for one in results} == {("a", Vitality.ALIVE, 5.0)}
+    assert {(result.host, result.liveness, result.at) for result in results} == {("a", Liveness.ALIVE, 5.0)}

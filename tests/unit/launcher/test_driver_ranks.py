@@ -66,7 +66,7 @@ def test_every_rank_once_and_members_keep_their_place(
     chosen = choose(available, previous, count)
     assert len(set(names(chosen))) == count
     if previous is not None:
-        members = [one.host for one in previous.hosts if one.host in available][:count]
+        members = [host.host for host in previous.hosts if host.host in available][:count]
         kept = [
             host for host in members if (slot := [p.host for p in previous.hosts].index(host)) < count and slot >= 0
         ]

@@ -94,6 +94,6 @@ def test_end_and_failure_do_not_wait_for_storage() -> None:
     hinder(job)
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     go_on_until(job, a_second_round(job), 5.0)
-    assert [one.kind for one in incidents(job)] == [IncidentKind.FAILURE]
+    assert [incident.kind for incident in incidents(job)] == [IncidentKind.FAILURE]
     ask(job, RequestKind.STOP)
     go_on_until(job, lambda: ended(job) is not None, 5.0)

@@ -94,7 +94,7 @@ def test_a_verdict_of_a_round_that_is_over_is_declined() -> None:
     go_on_until(job, goes_on(job, 2), 5.0)
     assert "the newest is round 2" in declined(job)
     # written while there was another round, though it names this one
-    assert [one.kind for one in incidents(job)] == [IncidentKind.FAILURE]
+    assert [incident.kind for incident in incidents(job)] == [IncidentKind.FAILURE]
 
 
 def test_verdict_written_before_its_round_is_declined() -> None:
@@ -188,7 +188,7 @@ def test_verdicts_wait_while_an_incident_is_open() -> None:
     assert outcome_of(job, verdict_id) is None
     go_on_until(job, goes_on(job, 3), 5.0)
     # then it is judged as any other
-    assert [one.kind for one in incidents(job)] == [IncidentKind.FAILURE, IncidentKind.STRAGGLER]
+    assert [incident.kind for incident in incidents(job)] == [IncidentKind.FAILURE, IncidentKind.STRAGGLER]
 
 
 def test_duplicate_verdict_is_applied_once() -> None:
@@ -397,11 +397,11 @@ def test_a_flood_is_answered_in_turns_and_kept_bounded() -> None:
     assert all(outcome_of(job, name) is not None for name in names)
     assert job.driver.state is not None
     trims = trims_of(KEYS, job.driver.state.seen, num_verdicts=140)
-    gone = [one.keys.start.decode() for one in trims]
+    gone = [trim.keys.start.decode() for trim in trims]
     # each verdict before its outcome: alone it would be judged again
     assert gone == [key for name in names[:10] for key in (KEYS.verdict(name), KEYS.outcome(name))]
     job.etcd.delete([KEYS.verdict(names[20])])
     drive(job)
     assert job.driver.state is not None
     trims = trims_of(KEYS, job.driver.state.seen, num_verdicts=500)
-    assert [one.keys.start.decode() for one in trims] == [KEYS.outcome(names[20])]
+    assert [trim.keys.start.decode() for trim in trims] == [KEYS.outcome(names[20])]

@@ -122,17 +122,17 @@ def test_etcds_of_two_jobs_are_two_clusters(tmp_path: Path, program: Path) -> No
 def test_it_has_its_password_before_anybody_can_connect(
     place: Path, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    admit_only, moments = process.admit_only, []
+    restrict_users, moments = process.restrict_users, []
 
     def admit(settings: EtcdSettings, credentials: Credentials) -> None:
         (endpoint,) = settings.endpoints
         assert Path(endpoint.path).parent.stat().st_mode & 0o777 == 0o700
         assert tcp_ports(etcd.pid or 0) == set()
         as_other_user(lambda: cannot_connect(endpoint.path))
-        admit_only(settings, credentials)
+        restrict_users(settings, credentials)
         moments.append("it has a password")
 
-    monkeypatch.setattr(process, "admit_only", admit)
+    monkeypatch.setattr(process, "restrict_users", admit)
     etcd = EtcdProcess(place, OWN, address="127.0.0.1", tls=tls_in(place), program=program)
     with etcd:
         assert moments == ["it has a password"]

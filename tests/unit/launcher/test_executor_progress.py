@@ -20,7 +20,7 @@ from megatrain.contracts.records.diag_records import DiagSettings
 from megatrain.contracts.records.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import Round, RoundDeadlines, RoundHost
-from megatrain.fencing.patience import Patience, find_stall
+from megatrain.fencing.phase_timeouts import PhaseTimeouts, find_stall
 from megatrain.run_files.run_directory import RunDirectory, own_box_directory, own_box_paths
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_launcher.executor.control_pages import ControlPages
@@ -226,10 +226,10 @@ def test_process_without_a_black_box_may_hang_at_its_end(boxes: Boxes) -> None:
     assert ranks[2].is_closed
     (left,) = unfinished(ranks, progress).values()
     assert left.phase is Phase.STOPPING
-    patience = Patience(init_s=1, first_step_s=1, checkpoint_s=60, evaluation_s=1, floor_s=1, factor=2)
+    phase_timeouts = PhaseTimeouts(init_s=1, first_step_s=1, checkpoint_s=60, evaluation_s=1, floor_s=1, factor=2)
     now_ns = time.monotonic_ns()
-    assert find_stall({2: left}, patience, now_ns + 50 * 10**9, 0.0) is None
-    assert find_stall({2: left}, patience, now_ns + 70 * 10**9, 0.0) is not None
+    assert find_stall({2: left}, phase_timeouts, now_ns + 50 * 10**9, 0.0) is None
+    assert find_stall({2: left}, phase_timeouts, now_ns + 70 * 10**9, 0.0) is not None
     progress.watches[2].pid = UNUSED_PID
     assert unfinished(ranks, progress) == {}
     progress.close()

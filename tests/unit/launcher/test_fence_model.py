@@ -105,12 +105,12 @@ class Fencing(RuleBasedStateMachine):
     def host_returns(self, host: int) -> None:
         self.reconnect(self.host(host))
 
-    def reconnect(self, one: TimedHost) -> None:
-        one.is_connected, one.is_frozen = True, False
-        one.renew(self.job.now)
-        if one.is_up and not one.is_registered:
-            one.register(self.job.now)
-        one.tell(self.job.now)
+    def reconnect(self, timed_host: TimedHost) -> None:
+        timed_host.is_connected, timed_host.is_frozen = True, False
+        timed_host.renew(self.job.now)
+        if timed_host.is_up and not timed_host.is_registered:
+            timed_host.register(self.job.now)
+        timed_host.tell(self.job.now)
 
     @rule(host=HOSTS, is_deaf=st.booleans())
     def host_hears_no_orders(self, host: int, is_deaf: bool) -> None:

@@ -245,7 +245,7 @@ def test_gpu_that_nvml_lost_has_its_error(nvml: ModuleType) -> None:
         nvml.fail = {where: (1, 15)}
         reading = read_nvml()
         assert reading is not None, where
-        assert [one.error for one in reading.gpus] == ["", "GPU is lost"], where
+        assert [gpu.error for gpu in reading.gpus] == ["", "GPU is lost"], where
 
 
 def test_nvml_that_cannot_start_has_its_error_or_none(nvml: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

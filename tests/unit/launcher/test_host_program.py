@@ -21,7 +21,7 @@ from megatrain_job.commands.etcd_flags import PASSWORD_VARIABLE, etcd_arguments,
 from megatrain_job.coordination.settings import Credentials, EtcdSettings, TlsFiles
 from megatrain_launcher.executor.host_program import ENTRY_POINT_GROUP, start_host_programs
 from megatrain_launcher.executor.settings import ExecutorSettings
-from tests.helpers.lone_rank import make_config
+from tests.helpers.single_rank import make_config
 from tests.helpers.waiting import wait_until
 from tests.helpers.writer_process import is_alive
 

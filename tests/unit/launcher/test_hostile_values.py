@@ -159,9 +159,9 @@ def test_the_driver_decides_whatever_it_reads(scribe: Scribe) -> None:
     state = fold(ClusterState(KEYS, "host-1", now), Snapshot(100, scribe.items(), "asked"), now)
     for revision in range(101, 106):
         writes = writes_of(decide(now, state, POLICY).actions, KEYS, answer_lease_id=1)
-        puts = [as_bytes(one.key) for one in writes.operations if isinstance(one, Put)]
+        puts = [as_bytes(operation.key) for operation in writes.operations if isinstance(operation, Put)]
         assert len(set(puts)) == len(puts), "etcd refuses a transaction that puts a key twice"
-        trimmed = [as_bytes(one.keys.start) for one in trims_of(KEYS, state.seen)]
+        trimmed = [as_bytes(trim.keys.start) for trim in trims_of(KEYS, state.seen)]
         assert all(key.startswith(KEYS.prefix.encode()) for key in (*puts, *trimmed)), "only keys of the job"
         now += scribe.random.choice((0.1, 5.0, 700.0))
         state = fold(state, scribe.changes(revision), now)

@@ -22,7 +22,7 @@ from megatrain.programs import supervisor
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.executor.job_programs import ProgramSettings, reported_dashboard, running_programs
-from tests.helpers.lone_rank import make_config
+from tests.helpers.single_rank import make_config
 from tests.helpers.waiting import wait_until
 
 STAYS = (sys.executable, "-c", "import os, signal; print(os.getpid(), flush=True); signal.pause()")

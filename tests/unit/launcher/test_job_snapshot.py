@@ -20,7 +20,7 @@ def test_job_is_read_at_one_revision(client: EtcdClient, keys: JobKeys) -> None:
     wanted = make_snapshot()
     assert (found.record, found.hosts, found.statuses) == (wanted.record, wanted.hosts, wanted.statuses)
     assert (found.rounds, found.halts, found.driver) == (wanted.rounds, wanted.halts, "host-1")
-    assert [one.incident_id for one in found.incidents][::99] == ["20270115-0005", "20270115-0104"]
+    assert [incident.incident_id for incident in found.incidents][::99] == ["20270115-0005", "20270115-0104"]
     assert len(read_job(client, keys, num_incidents=0).incidents) == 105
     for number in range(3, 9):
         client.put(keys.round(number), encode(make_round(number)))

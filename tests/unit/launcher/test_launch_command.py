@@ -51,8 +51,8 @@ def test_launch_driver_and_executor_load_no_torch() -> None:
     source = (
         "import sys\n"
         "import megatrain_launcher.commands.launch, megatrain_launcher.commands.driver\n"
-        "import megatrain_launcher.launch.host, megatrain_launcher.launch.lone_driver\n"
-        "import megatrain_launcher.executor.executor, megatrain_launcher.launch.executor_parts\n"
+        "import megatrain_launcher.launch.host, megatrain_launcher.launch.dedicated_driver\n"
+        "import megatrain_launcher.executor.executor, megatrain_launcher.launch.cordons\n"
         "print('torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)

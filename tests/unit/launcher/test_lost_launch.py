@@ -15,32 +15,34 @@ from megatrain.contracts.records.rounds import JobEnd, LostLaunch
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_job.jobs.lost_time import restart_price_s
+from megatrain_job.jobs.lost_time import measured_restart_cost_s
 from megatrain_launcher.executor.job_record import claim_job
-from megatrain_launcher.executor.lost_launch import Sign, find_lost_launch, lost_launch_of
+from megatrain_launcher.executor.lost_launch import ActivitySign, find_lost_launch, lost_launch_of
 from tests.helpers.driver_story import begin, go_on, incidents
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import make_record
 from tests.helpers.simulated_etcd import KEYS
 
 RECORD = make_record(first_host="host-0", created_unix_s=1000.0)
-LAUNCHED = Sign(1000.0, "it was launched by host-0")
+LAUNCHED = ActivitySign(1000.0, "it was launched by host-0")
 
 
 class TestFound:
     def test_the_newest_sign_counts_and_the_slowest_rank(self) -> None:
         signs = [
             LAUNCHED,
-            Sign(1900.0, "metrics of step 40", 40),
-            Sign(2000.0, "rank 0", 52),
-            Sign(1999.9, "rank 1", 51),
+            ActivitySign(1900.0, "metrics of step 40", 40),
+            ActivitySign(2000.0, "rank 0", 52),
+            ActivitySign(1999.9, "rank 1", 51),
         ]
         found = lost_launch_of(RECORD, signs, 5000.0, 500.0, "host-0")
         assert (found.last_sign_unix_s, found.last_step, found.cause) == (2000.0, 51, "launcher-lost")
         assert found.evidence[0].endswith("UTC: rank 0")
 
     def test_a_machine_that_was_started_since_is_the_cause(self) -> None:
-        found = lost_launch_of(RECORD, [LAUNCHED, Sign(2000.0, "metrics of step 40", 40)], 5000.0, 4000.0, "host-0")
+        found = lost_launch_of(
+            RECORD, [LAUNCHED, ActivitySign(2000.0, "metrics of step 40", 40)], 5000.0, 4000.0, "host-0"
+        )
         assert found.cause == "machine-restarted"
         assert "the machine of host-0 was restarted after that" in found.evidence[1]
 
@@ -48,12 +50,12 @@ class TestFound:
         assert lost_launch_of(RECORD, [LAUNCHED], 5000.0, 500.0, "host-1").cause == ""
 
     def test_black_box_proves_that_its_machine_was_not_restarted(self) -> None:
-        signs = [LAUNCHED, Sign(2000.0, "rank 3 on host-1 in its step 25", 25, "host-1")]
+        signs = [LAUNCHED, ActivitySign(2000.0, "rank 3 on host-1 in its step 25", 25, "host-1")]
         assert lost_launch_of(RECORD, signs, 5000.0, 500.0, "host-1").cause == "launcher-lost"
         assert lost_launch_of(RECORD, signs, 5000.0, 500.0, "host-2").cause == ""
 
     def test_black_boxes_of_other_times_do_not_count(self) -> None:
-        signs = [LAUNCHED, Sign(900.0, "metrics of step 99", 99), Sign(9000.0, "rank 0", 7)]
+        signs = [LAUNCHED, ActivitySign(900.0, "metrics of step 99", 99), ActivitySign(9000.0, "rank 0", 7)]
         found = lost_launch_of(RECORD, signs, 5000.0, None, "host-1")
         assert (found.last_sign_unix_s, found.last_step) == (1000.0, None)
 
@@ -123,8 +125,8 @@ class TestReport:
         assert None not in seconds.values()
         assert seconds["detect"] is not None
         assert "after its last sign of life" in incident.reason
-        assert restart_price_s([incident]) is None
-        assert restart_price_s([replace(incident, kind=IncidentKind.FAILURE)]) is not None
+        assert measured_restart_cost_s([incident]) is None
+        assert measured_restart_cost_s([replace(incident, kind=IncidentKind.FAILURE)]) is not None
 
     def test_a_launch_after_one_that_ended_in_order_reports_nothing(self) -> None:
         assert self.relaunched(None) == []

@@ -77,7 +77,7 @@ class Story:
 
     def recovered(self, number: int = 1) -> list[Incident]:
         def is_over() -> bool:
-            return sum(one.state is IncidentState.RECOVERED for one in self.incidents()) >= number
+            return sum(incident.state is IncidentState.RECOVERED for incident in self.incidents()) >= number
 
         wait_until(is_over, "the end")
         return self.incidents()
@@ -94,7 +94,7 @@ class Story:
     def receipts(self, incident: Incident) -> list[tuple[str, str, str]]:
         """Return the receipts of an incident's file: receiver, what was sent, or why it was not."""
         raw = (self.root / "incidents" / f"{incident.incident_id}.json").read_bytes()
-        return [(one.receiver, one.stage, one.problem) for one in decode(Incident, raw, "").receipts]
+        return [(receipt.receiver, receipt.stage, receipt.problem) for receipt in decode(Incident, raw, "").receipts]
 
     def alarms(self) -> tuple[str, ...]:
         found = self.hosts.read(DriverReport, KEYS.report)
@@ -249,7 +249,7 @@ def test_failing_receiver_is_tried_again_and_reported(story: Story, reply: Reply
         story.train(1)
         story.fail(1)
         story.train(2)
-        wait_until(lambda: any("webhook cannot be notified" in one for one in story.alarms()), "the alarm")
+        wait_until(lambda: any("webhook cannot be notified" in alarm for alarm in story.alarms()), "the alarm")
         record = story.record()
         assert record is not None
         assert (record.num_sent, record.notified) == (0, {})
@@ -257,15 +257,17 @@ def test_failing_receiver_is_tried_again_and_reported(story: Story, reply: Reply
         assert "127.0.0.1" in record.problem
         receiver.usual = Reply()
         story.wait_notified(1)
-        wait_until(lambda: not any("cannot be notified" in one for one in story.alarms()), "the alarm's end")
-    assert {one["topics"][0]["key"] for one in receiver.documents} == {receiver.documents[0]["topics"][0]["key"]}
+        wait_until(lambda: not any("cannot be notified" in alarm for alarm in story.alarms()), "the alarm's end")
+    assert {document["topics"][0]["key"] for document in receiver.documents} == {
+        receiver.documents[0]["topics"][0]["key"]
+    }
 
 
 def test_unreadable_secret_is_reported_early(story: Story) -> None:
     path = write_secret(story.root / "url", "https://hooks.slack.com/services/hidden", 0o644)
     story.candidate(config_with(story.root, f'[slack]\nurl_file = "{path}"\n'))
     story.train(1)
-    wait_until(lambda: any("has mode 644" in one for one in story.alarms()), "the alarm")
+    wait_until(lambda: any("has mode 644" in alarm for alarm in story.alarms()), "the alarm")
     everything = story.client.read_all(KeyRange.prefix(KEYS.prefix)).items
     assert not any(b"hidden" in item.value for item in everything)
 

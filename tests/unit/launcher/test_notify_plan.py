@@ -14,7 +14,7 @@ from megatrain_launcher.notify.plan import (
     GIVE_UP_S,
     HOUR_S,
     REFRESH_S,
-    Manner,
+    DeliveryMode,
     begin_record,
     plan_of,
     refused,
@@ -23,58 +23,58 @@ from megatrain_launcher.notify.plan import (
 from megatrain_launcher.notify.topics import Event, Stage
 from tests.helpers.notification_topics import NOW_S, InstantReceiver, make_topic, over, rules
 
-MANNERS = tuple(Manner)
+DELIVERY_MODES = tuple(DeliveryMode)
 
 
 def test_beginning_and_end_are_reported_once_each() -> None:
-    for manner in MANNERS:
-        receiver, topic = InstantReceiver(manner), make_topic()
+    for delivery_mode in DELIVERY_MODES:
+        receiver, topic = InstantReceiver(delivery_mode), make_topic()
         for _ in range(3):
             receiver.send_due([topic], NOW_S)
         for _ in range(3):
             receiver.send_due([over(topic)], NOW_S + 5)
         receiver.send_due([], NOW_S + 9)
-        assert receiver.marks == [["incident/one=open:amber"], ["incident/one=closed:amber"]], manner
-        assert receiver.record.num_sent == 2, manner
+        assert receiver.marks == [["incident/one=open:amber"], ["incident/one=closed:amber"]], delivery_mode
+        assert receiver.record.num_sent == 2, delivery_mode
 
 
 def test_the_next_driver_repeats_nothing_and_forgets_nothing() -> None:
-    for manner in MANNERS:
-        first, reported, unsent = InstantReceiver(manner), make_topic("incident/one"), make_topic("incident/two")
+    for delivery_mode in DELIVERY_MODES:
+        first, reported, unsent = InstantReceiver(delivery_mode), make_topic("incident/one"), make_topic("incident/two")
         first.send_due([reported], NOW_S)
-        second = InstantReceiver(manner)
+        second = InstantReceiver(delivery_mode)
         second.record = decode(ReceiverRecord, encode(first.record), "etcd")
         second.refreshed_s = first.refreshed_s
         second.send_due([reported], NOW_S + 1)
-        assert second.messages == [], manner
+        assert second.messages == [], delivery_mode
         second.send_due([over(reported), unsent], NOW_S + 2)
         assert sorted(mark for marks in second.marks for mark in marks) == [
             "incident/one=closed:amber",
             "incident/two=open:amber",
-        ], manner
+        ], delivery_mode
 
 
 def test_a_new_receiver_is_not_notified_of_what_is_over() -> None:
     gone, here = over(make_topic("incident/gone")), make_topic("incident/here")
     record = begin_record("slack", [gone, here])
-    plan = plan_of([gone, here], record, rules(Manner.DIGEST), NOW_S)
+    plan = plan_of([gone, here], record, rules(DeliveryMode.DIGEST), NOW_S)
     assert [topic.name for topic in plan.topics] == ["incident/here"]
 
 
 def test_topic_that_ended_unsent_is_sent_to_digests_only() -> None:
     """People read of it later; it pages no one."""
-    for manner, expected in [
-        (Manner.DIGEST, [["incident/one=closed:amber"]]),
-        (Manner.PAGE, []),
-        (Manner.STATE, []),
+    for delivery_mode, expected in [
+        (DeliveryMode.DIGEST, [["incident/one=closed:amber"]]),
+        (DeliveryMode.PAGE, []),
+        (DeliveryMode.STATE, []),
     ]:
-        receiver = InstantReceiver(manner)
+        receiver = InstantReceiver(delivery_mode)
         receiver.send_due([over(make_topic())], NOW_S + 5)
-        assert receiver.marks == expected, manner
+        assert receiver.marks == expected, delivery_mode
 
 
 def test_ended_topic_is_given_up_after_an_hour() -> None:
-    receiver = InstantReceiver(Manner.DIGEST)
+    receiver = InstantReceiver(DeliveryMode.DIGEST)
     late = NOW_S + GIVE_UP_S + 1
     receiver.send_due([over(make_topic("incident/old")), make_topic("incident/open")], late)
     assert receiver.marks == [["incident/open=open:amber"]]
@@ -85,69 +85,69 @@ def test_ended_topic_is_given_up_after_an_hour() -> None:
 
 def test_only_a_pager_is_notified_of_the_recovery_under_way() -> None:
     reported = {}
-    for manner in (Manner.DIGEST, Manner.PAGE):
-        receiver, topic = InstantReceiver(manner), make_topic()
+    for delivery_mode in (DeliveryMode.DIGEST, DeliveryMode.PAGE):
+        receiver, topic = InstantReceiver(delivery_mode), make_topic()
         for stage in (Stage.OPEN, Stage.UNDER_WAY, Stage.UNDER_WAY):
             receiver.send_due([replace(topic, stage=stage)], NOW_S)
         receiver.send_due([over(topic)], NOW_S + 3)
-        reported[manner] = [marks[0].partition("=")[2].partition(":")[0] for marks in receiver.marks]
-    assert reported == {Manner.DIGEST: ["open", "closed"], Manner.PAGE: ["open", "under-way", "closed"]}
+        reported[delivery_mode] = [marks[0].partition("=")[2].partition(":")[0] for marks in receiver.marks]
+    assert reported == {DeliveryMode.DIGEST: ["open", "closed"], DeliveryMode.PAGE: ["open", "under-way", "closed"]}
 
 
 def test_a_pager_is_triggered_before_it_is_acknowledged() -> None:
     """Also where the job is mending it by itself before the first page."""
-    receiver = InstantReceiver(Manner.PAGE)
+    receiver = InstantReceiver(DeliveryMode.PAGE)
     receiver.send_due([replace(make_topic(), stage=Stage.UNDER_WAY)], NOW_S)
     assert receiver.marks == [["incident/one=open:amber"], ["incident/one=under-way:amber"]]
 
 
 def test_only_worsening_is_reported_again() -> None:
-    for manner in MANNERS:
-        receiver, topic = InstantReceiver(manner), make_topic("restarts", event=Event.RESTARTS)
+    for delivery_mode in DELIVERY_MODES:
+        receiver, topic = InstantReceiver(delivery_mode), make_topic("restarts", event=Event.RESTARTS)
         for level in (HealthLevel.AMBER, HealthLevel.RED, HealthLevel.AMBER):
             receiver.send_due([replace(topic, level=level)], NOW_S)
-        assert receiver.marks == [["restarts=open:amber"], ["restarts=open:red"]], manner
+        assert receiver.marks == [["restarts=open:amber"], ["restarts=open:red"]], delivery_mode
 
 
 def test_topic_that_disappears_is_closed() -> None:
-    for manner in MANNERS:
-        receiver = InstantReceiver(manner)
+    for delivery_mode in DELIVERY_MODES:
+        receiver = InstantReceiver(delivery_mode)
         receiver.send_due([make_topic("verdict/v1", event=Event.VERDICT)], NOW_S)
         receiver.send_due([], NOW_S + 5)
         receiver.send_due([], NOW_S + 6)
-        assert receiver.marks == [["verdict/v1=open:amber"], ["verdict/v1=closed:amber"]], manner
-        assert receiver.messages[-1][0].event is Event.VERDICT, manner
+        assert receiver.marks == [["verdict/v1=open:amber"], ["verdict/v1=closed:amber"]], delivery_mode
+        assert receiver.messages[-1][0].event is Event.VERDICT, delivery_mode
         # and it may be opened again
         receiver.send_due([make_topic("verdict/v1", event=Event.VERDICT)], NOW_S + 7)
-        assert receiver.marks[-1] == ["verdict/v1=open:amber"], manner
+        assert receiver.marks[-1] == ["verdict/v1=open:amber"], delivery_mode
 
 
 def test_a_receiver_gets_its_events_and_levels_only() -> None:
-    for manner in MANNERS:
+    for delivery_mode in DELIVERY_MODES:
         topics = [
             make_topic("incident/planned", level=HealthLevel.GREEN),
             make_topic("incident/amber"),
             make_topic("end/1", event=Event.END, level=HealthLevel.RED),
             make_topic("verdict/1", event=Event.VERDICT, level=HealthLevel.RED),
         ]
-        receiver = InstantReceiver(manner, level=HealthLevel.RED, events=frozenset({"incident", "end"}))
+        receiver = InstantReceiver(delivery_mode, level=HealthLevel.RED, events=frozenset({"incident", "end"}))
         receiver.send_due(topics, NOW_S)
-        assert receiver.marks == [["end/1=open:red"]], manner
+        assert receiver.marks == [["end/1=open:red"]], delivery_mode
 
 
 def test_a_topic_waits_until_it_is_ready() -> None:
     topic = make_topic(ready_unix_s=NOW_S + 1.5)
-    plan = plan_of([topic], ReceiverRecord("test"), rules(Manner.DIGEST), NOW_S)
+    plan = plan_of([topic], ReceiverRecord("test"), rules(DeliveryMode.DIGEST), NOW_S)
     assert (plan.topics, plan.wake_unix_s) == ((), NOW_S + 1.5)
-    assert plan_of([topic], plan.record, rules(Manner.DIGEST), NOW_S + 1.5).topics == (topic,)
+    assert plan_of([topic], plan.record, rules(DeliveryMode.DIGEST), NOW_S + 1.5).topics == (topic,)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("manner", [Manner.DIGEST, Manner.PAGE])
+@pytest.mark.parametrize("delivery_mode", [DeliveryMode.DIGEST, DeliveryMode.PAGE])
 @pytest.mark.parametrize("stays_open", [True, False])
-def test_a_restart_loop_does_not_page_a_hundred_times(manner: Manner, *, stays_open: bool) -> None:
+def test_a_restart_loop_does_not_page_a_hundred_times(delivery_mode: DeliveryMode, *, stays_open: bool) -> None:
     """A failure every ten seconds for four hours: what is new comes at most ten times in any hour."""
-    receiver, incidents = InstantReceiver(manner), []
+    receiver, incidents = InstantReceiver(delivery_mode), []
     for second in range(0, 4 * 3600, 10):
         now_s = NOW_S + second
         new = make_topic(f"incident/{second:06d}", began_unix_s=now_s, ready_unix_s=now_s)
@@ -170,7 +170,7 @@ def test_a_restart_loop_does_not_page_a_hundred_times(manner: Manner, *, stays_o
 
 
 def test_red_is_not_held_back_by_amber() -> None:
-    receiver = InstantReceiver(Manner.PAGE)
+    receiver = InstantReceiver(DeliveryMode.PAGE)
     amber = [make_topic(f"incident/{number}") for number in range(5)]
     receiver.send_due(amber, NOW_S)
     assert len(receiver.messages) == 3
@@ -179,14 +179,14 @@ def test_red_is_not_held_back_by_amber() -> None:
 
 
 def test_a_digest_holds_what_came_meanwhile_the_worst_first() -> None:
-    receiver = InstantReceiver(Manner.DIGEST)
+    receiver = InstantReceiver(DeliveryMode.DIGEST)
     topics = [make_topic("incident/a"), make_topic("end/1", event=Event.END, level=HealthLevel.RED)]
     receiver.send_due(topics, NOW_S)
     assert receiver.marks == [["end/1=open:red", "incident/a=open:amber"]]
 
 
 def test_an_alertmanager_is_reminded_of_all_that_is_open() -> None:
-    receiver, first, second = InstantReceiver(Manner.STATE), make_topic("incident/a"), make_topic("incident/b")
+    receiver, first, second = InstantReceiver(DeliveryMode.STATE), make_topic("incident/a"), make_topic("incident/b")
     receiver.send_due([first], NOW_S)
     receiver.send_due([first, second], NOW_S + 1)  # a message about one topic names all that are open
     receiver.send_due([first, second], NOW_S + 2)
@@ -200,27 +200,27 @@ def test_an_alertmanager_is_reminded_of_all_that_is_open() -> None:
 
 def test_a_try_that_failed_leaves_all_to_be_reported() -> None:
     topic = make_topic()
-    plan = plan_of([topic], ReceiverRecord("test"), rules(Manner.PAGE), NOW_S)
+    plan = plan_of([topic], ReceiverRecord("test"), rules(DeliveryMode.PAGE), NOW_S)
     record = refused(plan.record, plan, "it answers 500", NOW_S)
     assert (record.num_failed, record.num_sent, record.problem) == (1, 0, "it answers 500")
-    again = plan_of([topic], record, rules(Manner.PAGE), NOW_S + 2)
+    again = plan_of([topic], record, rules(DeliveryMode.PAGE), NOW_S + 2)
     assert again.topics == (topic,)
 
 
 def test_receipts_say_what_was_sent_and_when() -> None:
-    for manner in MANNERS:
-        receiver, topic = InstantReceiver(manner), make_topic()
+    for delivery_mode in DELIVERY_MODES:
+        receiver, topic = InstantReceiver(delivery_mode), make_topic()
         receiver.send_due([topic, make_topic("restarts", event=Event.RESTARTS)], NOW_S)
         receiver.send_due([topic], NOW_S + 2 * REFRESH_S)  # an Alertmanager is reminded, which is no news
         receiver.send_due([over(topic)], NOW_S + 200)
         reported = {
             name: [(one.stage, one.at_unix_s) for one in found] for name, found in receiver.record.receipts.items()
         }
-        assert reported == {"incident/one": [("open", NOW_S), ("closed", NOW_S + 200)]}, manner
+        assert reported == {"incident/one": [("open", NOW_S), ("closed", NOW_S + 200)]}, delivery_mode
 
 
 def test_receipt_has_the_attempts_and_the_last_error() -> None:
-    plan = plan_of([make_topic()], ReceiverRecord("slack"), rules(Manner.DIGEST), NOW_S)
+    plan = plan_of([make_topic()], ReceiverRecord("slack"), rules(DeliveryMode.DIGEST), NOW_S)
     record = plan.record
     for number, problem in enumerate(("no answer in time", "answers 404"), 1):
         record = refused(record, plan, problem, NOW_S + number)
@@ -232,6 +232,6 @@ def test_receipt_has_the_attempts_and_the_last_error() -> None:
 def test_receipts_are_bounded() -> None:
     record = ReceiverRecord("slack")
     for number in range(100):
-        plan = plan_of([make_topic(f"incident/{number:03d}")], record, rules(Manner.STATE), NOW_S)
+        plan = plan_of([make_topic(f"incident/{number:03d}")], record, rules(DeliveryMode.STATE), NOW_S)
         record = taken(plan.record, plan, NOW_S)
     assert list(record.receipts) == [f"incident/{number:03d}" for number in range(79, 100)]

@@ -17,7 +17,7 @@ AMBER, RED, GREEN = HealthLevel.AMBER, HealthLevel.RED, HealthLevel.GREEN
 
 
 def topics(*reasons: Reason, **changes: Any) -> dict[str, Topic]:
-    found = topics_of(make_snapshot(**changes), Health(reasons), {one.code: NOW_S for one in reasons}, NOW_S)
+    found = topics_of(make_snapshot(**changes), Health(reasons), {reason.code: NOW_S for reason in reasons}, NOW_S)
     assert len({topic.name for topic in found}) == len(found)
     return {topic.name.partition("/")[0]: topic for topic in found}
 

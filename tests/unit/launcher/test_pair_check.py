@@ -17,7 +17,7 @@ from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.executor.host_checks import HostChecks
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.health.child import ProbeEnd
-from tests.helpers.lone_rank import make_config
+from tests.helpers.single_rank import make_config
 
 PASSED = '{"part": "pair", "number": 0, "compute_s": 0.5, "wait_s": 0.1, "reduce_s": 0.2}'
 

@@ -31,7 +31,7 @@ from megatrain_launcher.executor.program_runner import (
 )
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import make_record
-from tests.helpers.lone_rank import make_config
+from tests.helpers.single_rank import make_config
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 _numbers = itertools.count()

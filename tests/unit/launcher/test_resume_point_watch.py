@@ -12,7 +12,7 @@ import pytest
 from megatrain.checkpoint_format.checkpoint_names import step_directory_name
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.manifest import FileEntry
-from megatrain.checkpoint_format.verifications import Verification, note_verifications
+from megatrain.checkpoint_format.verifications import Verification, record_verifications
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_launcher.driver.resume_point_watch import ResumePointWatch, local_checkpoints
 from tests.helpers.checkpoint_tree import put_branch, put_checkpoint, put_resume
@@ -48,7 +48,7 @@ def data_file(checkpoints: Path, step: int) -> Path:
 
 def verified(checkpoints: Path, step: int, problem: str, at_unix_s: float = 4e9) -> None:
     """Keep what a verification found, as `megatrain ckpt verify` does."""
-    note_verifications(
+    record_verifications(
         LocalLocation(checkpoints), [Verification.of("main", step, at_unix_s, [problem] if problem else [])]
     )
 

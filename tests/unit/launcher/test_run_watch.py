@@ -88,4 +88,4 @@ def test_incidents_are_written_again(run: RunDirectory) -> None:
         shutil.rmtree(run.incidents)
         files.write_again()
         wait_until(lambda: all(place.exists() for place in places), "the files again")
-    assert [json.loads(place.read_text())["incident_id"] for place in places] == [one.incident_id for one in names]
+    assert [json.loads(place.read_text())["incident_id"] for place in places] == [name.incident_id for name in names]

@@ -21,7 +21,7 @@ from megatrain.contracts.files.own_files import make_own_directory
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import JobEnd
-from megatrain.programs.stop_signals import StopSignals, note_only
+from megatrain.programs.stop_signals import StopSignals, record_only
 from megatrain.run_files.run_directory import RunDirectory, black_box_path
 from megatrain_job.commands.etcd_flags import etcd_arguments
 from megatrain_job.coordination.client import EtcdClient
@@ -200,7 +200,7 @@ def test_signal_before_the_job_ends_the_preparations_in_order() -> None:
 
 def test_signal_after_the_job_changes_nothing() -> None:
     with StopSignals(stop_early) as early:
-        early.set_callbacks(note_only)
+        early.set_callbacks(record_only)
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGUSR1)
         assert early.name == "SIGTERM", "noted, and nothing raised"

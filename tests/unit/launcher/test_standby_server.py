@@ -237,7 +237,7 @@ def test_stuck_workers_are_killed(own: Programs) -> None:
 
 def test_dead_server_is_noticed_and_replaced(own: Programs) -> None:
     changes = threading.Event()
-    own.client.notify(changes.set)
+    own.client.set_change_callback(changes.set)
     pid, read_fd = own.start(WITH_GRANDCHILD, PATH=os.environ["PATH"])
     inside, outside = map(int, read_line(read_fd).split())
     server_pid = own.client.pid

@@ -24,10 +24,10 @@ from megatrain.ops.transformer_engine_linear import TransformerEngineLinear
 from tests.helpers.backend_packages import TRANSFORMER_ENGINE, write_packages
 from tests.helpers.fp8_error import GRADIENT_ERROR, INPUT_ERROR, relative
 from tests.helpers.kernels import UNDER_TEST, draw
-from tests.helpers.lone_buckets import bucket_gradients, put_in_buckets
-from tests.helpers.lone_rank import gradients_by_name, lone_rank_model, make_config, random_tokens, run_gradients
 from tests.helpers.relative_error import forward_and_backward
 from tests.helpers.require import require
+from tests.helpers.single_rank import gradients_by_name, make_config, random_tokens, run_gradients, single_rank_model
+from tests.helpers.single_rank_buckets import bucket_gradients, put_in_buckets
 
 SMALL: dict[str, Any] = {"vocab_size": 61, "seq_len": 16, "hidden_size": 64, "num_layers": 2, "num_heads": 4}
 
@@ -90,9 +90,9 @@ def test_products_are_off_by_what_their_bits_allow(backend: Backend, has_bias: b
     assert relative(out, truth[0]) < 1.2 * (2 * INPUT_ERROR**2) ** 0.5
     assert relative(grad_x, truth[1]) < 1.2 * (INPUT_ERROR**2 + GRADIENT_ERROR**2) ** 0.5
     assert relative(grad_weight, truth[2]) < 1.2 * (INPUT_ERROR**2 + GRADIENT_ERROR**2) ** 0.5
-    for one in grad_bias:  # a backend may sum what was rounded to 8 bits
-        assert one.shape == (3, 32)
-        assert relative(one, truth[3]) < 1.2 * GRADIENT_ERROR
+    for bias in grad_bias:  # a backend may sum what was rounded to 8 bits
+        assert bias.shape == (3, 32)
+        assert relative(bias, truth[3]) < 1.2 * GRADIENT_ERROR
 
 
 def test_products_are_in_eight_bits(backend: Backend) -> None:
@@ -189,7 +189,7 @@ def test_model_trains_with_transformer_engine(package_root: Path) -> None:
         ("transformer_engine", {"offload_layers": 1}),
     ):
         config = fp8_config(name, parallel)
-        rank_model = lone_rank_model(config)
+        rank_model = single_rank_model(config)
         loss = run_gradients(rank_model, random_tokens(config, seed=0))
         results.append((loss, gradients_by_name(rank_model)))
 
@@ -203,12 +203,12 @@ def test_model_trains_with_transformer_engine(package_root: Path) -> None:
 
 def test_replaced_projections_keep_parameters_and_checkpoints(package_root: Path) -> None:
     write_packages(package_root, TRANSFORMER_ENGINE)
-    own = lone_rank_model(fp8_config("megatrain"))
-    rank_model = lone_rank_model(fp8_config("transformer_engine", skip_layers=[1]))
+    own = single_rank_model(fp8_config("megatrain"))
+    rank_model = single_rank_model(fp8_config("transformer_engine", skip_layers=[1]))
     run_gradients(rank_model, random_tokens(rank_model.config, seed=0))
     modules = [one.pipeline.chunks[0].module for one in (own, rank_model)]
     first, second = (
-        {type(one.multiply) for one in modules[1].blocks[layer].modules() if isinstance(one, Projection)}
+        {type(module.multiply) for module in modules[1].blocks[layer].modules() if isinstance(module, Projection)}
         for layer in ("0", "1")
     )
 
@@ -216,5 +216,5 @@ def test_replaced_projections_keep_parameters_and_checkpoints(package_root: Path
     assert TransformerEngineLinear not in second
     names = [[name for name, _ in module.named_parameters()] for module in modules]
     assert names[0] == names[1]
-    shards = [[(one.kind, one.shard.name) for one in each.saved_shards()] for each in (own, rank_model)]
+    shards = [[(shard.kind, shard.shard.name) for shard in each.saved_shards()] for each in (own, rank_model)]
     assert shards[0] == shards[1]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megatrain.config.model import ModelConfig
 from megatrain.model import Transformer, initialise_
-from tests.helpers.lone_rank import lone_rank_model, make_config, parameters_by_name
+from tests.helpers.single_rank import make_config, parameters_by_name, single_rank_model
 
 GPT: dict[str, Any] = {
     "vocab_size": 250, "seq_len": 32, "hidden_size": 64, "num_layers": 3, "num_heads": 4, "vocab_multiple": 8,
@@ -110,7 +110,7 @@ def test_tied_head_is_one_parameter() -> None:
 def test_rank_model_has_the_initial_weights(style: str) -> None:
     config = make_config(model=STYLES[style], train={"steps": 1, "precision": "fp64", "seed": 5})
     expected = drawn(STYLES[style], seed=5)
-    found = parameters_by_name(lone_rank_model(config))
+    found = parameters_by_name(single_rank_model(config))
 
     assert found.keys() == expected.keys()
     for name, values in expected.items():
@@ -120,7 +120,7 @@ def test_rank_model_has_the_initial_weights(style: str) -> None:
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
 def test_precisions_round_the_same_numbers(precision: str, dtype: torch.dtype) -> None:
     config = make_config(model=LLAMA, train={"steps": 1, "precision": precision, "seed": 5})
-    rank_model = lone_rank_model(config)
+    rank_model = single_rank_model(config)
     found = parameters_by_name(rank_model)
     masters = {shard.name: shard for kind, shard, _ in rank_model.optimizer.flat_shards() if kind == "master"}
 
@@ -131,7 +131,7 @@ def test_precisions_round_the_same_numbers(precision: str, dtype: torch.dtype) -
 
 
 def test_tied_head_in_a_rank_model_is_one_parameter() -> None:
-    (chunk,) = lone_rank_model(make_config(model=GPT)).pipeline.chunks
+    (chunk,) = single_rank_model(make_config(model=GPT)).pipeline.chunks
 
     assert chunk.module.loss_head.weight is chunk.module.embedding.word.weight
     assert chunk.module.loss_head.weight.data_ptr() == chunk.module.embedding.word.weight.data_ptr()

@@ -20,11 +20,11 @@ from megatrain.ops.normalization import ResidualStream, layer_norm, rms_norm
 from megatrain.ops.optional_backends import find_apex
 from tests.helpers.backend_packages import APEX, write_packages
 from tests.helpers.kernels import UNDER_TEST, draw
-from tests.helpers.lone_buckets import bucket_gradients, put_in_buckets
-from tests.helpers.lone_rank import gradients_by_name, lone_rank_model, make_config, random_tokens, run_gradients
 from tests.helpers.plain_norms import EPS, eager_rms, plain_add_layer_norm, plain_add_rms, plain_layer_norm
 from tests.helpers.relative_error import assert_no_worse_than_eager
 from tests.helpers.require import require
+from tests.helpers.single_rank import gradients_by_name, make_config, random_tokens, run_gradients, single_rank_model
+from tests.helpers.single_rank_buckets import bucket_gradients, put_in_buckets
 
 HALF_AND_SINGLE = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -173,7 +173,7 @@ def test_model_trains_with_apex(package_root: Path, norm: str) -> None:
         config = make_config(
             model={"norm": norm}, train={"precision": "fp32"}, kernels={"norm": name}, parallel=parallel
         )
-        rank_model = lone_rank_model(config)
+        rank_model = single_rank_model(config)
         loss = run_gradients(rank_model, random_tokens(config, seed=0))
         results.append((loss, gradients_by_name(rank_model)))
 
@@ -191,8 +191,8 @@ def test_model_trains_with_apex(package_root: Path, norm: str) -> None:
 def test_every_norm_of_a_model_is_replaced_and_nothing_else(package_root: Path, kind: str) -> None:
     write_packages(package_root, APEX)
     config = make_config(model={"norm": kind}, kernels={"norm": "apex"}, train={"precision": "fp32"})
-    plain = lone_rank_model(make_config(model={"norm": kind}, train={"precision": "fp32"}))
-    rank_model = lone_rank_model(config)
+    plain = single_rank_model(make_config(model={"norm": kind}, train={"precision": "fp32"}))
+    rank_model = single_rank_model(config)
     found = [
         module for module in rank_model.pipeline.chunks[0].module.modules() if isinstance(module, (LayerNorm, RmsNorm))
     ]

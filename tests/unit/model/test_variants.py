@@ -22,7 +22,7 @@ from megatrain.model import TokenContext, Transformer
 from megatrain.model.initial import initialise_
 from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
-from tests.helpers.lone_rank import simulated_group
+from tests.helpers.single_rank import simulated_group
 from tests.helpers.variant_package import on_the_path, write_variant_package
 
 SIZES: dict[str, Any] = {

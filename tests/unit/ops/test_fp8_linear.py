@@ -94,7 +94,7 @@ def test_saved_tensors_have_eight_bits(name: str) -> None:
     # the weight itself is there anyway: what is made of it must not be kept once for each micro-batch in flight
     others = [one for one in kept if one.data_ptr() != weight.data_ptr()]
     assert len(others) < len(kept)
-    assert sum(one.numel() * one.itemsize for one in others) <= 64 * 48 + 4 * (48 + 4)
+    assert sum(other.numel() * other.itemsize for other in others) <= 64 * 48 + 4 * (48 + 4)
 
 
 @pytest.mark.parametrize("name", PRODUCTS)

@@ -119,7 +119,7 @@ def flat_state(start: int | None = None) -> tuple[list[Tensor], Tensor]:
     tensors = [numbers(count, dtype=torch.float32) for _ in range(3)]
     tensors += [tensors[1].abs(), torch.zeros(count, dtype=torch.bfloat16, device=UNDER_TEST.device)]
     if start is not None:
-        tensors = [one[start:].clone() for one in tensors]
+        tensors = [tensor[start:].clone() for tensor in tensors]
     middle = count - TAIL if start is None else 0
     return tensors, torch.tensor([0, middle, len(tensors[0])], device=UNDER_TEST.device)
 
@@ -130,7 +130,7 @@ def test_adamw_of_large_tensors() -> None:
     for start in (None, -TAIL):
         tensors, borders = flat_state(start)
         adamw_(*tensors, borders, is_decayed, lr=0.1, **ADAM)
-        ends.append([one[-TAIL:].clone() for one in tensors])
+        ends.append([tensor[-TAIL:].clone() for tensor in tensors])
         del tensors
 
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))

@@ -227,7 +227,7 @@ def test_norm_of_an_input_at_an_odd_address(dtype: torch.dtype) -> None:
     ):
         expected = operator(*arguments)
         for odd in range(4):
-            moved = [misaligned(one) if number == odd else one for number, one in enumerate(arguments)]
+            moved = [misaligned(argument) if number == odd else argument for number, argument in enumerate(arguments)]
             torch.testing.assert_close(operator(*moved), expected)
 
 

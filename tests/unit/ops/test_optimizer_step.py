@@ -150,11 +150,11 @@ def test_optimizer_step_with_a_tensor_at_an_odd_address(dtype: torch.dtype) -> N
         results = []
         for odd in range(-1, len(tensors)):
             copies = [
-                one if one is None else misaligned(one) if number == odd else one.clone()
-                for number, one in enumerate(tensors)
+                tensor if tensor is None else misaligned(tensor) if number == odd else tensor.clone()
+                for number, tensor in enumerate(tensors)
             ]
             operator(*copies, *rest)
-            results.append([one for one in copies if one is not None])
+            results.append([copy for copy in copies if copy is not None])
         for result in results[1:]:
             assert_identical(result, results[0])
 
@@ -165,8 +165,8 @@ def test_an_element_that_is_not_finite_stays_alone() -> None:
     grad[12289] = torch.nan
     shard.adamw(grad)
 
-    for one in shard.tensors:
-        assert one.isnan().nonzero().flatten().tolist() == [12289]
+    for tensor in shard.tensors:
+        assert tensor.isnan().nonzero().flatten().tolist() == [12289]
 
 
 def test_adamw_leaves_the_gradient_alone_and_lamb_the_weights() -> None:
@@ -231,8 +231,8 @@ def test_squares_of_a_run_of_more_tiles_than_a_block_has_threads() -> None:
 
 def plain_lamb(weights: list[Tensor], grads: list[list[Tensor]], decayed: list[bool], lr: float) -> list[Tensor]:
     """Algorithm 2 of arXiv:1904.00962 for whole parameters, with a trust ratio for decayed ones only."""
-    weights = [one.clone() for one in weights]
-    first, second = ([torch.zeros_like(one) for one in weights] for _ in range(2))
+    weights = [weight.clone() for weight in weights]
+    first, second = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
     for number, step in enumerate(grads, start=1):
         for index, grad in enumerate(step):
             first[index] = 0.9 * first[index] + 0.1 * grad

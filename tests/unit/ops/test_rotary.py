@@ -223,7 +223,7 @@ def test_scores_depend_on_the_distance_only() -> None:
 def test_rotary_operators_keep_the_contract(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     product, (cos, sin) = drawn_product(shape, dtype), tables(shape[0], shape[-1], wide(dtype))
     grads = drawn_product(shape, dtype, seed=1).split((shape[3], 1, 1), dim=3)
-    moved = [one.transpose(0, 2).contiguous().transpose(0, 2) for one in grads]  # as attention may return them
+    moved = [grad.transpose(0, 2).contiguous().transpose(0, 2) for grad in grads]  # as attention may return them
 
     assert_contract(OPS.rotate_queries_and_keys_.default, product, cos, sin)
     assert_contract(OPS.split_rotated.default, product, cos, sin)

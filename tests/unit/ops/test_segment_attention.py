@@ -28,7 +28,7 @@ CASES = [(lengths, window) for lengths, windows in WINDOWS.items() for window in
 
 
 def packed(lengths: list[list[int]]) -> PackedDocuments:
-    columns = [torch.arange(len(one)).repeat_interleave(torch.tensor(one)) for one in lengths]
+    columns = [torch.arange(len(length)).repeat_interleave(torch.tensor(length)) for length in lengths]
     return pack_documents(torch.stack(columns, 1))
 
 
@@ -79,10 +79,10 @@ def test_each_query_is_in_one_segment_and_scores_grow_linearly(lengths: str) -> 
     for window in WINDOWS[lengths]:
         num_segments = torch.zeros(701, len(LENGTHS[lengths]), dtype=torch.int64)
         num_scores = 0
-        for one in segments_of(701, window, documents, torch.float32, torch.device("cpu")):
-            num_segments[one.queries, one.samples] += 1
-            num_queries, num_keys = (tokens.stop - tokens.start for tokens in (one.queries, one.keys))
-            assert one.mask is None or one.mask.shape == (num_queries, num_keys), window
+        for segment in segments_of(701, window, documents, torch.float32, torch.device("cpu")):
+            num_segments[segment.queries, segment.samples] += 1
+            num_queries, num_keys = (tokens.stop - tokens.start for tokens in (segment.queries, segment.keys))
+            assert segment.mask is None or segment.mask.shape == (num_queries, num_keys), window
             num_scores += num_queries * num_keys
         assert (num_segments == 1).all(), window
         longest_row = [max(128, min(length, window + max(128, window // 4)) if window else length)

@@ -16,8 +16,8 @@ def by_torch(dtype: torch.dtype, weight_decay: float, eps: float, num_steps: int
     """Return the weights after torch's own AdamW with two parameter groups."""
     weights = {name: one.to(dtype).requires_grad_() for name, one in draw(0).items()}
     groups = [
-        {"params": [one for name, one in weights.items() if name in DECAYED], "weight_decay": weight_decay},
-        {"params": [one for name, one in weights.items() if name not in DECAYED], "weight_decay": 0.0},
+        {"params": [weight for name, weight in weights.items() if name in DECAYED], "weight_decay": weight_decay},
+        {"params": [weight for name, weight in weights.items() if name not in DECAYED], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=0.1, betas=(0.9, 0.95), eps=eps)
     for step in range(num_steps):
@@ -26,7 +26,7 @@ def by_torch(dtype: torch.dtype, weight_decay: float, eps: float, num_steps: int
         for name, gradient in draw(100 + step).items():
             weights[name].grad = gradient.to(dtype)
         optimizer.step()
-    return {name: one.detach() for name, one in weights.items()}
+    return {name: weight.detach() for name, weight in weights.items()}
 
 
 def by_us(ranks: list[Rank], num_steps: int = STEPS) -> None:
@@ -84,7 +84,7 @@ def test_gradient_scale_multiplies_the_gradients() -> None:
     gradients = draw(5)
     scaled.set_gradients(gradients)
     scaled.optimizer.step(0.1, 0.25)
-    plain.set_gradients({name: 0.25 * one for name, one in gradients.items()})
+    plain.set_gradients({name: 0.25 * gradient for name, gradient in gradients.items()})
     plain.optimizer.step(0.1, 1.0)
 
     for kind in ("master", "exp_avg", "exp_avg_sq"):

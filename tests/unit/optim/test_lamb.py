@@ -18,9 +18,9 @@ def plain_lamb(
     weights: dict[str, Tensor], gradients: list[dict[str, Tensor]], weight_decay: float, lr: float
 ) -> dict[str, Tensor]:
     """Algorithm 2 of arXiv:1904.00962, with a trust ratio for decayed parameters only."""
-    found = {name: one.clone() for name, one in weights.items()}
-    first = {name: torch.zeros_like(one) for name, one in weights.items()}
-    second = {name: torch.zeros_like(one) for name, one in weights.items()}
+    found = {name: weight.clone() for name, weight in weights.items()}
+    first = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    second = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     for number, step in enumerate(gradients, start=1):
         for name, gradient in step.items():
             first[name] = 0.9 * first[name] + 0.1 * gradient

@@ -9,7 +9,7 @@ import torch
 
 from megatrain.parallel.placement import ShardHolders
 from tests.helpers.hand_made_optimizer import SHAPES, build_rank, draw, whole_state
-from tests.helpers.lone_buckets import give_holders
+from tests.helpers.single_rank_buckets import give_holders
 
 
 def test_tiny_updates_accumulate_under_bf16() -> None:
@@ -24,10 +24,10 @@ def test_tiny_updates_accumulate_under_bf16() -> None:
         assert master.dtype == torch.float32
         torch.testing.assert_close(master, torch.full(SHAPES[name], 0.99), rtol=0, atol=1e-5)
     for bucket in rank.chunk.buckets:
-        for one in bucket.parameters:
-            assert one.parameter.dtype == torch.bfloat16
-            assert (one.parameter == torch.tensor(0.99).bfloat16()).all()
-            assert (one.parameter != 1).all()
+        for parameter in bucket.parameters:
+            assert parameter.parameter.dtype == torch.bfloat16
+            assert (parameter.parameter == torch.tensor(0.99).bfloat16()).all()
+            assert (parameter.parameter != 1).all()
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb", "muon", "sgd"])
@@ -39,8 +39,8 @@ def test_parameters_are_the_masters_rounded(name: str) -> None:
     masters = whole_state([rank])
 
     for bucket in rank.chunk.buckets:
-        for one in bucket.parameters:
-            assert torch.equal(one.parameter.detach(), masters[one.name].bfloat16())
+        for parameter in bucket.parameters:
+            assert torch.equal(parameter.parameter.detach(), masters[parameter.name].bfloat16())
     assert all(state.has_own_master for _, state in rank.optimizer.states)
 
 
@@ -68,9 +68,9 @@ def test_padding_of_the_shards_stays_zero(name: str, dtype: torch.dtype) -> None
         num_padding += state.bucket.shard_numel - used
         assert not state.bucket.values[state.bucket.shard][used:].any()
         assert not chunk.gradient_shard(state.bucket)[used:].any()
-        for one in state.tensors().values():
-            assert not one[used:].any()
-            assert torch.isfinite(one).all()
+        for tensor in state.tensors().values():
+            assert not tensor[used:].any()
+            assert torch.isfinite(tensor).all()
     assert num_padding > 0
 
 
@@ -95,7 +95,7 @@ def test_flat_shards_are_views_of_all_state(dp_size: int) -> None:
 
 def test_squared_norm_of_the_gradients_is_the_sum_over_ranks() -> None:
     gradients = draw(3)
-    expected = sum(one.square().sum().item() for one in gradients.values())
+    expected = sum(gradient.square().sum().item() for gradient in gradients.values())
     for dp_size in (1, 2, 3):
         ranks = [build_rank(dp_size, rank) for rank in range(dp_size)]
         for rank in ranks:

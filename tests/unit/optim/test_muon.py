@@ -13,13 +13,13 @@ from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.logical_matrices import matrices_of
 from megatrain.parallel.placement import row_of
 from tests.helpers.hand_made_optimizer import HIDDEN, SHAPES, Rank, box_slices, build_rank, draw, whole_state
-from tests.helpers.lone_rank import (
+from tests.helpers.single_rank import (
     gradients_by_name,
-    lone_rank_model,
     make_config,
     parameters_by_name,
     random_tokens,
     run_gradients,
+    single_rank_model,
 )
 from tests.helpers.thread_groups import on_all, thread_meshes
 
@@ -100,9 +100,9 @@ def test_a_step_of_the_model_is_that_of_torch() -> None:
         train={"precision": "fp32", "steps": 2},
         optimizer={"name": "muon", "muon_precision": "bf16", "weight_decay": 0.1, "lr": 1e-2, "grad_clip": 0.0},
     )
-    rank_model = lone_rank_model(config)
+    rank_model = single_rank_model(config)
     weights = {name: one.clone().requires_grad_() for name, one in parameters_by_name(rank_model).items()}
-    parts = {name: logical_parts(name, one.detach()) for name, one in weights.items() if is_hidden(name)}
+    parts = {name: logical_parts(name, weight.detach()) for name, weight in weights.items() if is_hidden(name)}
     decayed = [name for name in weights if not is_hidden(name) and not name.endswith(("bias", "norm.weight"))]
     others = [name for name in weights if not is_hidden(name) and name not in decayed]
     muon = torch.optim.Muon(
@@ -140,6 +140,6 @@ def logical_parts(name: str, whole: Tensor) -> list[Tensor]:
     """Return copies of the logical matrices of a weight."""
     matrices = matrices_of(name, tuple(whole.shape), row_of(name, decoder_table()).fused)
     return [
-        whole[box_slices(one.box.offsets, one.box.sizes)].reshape(one.num_rows, one.num_columns).clone()
-        for one in matrices
+        whole[box_slices(matrix.box.offsets, matrix.box.sizes)].reshape(matrix.num_rows, matrix.num_columns).clone()
+        for matrix in matrices
     ]

@@ -66,7 +66,7 @@ def test_lamb_keeps_its_trust_ratios_in_groups() -> None:
 
 def test_parameters_of_one_bucket_have_one_rule() -> None:
     rank = build_rank(groups=GROUPS, bucket_size=10**6)
-    rules = [{one.rule for one in bucket.parameters} for bucket in rank.chunk.buckets]
+    rules = [{parameter.rule for parameter in bucket.parameters} for bucket in rank.chunk.buckets]
 
     assert all(len(of_bucket) == 1 for of_bucket in rules)
     assert len(set().union(*rules)) == len(rules)

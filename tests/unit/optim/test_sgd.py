@@ -20,7 +20,7 @@ def by_torch(momentum: float, weight_decay: float, *, has_nesterov: bool) -> dic
             if name in DECAYED:
                 weights[name].data.mul_(1 - 0.1 * weight_decay)
         optimizer.step()
-    return {name: one.detach() for name, one in weights.items()}
+    return {name: weight.detach() for name, weight in weights.items()}
 
 
 @pytest.mark.slow(kept=["1-0.9-0.1-False", "1-0.5-0.0-True", "3-0.9-0.1-True", "3-0.5-0.0-False"])

@@ -18,8 +18,8 @@ from megatrain.parallel.bucket import SHARD_MULTIPLE, Bucket, ShardSlice, group_
 from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.placement import SOLE_HOLDER, Placement, ShardHolders, placements_of, row_of, tensor_shape
 from megatrain.parallel.sharding import LogicalParameter
-from tests.helpers.lone_buckets import held_whole
-from tests.helpers.lone_rank import simulated_group
+from tests.helpers.single_rank import simulated_group
+from tests.helpers.single_rank_buckets import held_whole
 
 CPU = torch.device("cpu")
 
@@ -47,9 +47,9 @@ def fill(bucket: Bucket) -> None:
     """Give every element of every parameter a number of its own, through the parameters."""
     with torch.no_grad():
         first = 1
-        for one in bucket.parameters:
-            numel = one.parameter.numel()
-            one.parameter.copy_(torch.arange(first, first + numel).view(one.parameter.shape))
+        for parameter in bucket.parameters:
+            numel = parameter.parameter.numel()
+            parameter.parameter.copy_(torch.arange(first, first + numel).view(parameter.parameter.shape))
             first += numel
 
 
@@ -63,7 +63,7 @@ def parameters(shapes: Sequence[tuple[int, ...]]) -> list[LogicalParameter]:
 def test_shards_are_equal_aligned_and_cover_the_bucket() -> None:
     for dp_size in (1, 2, 3, 8):
         buckets = [build(parameters(SHAPES), simulated_group("dp", dp_size, rank)) for rank in range(dp_size)]
-        numel = sum(one.parameter.numel() for one in buckets[0].parameters)
+        numel = sum(parameter.parameter.numel() for parameter in buckets[0].parameters)
         for rank, bucket in enumerate(buckets):
             length, shard = bucket.shard_numel, bucket.shard
             assert length % SHARD_MULTIPLE == 0, dp_size
@@ -115,9 +115,9 @@ def test_shards_of_all_ranks_are_the_parameters(shapes: Any, dp_size: int) -> No
             whole[part] = shard.tensor
             assert shard.tensor.untyped_storage().data_ptr() == bucket.values.untyped_storage().data_ptr()
 
-    for one in bucket.parameters:
-        assert torch.equal(rebuilt[one.name], one.parameter.detach())
-    assert rebuilt.keys() == {one.name for one in bucket.parameters}
+    for parameter in bucket.parameters:
+        assert torch.equal(rebuilt[parameter.name], parameter.parameter.detach())
+    assert rebuilt.keys() == {parameter.name for parameter in bucket.parameters}
 
 
 @pytest.mark.parametrize("dp_size", [1, 2, 5])
@@ -135,9 +135,9 @@ def test_segments_are_the_parameters_without_the_padding(dp_size: int) -> None:
             pieces.append(flat[segment.start : segment.stop])
             num_elements += segment.stop - segment.start
 
-    assert num_elements == sum(one.parameter.numel() for one in bucket.parameters)
-    for one in bucket.parameters:
-        assert torch.equal(torch.cat(found[one.name]), one.parameter.detach().flatten())
+    assert num_elements == sum(parameter.parameter.numel() for parameter in bucket.parameters)
+    for parameter in bucket.parameters:
+        assert torch.equal(torch.cat(found[parameter.name]), parameter.parameter.detach().flatten())
 
 
 def test_parameter_that_ends_with_a_shard_is_not_in_the_next() -> None:
@@ -222,8 +222,8 @@ def test_a_shard_is_slices_of_values_with_the_same_holders(dp_size: int) -> None
     is_shared = []
     for dp_rank in range(dp_size):
         members = [
-            LogicalParameter(nn.Parameter(torch.empty(tensor_shape(one), device="meta")), one)
-            for one in placements.values()
+            LogicalParameter(nn.Parameter(torch.empty(tensor_shape(placement), device="meta")), placement)
+            for placement in placements.values()
         ]
         bucket = build(members, simulated_group("dp", dp_size, dp_rank), *groups)
         slices = bucket.shard_slices()

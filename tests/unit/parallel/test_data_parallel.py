@@ -1,4 +1,4 @@
-"""Accumulation of gradients in the buckets of a lone rank: over micro-batches and steps, in both ZeRO stages."""
+"""Accumulation of gradients in the buckets of a single rank: over micro-batches and steps, in both ZeRO stages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.placement import ShardHolders
-from tests.helpers.lone_buckets import give_holders, held_whole
-from tests.helpers.lone_rank import simulated_group
+from tests.helpers.single_rank import simulated_group
+from tests.helpers.single_rank_buckets import give_holders, held_whole
 
 CPU = torch.device("cpu")
 
@@ -87,7 +87,10 @@ def plain_step(net: Net, step: int, uses: list[bool]) -> dict[str, Tensor]:
     plain.load_state_dict({name: one.double() for name, one in net.state_dict().items()})
     for microbatch, is_second_used in enumerate(uses):
         plain(inputs(step, microbatch), is_second_used).backward()
-    return {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in plain.named_parameters()}
+    return {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in plain.named_parameters()
+    }
 
 
 STEPS = [[True], [True, True, True], [False, True], [True, False], [False, False], [True]]
@@ -189,7 +192,7 @@ class NotingGroup:
         self.has_overlapped = False
 
     def _note(self, operation: Operation, result: Tensor) -> Exchange:
-        self.has_overlapped |= any(not one.num_waits for one in self.exchanges)
+        self.has_overlapped |= any(not exchange.num_waits for exchange in self.exchanges)
         self.exchanges.append(Exchange(operation, result))
         return self.exchanges[-1]
 
@@ -225,12 +228,12 @@ def test_gather_is_started_once_after_a_change() -> None:
     chunk.start_gather()
     chunk.start_gather()
     assert len(exchanges) == len(chunk.buckets)
-    assert not any(one.num_waits for one in exchanges)
+    assert not any(exchange.num_waits for exchange in exchanges)
     chunk.finish_gather()
     chunk.finish_gather()
 
     assert len(exchanges) == len(chunk.buckets)
-    assert all(one.num_waits for one in exchanges)
+    assert all(exchange.num_waits for exchange in exchanges)
 
 
 @pytest.mark.parametrize("zero_stage", [1, 2])
@@ -242,15 +245,15 @@ def test_without_overlap_each_exchange_is_awaited_at_once(zero_stage: int) -> No
     net(inputs(0, 0), True).backward()
     chunk.after_backward()
     chunk.reduce()
-    assert [one.operation for one in exchanges] == [Operation.GRADS_REDUCE_SCATTER] * len(chunk.buckets)
-    assert all(one.num_waits for one in exchanges), "after the reduction"
+    assert [exchange.operation for exchange in exchanges] == [Operation.GRADS_REDUCE_SCATTER] * len(chunk.buckets)
+    assert all(exchange.num_waits for exchange in exchanges), "after the reduction"
     group.has_overlapped = False
     chunk.finish_reduce()
     chunk.shards_changed()
     chunk.start_gather()
 
     assert len(exchanges) == 3 * len(chunk.buckets)
-    assert all(one.num_waits for one in exchanges)
+    assert all(exchange.num_waits for exchange in exchanges)
     assert not group.has_overlapped
 
 
@@ -263,9 +266,11 @@ def test_overlapped_exchange_is_awaited_where_its_result_is_used(zero_stage: int
     net(inputs(0, 0), True).backward()
     chunk.after_backward()
     chunk.reduce()
-    assert not any(one.num_waits for one in exchanges)
+    assert not any(exchange.num_waits for exchange in exchanges)
     chunk.finish_reduce()
 
-    assert [one.operation for one in exchanges[len(chunk.buckets) :]] == [Operation.TP_ALL_REDUCE] * len(chunk.buckets)
-    assert all(one.num_waits for one in exchanges)
+    assert [exchange.operation for exchange in exchanges[len(chunk.buckets) :]] == [Operation.TP_ALL_REDUCE] * len(
+        chunk.buckets
+    )
+    assert all(exchange.num_waits for exchange in exchanges)
     assert group.has_overlapped

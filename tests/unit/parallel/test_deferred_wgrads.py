@@ -15,7 +15,7 @@ from megatrain.ops.fp8_linear import CurrentScaler, TensorwiseFp8Linear, rowwise
 from megatrain.ops.linear import linear
 from megatrain.parallel.data_parallel import ChunkDataParallel
 from megatrain.parallel.deferred_wgrads import DeferredWgrads, Wgrads
-from tests.helpers.lone_buckets import bucket_gradients, put_in_buckets
+from tests.helpers.single_rank_buckets import bucket_gradients, put_in_buckets
 
 CPU = torch.device("cpu")
 PRODUCTS, SMALL = {"first", "second"}, {"table", "bias"}
@@ -53,7 +53,7 @@ def backward(net: Net, chunk: ChunkDataParallel, microbatch: int) -> DeferredWgr
 
 
 def sums(chunk: ChunkDataParallel, names: set[str]) -> dict[str, Tensor]:
-    return {name: one.clone() for name, one in bucket_gradients(chunk).items() if name in names}
+    return {name: gradient.clone() for name, gradient in bucket_gradients(chunk).items() if name in names}
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

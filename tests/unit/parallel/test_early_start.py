@@ -20,14 +20,14 @@ from megatrain.parallel.placement import Placement
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.schedule import build_schedule
 from megatrain.training.rank_model import RankModel
-from tests.helpers.lone_rank import gradients_by_name, lone_rank_model, make_config, microbatches, random_tokens
+from tests.helpers.single_rank import gradients_by_name, make_config, microbatches, random_tokens, single_rank_model
 
 
 def buckets_of(*num_writes: list[int]) -> list[list[LogicalParameter]]:
     """Return buckets of parameters that are declared to be written so often."""
     placement = Placement("w", (3,), Box((0,), (3,)))
     return [
-        [LogicalParameter(nn.Parameter(torch.zeros(3)), (placement,), count) for count in one] for one in num_writes
+        [LogicalParameter(nn.Parameter(torch.zeros(3)), (placement,), count) for count in write] for write in num_writes
     ]
 
 
@@ -36,7 +36,7 @@ def whole_after(counts: WriteCounts, writes: list[tuple[int, int]], num_microbat
     counts.begin(num_microbatches)
     found = []
     for bucket, index in writes:
-        counts.note(bucket, index)
+        counts.count(bucket, index)
         found.append(counts.is_whole(0))
     return found
 
@@ -64,7 +64,7 @@ def test_bucket_that_may_lack_a_gradient_does_not_start_early() -> None:
 
 
 class NotingGroup:
-    """The group of a lone rank: notes when an exchange starts and is awaited; a gather lands when it is awaited."""
+    """The group of a single rank: notes when an exchange starts and is awaited; a gather lands when it is awaited."""
 
     name, size, rank = "dp", 1, 0
 
@@ -141,7 +141,7 @@ MODEL = {"vocab_size": 61, "seq_len": 8, "hidden_size": 16, "num_layers": 4, "nu
 
 def make_rank_model(case: str, **parallel: Any) -> RankModel:
     tables = CASES[case]
-    return lone_rank_model(
+    return single_rank_model(
         make_config(
             model={**MODEL, "has_tied_head": False, **tables.get("model", {})},
             parallel={"bucket_size": 500, **tables.get("parallel", {}), **parallel},
@@ -174,7 +174,7 @@ def test_early_buckets_start_in_order_and_are_bitwise_equal(case: str, monkeypat
         assert all(
             torch.equal(gradients[name].nan_to_num(), one.nan_to_num()) for name, one in gradients_by_name(late).items()
         )
-        assert math.isnan(scale) == any(one.isnan().any() for one in gradients.values())
+        assert math.isnan(scale) == any(gradient.isnan().any() for gradient in gradients.values())
         of_chunks = {
             number: [note for note in notes if note.startswith(f"reduce {number}.")] for number in range(num_chunks)
         }

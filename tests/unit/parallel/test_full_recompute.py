@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from megatrain.ops.normalization import ResidualStream
 from megatrain.parallel.recompute import recompute_fully
-from tests.helpers.lone_rank import gradients_by_name, lone_rank_model, make_config, random_tokens, run_gradients
+from tests.helpers.single_rank import gradients_by_name, make_config, random_tokens, run_gradients, single_rank_model
 
 STYLES: dict[str, dict[str, Any]] = {
     "gpt": {"dropout": 0.2},
@@ -29,7 +29,7 @@ def test_recompute_changes_no_bit_of_loss_and_gradients(style: str, recompute: s
         config = make_config(
             model=STYLES[style], parallel={"recompute": kind}, train={"steps": 1, "precision": precision, "seed": 3}
         )
-        rank_model = lone_rank_model(config)
+        rank_model = single_rank_model(config)
         loss = run_gradients(rank_model, random_tokens(config, 0), first_sample=12)
         found.append((loss, gradients_by_name(rank_model)))
 

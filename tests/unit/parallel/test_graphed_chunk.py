@@ -18,20 +18,20 @@ from megatrain.parallel.graphed_chunk import CudaGraphCapture
 from megatrain.parallel.pipeline import PipelineInput
 from megatrain.schedule import build_schedule
 from megatrain.training.rank_model import RankModel, capture_of
-from tests.helpers.lone_rank import (
-    lone_rank_model,
+from tests.helpers.replayed_operations import ReplayedOperations
+from tests.helpers.single_rank import (
     make_config,
     microbatches,
     random_tokens,
     run_gradients,
+    single_rank_model,
 )
-from tests.helpers.replayed_operations import ReplayedOperations
 
 
 @pytest.fixture
 def recorded() -> RankModel:
     """A rank model whose first micro-batch was recorded."""
-    rank_model = lone_rank_model(
+    rank_model = single_rank_model(
         make_config(batch={"micro_batch_size": 2, "global_batch_size": 2}), capture=ReplayedOperations()
     )
     for _ in range(3):
@@ -46,8 +46,8 @@ def train(rank_model: RankModel, inputs: list[PipelineInput], schedule: str = "1
     rank_model.pipeline.train(build_schedule(schedule, 1, 1, len(inputs)), inputs, lambda: scale)
 
 
-def with_context(one: PipelineInput, **changes: Any) -> PipelineInput:
-    return replace(one, context=replace(one.context, **changes))
+def with_context(pipeline_input: PipelineInput, **changes: Any) -> PipelineInput:
+    return replace(pipeline_input, context=replace(pipeline_input.context, **changes))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_stand_in_replays_work_and_records_without_effect() -> None:
 
 def test_graphed_chunk_frees_gradient_accumulation_nodes() -> None:
     """They belong to the stream on which they were made: a recording must make its own, on its own stream."""
-    rank_model = lone_rank_model(make_config())
+    rank_model = single_rank_model(make_config())
     (chunk,) = rank_model.pipeline.chunks
     parameters = list(chunk.module.parameters())
     used = [get_gradient_edge(parameter).node for parameter in parameters]
@@ -131,7 +131,9 @@ def test_only_a_gpu_with_cuda_graphs_enabled_records(monkeypatch: pytest.MonkeyP
     for is_wanted in (False, True):
         config = make_config(kernels={"cuda_graphs": is_wanted})
         captures = {device: capture_of(config, torch.device(device)) for device in ("cpu", "meta", "cuda")}
-        assert [device for device, one in captures.items() if one is not None] == (["cuda"] if is_wanted else [])
+        assert [device for device, capture in captures.items() if capture is not None] == (
+            ["cuda"] if is_wanted else []
+        )
 
 
 def test_a_rank_model_records_with_what_its_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +142,7 @@ def test_a_rank_model_records_with_what_its_device_has(monkeypatch: pytest.Monke
         "megatrain.training.rank_model.capture_of", lambda config, device: captures[config.kernels.cuda_graphs]
     )
     for is_wanted, capture in captures.items():
-        rank_model = lone_rank_model(
+        rank_model = single_rank_model(
             make_config(kernels={"cuda_graphs": is_wanted}, batch={"micro_batch_size": 2, "global_batch_size": 2})
         )
         for _ in range(4):

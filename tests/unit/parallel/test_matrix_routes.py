@@ -36,7 +36,7 @@ def weights_on(num_parts: int, num_replicas: int, bucket_of: dict[str, int]) -> 
     for name, shape in SHAPES.items():
         row = row_of(name, decoder_table())
         held = (placements_of(name, shape, row, layout, rank) for rank in range(num_parts))
-        boxes = tuple(tuple(one.box for one in placements) for placements in held)
+        boxes = tuple(tuple(placement.box for placement in placements) for placements in held)
         bucket = bucket_of[name]
         placed.append((bucket, ends[bucket], HiddenWeight(matrices_of(name, shape, row.fused), boxes)))
         ends[bucket] += sum(box.numel for box in boxes[0])
@@ -53,7 +53,7 @@ def shards_of(weights: list[PlacedWeight], whole: dict[str, Numbers], place: tup
     replica, part = place
     shards = []
     for bucket in (0, 1):
-        mine = [one for one in weights if one.bucket == bucket]
+        mine = [weight for weight in weights if weight.bucket == bucket]
         flat = [whole[one.weight.matrices[0].parameter][slices(box)].ravel() for one in mine
                 for box in one.weight.boxes[part]]  # fmt: skip
         size = mine[0].shard_numel

@@ -19,7 +19,7 @@ from megatrain.ops.normalization import ResidualStream
 from megatrain.parallel.offload import ImmediateCopies, Offloader
 from megatrain.parallel.recompute import SelectiveRecompute
 from megatrain.training import rank_model as rank_model_module
-from tests.helpers.lone_rank import gradients_by_name, lone_rank_model, make_config, random_tokens, run_gradients
+from tests.helpers.single_rank import gradients_by_name, make_config, random_tokens, run_gradients, single_rank_model
 
 NOT_A_NUMBER = 0xFF
 """A byte of which every floating type makes not-a-number."""
@@ -37,14 +37,14 @@ class LateCopies:
         self.story: list[tuple[str, tuple[int, ...]]] = []
 
     def start_copy_to_host(self, sources: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
-        self.story.append(("leave", tuple(one.numel() for one in sources)))
-        copies = [torch.full_like(one, NOT_A_NUMBER) for one in sources]
+        self.story.append(("leave", tuple(source.numel() for source in sources)))
+        copies = [torch.full_like(source, NOT_A_NUMBER) for source in sources]
         return copies, self._pending(copies, sources, is_source_free_then=True)
 
     def start_copy_to_device(self, copies: Sequence[Tensor], copied: Any) -> tuple[list[Tensor], Any]:
         assert not copied[0], "these copies are not on the host yet"
-        self.story.append(("come back", tuple(one.numel() for one in copies)))
-        results = [torch.full_like(one, NOT_A_NUMBER) for one in copies]
+        self.story.append(("come back", tuple(copy.numel() for copy in copies)))
+        results = [torch.full_like(copy, NOT_A_NUMBER) for copy in copies]
         return results, self._pending(results, copies, is_source_free_then=False)
 
     def finish(self, pending: Any) -> None:
@@ -56,7 +56,7 @@ class LateCopies:
                 source.fill_(NOT_A_NUMBER)
 
     def abandon(self, sources: Sequence[Tensor]) -> None:
-        self.story.append(("abandon", tuple(one.numel() for one in sources)))
+        self.story.append(("abandon", tuple(source.numel() for source in sources)))
 
     def _pending(self, results: Sequence[Tensor], sources: Sequence[Tensor], *, is_source_free_then: bool) -> Any:
         return list(zip(results, sources, strict=True)), is_source_free_then
@@ -67,7 +67,7 @@ class LateCopies:
 
 def run(config_tables: dict[str, dict[str, Any]]) -> tuple[float, dict[str, Tensor]]:
     config = make_config(**config_tables)
-    rank_model = lone_rank_model(config)
+    rank_model = single_rank_model(config)
     losses = [run_gradients(rank_model, random_tokens(config, seed), first_sample=12) for seed in (0, 1)]
     return losses[-1], gradients_by_name(rank_model)
 
@@ -213,8 +213,8 @@ def test_backward_of_several_graphs_in_another_order() -> None:
         expected.square().sum().backward()
         found.square().sum().backward()
 
-    for one, other in zip(plain.parameters(), chunk.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)
+    for parameter, other in zip(plain.parameters(), chunk.parameters(), strict=True):
+        assert torch.equal(parameter.grad, other.grad)
 
 
 def test_offloaded_graph_may_run_backward_twice() -> None:

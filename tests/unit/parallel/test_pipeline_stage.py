@@ -271,7 +271,9 @@ def test_deferred_wgrad_runs_where_the_schedule_has_it(stage_number: int) -> Non
         ActionKind.WGRAD: Operation.BACKWARD_WEIGHT_COMPUTE,
     }
     computes = [action for action in schedule.stages[stage_number] if action.kind in operations]
-    assert stage.recorder.spans == [(operations[one.kind], one.microbatch, one.chunk) for one in computes]
+    assert stage.recorder.spans == [
+        (operations[compute.kind], compute.microbatch, compute.chunk) for compute in computes
+    ]
     products = stage.wanted("product")
     assert len(products) == COUNT
     assert stage.log.index(products[-1]) < stage.log.index("reduce 0")

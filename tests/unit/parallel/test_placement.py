@@ -80,7 +80,7 @@ def part_of(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice, ..
 
 def shard_of(rank: int, placement: Placement, layout: Layout) -> tuple[int, int]:
     """Return the range of the flattened box whose state the rank has."""
-    (replicas,) = (one.ranks for one in planned_groups(layout, rank) if one.name == placement.replica_group)
+    (replicas,) = (group.ranks for group in planned_groups(layout, rank) if group.name == placement.replica_group)
     index, count = replicas.index(rank), len(replicas)
     return placement.box.numel * index // count, placement.box.numel * (index + 1) // count
 

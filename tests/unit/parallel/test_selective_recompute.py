@@ -17,7 +17,7 @@ from megatrain.model import TokenContext, Transformer
 from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.recompute import SelectiveRecompute
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
-from tests.helpers.lone_rank import simulated_group
+from tests.helpers.single_rank import simulated_group
 
 W1 = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 W2 = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

@@ -27,7 +27,7 @@ from megatrain.ops.normalization import ResidualStream
 from megatrain.parallel.recompute import SelectiveRecompute
 from megatrain.parallel.sequence_chunks import ChunkedSublayers
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
-from tests.helpers.lone_rank import simulated_group
+from tests.helpers.single_rank import simulated_group
 
 TP, K, LOCAL_ROWS, B, H = 2, 3, 6, 2, 8
 S = TP * LOCAL_ROWS

@@ -24,7 +24,7 @@ from megatrain.parallel.sequence_chunks import ChunkedSublayers
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.styles import GatherSequence, ReduceScatterSequence, VocabularyCrossEntropy, VocabularyRows
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
-from tests.helpers.lone_rank import simulated_group
+from tests.helpers.single_rank import simulated_group
 
 SIZES: dict[str, Any] = {
     "vocab_size": 57, "seq_len": 8, "hidden_size": 16, "num_layers": 2, "num_heads": 8, "num_kv_heads": 4,
@@ -95,7 +95,7 @@ def planned(
 def test_boxes_of_all_ranks_tile_every_parameter(style: tuple[Any, ...], tp_size: int, num_kv_heads: int) -> None:
     config = replace(config_of(style), num_kv_heads=num_kv_heads)
     with torch.device("meta"):
-        whole = {name: tuple(one.shape) for name, one in Transformer(config).named_parameters()}
+        whole = {name: tuple(parameter.shape) for name, parameter in Transformer(config).named_parameters()}
     ranks = [planned(config, tp_size, rank)[1] for rank in range(tp_size)]
     counts = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in whole.items()}
     for found in ranks:

@@ -158,7 +158,7 @@ def test_holders_of_a_key_value_head_have_their_group_planned() -> None:
     model = Config.from_dict(with_changes(changes)).model
     head = model.resolved_head_dim * model.hidden_size
 
-    assert [(one.name, one.size, one.num_groups) for one in shared.groups if one not in one_each.groups] == [
+    assert [(group.name, group.size, group.num_groups) for group in shared.groups if group not in one_each.groups] == [
         ("tp-in-2", 2, 4)
     ]
     # the whole model is two heads of keys and two of values smaller a layer, but a rank has one of each as before

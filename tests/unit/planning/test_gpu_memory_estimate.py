@@ -24,7 +24,7 @@ from megatrain.planning.plan_text import render
 from megatrain.planning.run_plan import plan_run
 from megatrain.schedule import build_schedule
 from megatrain.training.rank_model import RankModel, build_rank_model
-from tests.helpers.lone_rank import SilentRecorder, lone_mesh
+from tests.helpers.single_rank import SilentRecorder, single_rank_mesh
 
 LLAMA: dict[str, Any] = {
     "model.positions": "rope",
@@ -52,7 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_gpu_estimate_equals_a_step_on_fake_tensors(changes: dict[str, Any]) -> None:
     config = Config.from_dict(with_changes({**changes, "runtime.device": "cuda", "batch.global_batch_size": 4}))
-    mesh = lone_mesh()
+    mesh = single_rank_mesh()
     estimate = estimate_memory(config, Layout(), 0, plan_stage(config, mesh))
     rank_model = build_rank_model(config, mesh, SilentRecorder(), torch.device("cpu"))
     rank_model.set_training(True)
@@ -68,8 +68,10 @@ def peak_of_a_pass(rank_model: RankModel) -> int:
     samples = torch.arange(config.batch.micro_batch_size)
     tokens = torch.zeros(config.model.seq_len, len(samples), dtype=torch.int64)
     inputs = [rank_model.pipeline_input(tokens.clone(), tokens.clone(), samples, None) for _ in range(2)]
-    positions = [one for one in rank_model.pipeline.chunks[0].module.positions.values() if one is not None]
-    tables = [x for one in positions for x in one.table(len(tokens), device, rank_model.pipeline.dtype)]
+    positions = [
+        position for position in rank_model.pipeline.chunks[0].module.positions.values() if position is not None
+    ]
+    tables = [x for position in positions for x in position.table(len(tokens), device, rank_model.pipeline.dtype)]
     standing: list[Tensor] = [*tables, *(x for each in inputs for x in (each.tokens_SB, each.labels_SB))]
     for _, state in rank_model.optimizer.states:
         standing += [state.bucket.values, state.bucket.gradients, *state.tensors().values()]

@@ -22,7 +22,7 @@ from megatrain.planning.chunks import plan_stage
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.rank_model import build_rank_model
-from tests.helpers.lone_rank import simulated_group
+from tests.helpers.single_rank import simulated_group
 from tests.helpers.source_tree import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
@@ -43,11 +43,11 @@ def test_stages_together_are_the_model(path: Path) -> None:
             layers += chunk.part.layers
             total += sum(
                 # the other tp ranks hold the rest of it, or the same
-                math.prod(one.placements[0].global_shape)
-                for one in chunk.parameters
-                if one.placements[0].holders.index == 0
+                math.prod(parameter.placements[0].global_shape)
+                for parameter in chunk.parameters
+                if parameter.placements[0].holders.index == 0
             )
-            assert all(one.parameter.is_meta for one in chunk.parameters)
+            assert all(parameter.parameter.is_meta for parameter in chunk.parameters)
 
     assert total == num_parameters(config.model)
     assert sorted(layers) == list(range(config.model.num_layers))
@@ -71,9 +71,9 @@ def test_every_tensor_rank_holds_the_same_amount() -> None:
     config = Config.from_dict(with_changes({"parallel.tp_size": 4}))
     held = {
         sum(
-            one.parameter.numel()
+            parameter.parameter.numel()
             for chunk in build_meta_chunks(config, Layout(tp_size=4), rank, tp_group(4, rank))
-            for one in chunk.parameters
+            for parameter in chunk.parameters
         )
         for rank in range(4)
     }

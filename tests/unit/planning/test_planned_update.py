@@ -17,7 +17,7 @@ GROUPS = {"parameter_group.pattern": "embedding.*", "parameter_group.lr_scale": 
 
 
 def config_with(**changes: Any) -> Config:
-    return Config.from_dict(with_changes(SMALL | {key.replace("__", "."): one for key, one in changes.items()}))
+    return Config.from_dict(with_changes(SMALL | {key.replace("__", "."): change for key, change in changes.items()}))
 
 
 def sent(plan: RunPlan) -> dict[str, int]:
@@ -30,10 +30,10 @@ def test_groups_have_all_parameters_once() -> None:
     hidden = 2 * block_weights(config.model)
 
     assert (embedding.pattern, embedding.rule.lr_scale, embedding.num_parameters) == ("embedding.*", 0.5, EMBEDDING)
-    assert [(one.pattern, one.rule.name) for one in others] == [("", "adamw"), ("", "muon")]
-    assert [one.num_parameters for one in others] == [num_parameters(config.model) - hidden - EMBEDDING, hidden]
-    assert [one.num_tensors for one in others] == [2 * 8 + 2, 2 * 4]
-    assert [one.rule.state_kinds for one in others] == [("exp_avg", "exp_avg_sq", "ema"), ("exp_avg", "ema")]
+    assert [(other.pattern, other.rule.name) for other in others] == [("", "adamw"), ("", "muon")]
+    assert [other.num_parameters for other in others] == [num_parameters(config.model) - hidden - EMBEDDING, hidden]
+    assert [other.num_tensors for other in others] == [2 * 8 + 2, 2 * 4]
+    assert [other.rule.state_kinds for other in others] == [("exp_avg", "exp_avg_sq", "ema"), ("exp_avg", "ema")]
 
 
 def test_the_plan_lists_groups_and_what_muon_sends() -> None:

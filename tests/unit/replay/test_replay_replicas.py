@@ -36,10 +36,11 @@ def plain_ends(edges, groups, is_shared, durations, delays):
     """Return the ends by their definition, one operation at a time, in the order that the standard library finds."""
     operations = range(NUM_OPERATIONS)
     together = [
-        [other for other in operations if other == one or groups[other] == groups[one] != -1] for one in operations
+        [other for other in operations if other == operation or groups[other] == groups[operation] != -1]
+        for operation in operations
     ]
-    waits = [[a for a, b in edges if b == one] for one in operations]
-    needs = {one: {wait for other in together[one] for wait in waits[other]} for one in operations}
+    waits = [[a for a, b in edges if b == operation] for operation in operations]
+    needs = {operation: {wait for other in together[operation] for wait in waits[other]} for operation in operations}
     end = np.zeros(durations.shape)
     for one in TopologicalSorter(needs).static_order():
         start = np.max([end[waits[other]].max(axis=0, initial=0.0) + delays[other] for other in together[one]], axis=0)

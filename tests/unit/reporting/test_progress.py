@@ -51,7 +51,7 @@ def test_a_terminal_sees_progress_between_the_lines(
         for step in range(1, 4):
             clock.now += 2
             reporter.step(make_step(step))
-        reporter.note("a note")
+        reporter.print_line("a note")
 
     shown = terminal.getvalue().split("consumed 8,000 tokens\n")[1]
     # After the first line: progress at 1 and 2, erased for the line of 3, progress again, erased for the note.

@@ -73,7 +73,7 @@ def test_flipped_index_bit_flips_half_of_the_hash() -> None:
 
 def test_keys_depend_on_every_part_and_its_place() -> None:
     parts = [("a", 1), ("a", 2), ("b", 1), (1, "a"), ("a1",), ("a",), ("weights", 1234, "x"), ("dropout", 1234, "x")]
-    keys = [derive_key(*one) for one in parts]
+    keys = [derive_key(*part) for part in parts]
 
     assert len(set(keys)) == len(keys)
     assert all(-(1 << 63) <= half < 1 << 63 for key in keys for half in key)

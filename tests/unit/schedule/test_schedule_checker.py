@@ -21,7 +21,7 @@ from megatrain.schedule import (
 from megatrain.schedule.execution import execute
 from megatrain.schedule.interleaved import interleaved
 from megatrain.schedule.lowering import lower
-from megatrain.schedule.order import weave
+from megatrain.schedule.order import alternate
 from tests.helpers.streams import graph_of_streams
 
 FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
@@ -40,9 +40,9 @@ def without(schedule: Schedule, stage: int, action: Action) -> Schedule:
     return with_stage(schedule, stage, [other for other in schedule.stages[stage] if other != action])
 
 
-def swapped(schedule: Schedule, stage: int, one: Action, other: Action) -> Schedule:
+def swapped(schedule: Schedule, stage: int, action: Action, other: Action) -> Schedule:
     actions = list(schedule.stages[stage])
-    a, b = actions.index(one), actions.index(other)
+    a, b = actions.index(action), actions.index(other)
     actions[a], actions[b] = actions[b], actions[a]
     return with_stage(schedule, stage, actions)
 
@@ -156,9 +156,9 @@ GATHER, REDUCE = Action(ActionKind.GATHER, 1, -1), Action(ActionKind.REDUCE, 0, 
     ],
 )  # fmt: skip
 def test_swapped_actions_are_reported(
-    name: str, stage: int, one: Action, other: Action, reported: tuple[str, ...]
+    name: str, stage: int, action: Action, other: Action, reported: tuple[str, ...]
 ) -> None:
-    broken = swapped(SCHEDULES[name], stage, one, other)
+    broken = swapped(SCHEDULES[name], stage, action, other)
     expect_one_problem(broken, f"stage {stage}", *reported)
 
 
@@ -273,7 +273,7 @@ def test_a_larger_group_after_a_smaller_one_is_wrong() -> None:
     groups = (range(3), range(3, 7))
     forwards = [act(FORWARD, microbatch, chunk) for group in groups for chunk in (0, 1) for microbatch in group]
     backwards = [act(BACKWARD, microbatch, chunk) for group in groups for chunk in (1, 0) for microbatch in group]
-    orders = [weave(forwards, backwards, 2 * (2 - stage) + 3) for stage in range(3)]
+    orders = [alternate(forwards, backwards, 2 * (2 - stage) + 3) for stage in range(3)]
     problems = check_schedule(Schedule("experiment", ChunkPlacement(3, 2), 7, lower(orders, ChunkPlacement(3, 2), 7)))
     assert problems
     assert all("a forward comes before its backward" in problem for problem in problems)

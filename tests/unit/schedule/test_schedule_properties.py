@@ -134,14 +134,14 @@ def test_zero_bubble_delays_wgrads_by_the_stage() -> None:
     split, whole = build_schedule("zero_bubble", 4, 1, 9), build_schedule("1f1b", 4, 1, 9)
     for stage, (actions, of_whole) in enumerate(zip(split.stages, whole.stages, strict=True)):
         # forwards and dgrads in the order of 1f1b, and gradients reduced when all wgrads are done
-        rest = [(one.kind, one.microbatch) for one in actions if one.kind is not ActionKind.WGRAD]
+        rest = [(action.kind, action.microbatch) for action in actions if action.kind is not ActionKind.WGRAD]
         renamed = {ActionKind.BACKWARD: ActionKind.DGRAD}
         expected = [(renamed.get(one.kind, one.kind), one.microbatch) for one in of_whole]
         computes = [pair for pair in rest if pair[0] in COMPUTES]
         assert computes == [pair for pair in expected if pair[0] in COMPUTES]
         assert actions[-2:] == (Action(ActionKind.WGRAD, 0, 8), Action(ActionKind.REDUCE, 0, -1))
         # wgrads in the order of the micro-batches, each as many computes late as stages lie before this one
-        done = [one for one in actions if one.kind in (ActionKind.DGRAD, ActionKind.WGRAD)]
+        done = [action for action in actions if action.kind in (ActionKind.DGRAD, ActionKind.WGRAD)]
         weights = [position for position, one in enumerate(done) if one.kind is ActionKind.WGRAD]
         assert [done[position].microbatch for position in weights] == list(range(9))
         inputs_before = [done[:position].count(Action(ActionKind.DGRAD, 0, n)) for n, position in enumerate(weights)]

@@ -48,7 +48,7 @@ CHANGES = {
 
 
 def test_a_file_has_these_mutations() -> None:
-    assert {source: {mutated(source, one) for one in mutations_of(source)} for source in CHANGES} == CHANGES
+    assert {source: {mutated(source, mutation) for mutation in mutations_of(source)} for source in CHANGES} == CHANGES
 
 
 def test_a_mutation_of_another_text_is_refused() -> None:
@@ -73,7 +73,7 @@ def test_mutations_cover_packages_and_follow_the_seed() -> None:
 def test_each_mutation_is_alone_in_its_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     path = "megatrain/contracts/layout.py"
     source = (ROOT / path).read_text()
-    drawn = [Drawn(path, one) for one in mutations_of(source)[:3]]
+    drawn = [Drawn(path, mutation) for mutation in mutations_of(source)[:3]]
     seen = []
 
     def run_tests(one: Drawn, tree: Path) -> str:

@@ -263,10 +263,10 @@ def test_values_of_a_step_are_reported_beside_its_spans(boxed: Boxes) -> None:
     with recorder.span(FORWARD):
         pass
     recorder.complete_step()
-    recorder.note_value(StepValue.LOSS, 2.5)
-    recorder.note_value(StepValue.GRAD_NORM, math.inf)
+    recorder.record_value(StepValue.LOSS, 2.5)
+    recorder.record_value(StepValue.GRAD_NORM, math.inf)
     (all_ones,) = struct.unpack("<d", b"\xff" * 8)  # a NaN whose bits would mark the record as open
-    recorder.note_value(StepValue.TOKENS, all_ones)
+    recorder.record_value(StepValue.TOKENS, all_ones)
     found = box.read()
     assert [(value.sequence, value.step, value.kind_number) for value in found.values] == [
         (3, 4, 1),
@@ -280,7 +280,7 @@ def test_values_of_a_step_are_reported_beside_its_spans(boxed: Boxes) -> None:
     assert found.in_flight == ()
     write_control(box.path, ControlPage(span_mask=0))
     recorder.set_step(5)
-    recorder.note_value(StepValue.LOSS, 2.5)
+    recorder.record_value(StepValue.LOSS, 2.5)
     assert len(box.read().values) == 3
 
 

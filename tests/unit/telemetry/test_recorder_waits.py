@@ -138,7 +138,7 @@ def test_span_records_launch_and_wait_times_of_the_host(boxed: Boxes, clock: Clo
     assert [one.attended_ns for one in found] == [1260, 630, 0, None]
     assert [RecordFlag.WATCHED in one.flags for one in found] == [False, True, False, False]
     totals = recorder.complete_step().totals
-    assert {operation.value: one.attended_ns for operation, one in totals.items()} == {
+    assert {operation.value: total.attended_ns for operation, total in totals.items()} == {
         "tp-all-gather": 1260, "tp-reduce-scatter": 630, "dp-all-reduce": 0, "forward-compute": None,
     }  # fmt: skip
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.lone_trainer import LoneTrainer, lone_trainer, small_config
+from tests.helpers.single_rank_trainer import SingleRankTrainer, single_rank_trainer, small_config
 
 
 @pytest.fixture
-def make_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LoneTrainer]]:
+def make_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SingleRankTrainer]]:
     """Return a function that makes a trainer of the small configuration, changed by tables."""
-    made: list[LoneTrainer] = []
+    made: list[SingleRankTrainer] = []
 
-    def make(*changes: dict[str, dict[str, Any]]) -> LoneTrainer:
+    def make(*changes: dict[str, dict[str, Any]]) -> SingleRankTrainer:
         directory = tmp_path / f"data-{len(made)}"
-        made.append(lone_trainer(small_config(directory, *changes), monkeypatch))
+        made.append(single_rank_trainer(small_config(directory, *changes), monkeypatch))
         return made[-1]
 
     yield make

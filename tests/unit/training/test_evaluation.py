@@ -1,4 +1,4 @@
-"""Evaluation of a lone rank: the loss, the counted tokens, bits per byte, and the state afterwards."""
+"""Evaluation of a single rank: the loss, the counted tokens, bits per byte, and the state afterwards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from megatrain.model import TokenContext, Transformer
 from megatrain.training.evaluation import Evaluation, evaluate, together
 from megatrain.training.rank_model import RankModel
 from megatrain.training.training_data import open_validation
-from tests.helpers.lone_rank import lone_rank_model, make_config, parameters_by_name
+from tests.helpers.single_rank import make_config, parameters_by_name, single_rank_model
 
 LENGTHS = (11, 5, 1, 9, 6)
 """32 tokens in windows of 8: three whole ones and one of seven labels."""
@@ -46,7 +46,7 @@ def corpus(directory: Path, name: str = "validation", **tables: object) -> Confi
 
 
 def evaluated(config: Config, rank_model: RankModel | None = None) -> Evaluation:
-    (found,) = evaluate(rank_model or lone_rank_model(config), open_validation(config))
+    (found,) = evaluate(rank_model or single_rank_model(config), open_validation(config))
     return found
 
 
@@ -90,7 +90,7 @@ def test_the_loss_is_that_of_the_model_on_every_window(micro_batch_size: int, tm
         batch={"micro_batch_size": micro_batch_size, "global_batch_size": micro_batch_size},
         model={"vocab_size": 61, "seq_len": 8, "hidden_size": 16, "num_layers": 2, "num_heads": 4, "dropout": 0.5},
     )
-    rank_model = lone_rank_model(config)
+    rank_model = single_rank_model(config)
     found = evaluated(config, rank_model)
 
     expected = plain_loss_sum(config, parameters_by_name(rank_model))
@@ -122,7 +122,7 @@ def test_bits_need_the_text_of_all_that_was_evaluated(tmp_path: Path) -> None:
 
 def test_evaluation_has_no_auxiliary_loss_terms(tmp_path: Path) -> None:
     config = corpus(tmp_path, train={"z_loss": 0.01, "label_smoothing": 0.2})
-    rank_model = lone_rank_model(config)
+    rank_model = single_rank_model(config)
     expected = plain_loss_sum(config, parameters_by_name(rank_model)) / NUM_LABELS
     assert evaluated(config, rank_model).loss == pytest.approx(expected, rel=1e-12)
 
@@ -138,7 +138,7 @@ def test_evaluation_has_no_auxiliary_loss_terms(tmp_path: Path) -> None:
 
 def test_training_has_dropout_after_an_evaluation(tmp_path: Path) -> None:
     config = corpus(tmp_path)
-    rank_model = lone_rank_model(config)
+    rank_model = single_rank_model(config)
     evaluated(config, rank_model)
 
     modules = [module for chunk in rank_model.pipeline.chunks for module in chunk.module.modules()]
@@ -148,7 +148,7 @@ def test_training_has_dropout_after_an_evaluation(tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_samples", [0, 2])
 def test_sets_together_have_the_numbers_of_each_alone(num_samples: int, tmp_path: Path) -> None:
     config = several(tmp_path, 40, 11, evaluation={"num_samples": num_samples})
-    rank_model, sets = lone_rank_model(config), open_validation(config)
+    rank_model, sets = single_rank_model(config), open_validation(config)
     found = evaluate(rank_model, sets)
 
     assert found == [evaluate(rank_model, [one])[0] for one in sets]

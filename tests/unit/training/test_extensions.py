@@ -16,8 +16,8 @@ from megatrain.contracts.errors import ConfigError, UsageError
 from megatrain.model.head import CustomLoss
 from megatrain.ops.cross_entropy import summed_cross_entropy
 from megatrain.training.extensions import Extensions
-from tests.helpers.lone_trainer import small_config
 from tests.helpers.own_loss_program import summed_loss
+from tests.helpers.single_rank_trainer import small_config
 
 LOGITS_TV = torch.randn(6, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 LABELS_T = torch.tensor([0, 4, -100, 2, 1, 3])

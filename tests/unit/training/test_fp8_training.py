@@ -12,7 +12,7 @@ from megatrain.ops import fp8_linear
 from megatrain.schedule import ChunkPlacement, build_schedule, forward_only
 from megatrain.training.rank_model import RankModel
 from megatrain.training.step import train_step
-from tests.helpers.lone_rank import SilentRecorder, lone_rank_model, make_config, microbatches, random_tokens
+from tests.helpers.single_rank import SilentRecorder, make_config, microbatches, random_tokens, single_rank_model
 
 STEPS = 12
 MODEL: dict[str, Any] = {
@@ -30,7 +30,7 @@ over 128 tokens; measured: up to 4.7e-3 in these steps."""
 
 
 def build(**fp8: Any) -> RankModel:
-    return lone_rank_model(make_config(model=MODEL, train={"steps": STEPS, "precision": "bf16"}, fp8=fp8))
+    return single_rank_model(make_config(model=MODEL, train={"steps": STEPS, "precision": "bf16"}, fp8=fp8))
 
 
 def step(rank_model: RankModel, number: int = 0) -> float:
@@ -81,7 +81,7 @@ def test_delayed_scales_are_state_that_checkpoints_hold() -> None:
     rank_model = build(**RECIPES["delayed"])
     for number in range(3):
         step(rank_model, number)
-    shards = {one.shard.name: one.shard for one in rank_model.saved_shards() if one.kind == "fp8_history"}
+    shards = {shard.shard.name: shard.shard for shard in rank_model.saved_shards() if shard.kind == "fp8_history"}
 
     assert list(shards) == ["blocks.0", "blocks.1", "blocks.2"]
     assert all(shard.global_shape == (12, 4) for shard in shards.values())

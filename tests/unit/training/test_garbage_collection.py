@@ -11,7 +11,7 @@ import pytest
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
 from tests.helpers.completed_steps import completed_step
-from tests.helpers.lone_rank import SilentRecorder
+from tests.helpers.single_rank import SilentRecorder
 
 
 class Node:

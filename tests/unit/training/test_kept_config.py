@@ -24,7 +24,7 @@ class Reporter:
 
     def check_run_lock(self) -> None: ...
 
-    def note(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self.notes.append(text)
 
 

@@ -12,7 +12,7 @@ from megatrain.contracts.errors import ConfigError
 from megatrain.ops.extension import Extension
 from megatrain.training.kernel_readiness import kernel_note, processor_notes, refuse_gpu_backends, whole_sequence_notes
 from tests.helpers.backend_packages import APEX, NAMES, PYPI_APEX, TRANSFORMER_ENGINE, write_packages
-from tests.helpers.lone_rank import make_config
+from tests.helpers.single_rank import make_config
 
 BUILT = Extension(("8.0", "9.0a"), "")
 MISSING = Extension((), "megatrain._C was not built when megatrain was installed")

@@ -18,9 +18,9 @@ from megatrain.schedule import build_schedule
 from megatrain.training.rank_model import RankModel, build_rank_model
 from megatrain.training.step import StepOutcome, train_step
 from megatrain.training.training_data import open_reader
-from tests.helpers.lone_rank import SilentRecorder, lone_mesh, lone_rank_model
 from tests.helpers.mixed_data import losses_by_source, write_mixture
 from tests.helpers.replayed_operations import ReplayedOperations
+from tests.helpers.single_rank import SilentRecorder, single_rank_mesh, single_rank_model
 from tests.helpers.training_case import make_config
 
 Tables = dict[str, dict[str, Any]]
@@ -83,7 +83,7 @@ def test_losses_by_source_are_those_of_torch(case: Tables, tmp_path: Path) -> No
     mixed = mixture(tmp_path, case)
     # a recording has no place for documents
     capture = None if mixed.config.data.has_document_mask else ReplayedOperations()
-    rank_model = lone_rank_model(mixed.config, capture=capture)
+    rank_model = single_rank_model(mixed.config, capture=capture)
     for number in range(4):
         batch = mixed.batch(number)
         expected = losses_by_source(rank_model, batch)
@@ -103,7 +103,7 @@ def test_a_source_without_labels_in_a_step_is_absent(mixed: Mixed) -> None:
         micro.labels_SB[:, torch.from_numpy(~is_web_B)] = -100
     counts_MB = np.where(is_web_MB, batch.sources.num_labels_MB, 0)
     num_labels, sources = int(counts_MB.sum()), replace(batch.sources, num_labels_MB=counts_MB)
-    outcome = step(lone_rank_model(mixed.config), replace(batch, num_label_tokens=num_labels, sources=sources))
+    outcome = step(single_rank_model(mixed.config), replace(batch, num_label_tokens=num_labels, sources=sources))
 
     (web,) = outcome.sources
     assert (web.name, web.num_tokens) == ("web", num_labels)
@@ -120,7 +120,7 @@ def test_losses_by_source_change_nothing_else(mixed: Mixed, monkeypatch: pytest.
 
     monkeypatch.setattr(Mesh, "sum_over_all", note)
     of_one = make_config(BATCH, {"data": {"train": "anything", "has_document_mask": True}})
-    found, expected = lone_rank_model(mixed.config), lone_rank_model(of_one)
+    found, expected = single_rank_model(mixed.config), single_rank_model(of_one)
     assert (found.keeps_sample_losses, expected.keeps_sample_losses) == (True, False)
     for number in range(3):
         batch = mixed.batch(number)
@@ -137,6 +137,6 @@ def test_a_loss_of_your_own_has_no_losses_by_source(mixed: Mixed) -> None:
         return logits.sum()
 
     device = torch.device("cpu")
-    rank_model = build_rank_model(mixed.config, lone_mesh(), SilentRecorder(), device, loss=summed)
+    rank_model = build_rank_model(mixed.config, single_rank_mesh(), SilentRecorder(), device, loss=summed)
     assert not rank_model.keeps_sample_losses
     assert all(chunk.sample_losses_B is None for chunk in rank_model.pipeline.chunks)

@@ -15,15 +15,15 @@ from megatrain.ops.cross_entropy import IGNORED_LABEL
 from megatrain.schedule import ChunkPlacement, build_schedule, forward_only
 from megatrain.training.rank_model import RankModel
 from megatrain.training.step import train_step
-from tests.helpers.lone_rank import (
+from tests.helpers.replayed_operations import ReplayedOperations
+from tests.helpers.single_rank import (
     SilentRecorder,
-    lone_rank_model,
     make_config,
     microbatches,
     parameters_by_name,
     random_tokens,
+    single_rank_model,
 )
-from tests.helpers.replayed_operations import ReplayedOperations
 
 STEPS = 7
 Tables = dict[str, dict[str, Any]]
@@ -85,7 +85,7 @@ def run(
     config: Config, capture: ReplayedOperations | None = None, between: Between = lambda rank_model, number: None
 ) -> Trace:
     """Train for STEPS steps; each has other tokens, another number of labels and another learning rate."""
-    rank_model = lone_rank_model(config, capture=capture)
+    rank_model = single_rank_model(config, capture=capture)
     trace = Trace([], [], [], {})
     for number in range(STEPS):
         between(rank_model, number)
@@ -137,7 +137,7 @@ def test_steps_with_another_number_of_microbatches() -> None:
     capture = ReplayedOperations()
     traces = []
     for one in (capture, None):
-        rank_model = lone_rank_model(config, capture=one)
+        rank_model = single_rank_model(config, capture=one)
         losses = []
         for number, count in enumerate((1, 1, 1, 2, 2, 3, 1, 3)):
             inputs = microbatches(rank_model, random_tokens(config, seed=number, num_samples=2 * count))

@@ -21,11 +21,11 @@ from megatrain.telemetry.flops import training_flops_per_token
 from megatrain.training import evaluation as evaluation_module
 from megatrain.training.observers.overlap_watch import OverlapWatch
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans, spans_by_step
-from tests.helpers.lone_rank import add_to_losses
-from tests.helpers.lone_trainer import LoneTrainer, Note
+from tests.helpers.single_rank import add_to_losses
+from tests.helpers.single_rank_trainer import Note, SingleRankTrainer
 
 STEPS = 5
-MakeTrainer = Callable[..., LoneTrainer]
+MakeTrainer = Callable[..., SingleRankTrainer]
 
 TIMEOUTS: dict[str, dict[str, Any]] = {
     "runtime": {
@@ -201,7 +201,7 @@ def test_results_of_a_step_are_recorded(make_trainer: MakeTrainer, tmp_path: Pat
     seq_len, num_samples = made.config.model.seq_len, 4
 
     for number, report in enumerate(made.reports.steps):
-        found = {StepValue(one.kind_number): one.value for one in box.values if one.step == number}
+        found = {StepValue(value.kind_number): value.value for value in box.values if value.step == number}
         assert found == {
             StepValue.LOSS: report.loss,
             StepValue.GRAD_NORM: report.grad_norm,

@@ -1,4 +1,4 @@
-"""Edge cases of a step of a lone rank: no label at all, a loss that is not finite, and gradient clipping."""
+"""Edge cases of a step of a single rank: no label at all, a loss that is not finite, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from megatrain.optim import ShardedOptimizer
 from megatrain.schedule import build_schedule
 from megatrain.training.rank_model import RankModel
 from megatrain.training.step import Requests, StepOutcome, train_step
-from tests.helpers.lone_rank import (
+from tests.helpers.single_rank import (
     SilentRecorder,
     add_to_losses,
-    lone_rank_model,
     make_config,
     microbatches,
     random_tokens,
+    single_rank_model,
 )
 
 
@@ -32,8 +32,10 @@ def step(rank_model: RankModel, tokens: Tensor, *, grad_clip: float = 0.0, **opt
     """Train on [S + 1, B] token ids, where negative ones are labels that do not count."""
     labels = tokens[1:].where(tokens[1:] >= 0, IGNORED_LABEL)
     inputs = [
-        rank_model.pipeline_input(one.tokens_SB, labels[:, 2 * index : 2 * index + 2], one.context.sample_B, None)
-        for index, one in enumerate(microbatches(rank_model, tokens.clamp(min=0)))
+        rank_model.pipeline_input(
+            microbatch.tokens_SB, labels[:, 2 * index : 2 * index + 2], microbatch.context.sample_B, None
+        )
+        for index, microbatch in enumerate(microbatches(rank_model, tokens.clamp(min=0)))
     ]
     arguments: dict[str, Any] = {
         "lr": 1e-2,
@@ -65,7 +67,7 @@ def scales(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.mark.parametrize("grad_clip", [0.0, 0.5])
 def test_a_batch_without_a_label_has_loss_0_and_is_not_skipped(grad_clip: float, scales: list[float]) -> None:
     config = make_config(optimizer={"lr": 1e-2, "weight_decay": 0.0})
-    rank_model = lone_rank_model(config)
+    rank_model = single_rank_model(config)
     before = masters(rank_model)
     tokens = random_tokens(config, seed=1)
     tokens[1:] = -1
@@ -85,7 +87,7 @@ def test_loss_is_divided_by_the_number_of_counted_labels() -> None:
     tokens = random_tokens(config, seed=1)
     masked = tokens.clone()
     masked[1:6] = -1
-    losses = [step(lone_rank_model(config), one).loss for one in (tokens, masked)]
+    losses = [step(single_rank_model(config), one).loss for one in (tokens, masked)]
 
     assert 3 < losses[1] < 6
     assert losses[0] != losses[1]
@@ -94,7 +96,7 @@ def test_loss_is_divided_by_the_number_of_counted_labels() -> None:
 @pytest.mark.parametrize("loss", [math.inf, math.nan])
 def test_loss_that_is_not_finite_skips_the_step(loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config()
-    rank_model = lone_rank_model(config)
+    rank_model = single_rank_model(config)
     before = masters(rank_model)
     add_to_losses(rank_model, monkeypatch, lambda: loss)
     outcome = step(rank_model, random_tokens(config, seed=1))
@@ -109,7 +111,7 @@ def test_loss_that_is_not_finite_skips_the_step(loss: float, monkeypatch: pytest
 @pytest.mark.parametrize("grad_clip", [0.0, 1e-3, 1e9])
 def test_gradients_are_scaled_to_the_norm_allowed(grad_clip: float, scales: list[float]) -> None:
     config = make_config()
-    outcome = step(lone_rank_model(config), random_tokens(config, seed=1), grad_clip=grad_clip)
+    outcome = step(single_rank_model(config), random_tokens(config, seed=1), grad_clip=grad_clip)
 
     assert 0.1 < outcome.grad_norm < 1e9
     # the usual 1e-6, so that a norm of 0 divides nothing by 0
@@ -118,7 +120,7 @@ def test_gradients_are_scaled_to_the_norm_allowed(grad_clip: float, scales: list
 
 def test_requests_are_agreed() -> None:
     config = make_config()
-    rank_model, tokens = lone_rank_model(config), random_tokens(config, seed=1)
+    rank_model, tokens = single_rank_model(config), random_tokens(config, seed=1)
     for flags in itertools.product([False, True], repeat=3):
         outcome = step(rank_model, tokens, requests=partial(Requests, *flags))
         assert outcome.agreed == Requests(*flags)
@@ -130,7 +132,7 @@ def test_executed_actions_are_those_of_the_schedule() -> None:
         model={"num_layers": 4, "vocab_size": 61, "seq_len": 8, "hidden_size": 16, "num_heads": 4},
         parallel={"num_chunks": 4, "schedule": "interleaved", "bucket_size": 500},
     )
-    rank_model = lone_rank_model(config)
+    rank_model = single_rank_model(config)
     ran: list[str] = []
     for chunk in rank_model.data_parallel:
         for bucket in chunk.buckets:
@@ -138,8 +140,8 @@ def test_executed_actions_are_those_of_the_schedule() -> None:
     for chunk, pipeline_chunk in enumerate(rank_model.pipeline.chunks):
         pipeline_chunk.module.register_forward_pre_hook(lambda *_, chunk=chunk: ran.append(f"FORWARD {chunk}"))
     schedule = config.parallel.build_schedule(2)
-    listed = [f"{one.kind.name} {one.chunk}" for one in schedule.stages[0] if one.kind.name in KINDS]
-    initial = [f"GATHER {one.chunk}" for one in schedule.initial_gathers(0)]
+    listed = [f"{stage.kind.name} {stage.chunk}" for stage in schedule.stages[0] if stage.kind.name in KINDS]
+    initial = [f"GATHER {gather.chunk}" for gather in schedule.initial_gathers(0)]
     for _ in range(2):
         ran.clear()
         step(rank_model, random_tokens(config, seed=1), schedule=schedule)
@@ -157,7 +159,7 @@ def without_repeats(notes: list[str]) -> list[str]:
 
 
 class NotingGroup:
-    """The group of a lone rank, which notes of which chunk something is gathered or reduced."""
+    """The group of a single rank, which notes of which chunk something is gathered or reduced."""
 
     name, size, rank = "dp", 1, 0
 

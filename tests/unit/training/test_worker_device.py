@@ -10,7 +10,7 @@ import torch
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.process import Process
 from megatrain.training.worker import run_worker
-from tests.helpers.lone_rank import make_config
+from tests.helpers.single_rank import make_config
 
 
 @pytest.mark.parametrize("cpu_binding", ["none", "core", "numa"])

@@ -205,7 +205,7 @@ def _ends(low: float | None, high: float | None) -> Ends | None:
 def _subject(name: str, measure: Measure) -> Subject:
     found = subject_of(name, measure)
     if found is None:
-        there = ", ".join([*(one.value for one in Operation), *DEVICE_SUBJECTS])
+        there = ", ".join([*(operation.value for operation in Operation), *DEVICE_SUBJECTS])
         raise bad_query("operation", name, f"there are {there}")
     return found
 

@@ -99,7 +99,7 @@ _DEVICES: tuple[Subject, ...] = (
     _GpuSubject("gpu-nvlink-errors", _NEWEST, "errors", 1.0, "nvlink_errors"),
     _LinkSubject("link-errors", _NEWEST, "errors", 1.0, _sum_of_known("rx_errors", "tx_errors", "symbol_errors")),
 )
-DEVICE_SUBJECTS: Mapping[str, Subject] = {one.name: one for one in _DEVICES}
+DEVICE_SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in _DEVICES}
 """By name; each is a value of the parameter `operation` of /heat."""
 
 

@@ -62,7 +62,7 @@ class _Found:
     def cause_rank(self) -> int | None:
         """The rank that wrote the line that shows the cause."""
         failures = () if self.finding is None or not self.cause_line else self.finding.failures
-        return next((one.rank for one in failures if one.line.strip() == self.cause_line), None)
+        return next((failure.rank for failure in failures if failure.line.strip() == self.cause_line), None)
 
 
 def incident_logs(incident: Incident, places: LogPlaces, now_s: float) -> IncidentLogsDocument:

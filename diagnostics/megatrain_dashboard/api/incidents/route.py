@@ -63,35 +63,37 @@ def router(parts: DashboardParts) -> APIRouter:
     @routes.get("/incidents/{incident_id}", response_model=IncidentDocument)
     def incident(incident_id: Id) -> Response:
         """Return one incident."""
-        one = _incident(source, incident_id)
-        return document_response(incident_document(one, host_names(source, (one,))))
+        incident = _incident(source, incident_id)
+        return document_response(incident_document(incident, host_names(source, (incident,))))
 
     @routes.get("/incidents/{incident_id}/story", response_model=StoryDocument)
     def story(incident_id: Id) -> Response:
         """Return what happened in order, who was notified, which actions are possible, and the runbooks."""
-        one, facts = _incident(source, incident_id), source.facts()
-        case = next((case for case in facts.cases if one.verdict and case.verdict_id == one.verdict), None)
-        hosts = host_names(source, (one,))
-        return document_response(story_document(one, case, hosts, facts.config, source.snapshot(), parts.clock()))
+        incident, facts = _incident(source, incident_id), source.facts()
+        case = next((case for case in facts.cases if incident.verdict and case.verdict_id == incident.verdict), None)
+        hosts = host_names(source, (incident,))
+        return document_response(story_document(incident, case, hosts, facts.config, source.snapshot(), parts.clock()))
 
     @routes.get("/incidents/{incident_id}/logs", response_model=IncidentLogsDocument, dependencies=[parts.heavy_query])
     def logs(request: Request, incident_id: Id) -> Response:
         """Return the last lines before the incident: the culprit's, then the others'."""
-        one = _incident(source, incident_id)
+        incident = _incident(source, incident_id)
 
         def make() -> bytes:
-            hosts = host_names(source, (one,))
-            roster = _roster(source, one.round)
-            places = LogPlaces(source.events, source.run, roster, partial(hosts, one.round), parts.settings.limits)
-            return document_bytes(incident_logs(one, places, parts.clock()))
+            hosts = host_names(source, (incident,))
+            roster = _roster(source, incident.round)
+            places = LogPlaces(source.events, source.run, roster, partial(hosts, incident.round), parts.settings.limits)
+            return document_bytes(incident_logs(incident, places, parts.clock()))
 
         # an open incident has new lines each second, and all lines are classified again
-        return cached_response(request, parts.responses.get(("incident-logs", encode(one)), make, fresh_s=_FRESH_S))
+        return cached_response(
+            request, parts.responses.get(("incident-logs", encode(incident)), make, fresh_s=_FRESH_S)
+        )
 
     @routes.get("/verdicts/{verdict_id}", response_model=VerdictDocument)
     def verdict(verdict_id: Id) -> Response:
         """Return one verdict and its outcome."""
-        found = {one.verdict_id: one for one in source.facts().cases}
+        found = {case.verdict_id: case for case in source.facts().cases}
         if verdict_id not in found:
             raise not_found(f"verdict {shown(verdict_id)}: {_there('verdict', sorted(found, reverse=True))}")
         return document_response(verdict_document(found[verdict_id]))
@@ -101,7 +103,7 @@ def router(parts: DashboardParts) -> APIRouter:
 
 def _incident(source: JobSource, incident_id: str) -> Incident:
     facts = source.facts()
-    found = {one.incident_id: one for one in facts.incidents}
+    found = {incident.incident_id: incident for incident in facts.incidents}
     if incident_id in facts.damaged_incidents:
         why = facts.damaged_incidents[incident_id]
         raise not_found(f"incident {shown(incident_id)}: its record is damaged, and there is no other source: {why}")

@@ -57,13 +57,17 @@ def story_document(
     ]
     order = {what: place for place, what in enumerate(("verdict", "fault", "noticed", "decision", "step", "over"))}
     receipts = [
-        _at(one.at_unix_s, "not-notified" if one.problem else "notified", f"{one.receiver}: {receipt_text(one)}")
-        for one in incident.receipts
+        _at(
+            receipt.at_unix_s,
+            "not-notified" if receipt.problem else "notified",
+            f"{receipt.receiver}: {receipt_text(receipt)}",
+        )
+        for receipt in incident.receipts
     ]
     return StoryDocument(
         incident_id=incident.incident_id,
-        happened=tuple(sorted(happened, key=lambda one: (round(one.at_unix_s, 3), order[one.what]))),
-        notifications=tuple(sorted(receipts, key=lambda one: one.at_unix_s)),
+        happened=tuple(sorted(happened, key=lambda event: (round(event.at_unix_s, 3), order[event.what]))),
+        notifications=tuple(sorted(receipts, key=lambda receipt: receipt.at_unix_s)),
         why_not_notified="" if receipts else _why_not_notified(incident, config, now_s),
         actions=tuple(
             OfferedActionDocument(kind=kind, target=target) for kind, target in offered_actions(incident, snapshot)
@@ -78,7 +82,7 @@ def _at(at_unix_s: float, what: str, text: str) -> HappenedDocument:
 
 def _ends(incident: Incident, host_of: HostOf) -> Iterator[HappenedDocument]:
     """Yield how ranks ended: roots and causes first, then the ranks that followed. Further ranks are one entry."""
-    hosts = {one.rank: host_of(incident.round, one.rank) for one in incident.failures}
+    hosts = {failure.rank: host_of(incident.round, failure.rank) for failure in incident.failures}
     ends = failures_by_role(incident, hosts)
     for role, failure in ends[:_MAX_ENDS]:
         text = rank_and_end(failure, hosts[failure.rank])

@@ -29,12 +29,12 @@ _MAX_SHOWN = 1000
 
 def incidents_within(incidents: Iterable[Incident], window: Window) -> tuple[Incident, ...]:
     """Return the incidents that overlap a part of the run; an open incident lasts until now."""
-    return tuple(one for one in incidents if window.holds(one.moments.began, _ended_s(one)))
+    return tuple(incident for incident in incidents if window.holds(incident.moments.began, _ended_s(incident)))
 
 
 def cases_within(cases: Iterable[VerdictWithOutcome], window: Window) -> tuple[VerdictWithOutcome, ...]:
     """Return the verdicts that overlap a part of the run; one that waits for a person lasts until now."""
-    return tuple(one for one in cases if window.holds(*_lasted(one)))
+    return tuple(case for case in cases if window.holds(*_lasted(case)))
 
 
 def _ended_s(incident: Incident) -> float:
@@ -55,11 +55,11 @@ def incidents_document(
     incidents: Iterable[Incident], cases: Iterable[VerdictWithOutcome], damaged: Mapping[str, str], host_of: HostOf
 ) -> IncidentsDocument:
     """Return the newest thousand of each kind, newest first. `damaged`: by id, why a record cannot be read."""
-    newest = sorted(incidents, key=lambda one: one.incident_id, reverse=True)[:_MAX_SHOWN]
-    newest_cases = sorted(cases, key=lambda one: one.verdict_id, reverse=True)[:_MAX_SHOWN]
+    newest = sorted(incidents, key=lambda incident: incident.incident_id, reverse=True)[:_MAX_SHOWN]
+    newest_cases = sorted(cases, key=lambda case: case.verdict_id, reverse=True)[:_MAX_SHOWN]
     return IncidentsDocument(
-        incidents=tuple(incident_document(one, host_of) for one in newest),
-        verdicts=tuple(verdict_document(one) for one in newest_cases),
+        incidents=tuple(incident_document(incident, host_of) for incident in newest),
+        verdicts=tuple(verdict_document(case) for case in newest_cases),
         damaged=tuple(
             DamagedIncidentDocument(incident_id=name, text=damaged[name])
             for name in sorted(damaged, reverse=True)[:_MAX_SHOWN]
@@ -69,7 +69,7 @@ def incidents_document(
 
 def incident_document(incident: Incident, host_of: HostOf) -> IncidentDocument:
     """Return the document of an incident. Its failures begin with the root causes; its phases have their begin."""
-    hosts = {one.rank: host_of(incident.round, one.rank) for one in incident.failures}
+    hosts = {failure.rank: host_of(incident.round, failure.rank) for failure in incident.failures}
     failures = failures_by_role(incident, hosts)
     return IncidentDocument(
         incident_id=incident.incident_id,
@@ -86,7 +86,7 @@ def incident_document(incident: Incident, host_of: HostOf) -> IncidentDocument:
         ranks=incident.culprit_ranks,
         confidence=incident.confidence,
         evidence=incident.evidence,
-        failures=tuple(_failure(one, hosts[one.rank], role) for role, one in failures),
+        failures=tuple(_failure(failure, hosts[failure.rank], role) for role, failure in failures),
         phases=_phases(incident),
         down_s=down_s(incident),
         last_step=incident.last_step,

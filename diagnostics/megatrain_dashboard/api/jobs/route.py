@@ -44,7 +44,7 @@ def router(parts: JobsParts) -> APIRouter:
 
 def _document(parts: JobsParts, choice: Choice, caller: Caller) -> JobsDocument:
     poll, now_s = parts.catalog.last_poll(), parts.clock()
-    rows = [job_row(one, now_s) for one in poll.jobs.values()]
+    rows = [job_row(job, now_s) for job in poll.jobs.values()]
     found = chosen_rows(rows, choice)
     return JobsDocument(
         at_unix_s=now_s,

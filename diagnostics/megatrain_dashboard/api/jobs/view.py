@@ -87,7 +87,8 @@ def job_row(seen: JobSeen, now_s: float) -> JobRow:
         state=standing.state,
         headline=standing.headline,
         reasons=tuple(
-            RowReason(code=one.code.value, level=one.level.value, text=one.text) for one in reasons[:_MAX_REASONS]
+            RowReason(code=reason.code.value, level=reason.level.value, text=reason.text)
+            for reason in reasons[:_MAX_REASONS]
         ),
         num_reasons=len(reasons),
         problems=() if summary is None else summary.problems,
@@ -158,7 +159,9 @@ def _last_sign_s(seen: JobSeen, spent: TimeSpent) -> float | None:
     """Return when a job ended; where that is not recorded, when it last wrote a file."""
     if seen.summary is None or seen.summary.facts.exit_code is not None:
         return spent.end_s
-    return max((one for one in (seen.summary.written_unix_s, spent.end_s) if one is not None), default=None)
+    return max(
+        (moment_s for moment_s in (seen.summary.written_unix_s, spent.end_s) if moment_s is not None), default=None
+    )
 
 
 def _step(assessment: Assessment | None, outline: Outline) -> int | None:
@@ -176,7 +179,7 @@ def _train_steps(seen: JobSeen, snapshot: JobSnapshot | None) -> int | None:
 def _saved(seen: JobSeen, snapshot: JobSnapshot | None) -> tuple[int | None, float | None]:
     """Return step and time of the newest checkpoint, as the hosts report it, else from the run directory."""
     statuses = () if snapshot is None else tuple(snapshot.statuses.values())
-    saves = [(one.saves.saved_step, one.saves.saved_unix_s) for one in statuses if one.saves is not None]
+    saves = [(status.saves.saved_step, status.saves.saved_unix_s) for status in statuses if status.saves is not None]
     known = [(step, at_s) for step, at_s in saves if step is not None]
     if known:
         return max(known, key=lambda pair: pair[0])
@@ -192,7 +195,7 @@ def _run_directory(seen: JobSeen, snapshot: JobSnapshot | None) -> str:
 
 def _contains(row: JobRow, text: str) -> bool:
     texts = (row.name, row.job, row.state, row.headline, row.run_directory, *row.problems)
-    return not text or any(text in one.casefold() for one in (*texts, *(one.text for one in row.reasons)))
+    return not text or any(text in field.casefold() for field in (*texts, *(reason.text for reason in row.reasons)))
 
 
 def _when_s(row: JobRow) -> float:

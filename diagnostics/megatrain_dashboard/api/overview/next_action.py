@@ -54,8 +54,8 @@ def _newest_case(snapshot: JobSnapshot, cases: Iterable[VerdictWithOutcome]) -> 
     """Return the newest case of the running round because of which hosts could be evicted."""
     newest = snapshot.newest_round
     found: VerdictWithOutcome | None = None
-    for one in cases:
-        verdict = one.verdict
+    for case in cases:
+        verdict = case.verdict
         if (
             newest is None
             or verdict is None
@@ -64,7 +64,7 @@ def _newest_case(snapshot: JobSnapshot, cases: Iterable[VerdictWithOutcome]) -> 
         ):
             continue
         if verdict.confidence is VerdictConfidence.HIGH and verdict.cause.is_of_host and verdict.hosts:
-            found = one
+            found = case
     return found
 
 

@@ -30,7 +30,7 @@ def series_document(series: SeriesSnapshot, *, round_number: int | None, window:
         stride = max(1, -(-(end - begin + 1) // max(1, points - len(gaps))))
         bins = (picked.column("last").astype(np.int64) - begin) // stride
         # an entry with steps on both sides of a gap would be drawn inside the gap
-        bins += np.searchsorted([one.end_s for one in gaps], np.nan_to_num(picked.column("at")))
+        bins += np.searchsorted([gap.end_s for gap in gaps], np.nan_to_num(picked.column("at")))
         picked = SeriesSnapshot(put_in_bins(table, bins))
         stride = max(stride, int((picked.column("last") - picked.column("first")).max()) + 1)
     steps = tuple(picked.column("last").astype(np.int64).tolist())
@@ -50,7 +50,7 @@ def series_document(series: SeriesSnapshot, *, round_number: int | None, window:
         mfu=numbers(picked.column("mfu")),
         round=tuple(picked.column("round").astype(np.int64).tolist()),
         bad_steps=series.bad_steps,
-        gaps=tuple(GapDocument(begin_unix_s=one.begin_s, end_unix_s=one.end_s, round=one.round) for one in gaps),
+        gaps=tuple(GapDocument(begin_unix_s=gap.begin_s, end_unix_s=gap.end_s, round=gap.round) for gap in gaps),
         range=range_document(window),
     )
 
@@ -74,10 +74,10 @@ def _gaps(restarts: Sequence[Restart], shown: SeriesSnapshot, window: Window, mo
     begin_s = window.begin_s if window.begin_s is not None else float(known[0])
     end_s = window.end_s if window.end_s is not None else float(known[-1])
     least_s = (end_s - begin_s) / _MIN_PART
-    within = [one for one in restarts if one.begin_s < end_s and one.end_s > begin_s]
-    seen = [one for one in within if one.end_s - one.begin_s >= least_s]
-    longest = sorted(seen, key=lambda one: one.begin_s - one.end_s)[:most]
-    return tuple(sorted(longest, key=lambda one: one.begin_s))
+    within = [restart for restart in restarts if restart.begin_s < end_s and restart.end_s > begin_s]
+    seen = [restart for restart in within if restart.end_s - restart.begin_s >= least_s]
+    longest = sorted(seen, key=lambda restart: restart.begin_s - restart.end_s)[:most]
+    return tuple(sorted(longest, key=lambda restart: restart.begin_s))
 
 
 def _rate(series: SeriesSnapshot) -> Float64:

@@ -81,14 +81,14 @@ def overview_document(given: OverviewInputs) -> OverviewDocument:
     train_steps = None if facts.config is None else facts.config.train.steps
     is_over = given.is_recorded or standing.state in OVER
     own = _incidents(given)
-    opened = [one for one in own if one.state is IncidentState.OPEN] if not given.is_recorded else []
+    opened = [incident for incident in own if incident.state is IncidentState.OPEN] if not given.is_recorded else []
     ratio, ratio_last_hour = _ratios(given, own)
     newest = None if snapshot is None else snapshot.newest_round
     return OverviewDocument(
         at_unix_s=given.now_s,
         state=standing.state,
         level=standing.level.value,
-        reasons=tuple(_reason(one) for one in standing.reasons[:_MAX_REASONS]),
+        reasons=tuple(_reason(reason) for reason in standing.reasons[:_MAX_REASONS]),
         headline=standing.headline,
         since_unix_s=standing.since_unix_s,
         round=newest.number if newest is not None else _shown_round(facts),
@@ -165,10 +165,10 @@ def _standing(given: OverviewInputs, assessment: Assessment | None) -> _Overview
     return _OverviewStanding(str(assessment.state), assessment.headline, assessment.since_unix_s, reasons)
 
 
-def _reason(one: Reason) -> ReasonDocument:
+def _reason(reason: Reason) -> ReasonDocument:
     return ReasonDocument(
-        code=one.code.value, level=one.level.value, text=one.text, since_unix_s=one.since_unix_s, runbook=one.runbook,
-        hosts=one.hosts, ranks=one.ranks,
+        code=reason.code.value, level=reason.level.value, text=reason.text, since_unix_s=reason.since_unix_s,
+        runbook=reason.runbook, hosts=reason.hosts, ranks=reason.ranks,
     )  # fmt: skip
 
 
@@ -189,26 +189,26 @@ def _ratios(given: OverviewInputs, own: Sequence[Incident]) -> tuple[float | Non
 def _bounds(given: OverviewInputs) -> tuple[float | None, float | None]:
     """Return when the job began, and when it ended or now."""
     snapshot, series = given.snapshot, given.facts.series
-    began = [one.began_unix_s for one in given.facts.rounds]
+    began = [round_.began_unix_s for round_ in given.facts.rounds]
     begin_s = min(began, default=None)
     if snapshot is not None and snapshot.record is not None:
         begin_s = snapshot.record.created_unix_s
     if snapshot is not None:
         return begin_s, given.now_s if snapshot.end is None else snapshot.end.created_unix_s
-    ends = [one.moments.first_step or one.moments.detected for one in given.facts.incidents]
+    ends = [incident.moments.first_step or incident.moments.detected for incident in given.facts.incidents]
     last_s = series.newest("at")
     return begin_s, max([*ends, *([] if last_s is None else [last_s])], default=None)
 
 
 def _shown_round(facts: JobFacts) -> int | None:
-    confirmed = [one.number for one in facts.rounds if one.is_confirmed]
+    confirmed = [round_.number for round_ in facts.rounds if round_.is_confirmed]
     return confirmed[-1] if confirmed else None
 
 
 def _last_step_unix_s(assessment: Assessment | None, series: SeriesSnapshot) -> float | None:
     """Return when the newest step was completed: hosts report it every few seconds, events arrive within one second."""
     of_hosts = None if assessment is None else assessment.progress.last_step_unix_s
-    return max((one for one in (of_hosts, series.newest("at")) if one is not None), default=None)
+    return max((moment_s for moment_s in (of_hosts, series.newest("at")) if moment_s is not None), default=None)
 
 
 def _remaining_s(step: int | None, train_steps: int | None, step_s: float | None) -> float | None:

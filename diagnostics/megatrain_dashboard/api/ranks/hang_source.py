@@ -33,12 +33,12 @@ def hang_of(source: JobSource, round_number: int) -> HangAnswer | None:
     kept = source.kept_evidence(round_number)
     if kept is not None:
         return answer_of_evidence(kept, f"files kept of round {round_number}", source.events, recorded)
-    evidence = [one for one in facts.evidence if one.round == round_number]
+    evidence = [item for item in facts.evidence if item.round == round_number]
     if evidence:
         return answer_of_evidence(
             executors_evidence(round_number, evidence), "reports of executors", source.events, recorded
         )
-    is_hang = any(one.kind is IncidentKind.HANG and one.round == round_number for one in facts.incidents)
+    is_hang = any(incident.kind is IncidentKind.HANG and incident.round == round_number for incident in facts.incidents)
     if not is_hang and not _is_stalled(source.snapshot(), round_number):
         return None
     ahead = steps_ahead(source.events, Spans, Where((round_number,)))
@@ -60,5 +60,5 @@ def standings_of(source: JobSource, round_number: int) -> Mapping[int, RankStand
         return {}
     if kept is not None:
         return kept.standings
-    evidence = [one for one in source.facts().evidence if one.round == round_number]
+    evidence = [item for item in source.facts().evidence if item.round == round_number]
     return executors_evidence(round_number, evidence).standings if evidence else {}

@@ -69,7 +69,7 @@ def ranks_picture(
     picture = replace(picture, silent={*picture.silent, *silent})
     arrows = waiting_arrows(picture.waits_for, picture.suspects, picture.silent, layout)
     operation = progress.operation.copy()
-    number_of = {one.value: one.number for one in Operation}
+    number_of = {operation.value: operation.number for operation in Operation}
     for rank, name in picture.in_flight.items():
         if 0 <= rank < world_size and name in number_of:
             operation[rank] = number_of[name]
@@ -82,7 +82,7 @@ def ranks_picture(
         "layout": layout_document(layout).model_dump(),
         "states": [{"name": name, "letter": letter} for name, letter in STATES],
         "arrow_kinds": [kind.name.lower() for kind in Awaited],
-        "operations": {str(one.number): one.value for one in Operation},
+        "operations": {str(operation.number): operation.value for operation in Operation},
         "hosts": list(hosts.names),
         "newest_step": newest,
         "has_hang": hang is not None,
@@ -96,9 +96,9 @@ def ranks_picture(
         "operation": operation.astype(np.uint8),
         "score": score,
         "host": hosts.of_rank.astype(np.int32),
-        "arrows": np.array([(one.waiting, one.awaited) for one in arrows], dtype=np.int32).reshape(-1, 2),
-        "arrow_kind": np.array([one.kind for one in arrows], dtype=np.uint8),
-        "arrow_count": np.array([one.num_waiting for one in arrows], dtype=np.int32),
+        "arrows": np.array([(arrow.waiting, arrow.awaited) for arrow in arrows], dtype=np.int32).reshape(-1, 2),
+        "arrow_kind": np.array([arrow.kind for arrow in arrows], dtype=np.uint8),
+        "arrow_count": np.array([arrow.num_waiting for arrow in arrows], dtype=np.int32),
     }
     return pack(fields, arrays)
 

@@ -112,7 +112,7 @@ def _hang(source: JobSource, round_number: int) -> HangPicture | None:
     if seen is None:
         return None
     return HangPicture(
-        suspects=[one.rank for one in seen.finding.suspects],
+        suspects=[suspect.rank for suspect in seen.finding.suspects],
         silent=seen.finding.silent,
         waits_for=seen.finding.report.waits_for,
         outliers=seen.stacks.outliers,

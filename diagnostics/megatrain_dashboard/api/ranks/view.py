@@ -71,14 +71,14 @@ def rank_document(given: RankInputs) -> RankDocument:
         least_score=given.least_score,
         groups=tuple(
             PeerGroupDocument(
-                name=one.name, first_rank=one.first_rank, num_ranks=one.num_ranks, stride=one.stride
+                name=group.name, first_rank=group.first_rank, num_ranks=group.num_ranks, stride=group.stride
             )
-            for (of_rank, _), one in sorted(roster.groups.items())
+            for (of_rank, _), group in sorted(roster.groups.items())
             if of_rank == rank
         ),
         positions=() if standing is None else tuple(
-            RankPositionDocument(group=group, entered=one.entered, left=one.finished)
-            for group, one in sorted(standing.positions.items())
+            RankPositionDocument(group=group, entered=position.entered, left=position.finished)
+            for group, position in sorted(standing.positions.items())
         ),
         stacks=_newest_stacks(given.stacks),
         black_box=given.black_box,
@@ -106,8 +106,10 @@ def _newest_stacks(stacks: Stacks) -> tuple[StackDocument, ...]:
 
 
 def _sentences(given: RankInputs) -> tuple[str, ...]:
-    of_findings = [sentence for one in given.findings if given.rank in one.ranks for sentence in one.evidence]
-    return (*(one.evidence for one in given.suspects if one.rank == given.rank), *of_findings)
+    of_findings = [
+        sentence for finding in given.findings if given.rank in finding.ranks for sentence in finding.evidence
+    ]
+    return (*(suspect.evidence for suspect in given.suspects if suspect.rank == given.rank), *of_findings)
 
 
 def hang_document(round_number: int, answer: HangAnswer | None) -> HangDocument:
@@ -126,26 +128,26 @@ def hang_document(round_number: int, answer: HangAnswer | None) -> HangDocument:
         incident_id=finding.culprit.incident,
         suspects=tuple(
             HangSuspectDocument(
-                rank=one.rank, host=one.host, place=dict(one.place), step=one.step, doing=one.doing,
-                evidence=one.evidence,
+                rank=suspect.rank, host=suspect.host, place=dict(suspect.place), step=suspect.step, doing=suspect.doing,
+                evidence=suspect.evidence,
             )
-            for one in finding.suspects[:_MAX_HANG_RANKS]
+            for suspect in finding.suspects[:_MAX_HANG_RANKS]
         ),
         missing=tuple(
             HangMissingDocument(
-                group=one.group, sequence=one.sequence, waiting=tuple(one.waiting), absent=tuple(one.absent),
-                silent=tuple(one.silent), loitering=tuple(one.loitering),
+                group=missing.group, sequence=missing.sequence, waiting=tuple(missing.waiting),
+                absent=tuple(missing.absent), silent=tuple(missing.silent), loitering=tuple(missing.loitering),
             )
-            for one in report.missing[:_MAX_HANG_RANKS]
+            for missing in report.missing[:_MAX_HANG_RANKS]
         ),
         silent=tuple(sorted(finding.silent)),
         waiting=tuple(sorted(finding.waiting)),
         stack_clusters=tuple(
             StackClusterDocument(
-                num_ranks=len(one.ranks), ranks=one.ranks[:_MAX_HANG_RANKS], is_waiting=one.is_waiting,
-                frames=one.frames[-_MAX_CLUSTER_FRAMES:],
+                num_ranks=len(cluster.ranks), ranks=cluster.ranks[:_MAX_HANG_RANKS], is_waiting=cluster.is_waiting,
+                frames=cluster.frames[-_MAX_CLUSTER_FRAMES:],
             )
-            for one in answer.stacks.clusters[:_MAX_CLUSTERS]
+            for cluster in answer.stacks.clusters[:_MAX_CLUSTERS]
         ),
         outlier_ranks=answer.stacks.outliers,
     )  # fmt: skip

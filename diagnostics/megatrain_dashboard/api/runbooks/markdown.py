@@ -63,19 +63,21 @@ def _blocks(lines: list[str], names: Names) -> Iterator[RunbookBlockDocument]:
         if not line.strip():
             continue
         if line.startswith(_FENCE):
-            fenced = _take(rest, lambda one: not one.startswith(_FENCE))
+            fenced = _take(rest, lambda following: not following.startswith(_FENCE))
             del rest[:1]
             yield from _commands(fenced, names)
         elif line.startswith("|"):
-            table = [line, *_take(rest, lambda one: one.startswith("|"))]
+            table = [line, *_take(rest, lambda following: following.startswith("|"))]
             rows = tuple(tuple(_texts(cell, names) for cell in _cells(row)) for row in (table[0], *table[2:]))
             yield _block("table", rows=rows)
         elif line.startswith("- "):
-            item = [line[2:], *_take(rest, lambda one: one.startswith("  "))]
-            yield _block("item", texts=_texts(" ".join(one.strip() for one in item), names))
+            item = [line[2:], *_take(rest, lambda following: following.startswith("  "))]
+            yield _block("item", texts=_texts(" ".join(part.strip() for part in item), names))
         else:
-            more = _take(rest, lambda one: bool(one.strip()) and not one.startswith((_FENCE, "|", "- ")))
-            yield _block("paragraph", texts=_texts(" ".join(one.strip() for one in (line, *more)), names))
+            more = _take(
+                rest, lambda following: bool(following.strip()) and not following.startswith((_FENCE, "|", "- "))
+            )
+            yield _block("paragraph", texts=_texts(" ".join(part.strip() for part in (line, *more)), names))
 
 
 def _take(rest: list[str], belongs: Callable[[str], bool]) -> list[str]:

@@ -36,7 +36,7 @@ def installed_runbooks() -> Mapping[str, Runbook]:
         return {}
     pages = (file for file in directory.iterdir() if file.name.endswith(".md") and file.name != _NO_PAGE)
     found = (Runbook(file.name, file.read_text(encoding="utf-8")) for file in pages)
-    return {one.name: one for one in sorted(found, key=lambda one: one.title)}
+    return {runbook.name: runbook for runbook in sorted(found, key=lambda runbook: runbook.title)}
 
 
 def router(parts: DashboardParts) -> APIRouter:
@@ -47,7 +47,9 @@ def router(parts: DashboardParts) -> APIRouter:
     @routes.get("/runbooks", response_model=RunbooksDocument)
     def runbooks() -> Response:
         """Return the list of runbooks."""
-        names = (RunbookNameDocument(name=one.name, title=one.title) for one in installed_runbooks().values())
+        names = (
+            RunbookNameDocument(name=runbook.name, title=runbook.title) for runbook in installed_runbooks().values()
+        )
         return document_response(RunbooksDocument(runbooks=tuple(names)))
 
     @routes.get("/runbooks/{name}", response_model=RunbookDocument)
@@ -59,7 +61,7 @@ def router(parts: DashboardParts) -> APIRouter:
         if found is None:
             there = ", ".join(installed_runbooks()) or "none in this installation"
             raise not_found(f"runbook {shown(name)}: no such page; there are {there}")
-        known = next((one for one in source.facts().incidents if one.incident_id == incident), None)
+        known = next((known for known in source.facts().incidents if known.incident_id == incident), None)
         if incident and known is None:
             raise not_found(f"incident {shown(incident)}: no such incident, so no command can name its host")
         steps = found.steps(names_of(source, known))

@@ -33,7 +33,7 @@ from megatrain_diagnostics.analysis.straggler_history import StragglerHistory
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.daemon_state import DaemonState
 from megatrain_job.jobs.assessment import assess
-from megatrain_job.jobs.lost_time import restart_price_s
+from megatrain_job.jobs.lost_time import measured_restart_cost_s
 
 _FRESH_S = 1.0
 _COMPUTED_FRESH_S = 60.0
@@ -125,13 +125,13 @@ def _findings(source: JobSource, roster: Roster) -> Sequence[Finding]:
         found = _judged(source, roster)
     except DataError:
         return ()  # the spans of steps exist, but their sums do not
-    return [one for one in found.findings if one.key not in found.ended]
+    return [finding for finding in found.findings if finding.key not in found.ended]
 
 
 def economy_of(source: JobSource, now_s: float, round_number: int) -> Economy:
     """Return the cost of a restart, and the number of steps that remain after a round, over which a gain counts."""
     facts, snapshot = source.facts(), source.snapshot()
-    measured = restart_price_s(facts.incidents)
+    measured = measured_restart_cost_s(facts.incidents)
     config = facts.config
     default_s = (DiagnosticsConfig() if config is None else config.diagnostics).restart_price_s
     step = completed_step(None if snapshot is None else assess(snapshot, now_s), facts)

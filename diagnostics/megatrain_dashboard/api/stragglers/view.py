@@ -28,11 +28,11 @@ def stragglers_of_daemon(state: DaemonState) -> StragglersDocument:
         first_step=state.first_step,
         last_step=state.last_step,
         num_steps=state.num_steps,
-        findings=tuple(_finding(one, is_over=False) for one in findings[:_MAX_FINDINGS]),
+        findings=tuple(_finding(finding, is_over=False) for finding in findings[:_MAX_FINDINGS]),
         scores=_scores(state.host_scores),
         thresholds=thresholds_document(state.thresholds),
         silent_ranks=state.silent_ranks,
-        unjudged_ranks=state.unjudged_ranks,
+        unjudged_ranks=state.ranks_without_peers,
     )
 
 
@@ -47,11 +47,13 @@ def stragglers_of_events(round_number: int, found: StragglerHistory) -> Straggle
         first_step=end.first_step,
         last_step=end.last_step,
         num_steps=found.num_compared,
-        findings=tuple(_finding(one, is_over=one.key in found.ended) for one in found.findings[:_MAX_FINDINGS]),
+        findings=tuple(
+            _finding(finding, is_over=finding.key in found.ended) for finding in found.findings[:_MAX_FINDINGS]
+        ),
         scores=_scores(end.host_scores),
         thresholds=thresholds_document(end.thresholds),
         silent_ranks=end.silent_ranks,
-        unjudged_ranks=end.unjudged_ranks,
+        unjudged_ranks=end.ranks_without_peers,
     )
 
 
@@ -60,24 +62,24 @@ def _scores(by_host: Mapping[str, float]) -> tuple[HostScore, ...]:
     return tuple(HostScore(host=host, score=score) for host, score in ordered)
 
 
-def _finding(one: Finding, *, is_over: bool) -> FindingDocument:
+def _finding(finding: Finding, *, is_over: bool) -> FindingDocument:
     return FindingDocument(
-        cause=str(one.cause),
-        is_of_host=one.cause.is_of_host,
-        confidence=str(one.confidence),
-        hosts=one.hosts,
-        ranks=one.ranks[:_MAX_RANKS],
-        stage=one.stage,
-        first_step=one.first_step,
-        last_step=one.last_step,
-        num_seen=one.num_seen,
-        num_steps=one.num_steps,
+        cause=str(finding.cause),
+        is_of_host=finding.cause.is_of_host,
+        confidence=str(finding.confidence),
+        hosts=finding.hosts,
+        ranks=finding.ranks[:_MAX_RANKS],
+        stage=finding.stage,
+        first_step=finding.first_step,
+        last_step=finding.last_step,
+        num_seen=finding.num_seen,
+        num_steps=finding.num_steps,
         is_over=is_over,
-        excess=one.excess,
-        excess_s=one.excess_s,
-        score=one.score,
-        gain_s=one.gain_s,
-        step_s=one.step_s,
-        num_victims=one.num_victims,
-        evidence=one.evidence,
+        excess=finding.excess,
+        excess_s=finding.excess_s,
+        score=finding.score,
+        gain_s=finding.gain_s,
+        step_s=finding.step_s,
+        num_victims=finding.num_victims,
+        evidence=finding.evidence,
     )

@@ -55,13 +55,14 @@ class WhatIfReader:
         """Return the first and last step that are replayed, and notes on steps that are left out."""
         stored = stored_full_steps(self._events, roster.round)
         # while events of a step are arriving, some of its ranks are missing
-        num_ranks = max((one.num_ranks for one in stored), default=0)
+        num_ranks = max((full_step.num_ranks for full_step in stored), default=0)
         full = [
-            one.step for one in stored
-            if (first or 0) <= one.step and (last is None or one.step <= last) and one.num_ranks == num_ranks
+            full_step.step for full_step in stored
+            if (first or 0) <= full_step.step
+            and (last is None or full_step.step <= last) and full_step.num_ranks == num_ranks
         ]  # fmt: skip
         if not full:
-            shown = ", ".join(str(one.step) for one in stored[-12:]) or "none"
+            shown = ", ".join(str(full_step.step) for full_step in stored[-12:]) or "none"
             raise DataError(
                 f"round {roster.round}: no step was recorded in full{_bounds_text(first, last)}; there are "
                 f"{shown}. Only one step in diagnostics.sample_period is recorded in full; `megatrain diag "

@@ -26,8 +26,8 @@ class Economy:
     """The numbers that a remedy is weighed by. `remaining_steps` None: not known."""
 
     remaining_steps: int | None
-    price_s: float
-    price_text: str
+    cost_s: float
+    cost_text: str
 
 
 def whatif_document(
@@ -89,15 +89,15 @@ def _by_cause(findings: Sequence[Finding]) -> tuple[PartDocument, ...]:
     """Return how much longer a step takes because of each cause that was found."""
     gains: dict[str, float] = {}
     step_s = 0.0
-    for one in findings:
-        gains[str(one.cause)] = gains.get(str(one.cause), 0.0) + one.gain_s
-        step_s = max(step_s, one.step_s)
+    for finding in findings:
+        gains[str(finding.cause)] = gains.get(str(finding.cause), 0.0) + finding.gain_s
+        step_s = max(step_s, finding.step_s)
     parts = [
         PartDocument(name=cause, slowdown=step_s / (step_s - gain_s))
         for cause, gain_s in gains.items()
         if 0.0 < gain_s < step_s
     ]
-    return tuple(sorted(parts, key=lambda one: -one.slowdown))
+    return tuple(sorted(parts, key=lambda part: -part.slowdown))
 
 
 def _actions(
@@ -105,10 +105,10 @@ def _actions(
 ) -> Iterable[ActionBalance]:
     """Yield the remedies: first those for findings, and last doing nothing."""
     named: set[str] = set()
-    for one in findings:
-        if one.cause.is_of_host and one.hosts and not named.issuperset(one.hosts):
-            named.update(one.hosts)
-            yield _balance("evict", names_text(one.hosts), one.gain_s, economy)
+    for finding in findings:
+        if finding.cause.is_of_host and finding.hosts and not named.issuperset(finding.hosts):
+            named.update(finding.hosts)
+            yield _balance("evict", names_text(finding.hosts), finding.gain_s, economy)
     gain_s = result.workers.tori - result.workers.trem
     if worst_hosts and result.workers.rem >= MIN_PART_EXPLAINED and not named.issuperset(worst_hosts):
         yield _balance("evict", names_text(worst_hosts), gain_s, economy)
@@ -125,7 +125,7 @@ def _balance(action: str, target: str, gain_s_per_step: float, economy: Economy)
     gain_s_per_step = max(0.0, gain_s_per_step)
     steps = economy.remaining_steps
     gain_s = None if steps is None else gain_s_per_step * steps
-    price = f"a restart costs {seconds_text(economy.price_s)} ({economy.price_text})"
+    cost = f"a restart costs {seconds_text(economy.cost_s)} ({economy.cost_text})"
     rest = "the number of remaining steps is not known" if steps is None or gain_s is None else (
         f"over {count_text(steps, 'step')} {seconds_text(gain_s)}"
     )  # fmt: skip
@@ -134,7 +134,7 @@ def _balance(action: str, target: str, gain_s_per_step: float, economy: Economy)
         target=target,
         gain_s_per_step=gain_s_per_step,
         gain_s=gain_s,
-        price_s=economy.price_s,
-        is_worth_it=None if gain_s is None else gain_s > economy.price_s,
-        text=f"at most {seconds_text(gain_s_per_step)} a step, {rest}; {price}",
+        price_s=economy.cost_s,
+        is_worth_it=None if gain_s is None else gain_s > economy.cost_s,
+        text=f"at most {seconds_text(gain_s_per_step)} a step, {rest}; {cost}",
     )

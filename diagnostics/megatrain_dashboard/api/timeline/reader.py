@@ -44,7 +44,11 @@ class TimelineReader:
 
     def newest_step(self, round_number: int, within: Window) -> int | None:
         """Return the newest fully recorded step of a part of the run; None: there is none. Raises: DataError."""
-        steps = [one.step for one in stored_full_steps(self._events, round_number) if within.holds_step(one.step)]
+        steps = [
+            full_step.step
+            for full_step in stored_full_steps(self._events, round_number)
+            if within.holds_step(full_step.step)
+        ]
         return steps[-1] if steps else None
 
     def read(self, roster: Roster, query: TimelineQuery, *, has_values: bool = False) -> Timeline:

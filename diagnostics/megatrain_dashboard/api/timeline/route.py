@@ -115,7 +115,11 @@ def router(parts: DashboardParts) -> APIRouter:
 
         def make() -> bytes:
             number = parts.source.roster(round_number).round
-            found = [one for one in stored_full_steps(parts.source.events, number) if window.holds_step(one.step)]
+            found = [
+                full_step
+                for full_step in stored_full_steps(parts.source.events, number)
+                if window.holds_step(full_step.step)
+            ]
             return document_bytes(steps_document(number, found))
 
         key = ("timeline/steps", queries.version(), round_number, window)

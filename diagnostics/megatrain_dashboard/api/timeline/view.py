@@ -51,7 +51,7 @@ def default_ranks(layout: Layout, around: int | None = None) -> tuple[int, ...]:
     centre = 0 if around is None else around
     chosen = list(dict.fromkeys([centre, *layout.ranks_along(centre, "pp")]))[:MAX_DEFAULT_RANKS]
     for rank in layout.ranks_along(centre, "pp"):
-        group = [one for one in layout.ranks_along(rank, "tp") if one not in chosen]
+        group = [member for member in layout.ranks_along(rank, "tp") if member not in chosen]
         if len(chosen) + len(group) <= MAX_DEFAULT_RANKS:
             chosen += group
     return tuple(sorted(chosen))
@@ -64,11 +64,11 @@ def lines_of(timeline: Timeline) -> Lines:
     depth = np.zeros(len(by_track), dtype=np.int64)
     ends: list[int] = []
     track = -1
-    for place, (one, at, takes) in enumerate(
+    for place, (slice_track, at, takes) in enumerate(
         zip(timeline.track_of[by_track].tolist(), begin[by_track].tolist(), length[by_track].tolist(), strict=True)
     ):
-        if one != track:
-            track, ends = one, []
+        if slice_track != track:
+            track, ends = slice_track, []
         while ends and ends[-1] <= at:
             ends.pop()
         depth[place] = len(ends)
@@ -104,7 +104,7 @@ def timeline_picture(timeline: Timeline, first_step: int, last_step: int, ranks:
         "base_unix_ns": str(timeline.base_ns),  # as text: a page has no integers of 64 bits
         "end_ns": int((timeline.begin_ns + timeline.length_ns).max(initial=0)),
         "lanes": list(LANES),
-        "operations": {str(one.number): one.value for one in Operation},
+        "operations": {str(operation.number): operation.value for operation in Operation},
         "hosts": list(hosts),
         "left_out": list(timeline.left_out),
         "notes": list(timeline.notes),
@@ -163,12 +163,12 @@ def steps_document(round_number: int, steps: Sequence[FullStep]) -> TimelineStep
         round=round_number,
         steps=tuple(
             FullStepDocument(
-                step=one.step,
-                num_ranks=one.num_ranks,
-                began_unix_s=one.begin_ns / 1e9,
-                duration_s=max(0.0, (one.end_ns - one.begin_ns) / 1e9),
+                step=step.step,
+                num_ranks=step.num_ranks,
+                began_unix_s=step.begin_ns / 1e9,
+                duration_s=max(0.0, (step.end_ns - step.begin_ns) / 1e9),
             )
-            for one in steps
+            for step in steps
         ),
     )
 

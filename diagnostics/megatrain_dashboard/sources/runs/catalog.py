@@ -22,7 +22,13 @@ from megatrain.contracts.natural_order import natural_order
 from megatrain.formatting import count_text, names_text, printable
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.sources.protocol import LiveState
-from megatrain_dashboard.sources.runs.etcd_polls import OneJob, Reach, SharedEtcd, own_reach, with_short_timeouts
+from megatrain_dashboard.sources.runs.etcd_polls import (
+    EtcdAccess,
+    PolledJob,
+    SharedEtcd,
+    own_etcd_access,
+    with_short_timeouts,
+)
 from megatrain_dashboard.sources.runs.job_seen import JobSeen
 from megatrain_dashboard.sources.runs.run_summary import RunSummary, Signature, read_run_summary, signature_of
 from megatrain_job.coordination.client import EtcdClient
@@ -64,7 +70,7 @@ class JobCatalog:
         """`runs`: the directory of run directories. `etcd`: an etcd whose jobs are listed too."""
         self.runs, self._period_s = runs, period_s
         self._summaries: dict[Path, tuple[Signature, RunSummary]] = {}
-        self._own: dict[Reach, OneJob] = {}
+        self._own: dict[EtcdAccess, PolledJob] = {}
         self._pool = ThreadPoolExecutor(_NUM_CALLS, thread_name_prefix="etcd of a job")
         self._shared = None if etcd is None else SharedEtcd(etcd, self._pool, clock)
         self._clock = clock
@@ -87,8 +93,8 @@ class JobCatalog:
         self._closed.set()
         self._thread.join()
         self._pool.shutdown(cancel_futures=True)
-        for one in self._own.values():
-            one.client.close()
+        for job in self._own.values():
+            job.client.close()
         if self._shared is not None:
             self._shared.close()
 
@@ -117,10 +123,10 @@ class JobCatalog:
         if self._shared is not None:
             polls, problem = self._shared.poll_all()
             problems = (*problems, *filter(None, [problem]))
-            for reach, poll in polls.items():
-                one = self._of_etcd(seen, reach, poll)
-                seen[one.name] = one
-                elsewhere |= {one.summary.root} if one.summary is not None else set()
+            for access, poll in polls.items():
+                job = self._of_etcd(seen, access, poll)
+                seen[job.name] = job
+                elsewhere |= {job.summary.root} if job.summary is not None else set()
         self._summaries = {root: known for root, known in self._summaries.items() if root in elsewhere or root in roots}
         return CatalogPoll(seen, problems, time.monotonic() - began_s)
 
@@ -137,26 +143,26 @@ class JobCatalog:
 
     def _asked(self, seen: Mapping[str, JobSeen]) -> dict[str, JobSeen]:
         """Return the jobs that have their own etcd, with their current state in it."""
-        reaches = {name: reach for name, one in seen.items() if (reach := own_reach(one.summary)) is not None}
-        for reach in set(self._own) - set(reaches.values()):
-            self._own.pop(reach).client.close()
-        for reach in reaches.values():
-            if reach not in self._own:
-                self._own[reach] = OneJob(reach, EtcdClient(with_short_timeouts(reach.settings)), self._clock)
-        polls = self._pool.map(lambda reach: self._own[reach].poll(), reaches.values())
+        accesses = {name: access for name, job in seen.items() if (access := own_etcd_access(job.summary)) is not None}
+        for access in set(self._own) - set(accesses.values()):
+            self._own.pop(access).client.close()
+        for access in accesses.values():
+            if access not in self._own:
+                self._own[access] = PolledJob(access, EtcdClient(with_short_timeouts(access.settings)), self._clock)
+        polls = self._pool.map(lambda access: self._own[access].poll(), accesses.values())
         return {
-            name: replace(seen[name], poll=poll, reach=reach)
-            for (name, reach), poll in zip(reaches.items(), polls, strict=True)
+            name: replace(seen[name], poll=poll, access=access)
+            for (name, access), poll in zip(accesses.items(), polls, strict=True)
         }
 
-    def _of_etcd(self, seen: Mapping[str, JobSeen], reach: Reach, poll: EtcdPoll) -> JobSeen:
+    def _of_etcd(self, seen: Mapping[str, JobSeen], access: EtcdAccess, poll: EtcdPoll) -> JobSeen:
         """Return a job of the shared etcd, joined with its directory if that is among the runs."""
         record = None if poll.snapshot is None else poll.snapshot.record
         root = None if record is None else Path(record.run_directory)
         if root is not None and self.runs is not None and root.name in seen and _is_same(root, self.runs / root.name):
-            return replace(seen[root.name], poll=poll, reach=reach)
+            return replace(seen[root.name], poll=poll, access=access)
         summary = self._summary(root) if root is not None and root.is_dir() else None
-        return JobSeen(f"{_OF_ETCD}{reach.job}", summary, poll, reach)
+        return JobSeen(f"{_OF_ETCD}{access.job}", summary, poll, access)
 
 
 def _is_same(one: Path, other: Path) -> bool:

@@ -13,7 +13,7 @@ from megatrain.contracts.errors import ConfigError, CoordinationError, DataError
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.formatting import names_text, short
 from megatrain_dashboard.sources.runs.run_summary import RunSummary
-from megatrain_job.commands.job_place import list_jobs
+from megatrain_job.commands.job_location import list_jobs
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.jobs.etcd_job import EtcdPoll
@@ -26,19 +26,19 @@ _MAX_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class EtcdAccess:
     """How to reach a job's etcd."""
 
     settings: EtcdSettings
     job: str
 
 
-class OneJob:
+class PolledJob:
     """One job that is read repeatedly, by one thread at a time."""
 
-    def __init__(self, reach: Reach, client: EtcdClient, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, access: EtcdAccess, client: EtcdClient, clock: Callable[[], float] = time.time) -> None:
         self.client = client
-        self._keys, self._clock = JobKeys(reach.job), clock
+        self._keys, self._clock = JobKeys(access.job), clock
         self._decoded = DecodedRecords()
         self._last = EtcdPoll()
 
@@ -47,11 +47,11 @@ class OneJob:
         try:
             snapshot = read_job(self.client, self._keys, decoded=self._decoded)
         except CoordinationError as error:
-            return self.out_of_reach(error)
+            return self.unreachable_poll(error)
         self._last = EtcdPoll(snapshot, at_unix_s=self._clock())
         return self._last
 
-    def out_of_reach(self, error: CoordinationError) -> EtcdPoll:
+    def unreachable_poll(self, error: CoordinationError) -> EtcdPoll:
         """Return the last state with the reason why etcd does not answer."""
         self._last = replace(self._last, problem=short(str(error), _MAX_CHARACTERS))
         return self._last
@@ -63,32 +63,32 @@ class SharedEtcd:
     def __init__(self, settings: EtcdSettings, pool: Executor, clock: Callable[[], float] = time.time) -> None:
         self._settings, self._pool, self._clock = settings, pool, clock
         self._client = EtcdClient(with_short_timeouts(settings))
-        self._jobs: dict[str, OneJob] = {}
+        self._jobs: dict[str, PolledJob] = {}
 
-    def poll_all(self) -> tuple[dict[Reach, EtcdPoll], str]:
+    def poll_all(self) -> tuple[dict[EtcdAccess, EtcdPoll], str]:
         """Return all jobs and an empty text. If etcd does not list its jobs: those of the last list, and the reason."""
         where = names_text([str(endpoint) for endpoint in self._settings.endpoints])
         try:
             names = list_jobs(self._client)
         except CoordinationError as error:
-            found = {name: job.out_of_reach(error) for name, job in self._jobs.items()}
+            found = {name: job.unreachable_poll(error) for name, job in self._jobs.items()}
             problem = f"etcd at {where} cannot list its jobs: {short(str(error), _MAX_CHARACTERS)}"
-            return self._by_reach(found), problem
+            return self._by_access(found), problem
         self._jobs = {
-            name: self._jobs.get(name) or OneJob(Reach(self._settings, name), self._client, self._clock)
+            name: self._jobs.get(name) or PolledJob(EtcdAccess(self._settings, name), self._client, self._clock)
             for name in names
         }
         polls = self._pool.map(lambda job: job.poll(), self._jobs.values())
-        return self._by_reach(dict(zip(self._jobs, polls, strict=True))), ""
+        return self._by_access(dict(zip(self._jobs, polls, strict=True))), ""
 
     def close(self) -> None:
         self._client.close()
 
-    def _by_reach(self, polls: dict[str, EtcdPoll]) -> dict[Reach, EtcdPoll]:
-        return {Reach(self._settings, name): poll for name, poll in polls.items()}
+    def _by_access(self, polls: dict[str, EtcdPoll]) -> dict[EtcdAccess, EtcdPoll]:
+        return {EtcdAccess(self._settings, name): poll for name, poll in polls.items()}
 
 
-def own_reach(summary: RunSummary | None) -> Reach | None:
+def own_etcd_access(summary: RunSummary | None) -> EtcdAccess | None:
     """Return how to reach a run's own etcd, if its launch is alive and the run belongs to this user.
 
     A held lock proves that a launch is alive. A run directory of another user must not make the list query
@@ -100,7 +100,7 @@ def own_reach(summary: RunSummary | None) -> Reach | None:
         own = read_own_etcd(summary.root)
     except (OSError, DataError, ConfigError):
         return None  # the run is another user's, or its etcd is starting, or it uses an etcd elsewhere
-    return Reach(own.settings, own.job)
+    return EtcdAccess(own.settings, own.job)
 
 
 def with_short_timeouts(settings: EtcdSettings) -> EtcdSettings:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatrain.contracts.records.incident import Incident
-from megatrain_dashboard.sources.runs.etcd_polls import Reach
+from megatrain_dashboard.sources.runs.etcd_polls import EtcdAccess
 from megatrain_dashboard.sources.runs.run_summary import RunSummary
 from megatrain_diagnostics.analysis.effective_time import effective_time_ratio
 from megatrain_job.jobs.etcd_job import EtcdPoll
@@ -25,7 +25,7 @@ class JobSeen:
     """None: its run directory is not on this machine."""
     poll: EtcdPoll | None = None
     """None: there is no sign that it runs."""
-    reach: Reach | None = None
+    access: EtcdAccess | None = None
 
     @property
     def snapshot(self) -> JobSnapshot | None:

@@ -49,7 +49,7 @@ class JobShape:
 
     def public(self) -> dict[str, Any]:
         """Return the values by their names in the public format."""
-        return {PUBLIC_NAMES.get(one.name, one.name): getattr(self, one.name) for one in fields(self)}
+        return {PUBLIC_NAMES.get(field.name, field.name): getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +82,7 @@ class OperationTable:
 
     def where(self, chosen: NDArray[np.bool_]) -> OperationTable:
         """Return the rows at a mask."""
-        columns = {one.name: getattr(self, one.name)[chosen] for one in fields(self) if one.name != "kinds"}
+        columns = {field.name: getattr(self, field.name)[chosen] for field in fields(self) if field.name != "kinds"}
         return OperationTable(kinds=self.kinds, **columns)
 
     def between(self, first_step: int | None, last_step: int | None) -> OperationTable:

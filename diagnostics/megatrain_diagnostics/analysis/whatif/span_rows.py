@@ -37,7 +37,7 @@ class SpanRows:
     """Index of the span from which a row was made; -1: none."""
 
     def where(self, chosen: NDArray[np.bool_] | Ints) -> SpanRows:
-        return SpanRows(*(getattr(self, one.name)[chosen] for one in fields(self)))
+        return SpanRows(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def of(self, *names: str) -> NDArray[np.bool_]:
         """Return which rows are of these kinds."""
@@ -45,7 +45,7 @@ class SpanRows:
 
     def and_also(self, *others: SpanRows) -> SpanRows:
         parts = (self, *others)
-        return SpanRows(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(self)))
+        return SpanRows(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -52,5 +52,5 @@ def _alarms(snapshot: JobSnapshot) -> Iterator[Reason]:
     held = snapshot.incidents[-1].reason if snapshot.incidents else ""
     other_texts: Sequence[str] = (*snapshot.unreadable, held)
     for text in alarms:
-        if not any(name in text for name in snapshot.etcd_alarms) and not any(text in one for one in other_texts):
+        if not any(name in text for name in snapshot.etcd_alarms) and not any(text in other for other in other_texts):
             yield Reason(ReasonCode.DRIVER_ALARM, f"the driver reports: {text}")

@@ -56,9 +56,9 @@ def _of_report(report: DaemonReport, standing: Standing, now_s: float) -> Iterat
 def _devices(report: DaemonReport, standing: Standing) -> Iterator[Reason]:
     """Yield what is wrong with GPUs and links of the hosts that train; health checks cover the other hosts."""
     members = {view.host for view in standing.members}
-    for one in report.devices:
-        if one.host in members:
-            yield Reason(ReasonCode(one.kind.value), one.text, one.since_unix_s, (one.host,), one.ranks)
+    for device in report.devices:
+        if device.host in members:
+            yield Reason(ReasonCode(device.kind.value), device.text, device.since_unix_s, (device.host,), device.ranks)
     num_unlisted = report.num_device_problems - len(report.devices)
     if num_unlisted > 0:
         text = f"{count_text(num_unlisted, 'more problem')} of GPUs and links: see the pages of the hosts"
@@ -72,7 +72,9 @@ def _behind(report: DaemonReport, standing: Standing) -> Iterator[Reason]:
         return
     limit_s = max(_BEHIND_S, _BEHIND_STEPS * (standing.progress.median_step_s or 0.0))
     firsts = [view.status.milestones.first_step_unix_s for view in standing.members if view.status is not None]
-    since_s = heard_s if heard_s is not None else max((one for one in firsts if one is not None), default=None)
+    since_s = (
+        heard_s if heard_s is not None else max((moment_s for moment_s in firsts if moment_s is not None), default=None)
+    )
     if since_s is not None and newest_s - since_s > limit_s:
         text = f"loss, step times and other metrics are {age_text(since_s, newest_s)} behind the steps of the hosts"
         yield Reason(ReasonCode.METRICS_SILENT, text, since_s)

@@ -47,7 +47,7 @@ def _period_s(config: Mapping[str, str], standing: Standing) -> float | None:
         median_step_s = standing.progress.median_step_s
         return None if median_step_s is None else interval * median_step_s
     intervals_s = [view.status.save_interval_s for view in standing.members if view.status is not None]
-    in_force = max((one for one in intervals_s if one is not None), default=None)
+    in_force = max((interval_s for interval_s in intervals_s if interval_s is not None), default=None)
     return number_of(config, "checkpoint.interval_s") if in_force is None else in_force
 
 
@@ -56,7 +56,7 @@ def _failures(saves_by_host: Mapping[str, HostSaves]) -> Iterator[Reason]:
         return
     host = max(saves_by_host, key=lambda name: saves_by_host[name].num_failed)
     saves = saves_by_host[host]
-    hosts = tuple(name for name, one in saves_by_host.items() if one.num_failed)
+    hosts = tuple(name for name, saves in saves_by_host.items() if saves.num_failed)
     if saves.num_failed >= FAILS:
         text = f"the last {saves.num_failed} checkpoints did not reach storage ({host}): {saves.error}"
         yield Reason(ReasonCode.SAVES_FAIL, text, saves.failing_unix_s, hosts)
@@ -75,11 +75,13 @@ def _age(
     config = {} if snapshot.record is None else snapshot.record.config
     period_s = _period_s(config, standing)
     firsts = [view.status.milestones.first_step_unix_s for view in standing.members if view.status is not None]
-    began_s = max((one for one in firsts if one is not None), default=None)
+    began_s = max((moment_s for moment_s in firsts if moment_s is not None), default=None)
     if period_s is None or began_s is None or standing.state is not JobState.TRAINING:
         return
-    saved = max(((one.saved_unix_s, one.saved_step) for one in saves_by_host.values() if one.saved_unix_s is not None),
-                default=None)  # fmt: skip
+    saved = max(
+        ((saves.saved_unix_s, saves.saved_step) for saves in saves_by_host.values() if saves.saved_unix_s is not None),
+        default=None,
+    )
     since_s = began_s if saved is None else max(began_s, saved[0])
     age_s = now_s - since_s
     if age_s <= LATE_PERIODS * period_s + LATE_S:

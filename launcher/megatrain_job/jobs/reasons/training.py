@@ -134,7 +134,7 @@ def reasons_of_hosts(standing: Standing) -> Iterator[Reason]:
             text = f"{view.host} ({ranks_text(ranks)}) {what}"
             yield Reason(ReasonCode.HOST_LOST, text, None, (view.host,), ranks)
         elif standing.is_live and view.part is not None and status is not None and status.failures:
-            since_s = min(one.at_unix_s for one in status.failures)
+            since_s = min(failure.at_unix_s for failure in status.failures)
             yield Reason(ReasonCode.BROKEN, f"{view.host}: {view.remark}", since_s, (view.host,), ranks)
         elif standing.is_live and view.part is not None and status is not None and status.stall is not None:
             since_s, stuck = status.stall.at_unix_s - status.stall.silent_s, status.stall.ranks or ranks

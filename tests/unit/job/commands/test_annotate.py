@@ -84,7 +84,7 @@ def test_incidents_show_the_notes_of_their_time(run: Path, capsys: pytest.Captur
     assert "a cable was pulled" in listed
     assert "long after" in listed
     assert main(["incidents", str(run), "--id", "last", "--json"]) == 0
-    assert [one["text"] for one in json.loads(capsys.readouterr().out)["notes"]] == ["a cable was pulled"]
+    assert [load["text"] for load in json.loads(capsys.readouterr().out)["notes"]] == ["a cable was pulled"]
 
 
 def test_changes_of_the_configuration_are_kept_by_key(tmp_path: Path) -> None:

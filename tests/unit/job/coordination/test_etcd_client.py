@@ -289,4 +289,4 @@ def test_members_of_another_cluster_are_not_believed(
             assert item is not None
             assert client.gateway.ring.best() == first
             with pytest.raises(CoordinationError, match=r"is of cluster \d+, the others are of \d+"):
-                status(client, next(one for one in both.endpoints if one != first))
+                status(client, next(endpoint for endpoint in both.endpoints if endpoint != first))

@@ -15,7 +15,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain_job.coordination.errors import (
     CompactedError,
     FutureRevisionError,
-    GarbageError,
+    InvalidResponseError,
     LeaseExistsError,
     LeaseLostError,
     NoSpaceError,
@@ -190,7 +190,7 @@ def test_permanent_errors_are_typed() -> None:
 
 def test_answer_that_is_not_etcds_is_garbage() -> None:
     for content in (b"", b"<html>", b"[]", b'{"code":"5"}', b"[" * 100_000):
-        assert refusal(GarbageError, read_response, 502, content), content[:20]
+        assert refusal(InvalidResponseError, read_response, 502, content), content[:20]
 
 
 def test_ring_asks_first_what_failed_longest_ago() -> None:

@@ -224,7 +224,9 @@ def test_hostile_answer_to_a_watch_is_survived(etcd: EtcdServers) -> None:
                 def is_heard() -> bool:
                     event = watch.next(0.1)
                     if event is not None:
-                        items = event.items if isinstance(event, Snapshot) else [one.item for one in event.changes]
+                        items = (
+                            event.items if isinstance(event, Snapshot) else [change.item for change in event.changes]
+                        )
                         heard.update((item.key, item.value) for item in items)
                     return bool(heard)
 

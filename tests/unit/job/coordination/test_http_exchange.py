@@ -9,7 +9,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrain_job.coordination.errors import GarbageError
+from megatrain_job.coordination.errors import InvalidResponseError
 from megatrain_job.coordination.http_exchange import HttpExchange
 from tests.helpers.refusals import refusal
 
@@ -111,7 +111,7 @@ GARBAGE = [
 
 def test_malformed_answer_is_an_error_that_says_why() -> None:
     for data, message in GARBAGE:
-        reason = refusal(GarbageError, read, [data])
+        reason = refusal(InvalidResponseError, read, [data])
         assert message in reason, data[:80]
         assert len(reason) < 200
 
@@ -121,6 +121,6 @@ def test_any_bytes_are_an_answer_or_garbage(data: bytes, places: list[int]) -> N
     for start in (b"", CHUNKED, COUNTED % b"1", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 ", b"HTTP/1.1 100 Continue\r\n"):
         try:
             response, _ = read(cut(start + data, places))
-        except GarbageError:
+        except InvalidResponseError:
             continue
         assert response.is_complete

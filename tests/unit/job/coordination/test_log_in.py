@@ -23,8 +23,8 @@ class SilentEtcd:
         self.failed: list[Endpoint] = []
         self.token: object = "t"
         self.client = LogIn(
-            Credentials("bob", "a password"), self._exchange, self._note_failure,
-            telling_s=0.3 * ATTEMPT_S, clock=lambda: self.now_s,
+            Credentials("bob", "a password"), self._exchange, self._record_failure,
+            slow_after_s=0.3 * ATTEMPT_S, clock=lambda: self.now_s,
         )  # fmt: skip
 
     def log_in(self, endpoint: Endpoint) -> str:
@@ -35,7 +35,7 @@ class SilentEtcd:
         except AttemptError as error:
             return str(error)
 
-    def _note_failure(self, endpoint: Endpoint, reason: str, *, is_alive: bool = False) -> None:
+    def _record_failure(self, endpoint: Endpoint, reason: str, *, is_alive: bool = False) -> None:
         self.failed.append(endpoint)
 
     def _exchange(

@@ -72,7 +72,7 @@ def test_errors_are_reported_one_by_one_and_once(nvml: FakeNvml) -> None:
     nvml.say(xid_0=1048, xid_1=79)
     (first, second, third), _ = samples(nvml, 3)
     assert (first.xids, third.xids) == ((), ())
-    assert [(one.uuid, one.number) for one in second.xids] == [("GPU-00000001", 48), ("GPU-00000000", 79)]
+    assert [(xid.uuid, xid.number) for xid in second.xids] == [("GPU-00000001", 48), ("GPU-00000000", 79)]
 
 
 def test_mig_devices_are_those_of_their_gpu(nvml: FakeNvml) -> None:

@@ -46,7 +46,9 @@ BENIGN = [
 def test_benign_lines_raise_no_alarm() -> None:
     verdicts = {line: classify(line) for line in BENIGN}
 
-    assert {line: one for line, one in verdicts.items() if (one.label, one.action) != ("benign", "none")} == {}
+    assert {
+        line: verdict for line, verdict in verdicts.items() if (verdict.label, verdict.action) != ("benign", "none")
+    } == {}
 
 
 def test_signals_of_torchruns_agent_are_a_consequence() -> None:

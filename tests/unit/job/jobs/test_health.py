@@ -295,7 +295,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
 def test_each_problem_is_reported_with_its_code_and_level() -> None:
     for name, (code, changes, text) in CASES.items():
         health = assess(make_snapshot(**changes), NOW_S).health
-        found = [one for one in health.reasons if one.code is code]
+        found = [reason for reason in health.reasons if reason.code is code]
         assert len(found) == 1, (name, health.reasons)
         assert re.search(text, found[0].text), (name, found[0].text)
         assert health.level is found[0].level, (name, health.reasons)
@@ -337,7 +337,7 @@ def test_dead_host_is_shown_with_its_proof() -> None:
     answer = assess(snapshot, NOW_S)
     states = {view.host: (str(view.state), view.is_in_order) for view in answer.hosts}
     assert states["host-2"] == ("lost", False)
-    assert any("its port refuses" in one.text for one in answer.health.reasons)
+    assert any("its port refuses" in reason.text for reason in answer.health.reasons)
     # in the next round's first seconds its lease may be there yet: it is no spare
     later = dead_host(rounds={2: make_round(2), 3: make_round(3, hosts=(make_round().hosts[0],))})
     assert {view.host: str(view.state) for view in assess(later, NOW_S).hosts}["host-2"] == "gone"
@@ -349,7 +349,7 @@ def test_dead_host_is_shown_with_its_proof() -> None:
 def test_storage_problem_is_reported_beside_a_recovery() -> None:
     changed = reported(num_failed=3, failing_unix_s=NOW_S - 60, error="disk full")
     health = assess(make_snapshot(statuses=changed, incidents=(OPEN,), halts={2: make_halt()}), NOW_S).health
-    assert [one.code for one in health.reasons] == [ReasonCode.SAVES_FAIL, ReasonCode.RECOVERING]
+    assert [reason.code for reason in health.reasons] == [ReasonCode.SAVES_FAIL, ReasonCode.RECOVERING]
 
 
 def test_a_device_of_a_host_that_does_not_train_is_no_reason() -> None:

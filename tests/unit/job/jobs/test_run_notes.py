@@ -41,7 +41,9 @@ def notes_writer(tmp_path: Path) -> Writer:
 
 
 def reported(run: Path) -> list[tuple[str, str, int | None, float | None, bool]]:
-    return [(one.user, one.text, one.step, one.at_unix_s, one.is_retracted) for one in read_notes(RunDirectory(run))]
+    return [
+        (note.user, note.text, note.step, note.at_unix_s, note.is_retracted) for note in read_notes(RunDirectory(run))
+    ]
 
 
 def test_a_note_stands_at_a_step_at_a_time_or_now(notes_writer: Writer, tmp_path: Path) -> None:
@@ -56,7 +58,7 @@ def test_a_note_stands_at_a_step_at_a_time_or_now(notes_writer: Writer, tmp_path
     ]
     trail = read_actions(log_path(tmp_path))
     assert trail.problem == ""
-    assert [(one.kind, one.user, one.role, one.address) for one in trail.entries[:2]] == [
+    assert [(entry.kind, entry.user, entry.role, entry.address) for entry in trail.entries[:2]] == [
         ("note", "ada", "operator", "10.0.0.7"),
         ("note", "bob@login", "operator", ""),
     ]
@@ -67,7 +69,7 @@ def test_a_note_is_retracted_once_and_nothing_is_removed(notes_writer: Writer, t
     before = log_path(tmp_path).read_bytes()
     found = notes_writer.retract(wrong.note_id, "it was host-4", BOB)
     assert (found.is_retracted, found.retracted_by, found.retraction) == (True, "bob@login", "it was host-4")
-    assert [one.is_retracted for one in read_notes(RunDirectory(tmp_path))] == [False, True]
+    assert [note.is_retracted for note in read_notes(RunDirectory(tmp_path))] == [False, True]
     assert log_path(tmp_path).read_bytes().startswith(before)
     with pytest.raises(NoteRefusedError, match="retracted already, by bob@login: it was host-4"):
         notes_writer.retract(wrong.note_id, "again", ADA)
@@ -75,7 +77,7 @@ def test_a_note_is_retracted_once_and_nothing_is_removed(notes_writer: Writer, t
     with pytest.raises(NotFoundError, match="no note 'none'"):
         notes_writer.retract("none", "not there", ADA)
     assert log_path(tmp_path).read_bytes() == before
-    assert kept.note_id in {one.note_id for one in read_notes(RunDirectory(tmp_path)) if not one.is_retracted}
+    assert kept.note_id in {note.note_id for note in read_notes(RunDirectory(tmp_path)) if not note.is_retracted}
 
 
 MALFORMED: list[tuple[str, dict[str, Any], str]] = [
@@ -154,7 +156,7 @@ def test_writers_of_several_processes_lose_nothing(tmp_path: Path) -> None:
         process.start()
     for process in writers:
         process.join()
-    assert {one.text for one in read_notes(RunDirectory(tmp_path))} == {
+    assert {note.text for note in read_notes(RunDirectory(tmp_path))} == {
         f"w{w} {n}" for w in range(4) for n in range(10)
     }
     assert read_actions(log_path(tmp_path)).problem == ""
@@ -191,7 +193,7 @@ def test_second_concurrent_retraction_fails(notes_writer: Writer, tmp_path: Path
     held.go_on.set()
     thread.join()
     assert "retracted already, by ada: first" in str(refused[0])
-    assert [one.retraction for one in read_notes(RunDirectory(tmp_path))] == ["first"]
+    assert [note.retraction for note in read_notes(RunDirectory(tmp_path))] == ["first"]
 
 
 @pytest.mark.parametrize("what", ["link", "directory-link", "fifo"])

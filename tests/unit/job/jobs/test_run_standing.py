@@ -54,7 +54,7 @@ def test_standing_follows_from_the_facts() -> None:
         assert found.exit_code == (facts.exit_code if kind is RunKind.ENDED else None), facts
         assert re.search(headline, found.headline), facts
         code = ReasonCode.FAILED if found.exit_code == 66 else codes.get(kind)
-        reported = [(one.code, one.text) for one in found.health.reasons]
+        reported = [(reason.code, reason.text) for reason in found.health.reasons]
         assert reported == ([] if code is None else [(code, found.headline)]), facts
 
 

@@ -146,7 +146,7 @@ def test_failures_name_the_first_that_follows_from_no_other() -> None:
         JobState.RECOVERING,
         "broken: rank 3 was killed by SIGKILL (9) (on host-2)",
     )
-    assert [(one.level, one.hosts) for one in answer.health.reasons] == [
+    assert [(reason.level, reason.hosts) for reason in answer.health.reasons] == [
         (HealthLevel.RED, ("host-1",)), (HealthLevel.RED, ("host-2",)),
     ]  # fmt: skip
 

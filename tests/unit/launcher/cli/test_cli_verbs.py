@@ -20,11 +20,11 @@ from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import Cordon, JobEnd
-from megatrain_job.commands.job_place import add_job, list_jobs, opened_job
+from megatrain_job.commands.job_location import add_job, list_jobs, opened_job
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange, Range
-from megatrain_job.jobs.send_request import make_request, news_of
+from megatrain_job.jobs.send_request import make_request, request_events
 from megatrain_job.jobs.snapshot import read_job
 from megatrain_launcher.commands.status import StatusCode
 from megatrain_launcher.commands.wait_for_answer import wait_for_answer
@@ -97,19 +97,19 @@ def test_status_finds_its_job_by_directory_name_or_endpoint(
 
 def test_jobs_are_distinguished(client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run) -> None:
     others = [JobKeys(f"{keys.job}{end}") for end in ("-x", "0")]  # one before and one after it in the order of keys
-    for one in (keys, *others):
-        fill(client, one)
+    for other in (keys, *others):
+        fill(client, other)
     torchrun = JobKeys("rdzv-abc")
     client.put(torchrun.host("h"), b"{}")
     try:
-        assert set(list_jobs(client)) == {keys.job, *(one.job for one in others)}
+        assert set(list_jobs(client)) == {keys.job, *(other.job for other in others)}
         megatrain("status", "--rdzv-endpoint", etcd.urls[0], code=2)
         assert re.search(rf"which job\? etcd at http.* has {keys.job}, .* and .*; name one", megatrain.notes)
-        for one in others:
-            assert megatrain("status", one.job, "--rdzv-endpoint", etcd.urls[0]).startswith(f"{one.job}: ")
+        for other in others:
+            assert megatrain("status", other.job, "--rdzv-endpoint", etcd.urls[0]).startswith(f"{other.job}: ")
     finally:
-        for one in (*others, torchrun):
-            client.delete(KeyRange.prefix(one.prefix))
+        for other in (*others, torchrun):
+            client.delete(KeyRange.prefix(other.prefix))
 
 
 def test_job_that_is_not_found_is_named(keys: JobKeys, etcd: EtcdServers, megatrain: Run, run: Path) -> None:
@@ -214,7 +214,7 @@ def test_request_prints_both_answers_of_the_driver(client: EtcdClient, keys: Job
         for kind in kinds:
             assert megatrain("job", kind, "demo", "--reason", "because") == f"{keys.job}: {kind} at step 1,250\n"
             assert "megatrain: taken up" in megatrain.notes, kind
-    assert [(one.kind, one.reason) for one in driver.requests] == [(kind, "because") for kind in kinds]
+    assert [(request.kind, request.reason) for request in driver.requests] == [(kind, "because") for kind in kinds]
     assert not client.read(Range(KeyRange.prefix(keys.directory("requests")))).items
 
 
@@ -288,7 +288,7 @@ def test_an_etcd_that_ends_with_its_job_answers_a_stop(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=accept_and_end, name="etcd accepting")
         thread.start()
-        last = wait_for_answer(client, keys, request, timeout_s=30, gone_s=0.2)
+        last = wait_for_answer(client, keys, request, timeout_s=30, unreachable_s=0.2)
         thread.join()
     assert last.is_done
     assert last.text == "saving; the job's etcd has gone since then, as it does when a job has ended"
@@ -298,7 +298,7 @@ def test_accepted_request_may_take_longer(client: EtcdClient, keys: JobKeys) -> 
     request = make_request(RequestKind.CHECKPOINT)
     thread = threading.Thread(target=_accept, args=(client, keys, request), name="etcd accepting")
     thread.start()
-    with closing(news_of(client, keys, request, timeout_s=20, accept_s=0.3)) as news:
+    with closing(request_events(client, keys, request, timeout_s=20, accept_s=0.3)) as news:
         next(news)
         ready_s = time.monotonic() + 0.35
         wait_until(lambda: time.monotonic() > ready_s, "the time to accept to be over")
@@ -310,11 +310,11 @@ def test_accepted_request_may_take_longer(client: EtcdClient, keys: JobKeys) -> 
 
 
 def _accept(client: EtcdClient, keys: JobKeys, request: JobRequest) -> None:
-    """Accept a request as a driver would, and wait until the asker has heard of it."""
+    """Accept a request as a driver would, and wait until the requester has heard of it."""
     key = keys.request(request.request_id)
     wait_until(lambda: client.get(key) is not None, "the request")
     client.put(keys.answer(request.request_id), encode(answer(request, "saving", is_done=False)))
-    wait_until(lambda: (item := client.get(key)) is not None and item.lease_id == 0, "the asker")
+    wait_until(lambda: (item := client.get(key)) is not None and item.lease_id == 0, "the requester")
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import pytest
 
 from megatrain.contracts.errors import ConfigError
 from megatrain_job.commands.etcd_flags import PASSWORD_VARIABLE
-from megatrain_job.commands.job_place import PlaceError, add_job, job_place
+from megatrain_job.commands.job_location import JobLocationError, add_job, job_location
 from megatrain_job.coordination.settings import Credentials
 from tests.helpers.other_user import as_other_user, readable_by_all
 from tests.helpers.refusals import refusal
@@ -70,15 +70,15 @@ def parsed(*arguments: str) -> argparse.Namespace:
 def test_password_of_an_own_run_is_used(server: socket.socket, place: Path) -> None:
     write(place / "endpoint", reported(server, user="megatrain"))
     write(place / "password", PASSWORD)
-    found = job_place(parsed(str(place.parent)))
+    found = job_location(parsed(str(place.parent)))
     assert found.job == "demo"
     assert found.settings.credentials == Credentials("megatrain", PASSWORD)
 
 
 def test_a_file_cannot_name_the_password(server: socket.socket, place: Path, key: Path) -> None:
     write(place / "endpoint", reported(server, user="megatrain", password_file=str(key)))
-    with pytest.raises(PlaceError, match="coordination/password: no such file"):
-        job_place(parsed(str(place.parent)))
+    with pytest.raises(JobLocationError, match="coordination/password: no such file"):
+        job_location(parsed(str(place.parent)))
 
 
 def test_a_fifo_and_then_a_link_send_no_key_of_ours(server: socket.socket, place: Path, key: Path) -> None:
@@ -95,8 +95,8 @@ def test_a_fifo_and_then_a_link_send_no_key_of_ours(server: socket.socket, place
     attacker = threading.Thread(target=answer)
     attacker.start()
     try:
-        with pytest.raises(PlaceError, match="endpoint: is not a regular file"):
-            job_place(parsed(str(place.parent)))
+        with pytest.raises(JobLocationError, match="endpoint: is not a regular file"):
+            job_location(parsed(str(place.parent)))
     finally:
         reader = os.open(endpoint, os.O_RDONLY | os.O_NONBLOCK)  # let the attacker go, who waits, or will
         attacker.join()
@@ -109,8 +109,10 @@ def test_another_users_run_is_not_followed(server: socket.socket, place: Path, m
     place.chmod(0o777)
     as_other_user(lambda: write(place / "endpoint", reported(server, user="u"), 0o644))
     place.chmod(0o755)
-    with pytest.raises(PlaceError, match=r"belongs to user \d+, not to user \d+; only the user who launched a job"):
-        job_place(parsed(str(place.parent)))
+    with pytest.raises(
+        JobLocationError, match=r"belongs to user \d+, not to user \d+; only the user who launched a job"
+    ):
+        job_location(parsed(str(place.parent)))
 
 
 @pytest.mark.parametrize(
@@ -135,8 +137,8 @@ def test_run_of_another_user_is_refused(
     write(place / "endpoint", reported(server, user="megatrain"))
     write(place / "password", PASSWORD)
     spoil(place, key)
-    with pytest.raises(PlaceError, match=problem) as caught:
-        job_place(parsed(str(place.parent)))
+    with pytest.raises(JobLocationError, match=problem) as caught:
+        job_location(parsed(str(place.parent)))
     assert "PRIVATE KEY" not in str(caught.value)
 
 
@@ -157,28 +159,28 @@ def test_credentials_go_to_the_etcd_of_the_command_line(
     monkeypatch.setenv(PASSWORD_VARIABLE, "mine")
     write(place / "endpoint", reported(server))
     for flags in (("--etcd-user=u",), ("--etcd-password-file=f", "--etcd-user=u"), ("--etcd-cacert=f",)):
-        reason = refusal(PlaceError, job_place, parsed(str(place.parent), *flags))
+        reason = refusal(JobLocationError, job_location, parsed(str(place.parent), *flags))
         assert "--etcd-* and --rdzv-conf apply only to the etcd of --rdzv-endpoint" in reason, flags
 
 
 def test_a_password_goes_to_no_other_machine_in_the_clear(place: Path) -> None:
     write(place / "endpoint", json.dumps({"endpoints": ["http://10.0.0.1:1"], "job": "demo", "user": "megatrain"}))
     write(place / "password", PASSWORD)
-    with pytest.raises((PlaceError, ConfigError), match=r"endpoint: .*over plain http .*; let etcd serve TLS"):
-        job_place(parsed(str(place.parent)))
+    with pytest.raises((JobLocationError, ConfigError), match=r"endpoint: .*over plain http .*; let etcd serve TLS"):
+        job_location(parsed(str(place.parent)))
 
 
 def test_exit_code_of_the_last_job_is_shown_if_it_is_a_number(place: Path) -> None:
     absent = "no coordination/endpoint there"
     for code, message in (("78", "ended with exit code 78"), ("\x1b[2J", absent), ("7" * 99, absent)):
         (place / "exit-code").write_text(code)
-        assert message in refusal(PlaceError, job_place, parsed(str(place.parent))), code
+        assert message in refusal(JobLocationError, job_location, parsed(str(place.parent))), code
 
 
 def test_job_is_named_in_exactly_one_of_two_ways(server: socket.socket, place: Path) -> None:
     write(place / "endpoint", reported(server))
     run = str(place.parent)
-    assert job_place(parsed("--job", run)).job == "demo"
-    assert job_place(parsed(run, "--job", run)).job == "demo"
-    with pytest.raises(PlaceError, match=r"JOB is '.*/run' and --job=other: two jobs; give one of them"):
-        job_place(parsed(run, "--job=other"))
+    assert job_location(parsed("--job", run)).job == "demo"
+    assert job_location(parsed(run, "--job", run)).job == "demo"
+    with pytest.raises(JobLocationError, match=r"JOB is '.*/run' and --job=other: two jobs; give one of them"):
+        job_location(parsed(run, "--job=other"))

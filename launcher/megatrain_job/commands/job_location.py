@@ -46,30 +46,30 @@ _OWN_CALL_S = 1.0
 """A job's own etcd has one member, on this machine: if it does not answer at once, it is not running."""
 
 
-class PlaceError(UsageError):
+class JobLocationError(UsageError):
     """The command line does not identify the job or its etcd."""
 
 
-class NoPlaceError(PlaceError):
+class MissingJobLocationError(JobLocationError):
     """The named run or job does not exist, or its etcd's address is unknown."""
 
     exit_code = ExitCode.NOT_FOUND
 
 
-class ClosedPlaceError(PlaceError):
+class ForeignRunError(JobLocationError):
     """The run belongs to another user."""
 
     exit_code = ExitCode.NO_PERMISSION
 
 
-class DamagedPlaceError(PlaceError):
+class DamagedJobLocationError(JobLocationError):
     """The run's record of its etcd cannot be parsed."""
 
     exit_code = ExitCode.DATA
 
 
 @dataclass(frozen=True, slots=True)
-class JobPlace:
+class JobLocation:
     """Where a job's keys are. `job` is empty if the command line means the only job at these endpoints."""
 
     settings: EtcdSettings
@@ -94,11 +94,11 @@ def add_job(parser: argparse.ArgumentParser, *, job_help: str = _JOB_HELP) -> No
 
 
 def named_job(args: argparse.Namespace) -> str:
-    """Return the job from JOB or --job. Raises: PlaceError when both are given and differ."""
+    """Return the job from JOB or --job. Raises: JobLocationError when both are given and differ."""
     job: str = args.job
     option: str = args.job_option
     if job and option and job != option:
-        raise PlaceError(f"JOB is {job!r} and --job={option}: two jobs; give one of them")
+        raise JobLocationError(f"JOB is {job!r} and --job={option}: two jobs; give one of them")
     return job or option
 
 
@@ -107,21 +107,21 @@ def opened_job(args: argparse.Namespace, *, is_patient: bool = False, call_s: fl
     """Open a client for the job that the command line means.
 
     is_patient: use the client's default time limits instead of short ones. call_s: another time limit of a call.
-    Raises: PlaceError when the command line identifies no job; CoordinationError when its etcd cannot be reached.
+    Raises: JobLocationError when the command line identifies no job; CoordinationError when its etcd cannot be reached.
     """
-    place = job_place(args)
-    limits = EtcdSettings(place.settings.endpoints) if is_patient else place.settings
-    settings = replace(place.settings, attempt_s=limits.attempt_s, call_s=limits.call_s)
+    location = job_location(args)
+    limits = EtcdSettings(location.settings.endpoints) if is_patient else location.settings
+    settings = replace(location.settings, attempt_s=limits.attempt_s, call_s=limits.call_s)
     if call_s is not None:
-        settings = _hasty(settings, call_s)
+        settings = _with_call_limit(settings, call_s)
     with _quiet(), EtcdClient(settings) as client:
         try:
-            yield OpenJob(client, JobKeys(place.job or _only_job(client)), place.run_directory)
+            yield OpenJob(client, JobKeys(location.job or _only_job(client)), location.run_directory)
         except CoordinationError as error:
             is_unreachable = bool(error.endpoints) and not isinstance(error, CoordinationRefusedError)
-            if place.run_directory is None or not is_unreachable:
+            if location.run_directory is None or not is_unreachable:
                 raise
-            run = shlex.quote(str(place.run_directory))
+            run = shlex.quote(str(location.run_directory))
             raise CoordinationError(
                 f"the job of {run} is not running, or its etcd is out of reach: {error}\n"
                 f"`megatrain incidents {run}` shows what was recorded on disk",
@@ -141,33 +141,33 @@ def _quiet() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def job_place(args: argparse.Namespace) -> JobPlace:
-    """Return the place of the job's keys. Raises: PlaceError naming what is missing."""
+def job_location(args: argparse.Namespace) -> JobLocation:
+    """Return the location of the job's keys. Raises: JobLocationError naming what is missing."""
     given_name = named_job(args)
     run = run_directory(given_name)
     try:
         flags = etcd_flags(args)
         reached = flags.settings(os.environ) if flags.endpoints else None
     except ConfigError as error:
-        raise PlaceError("; ".join(error.problems)) from error
+        raise JobLocationError("; ".join(error.problems)) from error
     if reached is not None:
         job = given_name if run is None else _read_record(run, read_job)
         _check_name(job)
-        return JobPlace(_hasty(reached, _CALL_S), job, run)
+        return JobLocation(_with_call_limit(reached, _CALL_S), job, run)
     if run is None and given_name:
-        raise NoPlaceError(
+        raise MissingJobLocationError(
             f"job {given_name!r}: no run directory of that name (looked for {RUNS / given_name / ENDPOINT_FILE}); "
             "give etcd's address by --rdzv-endpoint HOST:PORT, or name the run directory"
         )
     run = run or _only_run()
     if flags != EtcdFlags():
-        raise PlaceError(
+        raise JobLocationError(
             f"{run} has the address, user, password and certificate of its etcd; --etcd-* and --rdzv-conf apply only "
             "to the etcd of --rdzv-endpoint: give that too, or none of them"
         )
     own_etcd: OwnEtcd = _read_record(run, read_own_etcd)
     _check_name(own_etcd.job)
-    return JobPlace(_hasty(own_etcd.settings, _OWN_CALL_S), own_etcd.job, run)
+    return JobLocation(_with_call_limit(own_etcd.settings, _OWN_CALL_S), own_etcd.job, run)
 
 
 def run_directory(text: str) -> Path | None:
@@ -192,20 +192,22 @@ def run_at(text: str) -> Path | None:
 
 
 def _read_record(run: Path, read: Callable[[Path], Answer]) -> Answer:
-    """Read a run directory's record of its etcd with `read`. Raises: PlaceError."""
+    """Read a run directory's record of its etcd with `read`. Raises: JobLocationError."""
     try:
         return read(run)
     except FileNotFoundError as error:
         if os.path.lexists(run / ENDPOINT_FILE):
-            raise NoPlaceError(f"{error.filename}: no such file; give --rdzv-endpoint HOST:PORT instead") from error
-        raise NoPlaceError(f"{run}: {_why_no_etcd_is_named(run)}") from None
+            raise MissingJobLocationError(
+                f"{error.filename}: no such file; give --rdzv-endpoint HOST:PORT instead"
+            ) from error
+        raise MissingJobLocationError(f"{run}: {_why_no_etcd_is_named(run)}") from None
     except OSError as error:
         problem = f"{error.filename}: {error.strerror}"
-        raise ClosedPlaceError(
+        raise ForeignRunError(
             f"{problem}; only the user who launched a job can reach its etcd through its run directory"
         ) from error
     except (DataError, ConfigError) as error:
-        raise DamagedPlaceError(str(error)) from error
+        raise DamagedJobLocationError(str(error)) from error
 
 
 def _why_no_etcd_is_named(run: Path) -> str:
@@ -225,12 +227,12 @@ def _why_no_etcd_is_named(run: Path) -> str:
 def _only_run() -> Path:
     found = sorted(path.parent.parent for path in RUNS.glob(f"*/{ENDPOINT_FILE}"))
     if not found:
-        raise NoPlaceError(
+        raise MissingJobLocationError(
             f"which job? No run below {RUNS}/ has its own etcd; name a run directory, "
             "or give --rdzv-endpoint HOST:PORT and the job's name"
         )
     if len(found) > 1:
-        raise PlaceError(f"which job? There are {names_text([str(path) for path in found])}; name one of them")
+        raise JobLocationError(f"which job? There are {names_text([str(path) for path in found])}; name one of them")
     return found[0]
 
 
@@ -243,9 +245,9 @@ def _only_job(client: EtcdClient) -> str:
         ) from error
     where = names_text([str(endpoint) for endpoint in client.settings.endpoints])
     if not found:
-        raise NoPlaceError(f"etcd at {where} has no job; start one with `megatrain launch`")
+        raise MissingJobLocationError(f"etcd at {where} has no job; start one with `megatrain launch`")
     if len(found) > 1:
-        raise PlaceError(f"which job? etcd at {where} has {names_text(found)}; name one of them")
+        raise JobLocationError(f"which job? etcd at {where} has {names_text(found)}; name one of them")
     return found[0]
 
 
@@ -268,8 +270,8 @@ def list_jobs(client: EtcdClient) -> tuple[str, ...]:
 
 def _check_name(job: str) -> None:
     if "/" in job:
-        raise NoPlaceError(f"job {job!r}: neither a run directory nor a job's name, which has no slash")
+        raise MissingJobLocationError(f"job {job!r}: neither a run directory nor a job's name, which has no slash")
 
 
-def _hasty(settings: EtcdSettings, call_s: float) -> EtcdSettings:
+def _with_call_limit(settings: EtcdSettings, call_s: float) -> EtcdSettings:
     return replace(settings, attempt_s=min(_ATTEMPT_S, call_s), call_s=call_s)

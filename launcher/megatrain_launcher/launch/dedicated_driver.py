@@ -1,4 +1,4 @@
-"""A driver candidate without a training host, for a machine that outlives the training hosts.
+"""A dedicated driver: a candidate without a training host, for a machine that outlives the training hosts.
 
 The job's record contains all settings of the job: this driver reads no configuration file.
 """
@@ -62,7 +62,7 @@ class RenewedLease:
         return LeaseKeeper(self._client, ttl_s=self._ttl_s, period_s=self._period_s)
 
 
-def run_lone_driver(
+def run_dedicated_driver(
     client: EtcdClient, keys: JobKeys, stop: threading.Event, report: Callable[[str], None], platform: HostAdapter
 ) -> int | None:
     """Take part in the driver election until the job ends, and return the job's exit code; None if `stop` was set

@@ -13,14 +13,14 @@ from megatrain.model import TokenContext, Transformer
 from megatrain.ops.cross_entropy import IGNORED_LABEL
 from megatrain.parallel.pipeline import PipelineInput
 from megatrain.schedule import ChunkPlacement, build_schedule, forward_only
-from tests.helpers.lone_rank import (
+from tests.helpers.single_rank import (
     gradients_by_name,
-    lone_rank_model,
     make_config,
     microbatches,
     parameters_by_name,
     random_tokens,
     run_gradients,
+    single_rank_model,
 )
 
 STYLES: dict[str, dict[str, Any]] = {
@@ -37,7 +37,9 @@ def plain_gradients(style: str, tokens: Tensor, weights: dict[str, Tensor]) -> t
     context = TokenContext(torch.arange(tokens.shape[1]), tokens.shape[0] - 1)
     loss = model(tokens[:-1], context, tokens[1:]) / tokens[1:].numel()
     loss.backward()
-    return loss.item(), {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    return loss.item(), {
+        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
 
 
 @pytest.mark.slow(kept=["llama-1f1b-4-2", "llama-gpipe-2-1", "llama-gpipe-1-2", "gpt-gpipe-2-2"])
@@ -53,7 +55,7 @@ def test_microbatches_give_loss_and_gradients_of_the_batch(
         parallel={"schedule": schedule, "zero_stage": zero_stage},
         batch={"micro_batch_size": micro_batch_size, "global_batch_size": 4},
     )
-    rank_model = lone_rank_model(config)
+    rank_model = single_rank_model(config)
     tokens = random_tokens(config, seed=1)
     loss = run_gradients(rank_model, tokens)
     expected_loss, expected = plain_gradients(style, tokens, parameters_by_name(rank_model))
@@ -67,10 +69,10 @@ def test_microbatches_give_loss_and_gradients_of_the_batch(
 
 def test_second_pass_starts_from_zero_gradients() -> None:
     config = make_config()
-    rank_model = lone_rank_model(config)
+    rank_model = single_rank_model(config)
     run_gradients(rank_model, random_tokens(config, seed=1))
     run_gradients(rank_model, random_tokens(config, seed=2))
-    fresh = lone_rank_model(config)
+    fresh = single_rank_model(config)
     run_gradients(fresh, random_tokens(config, seed=2))
 
     first, second = gradients_by_name(rank_model), gradients_by_name(fresh)
@@ -82,7 +84,7 @@ def test_loss_is_the_sum_over_counted_labels_at_any_scale() -> None:
     tokens = random_tokens(config, seed=1)
     sums = []
     for scale in (1.0, 1e-3):
-        rank_model = lone_rank_model(config)
+        rank_model = single_rank_model(config)
         inputs = microbatches(rank_model, tokens)
         inputs = [PipelineInput(one.tokens_SB, one.labels_SB.clone(), one.context) for one in inputs]
         for one in inputs:
@@ -102,7 +104,7 @@ def test_loss_is_the_sum_over_counted_labels_at_any_scale() -> None:
 
 def test_evaluation_gives_the_loss_and_touches_no_gradient() -> None:
     config = make_config(model={"dropout": 0.5})
-    rank_model = lone_rank_model(config)
+    rank_model = single_rank_model(config)
     tokens = random_tokens(config, seed=1)
     run_gradients(rank_model, tokens)
     before = gradients_by_name(rank_model)
@@ -112,7 +114,7 @@ def test_evaluation_gives_the_loss_and_touches_no_gradient() -> None:
         for _ in range(2)
     ]
 
-    plain = lone_rank_model(make_config(model={"dropout": 0.0}))
+    plain = single_rank_model(make_config(model={"dropout": 0.0}))
     expected = plain.pipeline.evaluate(forward_only(ChunkPlacement(1, 1), 2), microbatches(plain, tokens)).item()
     after = gradients_by_name(rank_model)
     assert losses[0] == losses[1] == pytest.approx(expected, rel=1e-12)
@@ -122,7 +124,7 @@ def test_evaluation_gives_the_loss_and_touches_no_gradient() -> None:
 def test_graphs_are_freed_when_the_pass_ends() -> None:
     """What a forward keeps dies with its backward: no more than the schedule has in flight is ever alive."""
     config = make_config(batch={"micro_batch_size": 1, "global_batch_size": 6})
-    rank_model = lone_rank_model(config)
+    rank_model = single_rank_model(config)
     kept: list[StorageWeakRef] = []
     most = 0
 
@@ -142,7 +144,7 @@ def test_graphs_are_freed_when_the_pass_ends() -> None:
 
 def test_loss_scale_is_asked_for_no_earlier_than_the_first_loss() -> None:
     config = make_config()
-    rank_model = lone_rank_model(config)
+    rank_model = single_rank_model(config)
     (chunk,) = rank_model.pipeline.chunks
     order: list[str] = []
     chunk.module.register_forward_hook(lambda *_: order.append("forward"))

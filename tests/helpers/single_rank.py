@@ -52,7 +52,7 @@ def simulated_group(name: str, size: int, rank: int) -> Group:
     return Group(name, tuple(range(size)), rank)
 
 
-def lone_mesh(device: str = "cpu", *, has_wrap_links: bool = False, **along: Group) -> Mesh:
+def single_rank_mesh(device: str = "cpu", *, has_wrap_links: bool = False, **along: Group) -> Mesh:
     """Return the mesh of a process that is alone, but for the groups given along some axes."""
     mesh = create_mesh(Layout(), 0, torch.device(device), SilentRecorder(), has_wrap_links=has_wrap_links)
     return replace(mesh, along={**mesh.along, **along})
@@ -77,9 +77,9 @@ def make_config(**tables: dict[str, Any]) -> Config:
     return Config.from_dict({name: defaults.get(name, {}) | tables.get(name, {}) for name in {**defaults, **tables}})
 
 
-def lone_rank_model(config: Config, device: str = "cpu", capture: Capture | None = None) -> RankModel:
+def single_rank_model(config: Config, device: str = "cpu", capture: Capture | None = None) -> RankModel:
     """Return the whole model with its initial weights, in training mode. `capture`: see build_rank_model."""
-    mesh = lone_mesh(device, has_wrap_links=config.parallel.num_chunks > 1)
+    mesh = single_rank_mesh(device, has_wrap_links=config.parallel.num_chunks > 1)
     rank_model = build_rank_model(config, mesh, SilentRecorder(), torch.device(device), capture)
     rank_model.initialise()
     rank_model.set_training(True)
@@ -133,7 +133,7 @@ def run_gradients(rank_model: RankModel, tokens: Tensor, first_sample: int = 0) 
 
 
 def gradients_by_name(rank_model: RankModel) -> dict[str, Tensor]:
-    """Return copies of the gradients that lie in the buckets of a lone rank."""
+    """Return copies of the gradients that lie in the buckets of a single rank."""
     found: dict[str, Tensor] = {}
     for chunk in rank_model.data_parallel:
         for bucket in chunk.buckets:
@@ -145,6 +145,6 @@ def gradients_by_name(rank_model: RankModel) -> dict[str, Tensor]:
 
 
 def parameters_by_name(rank_model: RankModel) -> dict[str, Tensor]:
-    """Return copies of the parameters of a lone rank."""
+    """Return copies of the parameters of a single rank."""
     (chunk,) = rank_model.pipeline.chunks
     return {name: parameter.detach().clone() for name, parameter in chunk.module.named_parameters()}

@@ -78,7 +78,7 @@ class _Checkpoints:
     def ensure_writer_runs(self) -> None:
         pass
 
-    def news(self) -> list[str]:
+    def new_messages(self) -> list[str]:
         return []
 
 
@@ -119,12 +119,12 @@ class Reports:
     def evaluation(self, report: EvaluationReport) -> None:
         self.evaluations.append(report)
 
-    def note(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self.texts.append(text)
 
 
 @dataclass
-class LoneTrainer:
+class SingleRankTrainer:
     """A trainer, and all that it was given."""
 
     config: Config
@@ -152,7 +152,7 @@ class LoneTrainer:
         self.recorder.close()
 
 
-def lone_trainer(config: Config, patch: pytest.MonkeyPatch) -> LoneTrainer:
+def single_rank_trainer(config: Config, patch: pytest.MonkeyPatch) -> SingleRankTrainer:
     """Return a trainer of `config`; to be closed."""
     notes: list[Note] = []
     stop = threading.Event()
@@ -187,4 +187,4 @@ def lone_trainer(config: Config, patch: pytest.MonkeyPatch) -> LoneTrainer:
             **stand_ins,
         )
     )
-    return LoneTrainer(config, trainer, rank_model, recorder, checkpoints, garbage, reports, notes, stop)
+    return SingleRankTrainer(config, trainer, rank_model, recorder, checkpoints, garbage, reports, notes, stop)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatrain.contracts.black_box.values import Phase, Progress
-from megatrain.fencing.patience import Patience, find_stall
+from megatrain.fencing.phase_timeouts import PhaseTimeouts, find_stall
 
 S = 1_000_000_000
-PATIENCE = Patience(init_s=300, first_step_s=600, checkpoint_s=400, evaluation_s=500, floor_s=5, factor=10)
+PHASE_TIMEOUTS = PhaseTimeouts(init_s=300, first_step_s=600, checkpoint_s=400, evaluation_s=500, floor_s=5, factor=10)
 
 
 def progress(
@@ -49,9 +49,9 @@ LIMITS = [
 
 def test_each_phase_has_its_own_limit() -> None:
     for state, limit_s in LIMITS:
-        assert PATIENCE.limit_s(state) == limit_s, state
-        assert find_stall({3: state}, PATIENCE, int((limit_s - 0.01) * S), 1000.0) is None, state
-        stall = find_stall({3: state}, PATIENCE, int((limit_s + 0.01) * S), 1000.0)
+        assert PHASE_TIMEOUTS.limit_s(state) == limit_s, state
+        assert find_stall({3: state}, PHASE_TIMEOUTS, int((limit_s - 0.01) * S), 1000.0) is None, state
+        stall = find_stall({3: state}, PHASE_TIMEOUTS, int((limit_s + 0.01) * S), 1000.0)
         assert stall is not None, state
         assert (stall.ranks, stall.limit_s, stall.step, stall.at_unix_s) == ((3,), limit_s, 7, 1000.0)
         assert stall.phase == state.phase.name.lower().replace("_", "-")
@@ -60,13 +60,13 @@ def test_each_phase_has_its_own_limit() -> None:
 def test_a_new_phase_a_begun_and_a_completed_step_are_progress() -> None:
     for field in ("phase_since_ns", "step_started_ns", "completed_ns"):
         state = replace(progress(), **{field: 50 * S})
-        assert find_stall({0: state}, PATIENCE, 54 * S, 0.0) is None, field
-        assert find_stall({0: state}, PATIENCE, 56 * S, 0.0) is not None, field
+        assert find_stall({0: state}, PHASE_TIMEOUTS, 54 * S, 0.0) is None, field
+        assert find_stall({0: state}, PHASE_TIMEOUTS, 56 * S, 0.0) is not None, field
 
 
 def test_stall_names_all_late_ranks_and_describes_the_longest() -> None:
     ranks = {4: progress(since_s=3), 5: progress(since_s=1), 6: progress(since_s=9.5), 7: progress(Phase.CHECKPOINT)}
-    stall = find_stall(ranks, PATIENCE, 10 * S, 0.0)
+    stall = find_stall(ranks, PHASE_TIMEOUTS, 10 * S, 0.0)
     assert stall is not None
     assert (stall.ranks, stall.silent_s) == ((4, 5), 9.0)
 
@@ -86,4 +86,4 @@ def test_limit_of_a_repeated_phase_follows_from_its_longest() -> None:
     for phase, longest_s, limit_s in MEASURED:
         longest_ns = int(longest_s * S)
         state = replace(progress(phase), longest_checkpoint_ns=longest_ns, longest_evaluation_ns=longest_ns)
-        assert PATIENCE.limit_s(state) == limit_s, (phase, longest_s)
+        assert PHASE_TIMEOUTS.limit_s(state) == limit_s, (phase, longest_s)

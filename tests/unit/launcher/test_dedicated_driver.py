@@ -21,9 +21,8 @@ from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.executor.job_record import record_of
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.adapter import CordonError, HostFacts
-from megatrain_launcher.launch.cordons import CordonWatch
-from megatrain_launcher.launch.executor_parts import parts_with
-from megatrain_launcher.launch.lone_driver import policy_of, run_lone_driver
+from megatrain_launcher.launch.cordons import CordonWatch, parts_with
+from megatrain_launcher.launch.dedicated_driver import policy_of, run_dedicated_driver
 from megatrain_launcher.launch.plan import LaunchPlan, choose_platform, make_plan
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launch_cases import small_flags
@@ -48,7 +47,7 @@ def settings_of(plan: LaunchPlan) -> ExecutorSettings:
     return plan.executor_settings(EtcdSettings.of("127.0.0.1:1"), {}, launch_id="one", address="127.0.0.1")
 
 
-def test_lone_driver_has_its_configuration_from_the_record(plan: LaunchPlan) -> None:
+def test_dedicated_driver_has_its_configuration_from_the_record(plan: LaunchPlan) -> None:
     record = record_of(settings_of(plan))
     config = config_of_values(record.config, record.job)
     assert config == plan.config
@@ -57,13 +56,13 @@ def test_lone_driver_has_its_configuration_from_the_record(plan: LaunchPlan) -> 
         config_of_values({**record.config, "model.seq_len": "="}, record.job)
 
 
-def test_lone_driver_waits_for_the_job_and_ends_with_it(client: EtcdClient, plan: LaunchPlan) -> None:
+def test_dedicated_driver_waits_for_the_job_and_ends_with_it(client: EtcdClient, plan: LaunchPlan) -> None:
     reported: list[str] = []
     codes: list[int | None] = []
     stop = threading.Event()
     cluster = Cluster()
     thread = threading.Thread(
-        target=lambda: codes.append(run_lone_driver(client, KEYS, stop, reported.append, cluster)), daemon=True
+        target=lambda: codes.append(run_dedicated_driver(client, KEYS, stop, reported.append, cluster)), daemon=True
     )
     thread.start()
     wait_until(lambda: bool(reported), "the note")

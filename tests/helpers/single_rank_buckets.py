@@ -12,7 +12,7 @@ from megatrain.parallel.bucket import Bucket
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.placement import Placement, ShardHolders
 from megatrain.parallel.sharding import LogicalParameter
-from tests.helpers.lone_rank import simulated_group
+from tests.helpers.single_rank import simulated_group
 
 
 def held_whole(name: str, parameter: nn.Parameter) -> LogicalParameter:
@@ -24,7 +24,7 @@ def held_whole(name: str, parameter: nn.Parameter) -> LogicalParameter:
 def give_holders(bucket: Bucket, holders: ShardHolders) -> None:
     """Let other ranks hold all of the bucket again; which group sums it stays as it is."""
     bucket.parameters = tuple(
-        replace(logical, placements=tuple(replace(one, holders=holders) for one in logical.placements))
+        replace(logical, placements=tuple(replace(placement, holders=holders) for placement in logical.placements))
         for logical in bucket.parameters
     )
 

@@ -19,7 +19,7 @@ _NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class PhaseTimeouts:
     """How long each phase may go without a sign of life."""
 
     init_s: float
@@ -49,9 +49,9 @@ class Patience:
             case Phase.STOPPING:
                 return self.checkpoint_s
 
-    def part(self, share: float) -> Patience:
-        """Return a shorter patience: `share` of each time."""
-        return Patience(
+    def part(self, share: float) -> PhaseTimeouts:
+        """Return shorter timeouts: `share` of each time."""
+        return PhaseTimeouts(
             init_s=share * self.init_s,
             first_step_s=share * self.first_step_s,
             checkpoint_s=share * self.checkpoint_s,
@@ -71,10 +71,12 @@ def silent_s(progress: Progress, now_ns: int) -> float:
     return max(0.0, (now_ns - newest) / _NS)
 
 
-def find_stall(ranks: Mapping[int, Progress], patience: Patience, now_ns: int, now_unix_s: float) -> Stall | None:
+def find_stall(
+    ranks: Mapping[int, Progress], phase_timeouts: PhaseTimeouts, now_ns: int, now_unix_s: float
+) -> Stall | None:
     """Return the stall, with all ranks beyond their limit and the phase and step of the longest silent one, or None."""
     silences = {rank: silent_s(progress, now_ns) for rank, progress in ranks.items()}
-    over = {rank: silence for rank, silence in silences.items() if silence > patience.limit_s(ranks[rank])}
+    over = {rank: silence for rank, silence in silences.items() if silence > phase_timeouts.limit_s(ranks[rank])}
     if not over:
         return None
     longest = max(over, key=lambda rank: (over[rank], -rank))
@@ -83,7 +85,7 @@ def find_stall(ranks: Mapping[int, Progress], patience: Patience, now_ns: int, n
         phase=progress.phase.name.lower().replace("_", "-"),
         step=-1 if progress.current_step is None else progress.current_step,
         silent_s=round(over[longest], 3),
-        limit_s=round(patience.limit_s(progress), 3),
+        limit_s=round(phase_timeouts.limit_s(progress), 3),
         at_unix_s=now_unix_s,
         ranks=tuple(sorted(over)),
     )
