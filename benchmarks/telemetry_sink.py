@@ -49,7 +49,7 @@ def serve(job: str, endpoint: str, stop: threading.Event) -> None:
     keys, ledger, rounds = JobKeys(job), Ledger(), KnownRounds()
     with ExitStack() as closing:
         client = closing.enter_context(EtcdClient(EtcdSettings.of(endpoint)))
-        consumers = ConsumerThread([], ledger, RowsAhead(lambda: rounds.latest_in_etcd))
+        consumers = ConsumerThread([], ledger, RowsAhead(lambda: rounds.latest_in_etcd, ledger.note_unjudged_rows))
         closing.callback(consumers.close)
         ingest = Ingest(Nowhere(), Admission(rounds, RowRateLimiter()), ledger, consumers)
         closing.callback(ingest.close)

@@ -87,7 +87,9 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
                                 DeviceFindings(store).with_devices)  # fmt: skip
         training = TrainingMetrics()
         devices = DeviceWatch(lambda: configuration.section.telemetry_interval_s)
-        consumers = ConsumerThread([controller, training, devices], ledger, RowsAhead(lambda: rounds.latest_in_etcd))
+        consumers = ConsumerThread(
+            [controller, training, devices], ledger, RowsAhead(lambda: rounds.latest_in_etcd, ledger.note_unjudged_rows)
+        )
         closing.callback(consumers.close)
         if not configuration.wait(stop):
             return
