@@ -232,7 +232,9 @@ def _as_text(answer: HangAnswer) -> list[str]:
         lines += _more(len(report.missing) - _MAX_ROWS, "collectives")
     for one in answer.disagreements:
         lines.append(f"  {one.sequence} of {one.group} differs between the ranks:")
-        lines += [f"    {call}: ranks {_brief(ranks)}" for call, ranks in one.calls.items()]
+        lines += [
+            f"    {call}: {'rank' if len(ranks) == 1 else 'ranks'} {_brief(ranks)}" for call, ranks in one.calls.items()
+        ]
     return [*lines, *_stack_lines(answer.stacks), "", LEGEND, *grid_lines(roster.layout, answer.letters)]
 
 
