@@ -127,4 +127,4 @@ def read_config(run: RunDirectory) -> tuple[Config | None, str]:
     try:
         return None if tables is None else Config.from_dict(tables), problem
     except ConfigError as error:
-        return None, f"{CONFIG_NAME} was written by another version of megatrain: {error.problems[0]}"
+        return None, f"{CONFIG_NAME} is not valid in this version of megatrain: {error.problems[0]}"
