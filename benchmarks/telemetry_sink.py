@@ -49,7 +49,9 @@ def serve(job: str, endpoint: str, stop: threading.Event) -> None:
     keys, statistics, rounds = JobKeys(job), IngestStatistics(), KnownRounds()
     with ExitStack() as closing:
         client = closing.enter_context(EtcdClient(EtcdSettings.of(endpoint)))
-        consumers = ConsumerThread([], statistics, RowsAhead(lambda: rounds.latest_in_etcd))
+        consumers = ConsumerThread(
+            [], statistics, RowsAhead(lambda: rounds.latest_in_etcd, statistics.count_skipped_rows)
+        )
         closing.callback(consumers.close)
         ingest = Ingest(Nowhere(), Admission(rounds, RowRateLimiter()), statistics, consumers)
         closing.callback(ingest.close)

@@ -40,6 +40,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", metavar="FILE", help="write what passed and what failed to FILE (tests.run reads it)")
 
 
+# tests and their ranks share the cores, and what they compute is small; here, because torch reads it when it is loaded,
+# which the conftest of a directory does before pytest_configure
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 with suppress(ModuleNotFoundError):  # a bare GPU machine has torch and pytest
     import hypothesis
 
@@ -69,8 +73,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(RunRecorder(Path(record) if record else None))
     # beside other tests, a writer or streamer of low priority would hardly run; only tests of the priority unset this
     os.environ.setdefault(NICENESS_VARIABLE, "0")
-    # tests and their ranks share the cores, and what they compute is small
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # until all is collected: imported modules and thousands of tests, of which nothing is garbage
     gc.disable()
 

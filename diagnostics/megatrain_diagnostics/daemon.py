@@ -88,7 +88,9 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
         training = TrainingMetrics()
         devices = DeviceWatch(lambda: configuration.section.telemetry_interval_s)
         consumers = ConsumerThread(
-            [controller, training, devices], statistics, RowsAhead(lambda: rounds.latest_in_etcd)
+            [controller, training, devices],
+            statistics,
+            RowsAhead(lambda: rounds.latest_in_etcd, statistics.count_skipped_rows),
         )
         closing.callback(consumers.close)
         if not configuration.wait(stop):

@@ -41,12 +41,16 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The record of a snapshot or checkpoint about the job that made it; `location` names it in errors."""
+    """The record of a snapshot or checkpoint about the job that made it.
+
+    `location` names it in errors; `manifest`: the name of its manifest, "" for a snapshot in memory.
+    """
 
     location: str
     config: Mapping[str, Any]
     data: SampleStream
     progress: TrainingProgress
+    manifest: str = ""
 
 
 def origin_of(manifest: Manifest, location: str) -> Origin:
@@ -58,7 +62,7 @@ def origin_of(manifest: Manifest, location: str) -> Origin:
         num_updates=manifest.num_updates,
         num_skipped=manifest.num_skipped,
     )
-    return Origin(location, manifest.config, manifest.data, progress)
+    return Origin(location, manifest.config, manifest.data, progress, manifest.file_name())
 
 
 def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_run: bool) -> Continuation:
@@ -71,14 +75,14 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
         before = Config.from_dict(origin.config)
     except ConfigError as error:
         raise CheckpointError(
-            f"{location}: its configuration was written by another version of this program: {error}"
+            f"{location}: its configuration is not valid in this version of megatrain: {error}"
         ) from error
     changes = model_changes(before, config) if is_same_run else weight_changes(before, config)
     if changes:
         hint = (
             "restore these values, or begin another run (job.run_directory) with checkpoint.load"
             if is_same_run
-            else "use the [model] section of its manifest.json"
+            else f"use the [model] section of its {origin.manifest}"
         )
         raise CheckpointError(f"{location} holds a different model: {'; '.join(map(str, changes))}; {hint}")
     notes = [f"changed since: {change}" for change in model_changes(before, config)]

@@ -296,7 +296,8 @@ class JobCheckpoints:
                     if candidate.is_own:
                         self._data = found.stream
                     else:
-                        notes += self._begin_order(start, found.stream, rollback, found.progress)
+                        begun = start.begun_at(found.progress.consumed_samples)
+                        notes += self._begin_order(begun, found.stream, rollback, found.progress)
                     notes += start.skip_notes(number, problems)
                     if number > 0 or rollback is not None:
                         parent = (candidate.branch, candidate.step) if candidate.is_own else (start.branch, 0)

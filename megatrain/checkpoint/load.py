@@ -80,7 +80,7 @@ def load_state(
                 targets.append(target)
             else:
                 target.zero_()
-        catalog = ItemCatalog(tensors, str(directory))
+        catalog = ItemCatalog(tensors, str(directory), manifest.file_name)
         items, dtypes = catalog.items, {key: torch_dtype(tensor.dtype) for key, tensor in tensors.items()}
         reads = plan_load(wanted, catalog)
     loader = _Loader(ItemReader(directory, manifest.files), items, dtypes, targets, cpu_groups)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -52,10 +52,11 @@ class ItemRead:
 
 
 class ItemCatalog:
-    """The numbered items of a checkpoint; finds those that a box needs. `location` names the checkpoint in errors."""
+    """The numbered items of a checkpoint; finds those that a box needs."""
 
-    def __init__(self, tensors: Mapping[str, StoredTensor], location: str) -> None:
-        self.location = location
+    def __init__(self, tensors: Mapping[str, StoredTensor], location: str, manifest_name: Callable[[], str]) -> None:
+        """`location` and `manifest_name`: the checkpoint and its manifest in errors."""
+        self.location, self._manifest_name = location, manifest_name
         self.items = tuple(item for tensor in tensors.values() for item in tensor.items)
         self._tensors = tensors
         self._first_number: dict[str, int] = {}
@@ -92,18 +93,23 @@ class ItemCatalog:
             )
         return found
 
-    def _index_of(self, wanted: WantedBox) -> _BoxIndex:
-        key = wanted.key
+    def tensor(self, key: str) -> StoredTensor:
+        """Return a tensor of the checkpoint. Raises: CheckpointError naming it, if there is none."""
         tensor = self._tensors.get(key)
         if tensor is None:
             raise CheckpointError(
                 f"{self.location} holds no tensor {key}; its model differs from this configuration: compare its "
-                "manifest.json"
+                f"{self._manifest_name()}"
             )
+        return tensor
+
+    def _index_of(self, wanted: WantedBox) -> _BoxIndex:
+        key = wanted.key
+        tensor = self.tensor(key)
         if tuple(tensor.shape) != wanted.global_shape:
             raise CheckpointError(
                 f"{self.location}: {key} has shape {tuple(tensor.shape)}, this configuration asks for "
-                f"{wanted.global_shape}; use the [model] section of its manifest.json"
+                f"{wanted.global_shape}; use the [model] section of its {self._manifest_name()}"
             )
         if key not in self._indexes:
             boxes = [Box(item.offsets, item.sizes) for item in tensor.items]

@@ -46,7 +46,7 @@ class ParameterReader:
         stored = read_index(checked_index(directory, manifest), directory, manifest)
         self.tensors: Mapping[str, StoredTensor] = stored.tensors
         self.files = stored.files()
-        self._catalog = ItemCatalog(self.tensors, str(directory))
+        self._catalog = ItemCatalog(self.tensors, str(directory), manifest.file_name)
         self._items = ItemReader(directory, manifest.files)
         self._most_kept_bytes = kept_bytes
         self._recent: OrderedDict[int, Tensor] = OrderedDict()
@@ -79,7 +79,7 @@ class ParameterReader:
                 f"{self._catalog.location} holds no average of the weights ({key}): its job had optimizer.ema_decay=0;"
                 " leave out --ema"
             )
-        shape = self._stored(key).shape
+        shape = self._catalog.tensor(key).shape
         return self.read_box(key, shape, Box((0,) * len(shape), shape))
 
     def read_box(self, key: str, global_shape: tuple[int, ...], box: Box) -> Tensor:
@@ -97,15 +97,6 @@ class ParameterReader:
             for copy in read.copies:
                 result[copy.target].copy_(tensor[copy.source])
         return result
-
-    def _stored(self, key: str) -> StoredTensor:
-        stored = self.tensors.get(key)
-        if stored is None:
-            raise CheckpointError(
-                f"{self._catalog.location} holds no tensor {key}; its model differs from this configuration: compare"
-                " its manifest.json"
-            )
-        return stored
 
     def _read(self, read: ItemRead) -> Tensor:
         if read.number in self._recent:

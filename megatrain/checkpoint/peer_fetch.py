@@ -78,6 +78,10 @@ def _fetch(plan: FetchPlan, rendezvous: PeerRendezvous, slot: Path, rank: int, l
         fetch_snapshot(connection, SnapshotRequest(plan.plans[rank], plan.memory.snapshot), slot)
 
 
+def _snapshot_text(planned: PlannedSlot, sealed: SealedSnapshot) -> str:
+    return f"snapshot {sealed.snapshot} of step {sealed.step} in round {sealed.round} of {planned}"
+
+
 def fetch_snapshot(connection: PeerConnection, wanted: SnapshotRequest, slot: Path) -> None:
     """Fill a slot with the peer's snapshot, and seal it.
 
@@ -87,7 +91,8 @@ def fetch_snapshot(connection: PeerConnection, wanted: SnapshotRequest, slot: Pa
     offer = SnapshotOffer.decode(connection.receive_message(), connection.location)
     if (offer.planned, offer.sealed) != (wanted.planned, wanted.sealed):
         raise CheckpointError(
-            f"{connection.location}: offers {offer.planned} {offer.sealed}, which is not what was requested"
+            f"{connection.location}: offers {_snapshot_text(offer.planned, offer.sealed)}, but "
+            f"{_snapshot_text(wanted.planned, wanted.sealed)} was requested"
         )
     filler = SlotFiller(slot)
     try:

@@ -21,6 +21,7 @@ from megatrain.contracts.files.json_object import JsonObject
 _SCHEMA_VERSION = 1
 _DAMAGE = "the peer runs another version of this program"
 _BLOCK_BYTES = 4 * 2**20
+_SHOWN_DIGITS = 16
 
 
 class SlotReusedError(CheckpointError):
@@ -34,6 +35,9 @@ class PlannedSlot:
     owner: int
     contents_bytes: int
     plan_digest: str
+
+    def __str__(self) -> str:
+        return f"rank {self.owner} (slots of {self.contents_bytes:,} bytes, plan {self.plan_digest[:_SHOWN_DIGITS]})"
 
 
 @dataclass(frozen=True, slots=True)

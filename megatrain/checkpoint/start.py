@@ -80,6 +80,10 @@ class StartingPoint:
         """The step of this run's newest checkpoint, -1 without one."""
         return max((candidate.step for candidate in self.candidates if candidate.is_own), default=-1)
 
+    def begun_at(self, first_sample: int) -> StartingPoint:
+        """Return the starting point of a run that begins at this sample of another run's order."""
+        return replace(self, consumed_samples=max(self.consumed_samples, first_sample))
+
     def in_turn(self) -> list[tuple[int, StorageCandidate]]:
         """Return the candidates with their indices, in the order in which they are tried.
 

@@ -68,11 +68,10 @@ def first_order(
     """Return the order of a job that does not resume from a checkpoint of its own run; `problem` if there is none.
 
     begun: the order to use if the run has recorded none. now: the order that the configuration describes.
+    start: of a run that begins at `progress`, or earlier in its order.
     """
     if start.stream is None:
         return ContinuedStream(skipping(start, begun, config, rollback, progress))
-    # another run's checkpoint may begin at a later sample than 0
-    start = replace(start, consumed_samples=max(start.consumed_samples, progress.consumed_samples))
     known = known_order(start, start.stream, now, config, rollback, progress)
     return continued_stream(known, now, progress.consumed_samples, accepted_digests(config))
 

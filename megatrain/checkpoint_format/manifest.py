@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from megatrain.checkpoint_format.checkpoint_names import name_in_round
+from megatrain.checkpoint_format.checkpoint_names import manifest_name, name_in_round
 from megatrain.checkpoint_format.location import is_relative_name
 from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.contracts.errors import TopologyError
@@ -95,6 +95,10 @@ class Manifest:
         """Return a file's name in this checkpoint: with the round, or `name` itself if a conversion wrote it."""
         in_round = name_in_round(name, self.round)
         return in_round if in_round in self.files or name not in self.files else name
+
+    def file_name(self) -> str:
+        """Return the name of the file that holds this manifest."""
+        return manifest_name(self.to_json().encode(), self.round)
 
     def to_json(self) -> str:
         raw = {**asdict(self), "mesh": self.mesh.to_dict()}

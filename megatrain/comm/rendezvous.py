@@ -17,6 +17,7 @@ from torch import distributed as dist
 
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.process import Process
+from megatrain.formatting import ranks_text
 
 _POLL_S = 0.01
 _MAX_NAMED = 8
@@ -101,8 +102,8 @@ def _announce(store: dist.Store, root: str, announced: str, process: Process, ti
             if rank not in names or not store.check([f"{root}/confirmed/{announced}/{names[rank]}"])
         ]
         if missing and time.monotonic() > deadline:
-            named = ", ".join(map(str, missing[:_MAX_NAMED])) + (", ..." if len(missing) > _MAX_NAMED else "")
-            raise rendezvous_error(process, timeout_s, f"no sign of ranks {named}")
+            named = ranks_text(missing[:_MAX_NAMED]) + (", ..." if len(missing) > _MAX_NAMED else "")
+            raise rendezvous_error(process, timeout_s, f"no sign of {named}")
         if missing:
             time.sleep(_POLL_S)
 

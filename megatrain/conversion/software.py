@@ -22,7 +22,7 @@ def job_config(manifest: Manifest, location: Location) -> Config:
         return Config.from_dict(manifest.config)
     except ConfigError as error:
         raise CheckpointError(
-            f"{location}: its configuration was written by another version of this program: {error}"
+            f"{location}: its configuration is not valid in this version of megatrain: {error}"
         ) from error
 
 

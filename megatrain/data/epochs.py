@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.sample_ranges import SampleRanges
+from megatrain.data.mixture import Mixture
 from megatrain.data.reader import BatchReader, TrainingSource
 
 
 @dataclass(frozen=True, slots=True)
 class SourceUse:
     """How much the first samples of a run read of one source. share: of these samples; epochs: passes over the source.
+
+    Samples that a rollback skips do not count, so a run that reads a source just as often as it may continues after it.
 
     is_over: no sample from the cursor on is from this source.
     """
@@ -27,20 +31,34 @@ class SourceUse:
         return self.source.identity.name
 
 
-def source_uses(reader: BatchReader, end_sample: int, cursor: int = 0) -> list[SourceUse]:
-    """Return the use of each open source by the samples before number `end_sample`, for a run at `cursor`."""
-    before, counts = reader.mixture.counts(cursor).tolist(), reader.mixture.counts(end_sample).tolist()
+def source_uses(reader: BatchReader, end_sample: int, cursor: int = 0, skipped: SampleRanges = ()) -> list[SourceUse]:
+    """Return the use of each open source by the samples before number `end_sample`, for a run at `cursor`.
+
+    skipped: samples that the run leaves out.
+    """
+    before, counts = (_counts(reader.mixture, number, skipped) for number in (cursor, end_sample))
+    total = max(1, sum(counts))
     return [
         SourceUse(
             source=source,
             num_samples=count,
-            share=count / max(1, end_sample),
+            share=count / total,
             epochs=count / source.order.samples_per_epoch,
             is_over=count == past,
         )
         for source, past, count in zip(reader.sources, before, counts, strict=True)
         if source is not None
     ]
+
+
+def _counts(mixture: Mixture, end_sample: int, skipped: SampleRanges) -> list[int]:
+    """Return how many of the samples before number `end_sample` are read from each source."""
+    counts = mixture.counts(end_sample)
+    for first, end in skipped:
+        if first < end_sample:
+            counts = counts - (mixture.counts(min(end, end_sample)) - mixture.counts(first))
+    found: list[int] = counts.tolist()
+    return found
 
 
 def check_epochs(uses: Sequence[SourceUse]) -> None:

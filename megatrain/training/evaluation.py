@@ -128,8 +128,7 @@ class Evaluations:
         Communication: the same as for `evaluate`.
         """
         config = self._rank_model.config
-        interval, is_last = config.evaluation.interval, step == config.train.steps
-        if not self._sets or not (is_last or (interval and step % interval == 0)):
+        if not self._is_due(step):
             return
         started = perf_counter()
         with self._phases.enter(Phase.EVALUATION, config.runtime.evaluation_timeout_s, Operation.EVALUATION):
@@ -155,3 +154,14 @@ class Evaluations:
             self._reporter.evaluation(report)
         for callback in self._callbacks:
             callback.on_evaluation(report)
+
+    def left_out(self, step: int) -> str:
+        """Return a message for the log about the evaluation that a stop after `step` steps leaves out; "" for none."""
+        return (
+            f"the evaluation after step {step} is left out, because the run stops there" if self._is_due(step) else ""
+        )
+
+    def _is_due(self, step: int) -> bool:
+        config = self._rank_model.config
+        is_last, interval = step == config.train.steps, config.evaluation.interval
+        return bool(self._sets) and (is_last or (interval > 0 and step % interval == 0))

@@ -46,8 +46,6 @@ class RankModel:
     data_parallel: tuple[ChunkDataParallel, ...]
     optimizer: ShardedOptimizer
     fp8_scales: tuple[Fp8Scales, ...] = ()
-    keeps_sample_losses: bool = False
-    """Whether training computes the loss of each sample, for the losses by source. The same on all ranks."""
 
     def initialise(self) -> None:
         """Draw the initial weights. Every rank draws its own shards; the numbers are the same in every layout."""
@@ -128,8 +126,7 @@ def build_rank_model(
             if chunk.meta.module.loss_head is not None:
                 chunk.meta.module.loss_head.cross_entropy = CustomLoss(loss, config.model.vocab_size)
     chunks = [_as_trained(config, chunk, capture) for chunk in built]
-    keeps_sample_losses = loss is None and len(config.data_sources) > 1
-    if keeps_sample_losses:
+    if loss is None and len(config.data_sources) > 1:
         chunks = [
             replace(pipeline_chunk, sample_losses_B=_keep_sample_losses(config, chunk, device))
             for pipeline_chunk, chunk in zip(chunks, built, strict=True)
@@ -145,7 +142,7 @@ def build_rank_model(
     data_parallel = tuple(chunk.data_parallel for chunk in built)
     optimizer = ShardedOptimizer(data_parallel, config.optimizer, mesh)
     scales = tuple(chunk.fp8_scales for chunk in built if chunk.fp8_scales is not None)
-    return RankModel(config, mesh, device, pipeline, data_parallel, optimizer, scales, keeps_sample_losses)
+    return RankModel(config, mesh, device, pipeline, data_parallel, optimizer, scales)
 
 
 def capture_of(config: Config, device: torch.device) -> Capture | None:

@@ -139,7 +139,9 @@ class StepLoop:
                 self._saving.after_step(
                     self._progress, outcome.agreed, is_stopped=self.is_stopped, is_skipping=outcome.is_skipped
                 )
-                if not self.is_stopped:
+                if self.is_stopped:
+                    self._note(self._evaluations.left_out(self.step))
+                else:
                     self._evaluations.after_step(self.step)
         recorder.set_phase(Phase.STOPPING)
         for chunk in self._parts.rank_model.data_parallel:
@@ -155,7 +157,7 @@ class StepLoop:
         """Raise DataError, before the first step, if the run would read a source more often than allowed."""
         cursor, remaining = self._progress.consumed_samples, max(0, self._config.train.steps - self.step)
         end = cursor_after(self._config.batch, cursor, remaining, self._excluded_samples)
-        uses = source_uses(self._reader, end, cursor)
+        uses = source_uses(self._reader, end, cursor, self._excluded_samples)
         check_epochs(uses)
         if len(uses) > 1:
             self._print_line(f"sources until step {self._config.train.steps}: {uses_text(uses)}")
@@ -186,7 +188,7 @@ class StepLoop:
             grad_clip=config.optimizer.grad_clip,
             requests=self._requests,
             recorder=self._parts.recorder,
-            sources=batch.sources if rank_model.keeps_sample_losses else None,
+            sources=batch.sources,
             check_replicas=self._check_of(self.step + 1),
         )
 

@@ -49,7 +49,10 @@ class RunningCollector:
     def __enter__(self) -> Self:
         store = self._store or self._closing.enter_context(EventStore(self._events))
         consumers = ConsumerThread(
-            self._consumers, self.statistics, RowsAhead(lambda: self.rounds.latest_in_etcd), tick_s=0.05
+            self._consumers,
+            self.statistics,
+            RowsAhead(lambda: self.rounds.latest_in_etcd, self.statistics.count_skipped_rows),
+            tick_s=0.05,
         )
         self._closing.callback(consumers.close)
         admission = Admission(self.rounds, RowRateLimiter())

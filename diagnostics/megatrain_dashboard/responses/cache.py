@@ -9,13 +9,16 @@ least recently used responses.
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
+from pydantic_core import PydanticSerializationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -90,8 +93,20 @@ class ResponseCache:
 
 
 def document_bytes(document: Document) -> bytes:
-    """Return a document as the bytes that are sent."""
-    return document.model_dump_json().encode()
+    """Return a document as the bytes that are sent. In names of files, bytes that are not UTF-8 are escaped."""
+    try:
+        return document.model_dump_json().encode()
+    except PydanticSerializationError:
+        return json.dumps(_encodable(document.model_dump(mode="json")), allow_nan=False).encode()
+
+
+def _encodable(value: Any) -> Any:
+    """Return a JSON value in which every lone surrogate is escaped: Python uses them for bytes that are not UTF-8."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(name): _encodable(inner) for name, inner in value.items()}
+    return [_encodable(inner) for inner in value] if isinstance(value, list) else value
 
 
 def document_response(document: Document) -> Response:

@@ -12,7 +12,7 @@ from megatrain.config.serialize import CONFIG_NAME, read_tables
 from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.records.host_verdict import AuditEntry
 from megatrain.contracts.records.incident import Incident
-from megatrain.formatting import count_text
+from megatrain.formatting import count_text, printable
 from megatrain.run_files.action_log import ACTIONS_NAME, read_actions
 from megatrain.run_files.config_changes import CHANGES_NAME, ConfigChange, read_changes
 from megatrain.run_files.incidents import AUDIT_NAME, read_audit, read_incident
@@ -58,7 +58,8 @@ class RunFiles:
                 except OSError as error:
                     self._problems[path.name] = f"{path}: cannot be read: {error.strerror}"
         if has_changed:
-            self.damaged = {name.removesuffix(".json"): why for name, (_, _, why) in self._known.items() if why}
+            damaged = {name.removesuffix(".json"): why for name, (_, _, why) in self._known.items() if why}
+            self.damaged = {printable(name): why for name, why in damaged.items()}  # as requests name them
             self.problems = (*list(self.damaged.values())[:20], *filter(None, self._problems.values()))
         return has_changed
 
@@ -126,4 +127,4 @@ def read_config(run: RunDirectory) -> tuple[Config | None, str]:
     try:
         return None if tables is None else Config.from_dict(tables), problem
     except ConfigError as error:
-        return None, f"{CONFIG_NAME} was written by another version of megatrain: {error.problems[0]}"
+        return None, f"{CONFIG_NAME} is not valid in this version of megatrain: {error.problems[0]}"

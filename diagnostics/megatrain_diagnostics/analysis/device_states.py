@@ -97,10 +97,12 @@ class GpuState:
     """Since when the GPU does not answer, or needs a recovery or replacement."""
 
     def at(self, row: Row) -> GpuState:
-        """Return the state after a newer row. Counters that the row does not report keep their values."""
+        """Return the state after a newer row. What the row does not report stays: counters, and a slowdown's begin."""
         now_s = row["at_ns"] / 1e9
         counters = {name: self.counters.get(name, Counter()).at(now_s, row[name]) for name in _GPU_COUNTERS}
         is_throttled = bool(_bits(row["throttle_reasons"]) & FAULTY_REASONS)
+        if math.isnan(row["throttle_reasons"]):
+            is_throttled = self.throttled_since_s is not None
         is_faulty = bool(row["error"] or row["recovery"] or row["has_remap_failed"] == 1.0)
         return GpuState(
             row,
@@ -139,7 +141,8 @@ class GpuState:
 
     def _weaknesses(self) -> Iterator[tuple[DeviceProblemKind, str, float | None]]:
         row, degraded, now_s = self.row, DeviceProblemKind.GPU_DEGRADED, self.row["at_ns"] / 1e9
-        if self.throttled_since_s is not None and now_s - self.throttled_since_s >= LIMITS.throttled_s:
+        is_reported = not math.isnan(row["throttle_reasons"])
+        if is_reported and self.throttled_since_s is not None and now_s - self.throttled_since_s >= LIMITS.throttled_s:
             yield degraded, f"is slowed down: {slowdown_text(row)}", self.throttled_since_s
         if row["is_reset_pending"] == 1.0:
             yield degraded, "has bad memory that a reset of the GPU will retire", None

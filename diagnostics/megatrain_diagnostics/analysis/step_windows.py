@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation
+from megatrain.formatting import ranks_text
 from megatrain_diagnostics.analysis.exchanges import end_ns
 from megatrain_diagnostics.analysis.window_pieces import Windows
 from megatrain_diagnostics.events.clocks import align
@@ -97,7 +98,7 @@ def _fit(spans: Spans, roster: Roster) -> tuple[Spans, tuple[str, ...]]:
         ranks = sorted(set(spans.rank[~is_near].tolist()))
         notes.append(
             f"left out {int((~is_near).sum())} spans more than an hour away from the rest of their step: the clock of "
-            f"rank {', '.join(map(str, ranks[:8]))}{', ...' if len(ranks) > 8 else ''} jumped"
+            f"{ranks_text(ranks[:8])}{', ...' if len(ranks) > 8 else ''} jumped"
         )
         spans = select(spans, is_near)
     return spans, tuple(notes)

@@ -63,7 +63,7 @@ class IngestCounters:
     last_commit_s: float
     """Duration of the newest commit."""
     skipped_rows: int
-    """Rows that the live detection skipped because it was too slow; they are stored."""
+    """Rows that the live detection skipped, because too many waited for it or for their round; they are stored."""
 
 
 class IngestStatistics:
@@ -210,6 +210,6 @@ class LostRowsReporter:
             lines.append(f"{count_text(more, 'stream')} refused, the newest: {last_refusal}")
         if more := now.skipped_rows - self._reported.skipped_rows:
             lines.append(
-                f"{count_text(more, 'row')} stored but skipped by the live detection, because too many arrived at once"
+                f"{count_text(more, 'row')} stored but skipped by the live detection, because too many waited for it"
             )
         return lines

@@ -22,9 +22,11 @@ Part = tuple[type[Table], Table]
 class RowsAhead:
     """For one thread. Beyond a million held rows the oldest are dropped: they are stored but not analyzed."""
 
-    def __init__(self, latest_in_etcd: Callable[[], int], max_rows: int = _MAX_ROWS) -> None:
-        """`latest_in_etcd`: the newest existing round."""
-        self._latest_in_etcd, self._max_rows = latest_in_etcd, max_rows
+    def __init__(
+        self, latest_in_etcd: Callable[[], int], note_dropped: Callable[[int], None], max_rows: int = _MAX_ROWS
+    ) -> None:
+        """`latest_in_etcd`: the newest existing round. `note_dropped`: called with a number of dropped rows."""
+        self._latest_in_etcd, self._note_dropped, self._max_rows = latest_in_etcd, note_dropped, max_rows
         self._held: deque[Part] = deque()
         self._num_rows = 0
 
@@ -49,6 +51,7 @@ class RowsAhead:
         while self._num_rows > self._max_rows and len(self._held) > 1:
             _, forgotten = self._held.popleft()
             self._num_rows -= num_rows(forgotten)
+            self._note_dropped(num_rows(forgotten))
 
 
 def _ahead(table: Any, latest: int) -> Any:

@@ -237,9 +237,11 @@ def _as_text(answer: HangAnswer) -> list[str]:
                 f"  {entry.sequence} of {entry.group}: {_brief(entry.waiting)} wait; {text or 'all ranks are in it'}"
             )
         lines += _more(len(report.missing) - _MAX_ROWS, "collectives")
-    for disagreement in answer.disagreements:
-        lines.append(f"  {disagreement.sequence} of {disagreement.group} differs between the ranks:")
-        lines += [f"    {call}: ranks {_brief(ranks)}" for call, ranks in disagreement.calls.items()]
+    for one in answer.disagreements:
+        lines.append(f"  {one.sequence} of {one.group} differs between the ranks:")
+        lines += [
+            f"    {call}: {'rank' if len(ranks) == 1 else 'ranks'} {_brief(ranks)}" for call, ranks in one.calls.items()
+        ]
     return [*lines, *_stack_lines(answer.stacks), "", LEGEND, *grid_lines(roster.layout, answer.letters)]
 
 

@@ -75,7 +75,7 @@ def reading_of(parts: MetricsParts, checkpoints: SavedCheckpointWatch, job: str)
         rows_stored=counters.stored_rows,
         rows_rejected=refused_by_reason(counters.refused_rows),
         rows_dropped=sum(counters.dropped_rows.values()),
-        connected_hosts=counters.streams,
+        connected_hosts=len(counters.connected),
         segment_bytes=parts.store.num_bytes,
     )
 

@@ -20,6 +20,7 @@ from typing import Any
 from megatrain.contracts.black_box.reader import BlackBoxReader
 from megatrain.contracts.black_box.stack_dumps import STACKS_FILE, STACKS_SIGNAL
 from megatrain.contracts.errors import DataError
+from megatrain.formatting import ranks_text
 from megatrain.run_files.run_directory import own_box_paths
 from megatrain_diagnostics.analysis.stack_clusters import MAIN_THREAD
 from megatrain_diagnostics.events.tables import Stacks, from_columns, num_rows
@@ -153,7 +154,7 @@ class StackWatch:
     def request(self, ranks: tuple[int, ...] = ()) -> None:
         """Request a dump of all ranks of the host, because `ranks` make no progress. Returns at once."""
         if ranks:
-            _logger.info("dumping stacks: rank %s makes no progress", ", ".join(map(str, ranks)))
+            _logger.info("dumping stacks: no progress on %s", ranks_text(ranks))
         self._asked.put(True)
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.files.whole_files import temporary_name
 from megatrain.contracts.records.record import decode, encode
+from megatrain.formatting import ranks_text
 from megatrain_diagnostics.events.tables import LogLines, Table, joined, num_rows
 from megatrain_diagnostics.metrics.readings import HostReading
 from megatrain_diagnostics.streamer.host_boxes import HostBoxes
@@ -138,9 +139,8 @@ class Streamer:
         fresh = tuple(sorted(set(self._silent) - set(before)))
         if not fresh:
             return
-        _logger.warning(
-            "rank %s is silent: sending the newest records of all ranks of this host", ", ".join(map(str, fresh))
-        )
+        verb = "is" if len(fresh) == 1 else "are"
+        _logger.warning("%s %s silent: sending the newest records of all ranks of this host", ranks_text(fresh), verb)
         for kind, table in self._boxes.evidence(tails):
             self._batcher.add(kind, table, now_s)
 

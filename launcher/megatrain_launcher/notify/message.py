@@ -43,6 +43,8 @@ class Message:
     now_unix_s: float
     num_waiting: int = 0
     """Number of further topics that are sent later."""
+    outdated: tuple[Topic, ...] = ()
+    """The ends of alerts that were sent with another level."""
 
     @property
     def lead(self) -> Topic:

@@ -70,6 +70,8 @@ class Plan:
     """New topics that are sent later, so that a job that fails repeatedly does not page a hundred times."""
     wake_unix_s: float | None = None
     """When to plan again, even if nothing changes."""
+    outdated: tuple[Topic, ...] = ()
+    """Topics whose level changed, as they were sent last: a receiver that keeps the state ends these alerts."""
 
 
 def begin_record(receiver: str, topics: Sequence[Topic]) -> ReceiverRecord:
@@ -106,7 +108,9 @@ def plan_of(
         is_due = bool(sent) or (bool(opened) and now_s >= refreshed_s + REFRESH_S)
         sent = (*opened, *endings) if is_due else ()
         wake_s = min(_times(wake_s, (now_s if is_due else refreshed_s) + REFRESH_S if opened else None), default=None)
-    return Plan(record, sent[:_MAX_TOPICS], later, min(_times(wake_s, spaced_s), default=None))
+    sent = sent[:_MAX_TOPICS]
+    outdated = tuple(_outdated(sent, record, now_s)) if rules.manner is Manner.STATE else ()
+    return Plan(record, sent, later, min(_times(wake_s, spaced_s), default=None), outdated)
 
 
 def taken(record: ReceiverRecord, plan: Plan, now_s: float) -> ReceiverRecord:
@@ -214,6 +218,15 @@ def _is_news(topic: Topic, known: str | None) -> bool:
     known_level = known.partition(":")[2]
     is_worse = known_level not in set(HealthLevel) or not is_at_least(HealthLevel(known_level), topic.level)
     return _stage(known) is Stage.CLOSED or is_worse
+
+
+def _outdated(sent: Sequence[Topic], record: ReceiverRecord, now_s: float) -> Iterator[Topic]:
+    """Yield the ends of alerts that were sent with another level, which is one of an alert's labels."""
+    for topic in sent:
+        known = record.notified.get(topic.name, "")
+        level = known.partition(":")[2]
+        if _stage(known) is not Stage.CLOSED and level in set(HealthLevel) and level != topic.level:
+            yield replace(topic, level=HealthLevel(level), stage=Stage.CLOSED, ended_unix_s=now_s)
 
 
 def _worst(topics: Sequence[Topic]) -> HealthLevel:

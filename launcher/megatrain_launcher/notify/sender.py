@@ -105,7 +105,7 @@ class NoticeSender:
     def _deliver(self, plan: Plan, found: TopicSnapshot, now_s: float) -> float:
         """Try to deliver a message; return when to continue."""
         name = self._receiver.name
-        message = Message(self._parts.keys.job, plan.topics, found.links, now_s, len(plan.waiting))
+        message = Message(self._parts.keys.job, plan.topics, found.links, now_s, len(plan.waiting), plan.outdated)
         try:
             answer = self._receiver.try_once(message, found.left_s)
         except DeliveryError as error:

@@ -44,7 +44,10 @@ def test_change_of_training_keys_is_noted() -> None:
 def test_weights_of_another_model_are_refused() -> None:
     changes = {"num_layers": 2, "has_bias": False, "has_tied_head": False, "positions": "rope", "seq_len": 32}
     for name, value in changes.items():
-        for is_same_run, hint in ((True, "begin another run"), (False, "use the .model. section")):
+        for is_same_run, hint in (
+            (True, "begin another run"),
+            (False, r"use the .model. section of its r\d{6}-manifest-[0-9a-f]{8}\.json$"),
+        ):
             with pytest.raises(
                 CheckpointError, match=rf"^the-checkpoint holds a different model: model\.{name}: .*; .*{hint}"
             ):
@@ -158,9 +161,11 @@ def test_changed_validation_sets_are_noted_by_name() -> None:
         ], (sets, digests)
 
 
-def test_a_configuration_of_another_version_is_reported() -> None:
+def test_configuration_that_is_not_valid_is_reported() -> None:
     manifest = make_manifest(config={"model": {"colour": "blue"}})
-    with pytest.raises(CheckpointError, match=r"written by another version of this program: .*model\.colour"):
+    with pytest.raises(
+        CheckpointError, match=r"^the-checkpoint: its configuration is not valid in .*: 1\. model\.colour"
+    ):
         continuation(origin_of(manifest, "the-checkpoint"), Config.from_dict(BASE), DATA, is_same_run=True)
 
 

@@ -116,7 +116,7 @@ def saved(layout: Layout, wholes: dict[tuple[str, int], Tensor]) -> tuple[dict[s
         files[f"{rank}.distcp"] = bytes(memory)
         items[rank] = plan.items_json()
     stored = stored_by_ranks(items, lambda rank: f"{rank}.distcp")
-    return files, ItemCatalog(stored.tensors, "here")
+    return files, ItemCatalog(stored.tensors, "here", lambda: "")
 
 
 def wanted_boxes(state: Shards) -> list[WantedBox]:
@@ -173,7 +173,7 @@ def stored(shape: tuple[int, ...], *boxes: tuple[tuple[int, ...], tuple[int, ...
 
 
 def catalog_of(shape: tuple[int, ...], *boxes: tuple[tuple[int, ...], tuple[int, ...]]) -> ItemCatalog:
-    return ItemCatalog(stored(shape, *boxes), "runs/a/step-000000120")
+    return ItemCatalog(stored(shape, *boxes), "runs/a/step-000000120", lambda: "r1-manifest.json")
 
 
 def want(shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...]) -> list[WantedBox]:
@@ -222,10 +222,13 @@ def test_a_region_of_two_items_is_refused_though_volumes_add_up() -> None:
 
 def test_missing_tensor_or_another_shape_is_named() -> None:
     catalog = catalog_of((4,), ((0,), (4,)))
-    with pytest.raises(CheckpointError, match=r"step-000000120 holds no tensor model\.v; .* compare its manifest"):
+    with pytest.raises(
+        CheckpointError, match=r"step-000000120 holds no tensor model\.v; .* compare its r1-manifest\.json$"
+    ):
         plan_load([WantedBox("model.v", (4,), Box((0,), (4,)))], catalog)
     with pytest.raises(
-        CheckpointError, match=r"model\.w has shape \(4,\), this configuration asks for \(5,\); use the"
+        CheckpointError,
+        match=r"model\.w has shape \(4,\), this configuration asks for \(5,\); use .* of its r1-manifest\.json$",
     ):
         plan_load(want((5,), (0,), (4,)), catalog)
 

@@ -92,7 +92,9 @@ def test_unrequested_snapshot_is_not_taken(hosts: Hosts, slot: Path) -> None:
             connection.receive_message()
             connection.send_message(replace(offer, **change).encode())
 
-        with serving(offer_another) as address, pytest.raises(CheckpointError, match="which is not what was requested"):
+        slots = r"of step \d+ in round \d+ of rank [78] \(slots of [0-9,]+ bytes, plan [0-9a-f]{16}\)"
+        refusal = rf"offers snapshot \d+ {slots}, but snapshot \d+ {slots} was requested$"
+        with serving(offer_another) as address, pytest.raises(CheckpointError, match=refusal):
             fetch(address, SnapshotRequest(hosts.planned, SNAPSHOT), slot)
     assert slot.read_bytes() == before
 

@@ -109,7 +109,7 @@ def test_branch_at_the_begin_of_a_run_keeps_its_order(tmp_path: Path, first_samp
     checkpoints = LocalLocation(tmp_path)
     put_checkpoint(put_main(checkpoints), 60, consumed_samples=480, data=mixed(OLD))
     open_branch(checkpoints, "main", 0, "back", rollback="i-1", data=OPENED)
-    start, progress = started(checkpoints), TrainingProgress(first_sample // 8, first_sample)
+    start, progress = started(checkpoints).begun_at(first_sample), TrainingProgress(first_sample // 8, first_sample)
     assert start.candidates == ()
 
     found = first_order(start, NOW, NOW, CONFIG, None, progress)

@@ -62,6 +62,12 @@ def heavy_modules_after(statements: str) -> list[str]:
     return heavy_modules_after_each([statements])[0]
 
 
+def test_limit_of_threads_is_set_before_torch_is_loaded() -> None:
+    """The conftest of a directory, which loads torch, comes after the one of all tests."""
+    limited = "import os; os.environ.pop('OMP_NUM_THREADS', None); import tests.conftest"
+    assert "torch" not in heavy_modules_after(f"{limited}; assert os.environ['OMP_NUM_THREADS'] == '1'")
+
+
 def test_modules_and_help_load_few_packages() -> None:
     """One process does it all, so each statement also loads the modules of those before it."""
     light = [f"import {module}" for module in STANDARD_LIBRARY_ONLY]

@@ -175,8 +175,8 @@ def test_damage_is_reported_in_its_row_and_breaks_no_other(tmp_path: Path) -> No
     write_run(runs / "whole")
     torn = write_run(runs / "torn-config")
     (torn.root / "config.toml").write_text("[job\n")
-    older = write_run(runs / "other-version")
-    (older.root / "config.toml").write_text("[job]\nname = 'x'\nis_fast = true\n")
+    invalid = write_run(runs / "invalid")
+    (invalid.root / "config.toml").write_text("[job]\nname = 'x'\nis_fast = true\n")
     led = write_run(runs / "led-out")
     led.metrics_file.unlink()
     led.metrics_file.symlink_to("/etc/passwd")
@@ -196,7 +196,7 @@ def test_damage_is_reported_in_its_row_and_breaks_no_other(tmp_path: Path) -> No
     problems = {name: " ".join(job_row(seen, LATER_S).problems) for name, seen in poll.jobs.items()}
     reported = {
         "whole": "", "torn-config": "config.toml is damaged",
-        "other-version": "config.toml was written by another version",
+        "invalid": "config.toml is not valid in this version of megatrain: job.is_fast",
         "led-out": "is a symbolic link, which is not followed", "piped": "is not a regular file",
         "bad-incident": "20270115-0009.json",
     }  # fmt: skip

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from fastapi.testclient import TestClient
@@ -295,7 +297,8 @@ def test_a_damaged_record_is_reported_and_its_page_says_why(tmp_path: Path) -> N
     run = RunDirectory(tmp_path)
     run.create()
     (run.incidents / "20270115-0001.json").write_bytes(encode(make_incident()))
-    (run.incidents / "20270115-0002.json").write_bytes(b'{"schema_version": 1, "incident_id": ')
+    for name in (b"20270115-0002.json", b"\xff.json"):  # the second is not UTF-8
+        (run.incidents / os.fsdecode(name)).write_bytes(b'{"schema_version": 1, "incident_id": ')
     source = RecordedJob(run)
     try:
         wait_until(source.has_polled, "the run to be read")
@@ -303,10 +306,12 @@ def test_a_damaged_record_is_reported_and_its_page_says_why(tmp_path: Path) -> N
             make_app(source, DashboardSettings(port=0, limits=PATIENT_LIMITS)).app, base_url="http://127.0.0.1:8777"
         )
         listed = client.get("/api/v1/incidents").json()
-        assert [one["incident_id"] for one in listed["damaged"]] == ["20270115-0002"]
+        damaged = [one["incident_id"] for one in listed["damaged"]]
+        assert damaged == ["\\udcff", "20270115-0002"]
         for path in ("", "/story", "/logs"):
-            response = client.get(f"/api/v1/incidents/20270115-0002{path}")
-            assert (response.status_code, "its record is damaged" in response.json()["text"]) == (404, True)
+            for name in damaged:
+                response = client.get(f"/api/v1/incidents/{quote(name)}{path}")
+                assert (response.status_code, "its record is damaged" in response.json()["text"]) == (404, True)
             assert client.get(f"/api/v1/incidents/20270115-0001{path}").status_code == 200
     finally:
         source.close()

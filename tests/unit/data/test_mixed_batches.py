@@ -125,6 +125,9 @@ def test_epochs_of_a_run_are_counted_and_limited(reader: BatchReader) -> None:
     ):
         check_epochs(source_uses(limited, 50))
     check_epochs(source_uses(limited, 50, cursor=50))  # nothing more is read of it
+    check_epochs(source_uses(limited, 53, skipped=((10, 14), (90, 99))))
+    with pytest.raises(DataError, match=r"read books 1\.02 times"):
+        check_epochs(source_uses(limited, 53, skipped=((10, 12), (52, 60))))
 
 
 def test_a_run_of_no_samples_uses_nothing(reader: BatchReader) -> None:

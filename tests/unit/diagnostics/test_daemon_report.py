@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from megatrain.contracts.records.diag_records import DaemonRecord, DaemonReport,
 from megatrain.contracts.records.host_verdict import HostVerdict
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode
+from megatrain_diagnostics.analysis.findings import StragglerAssessment
 from megatrain_diagnostics.collector.counters import IngestStatistics
 from megatrain_diagnostics.metrics.daemon_report import DaemonReporter, disconnected_hosts
+from megatrain_diagnostics.metrics.job_metrics import MetricsParts, reading_of
 from megatrain_diagnostics.metrics.job_records import records_of
 from megatrain_diagnostics.metrics.training_metrics import TrainingMetrics
 from megatrain_job.jobs.etcd_job import EtcdPoll, EtcdRecords
@@ -111,6 +114,17 @@ def test_metrics_show_what_etcd_held_at_the_last_poll() -> None:
     assert (found.health.level, found.rounds, found.incidents) == (HealthLevel.GREEN, 2, {"failure": 2})
     assert found.verdicts == {("straggler", "compute", "high"): 2}
     assert found.effective_time_ratio == 0.991
+
+
+def test_host_with_two_streams_is_connected_once() -> None:
+    statistics = IngestStatistics()
+    for host in ("host-1", "host-1", "host-2"):
+        statistics.count_stream(1, host)
+    others: Any = SimpleNamespace(
+        assessment=StragglerAssessment(), silent_ranks=tuple, num_bytes=0, last_poll=EtcdPoll(), count=0, saved=None
+    )
+    parts = MetricsParts(TrainingMetrics(), statistics, others, others, others, others)
+    assert reading_of(parts, others, "demo").connected_hosts == 2
 
 
 def test_unreachable_etcd_is_red() -> None:

@@ -68,6 +68,8 @@ CASES: dict[str, tuple[Sequence[Step], DeviceProblemKind | None, str]] = {
             r"down at 89 C, SM clock 1,050 MHz of 1,410 MHz"
         ),
     ),
+    "heat that lasts while the GPU does not answer once": ([HOT, HOT, LOST, HOT], DEGRADED, "is slowed down"),
+    "heat before the GPU is lost": ([*[HOT] * 4, LOST], FAILING, "not answer its driver"),
     "uncorrected errors": (
         [GPU, replace(GPU, uncorrected_errors=6)], FAILING, "had 2 uncorrected memory errors within the hour"
     ),

@@ -18,7 +18,7 @@ def places_of(ahead: RowsAhead, *tables: Spans) -> list[tuple[int, int]]:
 
 def test_rows_wait_for_their_round_and_come_before_later_ones() -> None:
     newest = 3
-    ahead = RowsAhead(lambda: newest)
+    ahead = RowsAhead(lambda: newest, [].append)
     mixed = joined(Spans, [span_rows(2, round_number=3), span_rows(2, round_number=4, first=7)])
     assert places_of(ahead, mixed) == [(3, 0), (3, 1)]
     assert places_of(ahead, span_rows(1, round_number=9), span_rows(1, round_number=3, first=2)) == [(3, 2)]
@@ -29,10 +29,11 @@ def test_rows_wait_for_their_round_and_come_before_later_ones() -> None:
     assert places_of(ahead) == [(9, 0)]
 
 
-def test_waiting_rows_are_bounded_and_the_oldest_go_first() -> None:
-    newest = 0
-    ahead = RowsAhead(lambda: newest, max_rows=10)
+def test_waiting_rows_are_bounded_and_dropped_ones_counted() -> None:
+    newest, dropped = 0, list[int]()
+    ahead = RowsAhead(lambda: newest, dropped.append, max_rows=10)
     for first in range(0, 40, 4):
         assert places_of(ahead, span_rows(4, round_number=5, first=first)) == []
     newest = 5
-    assert [sequence for _, sequence in places_of(ahead)] == list(range(32, 40))
+    assert [sequence for _, sequence in places_of(ahead)] == list(range(32, 40)), "the oldest go first"
+    assert sum(dropped) == 32

@@ -299,13 +299,14 @@ def test_stacks_are_requested_before_patience_is_over(host: Host) -> None:
     streamer.end()
 
 
-def test_a_rank_that_never_wrote_anything_is_silent_too(host: Host) -> None:
+def test_ranks_that_never_wrote_anything_are_silent_too(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     host.rank(0)
-    host.expected = HostRanks(1, range(2), time.monotonic() - PHASE_TIMEOUTS.init_s - 1)
+    host.expected = HostRanks(1, range(3), time.monotonic() - PHASE_TIMEOUTS.init_s - 1)
     streamer, _ = host.streamer()
     streamer.poll(LONG_S)
     streamer.poll(LONG_S + 1)
-    assert host.silent == [(1,)]
+    assert host.silent == [(1, 2)]
+    assert "ranks 1-2 are silent" in caplog.text
     streamer.end()
 
 

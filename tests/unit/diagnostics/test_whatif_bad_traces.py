@@ -62,6 +62,7 @@ def bad_steps() -> Iterator[tuple[OperationTable, list[int], tuple[str, ...]]]:
         yield changed(in_step(20)[:1], duration_s=bad), [10, 30, 40], (note,)
     without_a_rank = TABLE.where(~((TABLE.step == 30) & (TABLE.dp_rank == 2)))
     yield without_a_rank, [10, 20, 40], ("step 30 is left out", "of dp rank 2")
+    yield TABLE.where(~((TABLE.step == 30) & (TABLE.dp_rank > 0))), [10, 20, 40], ("of dp ranks 1-2",)
     twice = np.concatenate([np.arange(TABLE.num_rows), in_step(10)[:1]])
     columns = {field.name: getattr(TABLE, field.name)[twice] for field in fields(TABLE) if field.name != "kinds"}
     with_one_twice = OperationTable(kinds=TABLE.kinds, **columns)

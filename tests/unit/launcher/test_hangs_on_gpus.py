@@ -6,7 +6,7 @@ work hangs. Each rank's own recorder writes what its GPU has reached, the execut
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +30,7 @@ ROUND = Round(1, 8, PARTS, "a", 1, "", "", 0.0)
 
 @dataclass
 class Job:
-    """All ranks, after their hosts have launched two steps."""
+    """All ranks of a simulation."""
 
     simulation: Simulation
     trainers: list[SimulatedTraining]
@@ -62,13 +62,21 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def idle_job(tmp_path: Path) -> Iterator[Job]:
+    """All ranks before their first step. Their recorders, which have threads, are closed at the end."""
     simulation = Simulation(8)
     trainers = [SimulatedTraining(BoxedRank(simulation, rank, LAYOUT, tmp_path)) for rank in range(8)]
+    yield Job(simulation, trainers)
+    for trainer in trainers:
+        trainer.one.recorder.close()
+
+
+@pytest.fixture
+def job(idle_job: Job) -> Job:
     for _ in range(2):
-        for trainer in trainers:
+        for trainer in idle_job.trainers:
             trainer.step()
-    return Job(simulation, trainers)
+    return idle_job
 
 
 @pytest.mark.slow(
@@ -149,14 +157,12 @@ def test_host_without_evidence_is_a_suspect(job: Job) -> None:
     assert (found.hosts, found.confidence) == (("c",), "likely")
 
 
-def test_host_that_launches_nothing_is_named(tmp_path: Path) -> None:
-    simulation = Simulation(8)
-    trainers = [SimulatedTraining(BoxedRank(simulation, rank, LAYOUT, tmp_path)) for rank in range(8)]
-    for trainer in trainers:
+def test_host_that_launches_nothing_is_named(idle_job: Job) -> None:
+    for trainer in idle_job.trainers:
         if trainer.one.rank != 5:
             trainer.step()
-    trainers[5].one.recorder.begin(Operation.DATA_WAIT)
-    found = Job(simulation, trainers).evidence()
+    idle_job.trainers[5].one.recorder.begin(Operation.DATA_WAIT)
+    found = idle_job.evidence()
 
     assert (found.ranks, found.confidence) == ((5,), "certain")
     assert found.sentences[1] == "rank 5 is at step 1 in data-wait"

@@ -13,13 +13,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.programs.processes import install_parent_death_guard
+from megatrain_job.jobs.health import HealthLevel
+from megatrain_launcher.notify.message import PageLinks
 from megatrain_launcher.notify.receivers import receivers_of
-from tests.helpers.notification_topics import config_with, make_message, make_topic, over
+from megatrain_launcher.notify.sender import NoticeSender, SenderParts
+from megatrain_launcher.notify.topic_follower import TopicSnapshot
+from megatrain_launcher.notify.topics import Event, Topic
+from tests.helpers.http_receiver import HttpReceiver
+from tests.helpers.notification_topics import NOW_S, config_with, make_message, make_topic, over
 from tests.helpers.ports import free_ports
 from tests.helpers.require import require
 from tests.helpers.waiting import DEADLINE_S, wait_until
@@ -58,6 +66,36 @@ def _get(url: str) -> Any:
             return json.load(answer)
     except OSError:
         return None
+
+
+class Snapshots:
+    """Topics of a job at several moments, and an etcd that accepts every record."""
+
+    def __init__(self, *moments: Topic) -> None:
+        self.left = [TopicSnapshot(number, (one,), PageLinks(), 9.0) for number, one in enumerate(moments, 1)]
+
+    def next(self, *_: object) -> TopicSnapshot:
+        return self.left.pop(0) if len(self.left) > 1 else self.left[0]
+
+    def get(self, key: str) -> None:
+        return None
+
+    def txn(self, *_: object, **more: object) -> Any:
+        return SimpleNamespace(succeeded=True, revision=1)
+
+
+def test_alert_of_the_former_level_ends_in_the_same_post(tmp_path: Path) -> None:
+    topic = make_topic("restarts", event=Event.RESTARTS)
+    story: Any = Snapshots(topic, replace(topic, level=HealthLevel.RED))
+    leadership: Any = SimpleNamespace(key="leader", token=1, is_certain=True)
+    with HttpReceiver() as server:
+        (receiver,) = receivers_of(config_with(tmp_path, f'[alertmanager]\nurl = "{server.url}"\n'))
+        sender = NoticeSender(SenderParts(story, JobKeys("demo"), leadership, story, lambda: NOW_S), receiver)
+        _, second = server.wait_for(2)
+        sender.join(DEADLINE_S)
+    assert [(one["labels"]["severity"], one["endsAt"]) for one in second] == [
+        ("critical", "2027-01-15T08:05:00.000Z"), ("warning", "2027-01-15T08:00:00.000Z"),
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -198,6 +198,20 @@ def test_an_alertmanager_is_reminded_of_all_that_is_open() -> None:
     assert plan.wake_unix_s == NOW_S + 2 + 2 * REFRESH_S
 
 
+@pytest.mark.parametrize(("before", "after"), [("amber", "red"), ("red", "amber"), ("amber", "amber")])
+@pytest.mark.parametrize("stage", [Stage.OPEN, Stage.CLOSED])
+def test_alert_of_another_level_is_ended(before: str, after: str, stage: Stage) -> None:
+    receiver, topic = InstantReceiver(DeliveryMode.STATE), make_topic(level=HealthLevel(before))
+    receiver.send_due([topic], NOW_S)
+    changed = replace(topic, level=HealthLevel(after), stage=stage, ended_unix_s=NOW_S + 2 * REFRESH_S)
+    plan = plan_of([changed], receiver.record, receiver.rules, NOW_S + 2 * REFRESH_S, receiver.refreshed_s)
+    assert plan.topics == (changed,)
+    ended = replace(changed, level=HealthLevel(before), stage=Stage.CLOSED)
+    assert plan.outdated == (() if before == after else (ended,))
+    record = taken(plan.record, plan, NOW_S + 2 * REFRESH_S)
+    assert plan_of([changed], record, receiver.rules, NOW_S + 4 * REFRESH_S).outdated == ()
+
+
 def test_a_try_that_failed_leaves_all_to_be_reported() -> None:
     topic = make_topic()
     plan = plan_of([topic], ReceiverRecord("test"), rules(DeliveryMode.PAGE), NOW_S)

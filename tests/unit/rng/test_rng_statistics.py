@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatrain.rng import derive_key, fill_normal_, hash_indices
+from megatrain.rng import derive_key, fill_normal_, hash_indices, keep_mask
 
 NUM = 1 << 18
 CPU = torch.device("cpu")
@@ -30,6 +30,19 @@ def normals(name: str, num: int = NUM, seed: int = 1) -> Tensor:
 
 def correlation(x: Tensor, y: Tensor) -> float:
     return torch.corrcoef(torch.stack([x, y]))[0, 1].item()
+
+
+def test_numbers_are_those_of_earlier_versions() -> None:
+    """Another number would change the dropout of a run that resumes, and the weights that a seed stands for."""
+    key = KEYS[0]
+    assert key == (-262873377373217033, 5174984049623498604)
+    drawn = hash_indices(key, torch.tensor([0, 1, 2**40]))
+    assert drawn.tolist() == [5361068068584470258, -5395516093717290412, 4702870326082594317]
+    box = fill_normal_(torch.empty(2, 2, dtype=torch.float64), key, 0.02, (4, 4), (1, 2))
+    expected = [[-0.007317451701229264, 0.0015369360685646785], [-0.03229997407330369, 0.006207941634428955]]
+    torch.testing.assert_close(box, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0.0)
+    mask = keep_mask(derive_key("dropout", 1, 2, "site"), 0.5, torch.tensor([[0], [7]]), 8)
+    assert mask.flatten(1).int().tolist() == [[1, 1, 0, 0, 0, 1, 0, 0], [1, 0, 0, 1, 1, 1, 0, 0]]
 
 
 @pytest.mark.slow(kept=["key0"])

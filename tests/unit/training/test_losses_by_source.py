@@ -121,7 +121,8 @@ def test_losses_by_source_change_nothing_else(mixed: Mixed, monkeypatch: pytest.
     monkeypatch.setattr(Mesh, "sum_over_all", note)
     of_one = make_config(BATCH, {"data": {"train": "anything", "has_document_mask": True}})
     found, expected = single_rank_model(mixed.config), single_rank_model(of_one)
-    assert (found.keeps_sample_losses, expected.keeps_sample_losses) == (True, False)
+    kept = [one.pipeline.chunks[-1].sample_losses_B is not None for one in (found, expected)]
+    assert kept == [True, False]
     for number in range(3):
         batch = mixed.batch(number)
         with_sources, without = step(found, batch), step(expected, replace(batch, sources=None))
@@ -138,5 +139,5 @@ def test_a_loss_of_your_own_has_no_losses_by_source(mixed: Mixed) -> None:
 
     device = torch.device("cpu")
     rank_model = build_rank_model(mixed.config, single_rank_mesh(), SilentRecorder(), device, loss=summed)
-    assert not rank_model.keeps_sample_losses
     assert all(chunk.sample_losses_B is None for chunk in rank_model.pipeline.chunks)
+    assert step(rank_model, mixed.batch(0)).sources == ()

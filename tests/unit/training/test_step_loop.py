@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from megatrain.checkpoint.continuation import Continuation, TrainingProgress
 from megatrain.checkpoint.job import Restored
-from megatrain.checkpoint_format.sample_stream import SampleStream
+from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.config import parallel as parallel_module
 from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.black_box.values import Command, ControlPage, Phase
@@ -278,7 +279,7 @@ def test_finished_run_does_not_train(make_trainer: MakeTrainer) -> None:
 def test_stop_request_is_agreed_on_in_the_same_step(
     moment: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = make_trainer({"data": {"prefetch": 0}})
+    made = make_trainer({"data": {"prefetch": 0}, "evaluation": {"interval": 3}})
     chunk = made.rank_model.data_parallel[0]
     places: dict[str, tuple[Any, str]] = {
         "data wait": (BatchReader, "read_step"),
@@ -300,6 +301,8 @@ def test_stop_request_is_agreed_on_in_the_same_step(
     assert made.trainer.is_stopped
     assert [report.step for report in made.reports.steps] == [1, 2, 3]
     assert made.noted("take", "wait") == [("take", 3), ("wait", 3)]
+    assert made.reports.evaluations == []
+    assert made.reports.texts[-1] == "the evaluation after step 3 is left out, because the run stops there"
 
 
 def test_stop_request_in_an_evaluation_takes_one_step(
@@ -317,6 +320,18 @@ def test_stop_request_in_an_evaluation_takes_one_step(
 
     assert [report.step for report in made.reports.steps] == [1, 2, 3]
     assert made.noted("take") == [("take", 3)]
+    assert not any("left out" in text for text in made.reports.texts)
+
+
+def test_sources_without_losses_of_samples_are_not_reported(make_trainer: MakeTrainer) -> None:
+    """The run had two sources before, so its batches name them; the configuration has one, so the model sums losses."""
+    made = make_trainer()
+    one = made.checkpoints.stream
+    gone = StreamSource("gone", 500, "a" * 32)
+    made.checkpoints.stream = replace(one, sources=(gone, *one.sources), stages=(MixtureStage(0, (0, 1)),))
+    made.run()
+
+    assert [report.sources for report in made.reports.steps] == [()] * STEPS
 
 
 def test_checkpoints_by_time_are_limited_by_their_cost(make_trainer: MakeTrainer) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
+from megatrain.formatting import ranks_text
 from megatrain_diagnostics.analysis.whatif.kinds import KNOWN_KINDS
 from megatrain_diagnostics.analysis.whatif.operations import Floats, Ints, JobShape, OperationTable
 
@@ -199,8 +200,7 @@ def _whole_steps(table: OperationTable, steps: Ints, place: _Places, num_dp: int
 
 def _who_lacks(counts: Ints, usual: Mask) -> str:
     lacking = np.flatnonzero(((counts == 0) & usual).any(axis=0)).tolist()
-    shown = ", ".join(map(str, lacking[:4]))
-    return f"of dp rank {shown}{' and others' if len(lacking) > 4 else ''}"
+    return f"of dp {ranks_text(lacking[:4])}{' and others' if len(lacking) > 4 else ''}"
 
 
 def _without_jumps(start_s: Floats, duration_s: Floats, steps: Ints, notes: list[str]) -> Mask:
