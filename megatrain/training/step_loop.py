@@ -140,7 +140,7 @@ class StepLoop:
                     self._progress, outcome.agreed, is_stopped=self.is_stopped, is_skipping=outcome.is_skipped
                 )
                 if self.is_stopped:
-                    self._note(self._evaluations.left_out(self.step))
+                    self._print_line(self._evaluations.left_out(self.step))
                 else:
                     self._evaluations.after_step(self.step)
         recorder.set_phase(Phase.STOPPING)

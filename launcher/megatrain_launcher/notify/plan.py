@@ -109,7 +109,7 @@ def plan_of(
         sent = (*opened, *endings) if is_due else ()
         wake_s = min(_times(wake_s, (now_s if is_due else refreshed_s) + REFRESH_S if opened else None), default=None)
     sent = sent[:_MAX_TOPICS]
-    outdated = tuple(_outdated(sent, record, now_s)) if rules.manner is Manner.STATE else ()
+    outdated = tuple(_outdated(sent, record, now_s)) if rules.delivery_mode is DeliveryMode.STATE else ()
     return Plan(record, sent, later, min(_times(wake_s, spaced_s), default=None), outdated)
 
 
