@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """Print all verdicts, the newest first, or the one of --id. Raises: MegatrainError."""
     job, source, cases = _find(args)
     if args.id:
-        case = _matching_case(job, cases, args.id)
+        case = matching_case(job, cases, args.id)
         if args.is_json:
             print_json({"job": job, "source": source, "verdict": _document(case)})
         else:
@@ -113,7 +113,7 @@ def _document(case: VerdictWithOutcome) -> dict[str, Any]:
     }
 
 
-def _matching_case(job: str, cases: Sequence[VerdictWithOutcome], wanted: str) -> VerdictWithOutcome:
+def matching_case(job: str, cases: Sequence[VerdictWithOutcome], wanted: str) -> VerdictWithOutcome:
     """Return the verdict of this id or prefix. Raises: NotFoundError, or UsageError if several match."""
     matches = [case for case in cases if case.verdict_id == wanted]
     matches = matches or [case for case in cases if case.verdict_id.startswith(wanted)]

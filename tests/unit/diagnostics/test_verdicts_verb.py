@@ -20,7 +20,7 @@ from megatrain.contracts.records.host_verdict import (
     VerdictOutcome,
 )
 from megatrain.run_files.incidents import AUDIT_NAME, append_to_audit
-from megatrain_diagnostics.commands.verdicts import VerdictWithOutcome, _one, case_lines, cases_lines
+from megatrain_diagnostics.commands.verdicts import VerdictWithOutcome, case_lines, cases_lines, matching_case
 
 VERDICT = HostVerdict(
     "20271121-1", VerdictKind.STRAGGLER, 3, Cause.COMPUTE, VerdictConfidence.HIGH, 1000.0, "daemon-1", ("host-2",),
@@ -88,8 +88,8 @@ def test_proposed_rollback_is_reported() -> None:
 
 def test_ambiguous_and_unknown_ids_are_refused() -> None:
     cases = [CASE, replace(CASE, verdict_id="20271121-12")]
-    assert _one("demo", cases, "20271121-1") is CASE
+    assert matching_case("demo", cases, "20271121-1") is CASE
     with pytest.raises(UsageError, match="2 verdicts begin with '20271121': 20271121-1 and 20271121-12"):
-        _one("demo", cases, "20271121")
+        matching_case("demo", cases, "20271121")
     with pytest.raises(NotFoundError, match="demo has no verdict 'x'; it has 20271121-1 and 20271121-12"):
-        _one("demo", cases, "x")
+        matching_case("demo", cases, "x")

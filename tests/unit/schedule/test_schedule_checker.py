@@ -115,7 +115,7 @@ GATHER, REDUCE = Action(ActionKind.GATHER, 1, -1), Action(ActionKind.REDUCE, 0, 
 
 
 @pytest.mark.parametrize(
-    ("name", "stage", "one", "other", "reported"),
+    ("name", "stage", "action", "other", "reported"),
     [
         (
             "1f1b", 1, act(ActionKind.RECV_FORWARD, 0), act(FORWARD, 0),
