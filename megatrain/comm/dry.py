@@ -110,6 +110,6 @@ def _communicator(
 ) -> DryCommunicator:
     runner, stub_group, no_time = ExchangeRunner(recorder), ProcessGroup(index, len(planned.ranks)), timedelta()
     if device_type == "cuda":
-        return DryCommunicator(NcclCommunicator(runner, planned.name, stub_group, no_time, DeviceStreams(NoStream)))
+        return DryCommunicator(NcclCommunicator(runner, planned, stub_group, no_time, DeviceStreams(NoStream)))
     new_lane = (lambda _: AwaitedLane()) if is_awaited_later else None
     return DryCommunicator(GlooCommunicator(runner, planned, stub_group, no_time, new_lane))

@@ -28,7 +28,7 @@ from megatrain.comm.group_stores import GroupStores
 from megatrain.comm.lanes import Lane
 from megatrain.comm.link_warmup import warm_up
 from megatrain.contracts.black_box.operations import Operation, all_reduce_along
-from megatrain.contracts.layout import DENSE, DENSE_REPLICAS, NEAREST, REPLICAS, Coordinate, Holders, Layout
+from megatrain.contracts.layout import DENSE, DENSE_REPLICAS, Coordinate, Holders, Layout
 from megatrain.telemetry.recorder import Recorder
 
 
@@ -165,9 +165,6 @@ def create_mesh(
     """
     runner, timeout = ExchangeRunner(recorder, before_exchange), timedelta(seconds=timeout_s)
     streams = DeviceStreams()
-    awaited_later = {*REPLICAS, *map(layout.group_name, layout.replica_spans)}
-    if has_sequence_chunks:
-        awaited_later.add(NEAREST)
 
     def store_of(planned: PlannedGroup) -> dist.Store:
         return dist.distributed_c10d._get_default_store() if stores is None else stores.of(planned)
@@ -176,9 +173,9 @@ def create_mesh(
         store = store_of(planned)
         if device.type == "cuda" and not planned.uses_cpu_memory:
             group = nccl.create_process_group(planned, rank, device, store, timeout)
-            return nccl.NcclCommunicator(runner, planned.name, group, timeout, streams)
+            return nccl.NcclCommunicator(runner, planned, group, timeout, streams)
         group = gloo.create_process_group(planned, rank, store, timeout)
-        new_lane = Lane if planned.is_link or planned.name in awaited_later else None
+        new_lane = Lane if planned.is_awaited_later(has_sequence_chunks=has_sequence_chunks) else None
         return gloo.GlooCommunicator(runner, planned, group, timeout, new_lane)
 
     mesh = build_mesh(layout, rank, device, recorder, connect, has_wrap_links=has_wrap_links, holders=holders)
