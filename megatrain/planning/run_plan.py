@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from megatrain.comm import Mesh, dry_mesh
+from megatrain.comm import Mesh
 from megatrain.config.config import Config, LayerKind
 from megatrain.config.model_size import block_weights, num_parameters, parameter_sizes
 from megatrain.config.optimizer import first_matching
@@ -22,7 +22,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.placement import row_of
 from megatrain.parallel.update_rules import UpdateRule, update_rule
-from megatrain.planning.chunks import plan_stage
+from megatrain.planning.chunks import plan_stage, planned_mesh
 from megatrain.planning.memory import RankMemory, estimate_memory, message_bytes
 from megatrain.planning.traffic import Traffic, stage_traffic
 from megatrain.planning.update import plan_update
@@ -141,7 +141,7 @@ def plan_run(config: Config) -> RunPlan:
     stages, largest_chunk = [], 0
     for name, alike in _stage_kinds(config):
         rank = layout.first_rank_of(alike[0])
-        with dry_mesh(layout, rank, has_wrap_links=parallel.num_chunks > 1, holders=config.holders) as mesh:
+        with planned_mesh(config, layout, rank) as mesh:
             for group in _group_plans(mesh):
                 groups.setdefault(group.name, group)
             chunks = plan_stage(config, mesh)

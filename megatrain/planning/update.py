@@ -11,14 +11,11 @@ from dataclasses import dataclass, field
 import torch
 
 from megatrain.comm import Mesh
-from megatrain.comm.dry import dry_group
 from megatrain.config.config import Config
 from megatrain.contracts.layout import NEAREST
 from megatrain.parallel.matrix_exchange import MatrixExchange
-from megatrain.planning.chunks import PlannedChunk, planned_kind
+from megatrain.planning.chunks import PlannedChunk
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
-from megatrain.telemetry.black_box_writer import BlackBoxWriter
-from megatrain.telemetry.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +33,11 @@ IN_PLACE = PlannedUpdate()
 
 
 def plan_update(config: Config, mesh: Mesh, chunks: Sequence[PlannedChunk]) -> PlannedUpdate:
-    """Return the update of the rank of `mesh`. chunks: from plan_stage, all of the rank's."""
+    """Return the update of the rank of `mesh`, from planned_mesh. chunks: from plan_stage, all of the rank's."""
     buckets = [bucket for chunk in chunks for bucket in chunk.buckets if bucket.rule.name == "muon"]
     if not buckets:
         return IN_PLACE
-    recorder = Recorder(BlackBoxWriter.anonymous())
-    cut = dry_group(mesh.along[NEAREST], recorder, planned_kind(config).type, is_awaited_later=False)
-    exchange = MatrixExchange(buckets, cut, config.optimizer.muon_precision)
+    exchange = MatrixExchange(buckets, mesh.along[NEAREST], config.optimizer.muon_precision)
     shards = [torch.empty(one.shard_numel, dtype=one.gradient_dtype, device="meta") for one in buckets]
     with PeakTensorBytes(on_meta=True).include(shards) as memory:  # the gradients, which exist already
         exchange.orthogonalize_(shards, lambda _: 1.0)
