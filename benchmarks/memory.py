@@ -184,7 +184,7 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
     with planned_mesh(config, layout, context.rank) as planned:
         chunks = plan_stage(config, planned)
         update = plan_update(config, planned, chunks)
-    estimate = estimate_memory(config, layout, mesh.coordinate["pp"], chunks, update)
+    estimate = estimate_memory(config, layout, mesh.stage, chunks, update)
     leave()
     return memory.peak_bytes, estimate.total, estimate.moment
 
@@ -201,5 +201,5 @@ def random_inputs(rank_model: RankModel) -> list[PipelineInput]:
             first_sample + microbatch * config.batch.micro_batch_size,
             torch.zeros(shape, dtype=torch.int64) if config.data.has_document_mask else None,
         )
-        for microbatch in range(config.num_microbatches(rank_model.mesh.layout.dp_size))
+        for microbatch in range(config.num_microbatches(rank_model.mesh.layout))
     ]

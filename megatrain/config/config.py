@@ -191,10 +191,10 @@ class Config:
         num_heads, tp_size = self.model.resolved_num_kv_heads, self.parallel.tp_size
         return (Holders("tp", num_heads),) if num_heads < tp_size else ()
 
-    def num_microbatches(self, dp_size: int, global_batch_size: int | None = None) -> int:
+    def num_microbatches(self, layout: Layout, global_batch_size: int | None = None) -> int:
         """Return the micro-batches of each pipeline in one step. global_batch_size: None means the configured size."""
         samples = self.batch.global_batch_size if global_batch_size is None else global_batch_size
-        return samples // (self.batch.micro_batch_size * dp_size)
+        return samples // (self.batch.micro_batch_size * layout.num_sample_parts)
 
     @property
     def layers_per_chunk(self) -> tuple[int, ...]:

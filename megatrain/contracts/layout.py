@@ -278,13 +278,18 @@ class Layout:
         """
         return any(tuple(axes) == found[: len(axes)] for found in self._replica_axes())
 
+    @property
+    def num_sample_parts(self) -> int:
+        """How many parts the samples of a step are dealt to."""
+        return prod(self.size(axis.name) for axis in NUMBERING_AXES if axis.deals_samples)
+
     def sample_share(self, rank: int) -> tuple[int, int]:
         """Return (index, count): the samples of a step are dealt to `count` parts in turn; `rank` gets part `index`."""
-        index, count = 0, 1
-        for axis in self.grid:
-            if _BY_NAME[axis].deals_samples:
-                index, count = index * self.size(axis) + self.index(axis, rank), count * self.size(axis)
-        return index, count
+        index = 0
+        for axis in NUMBERING_AXES:
+            if axis.deals_samples:
+                index = index * self.size(axis.name) + self.index(axis.name, rank)
+        return index, self.num_sample_parts
 
     def place_text(self, rank: int, *axes: str) -> str:
         """Return a rank's place as text: "stage 0, dp 3, tp 1". axes: only these, in the given order."""

@@ -100,7 +100,7 @@ def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
                 standing,
                 host.memory,
                 is_split=config.parallel.schedule_kind.splits_backward,
-                is_added=config.parallel.zero_stage == 1 and config.num_microbatches(mesh.layout.dp_size) > 1,
+                is_added=config.parallel.zero_stage == 1 and config.num_microbatches(mesh.layout) > 1,
                 is_by_bucket=config.parallel.overlaps_by_bucket and not config.kernels.cuda_graphs,
             )
             sent = _tokens_sent(recorder.complete_step().totals, tp)

@@ -136,7 +136,7 @@ def plan_run(config: Config) -> RunPlan:
     Raises: TopologyError when layout, tensor plan or schedule cannot be built.
     """
     layout, parallel = config.layout(None), config.parallel
-    num_microbatches = config.num_microbatches(layout.dp_size)
+    num_microbatches = config.num_microbatches(layout)
     groups: dict[str, GroupPlan] = {}
     stages, largest_chunk = [], 0
     for name, alike in _stage_kinds(config):
