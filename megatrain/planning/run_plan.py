@@ -178,7 +178,7 @@ def plan_run(config: Config) -> RunPlan:
         num_chunks=parallel.num_chunks,
         num_microbatches=num_microbatches,
         micro_batch_size=config.batch.micro_batch_size,
-        bucket_size=config.bucket_size(layout.dp_size),
+        bucket_size=config.bucket_size(layout),
         by_chunk=_by_chunk(config, largest_chunk),
         bubble_fraction=bubble_fraction(parallel.schedule, layout.pp_size, parallel.num_chunks, num_microbatches),
         num_parameters=num_parameters(config.model),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.memory import with_changes
-from megatrain.chunks.builder import build_meta_chunks
+from megatrain.chunks.builder import build_chunks, build_meta_chunks
 from megatrain.comm import create_mesh
 from megatrain.comm.group import Group
 from megatrain.config import load_config, num_parameters
@@ -18,6 +18,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.layout import Layout
+from megatrain.parallel.offload import ImmediateCopies
 from megatrain.parallel.sequence_chunks import ChunkedSublayers
 from megatrain.planning.chunks import plan_stage, planned_mesh
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
@@ -68,6 +69,17 @@ def test_buckets_are_those_of_the_trainer() -> None:
     assert [bucket.numel for bucket in chunk.buckets] == [bucket.numel for bucket in built.buckets]
     assert len(chunk.buckets) > 2
     assert all(bucket.values.is_meta for bucket in chunk.buckets)
+
+
+def test_default_size_of_buckets_counts_all_replicas() -> None:
+    """Each rank of the replica group has a shard of 65,536 elements at least, whichever axes the replicas lie along."""
+    config = Config.from_dict(with_changes({"parallel.bucket_size": 0, "model.hidden_size": 32}))
+    found = {}
+    for layout in (Layout(), Layout(dp_size=2), Layout(cp_size=2), Layout(dp_size=2, cp_size=2)):
+        with planned_mesh(config, layout, 0) as mesh:
+            (chunk,) = build_chunks(config, mesh, torch.device("meta"), ImmediateCopies())
+        found[str(layout)] = chunk.data_parallel.options.bucket_size // mesh.replicas.size
+    assert set(found.values()) == {65_536}, found
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
