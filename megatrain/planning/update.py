@@ -5,6 +5,7 @@ Every other update works in place and sends no more than small sums.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,8 +13,7 @@ import torch
 
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
-from megatrain.contracts.layout import NEAREST
-from megatrain.parallel.matrix_exchange import MatrixExchange
+from megatrain.parallel.matrix_exchange import matrix_exchanges
 from megatrain.planning.chunks import PlannedChunk
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 
@@ -37,9 +37,13 @@ def plan_update(config: Config, mesh: Mesh, chunks: Sequence[PlannedChunk]) -> P
     buckets = [bucket for chunk in chunks for bucket in chunk.buckets if bucket.rule.name == "muon"]
     if not buckets:
         return IN_PLACE
-    exchange = MatrixExchange(buckets, mesh.along[NEAREST], config.optimizer.muon_precision)
+    exchanges = matrix_exchanges(buckets, mesh.along, config.optimizer.muon_precision)
     shards = [torch.empty(one.shard_numel, dtype=one.gradient_dtype, device="meta") for one in buckets]
     with PeakTensorBytes(on_meta=True).include(shards) as memory:  # the gradients, which exist already
-        exchange.orthogonalize_(shards, lambda _: 1.0)
+        for exchange in exchanges:
+            exchange.orthogonalize_(shards, lambda _: 1.0)
     standing = sum(shard.nbytes for shard in shards)
-    return PlannedUpdate(memory.peak_bytes - standing, exchange.bytes_sent)
+    sent: Counter[str] = Counter()
+    for exchange in exchanges:
+        sent.update(exchange.bytes_sent)
+    return PlannedUpdate(memory.peak_bytes - standing, sent)
